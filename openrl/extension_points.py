@@ -1,0 +1,12 @@
+"""Everything that can be replaced or added without editing the package, on one page.
+
+``home`` is the module whose import registers the built-in entries; it is imported on first use, so
+reading this page loads neither torch nor any engine. ``docs/adding.md`` shows how to add to each.
+"""
+
+from __future__ import annotations
+
+from openrl.registry import Registry
+
+advantage_estimators = Registry("advantage_estimator", home="openrl.algorithms.advantages")
+policy_losses = Registry("policy_loss", home="openrl.algorithms.policy_losses")

@@ -1,0 +1,248 @@
+"""The nouns: every record that travels between the parts of openrl, with its shapes.
+
+Letters: L tokens of one trajectory, G trajectories of one group, B sequences of a batch, T padded length.
+
+One alignment everywhere: a per-token field describes *the token at its own index*. So
+``logprobs[b, t] = log p(token_ids[b, t] | token_ids[b, :t])``, index 0 has no prediction and is never
+trained. The only shift by one lives in ``openrl.models.logprobs``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class Finish(str, Enum):
+    """Why a completion ended."""
+
+    STOP = "stop"  # end-of-text token or a stop text
+    LENGTH = "length"  # ran out of tokens
+    ABORT = "abort"  # interrupted by a weight sync
+    ERROR = "error"  # engine or environment failed; never trained
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How one completion is drawn. ``seed`` None leaves the choice to the engine."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1  # -1 is off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the data, tokenised. Example: ``Prompt("train:17", [5, 9], "3 4 -> 7:", label="7")``."""
+
+    id: str  # unique in a run, stable over epochs and resumes
+    token_ids: list[int]
+    text: str
+    label: Any = None  # whatever --label_key holds, handed to rewards unchanged
+    source: str = "default"  # data source or tag; splits metrics
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Completion:
+    """An engine's reply to one request."""
+
+    token_ids: list[int]  # [n] sampled tokens, the end-of-text token included
+    logprobs: list[float]  # [n] of the sampled tokens, at the sampling temperature
+    finish: Finish
+    policy_versions: tuple[int, int] = (0, 0)  # oldest and newest weights that sampled a token
+
+
+@dataclass(frozen=True)
+class Score:
+    """A reward's reply for one trajectory."""
+
+    reward: float  # what advantages are made of
+    passed: float | None = None  # in [0, 1], for filtering and pass rates; None = unknown
+    parts: dict[str, float] = field(default_factory=dict)  # named components, logged
+    token_rewards: list[float] | None = None  # [L] process rewards
+
+
+@dataclass
+class Trajectory:
+    """One answer to a prompt: prompt, sampled and environment tokens in one row."""
+
+    prompt: Prompt
+    token_ids: list[int]  # [L] prompt first
+    loss_mask: list[bool]  # [L] True on tokens that the policy sampled
+    rollout_logprobs: list[float]  # [L] from the engine, 0.0 where loss_mask is False
+    finish: Finish
+    text: str = ""  # the response, decoded
+    turns: int = 1
+    policy_versions: tuple[int, int] = (0, 0)
+    score: Score | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def response_length(self) -> int:
+        """Sampled tokens; environment tokens do not count."""
+        return sum(self.loss_mask)
+
+
+@dataclass
+class Group:
+    """The trajectories of one prompt: siblings that are compared with each other."""
+
+    prompt: Prompt
+    trajectories: list[Trajectory]  # [G]
+
+    @property
+    def rewards(self) -> list[float]:
+        return [t.score.reward for t in self.trajectories if t.score is not None]
+
+    @property
+    def mean_pass(self) -> float | None:
+        """Mean of ``passed`` over the group; None if any trajectory has no verdict."""
+        passed = [t.score.passed if t.score else None for t in self.trajectories]
+        return None if not passed or None in passed else sum(passed) / len(passed)  # type: ignore[arg-type]
+
+    @property
+    def is_flat(self) -> bool:
+        """All rewards equal: a group-relative estimator learns nothing from it."""
+        return len(set(self.rewards)) <= 1
+
+
+@dataclass
+class ExperienceBatch:
+    """The tensors of one training step, right padded. Filled once each, from top to bottom."""
+
+    token_ids: Tensor  # (B, T) int64
+    attention_mask: Tensor  # (B, T) bool, False on padding
+    loss_mask: Tensor  # (B, T) bool, True on tokens the policy sampled
+    rollout_logprobs: Tensor  # (B, T) float32, from the engine that sampled
+    group_ids: Tensor  # (B,) int64, equal for siblings of one prompt
+    rewards: Tensor  # (B,) float32, shaped in place of the raw reward
+    truncated: Tensor  # (B,) bool, the response ran out of tokens
+    passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
+    turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
+    sources: list[str]  # (B,) data source of each row
+    old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
+    ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
+    values: Tensor | None = None  # (B, T) the critic
+    token_rewards: Tensor | None = None  # (B, T) reward on the last sampled token, minus any KL penalty
+    advantages: Tensor | None = None  # (B, T) zero outside loss_mask
+    returns: Tensor | None = None  # (B, T) the critic's target
+
+    def __post_init__(self) -> None:
+        shape = self.token_ids.shape
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor) and value.shape != shape[: value.dim()]:
+                raise ValueError(f"{f.name} has shape {tuple(value.shape)}, token_ids {tuple(shape)}")
+        if bool(self.loss_mask[:, :1].any()):
+            raise ValueError("loss_mask[:, 0] must be False: the first token has no prediction")
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def lengths(self) -> Tensor:
+        """(B,) real tokens of each row."""
+        return self.attention_mask.sum(-1)
+
+    @property
+    def response_lengths(self) -> Tensor:
+        """(B,) sampled tokens of each row."""
+        return self.loss_mask.sum(-1)
+
+    def replace(self, **columns: Any) -> ExperienceBatch:
+        return replace(self, **columns)
+
+    def select(self, rows: list[int]) -> ExperienceBatch:
+        """The given rows, cut to their longest. Row -1 is a dummy: one token, nothing to train.
+
+        Dummies keep every rank at the same number of collectives when rows run out.
+        """
+        index = torch.tensor([max(r, 0) for r in rows], dtype=torch.long)
+        dummy = torch.tensor([r < 0 for r in rows], dtype=torch.bool)
+        width = max([1] + [int(self.attention_mask[r].sum()) for r in rows if r >= 0])
+        columns: dict[str, Any] = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Tensor):
+                columns[f.name] = value[index][:, :width] if value.dim() > 1 else value[index]
+            else:
+                columns[f.name] = [value[i] for i in index.tolist()] if isinstance(value, list) else value
+        columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
+        columns["attention_mask"] = columns["attention_mask"] & ~dummy[:, None]
+        columns["attention_mask"][dummy, 0] = True  # a row without tokens breaks attention kernels
+        return ExperienceBatch(**columns)
+
+
+@dataclass(frozen=True)
+class StepCounts:
+    """What one optimizer step trains, over all ranks and micro-batches: the only denominators."""
+
+    tokens: int  # trained tokens
+    sequences: int  # sequences with at least one trained token
+    dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """One optimizer step as one rank sees it."""
+
+    micro_batches: list[list[int]]  # rows of the rank's shard, -1 is a dummy row
+    counts: StepCounts
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """What a policy loss sees of one micro-batch; every tensor is (b, T)."""
+
+    logprobs: Tensor  # current policy, carries the gradient
+    old_logprobs: Tensor
+    rollout_logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor  # bool
+    turn_ids: Tensor  # int64
+    rewards: Tensor  # (b,)
+
+
+@dataclass(frozen=True)
+class TokenLosses:
+    """What a policy loss returns; the caller masks, sums and divides by counts of the whole step."""
+
+    per_token: Tensor  # (b, T)
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # (b, T) each, averaged over trained tokens
+
+
+@dataclass(frozen=True)
+class WeightManifest:
+    """What a weight sync carries: Hugging Face checkpoint names, in the order they are sent."""
+
+    version: int
+    names: tuple[str, ...]
+    dtypes: tuple[str, ...]  # "float32", "bfloat16", ...
+    shapes: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """How the ranks of one training engine divide the work."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def dp_size(self) -> int:
+        return self.world_size
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank
