@@ -1,0 +1,66 @@
+"""What each command reads: one dataclass per command, made of flag groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.config.data import PromptDataFlags, PromptEvalFlags, SupervisedDataFlags
+from openrl.config.learning import (
+    AlgorithmFlags,
+    DeepSpeedFlags,
+    KLFlags,
+    LearningRateFlags,
+    OptimizerFlags,
+    RolloutBatchFlags,
+    SupervisedBatchFlags,
+)
+from openrl.config.model import ModelFlags, OtherModelFlags
+from openrl.config.reward import RewardFlags
+from openrl.config.rollout import DeviceFlags, EngineFlags, PlacementFlags, SamplingFlags
+from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, SampleLoggingFlags
+from openrl.flags.schema import chosen_options, part
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOConfig:
+    """``python -m openrl.cli.train_ppo_ray``"""
+
+    model: ModelFlags = part(ModelFlags)
+    others: OtherModelFlags = part(OtherModelFlags)
+    data: PromptDataFlags = part(PromptDataFlags)
+    placement: PlacementFlags = part(PlacementFlags)
+    device: DeviceFlags = part(DeviceFlags)
+    engine: EngineFlags = part(EngineFlags)
+    sampling: SamplingFlags = part(SamplingFlags)
+    batch: RolloutBatchFlags = part(RolloutBatchFlags)
+    deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
+    actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
+    critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
+    optim: OptimizerFlags = part(OptimizerFlags)
+    algorithm: AlgorithmFlags = part(AlgorithmFlags)
+    kl: KLFlags = part(KLFlags)
+    reward: RewardFlags = part(RewardFlags)
+    evaluation: PromptEvalFlags = part(PromptEvalFlags)
+    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
+    logging: LoggingFlags = part(LoggingFlags)
+    samples: SampleLoggingFlags = part(SampleLoggingFlags)
+    debug: DebugFlags = part(DebugFlags)
+    options: dict[str, Any] = chosen_options()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """``python -m openrl.cli.train_sft``"""
+
+    model: ModelFlags = part(ModelFlags)
+    data: SupervisedDataFlags = part(SupervisedDataFlags)
+    device: DeviceFlags = part(DeviceFlags)
+    batch: SupervisedBatchFlags = part(SupervisedBatchFlags)
+    deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
+    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
+    optim: OptimizerFlags = part(OptimizerFlags)
+    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
+    logging: LoggingFlags = part(LoggingFlags)
+    debug: DebugFlags = part(DebugFlags)
+    options: dict[str, Any] = chosen_options()

@@ -1,0 +1,27 @@
+"""Flags that say which models are loaded, and how."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from openrl.flags.schema import REQUIRED, flag, group
+
+Dtype = Literal["bf16", "fp16", "fp32"]
+
+
+@group("Model")
+class ModelFlags:
+    pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model that is trained.")
+    param_dtype: Dtype = flag("bf16", "Type of the weights and of forward and backward; masters stay fp32.")
+    attn_implementation: str | None = flag(
+        None, "Attention of Hugging Face models. None: flash_attention_2 if installed on a GPU, else sdpa."
+    )
+    trust_remote_code: bool = flag(False, "Allow model and tokenizer repositories to run their own Python code.")
+
+
+@group("Other models")
+class OtherModelFlags:
+    ref_pretrain: str | None = flag(None, "Frozen reference model. None: the original --pretrain, also on resume.")
+    critic_pretrain: str | None = flag(None, "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain.")
+    reward_pretrain: str | None = flag(None, "Reward model with a scalar head, as a Ray role. None: no local reward model.")
+    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward models.")
