@@ -1,0 +1,59 @@
+"""Files with one JSON object a line that grow with the steps of a run and survive a resume."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from openrl.files import write_atomically
+
+logger = logging.getLogger(__name__)
+
+
+class JsonlWriter:
+    """Appends records that carry a ``step``. A line is on its way to disk as soon as it is written.
+
+    ``keep_until`` is the last step of an earlier run to keep: a run resumed at step k passes k, and the lines
+    after it, which will be written anew, are dropped by an atomic rewrite. -1 starts an empty file.
+    """
+
+    def __init__(self, path: Path, keep_until: int = -1) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [r for r in read_jsonl(path) if r["step"] <= keep_until] if path.exists() and keep_until >= 0 else []
+        write_atomically(path, "".join(to_line(r) for r in kept))
+        self.last_step: int | None = kept[-1]["step"] if kept else None
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the run
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._file.write(to_line(record))
+        self.last_step = record["step"]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of a file. A line torn by a crash is left out, with a warning that names it."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                logger.warning("%s: line %d is not complete and was left out", path, number)
+
+
+def to_line(record: Mapping[str, Any]) -> str:
+    """One line of strict JSON: values it has no form for become text ("nan", "inf"; ``float()`` reads them)."""
+    return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    return [_plain(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,52 @@
+"""samples.jsonl: what the policy wrote, for people. One rollout a line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice, zip_longest
+from pathlib import Path
+from typing import Any
+
+from openrl.tracking.jsonl import JsonlWriter
+from openrl.types import Group, Trajectory
+
+
+class SampleLog:
+    """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any."""
+
+    name = "samples"
+
+    def __init__(self, path: Path, per_step: int, keep_until: int = -1) -> None:
+        self.per_step = per_step
+        self._writer = JsonlWriter(path, keep_until)
+
+    def log(self, step: int, groups: list[Group]) -> None:
+        for trajectory in islice(_across(groups), self.per_step):
+            self._writer.write({"step": step, **sample_record(trajectory)})
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _across(groups: list[Group]) -> Iterable[Trajectory]:
+    """First trajectory of each group, then the second of each, ..."""
+    return (t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None)
+
+
+def sample_record(trajectory: Trajectory) -> dict[str, Any]:
+    """The readable side of a trajectory; ``reward`` and ``passed`` are None where nothing judged it."""
+    prompt, score = trajectory.prompt, trajectory.score
+    return {
+        "prompt_id": prompt.id,
+        "source": prompt.source,
+        "prompt": prompt.text,
+        "response": trajectory.text,
+        "label": prompt.label,
+        "reward": score.reward if score else None,
+        "parts": score.parts if score else {},
+        "passed": score.passed if score else None,
+        "finish": trajectory.finish.value,
+        "tokens": trajectory.response_length,
+        "turns": trajectory.turns,
+        "policy_versions": trajectory.policy_versions,
+    }
