@@ -1,0 +1,93 @@
+"""Checkpoints on disk: written aside, renamed when complete, old ones removed afterwards.
+
+    <ckpt_path>/step_000004/
+        manifest.json     schema version, step, flags of the run; its presence in a renamed directory means complete
+        state.json        what the driver must know to go on: data position, KL controller, counters
+        actor/ critic/    what each training engine wrote of itself
+        hf/               a Hugging Face copy, with --save_hf_ckpt
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from openrl.errors import UserError
+
+SCHEMA_VERSION = 1
+
+
+class Checkpoints:
+    """The checkpoints of one run. ``keep`` newest are retained, 0 keeps all."""
+
+    def __init__(self, directory: str, keep: int) -> None:
+        self.directory, self.keep = Path(directory), keep
+
+    async def save(
+        self, step: int, state: dict[str, Any], flags: dict[str, Any], write: Callable[[Path], Awaitable[None]]
+    ) -> Path:
+        """``write(directory)`` puts the engines' parts into the directory before it is renamed."""
+        final = self.directory / f"step_{step:06d}"
+        aside = self.directory / f".writing_{final.name}"
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+        await write(aside)
+        write_json(aside / "state.json", state)
+        write_json(aside / "manifest.json", {"schema_version": SCHEMA_VERSION, "step": step, "flags": flags})
+        sync_tree(aside)
+        if final.exists():  # a rerun of the same step after a resume
+            shutil.rmtree(final)
+        os.rename(aside, final)
+        sync_directory(self.directory)
+        self._retain()
+        return final
+
+    def complete(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(p.parent for p in self.directory.glob("step_*/manifest.json"))
+
+    def newest(self) -> Path | None:
+        return next(reversed(self.complete()), None)
+
+    def clear(self) -> None:
+        """Remove every checkpoint (--overwrite_ckpt)."""
+        for path in [*self.directory.glob("step_*"), *self.directory.glob(".writing_step_*")]:
+            shutil.rmtree(path)
+
+    def _retain(self) -> None:
+        for path in self.complete()[: -self.keep] if self.keep else []:
+            shutil.rmtree(path)
+
+
+def read_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, flags) of a complete checkpoint. Raises UserError if its schema is another one."""
+    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        raise UserError(
+            f"--load_checkpoint: {checkpoint} has schema version {manifest['schema_version']}, this is {SCHEMA_VERSION}",
+            "resume with the version of openrl that wrote it, or start fresh with --overwrite_ckpt",
+        )
+    return json.loads((checkpoint / "state.json").read_text()), manifest["flags"]
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def sync_tree(directory: Path) -> None:
+    """Force the files to disk, so that the rename never publishes empty ones after a power cut."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            sync_directory(path)
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
