@@ -1,0 +1,138 @@
+"""What a person sees while a run goes on, and where its wall time goes.
+
+On a terminal: a bar that stays in place, with the stage under way and the latest figures. Elsewhere: one plain
+line a step. Which figures are shown is data, so RL and supervised training share it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Column:
+    """One figure on display: ``Column("reward", "reward {:.3f}")``. Absent while its metric is."""
+
+    key: str
+    template: str
+
+
+class Progress:
+    """The display of one run of ``total`` steps, of which ``done`` were made before it (resume).
+
+    Use as a context manager. ``every`` thins the plain lines out; ``clock`` gives seconds.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int,
+        columns: tuple[Column, ...],
+        *,
+        done: int = 0,
+        every: int = 1,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.title, self.total, self.columns, self.done, self.every = title, total, columns, done, every
+        self.console, self.clock = console or Console(), clock
+        self.seconds_by_stage: Counter[str] = Counter()
+        self._lap_start, self._lap_seconds = clock(), Counter[str]()
+        self._first: tuple[float, int] | None = None  # when the first step of this process ended, and which it was
+        self._active: dict[str, str] = {}  # stage -> how far it is, as text; insertion order
+        self._shown = ""
+        self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[Callable[[int, int], None]]:
+        """Count the time inside under ``name``; stages may nest or overlap, and each counts its own wall time.
+
+        Yields ``tell(done, total)``, which shows how far the stage is.
+        """
+
+        def tell(done: int, total: int) -> None:
+            self._active[name] = f" {done}/{total}"
+
+        started = self.clock()
+        self._active[name] = ""
+        try:
+            yield tell
+        finally:
+            seconds = self.clock() - started
+            self.seconds_by_stage[name] += seconds  # type: ignore[assignment]  # Counter adds floats as well
+            self._lap_seconds[name] += seconds  # type: ignore[assignment]
+            self._active.pop(name, None)
+
+    def lap(self) -> dict[str, float]:
+        """Seconds since the last lap, as metrics: ``time/<stage>`` for each stage, ``time/step`` for the wall.
+
+        Call it once before the first step, so that start-up does not count as a part of it.
+        """
+        now = self.clock()
+        values = {f"time/{name}": float(s) for name, s in self._lap_seconds.items()} | {
+            "time/step": now - self._lap_start
+        }
+        self._lap_start, self._lap_seconds = now, Counter()
+        return values
+
+    def advance(self, step: int, values: Mapping[str, float]) -> None:
+        """Step ``step`` is done, with these metrics."""
+        self.done = step
+        self._first = self._first or (self.clock(), step)
+        self._shown = " | ".join(c.template.format(values[c.key]) for c in self.columns if c.key in values)
+        if not self.console.is_terminal and (step % self.every == 0 or step == self.total):
+            parts = [f"{self.title} {step}/{self.total}", self._shown, self._left()]
+            self._print(" | ".join(p for p in parts if p))
+
+    def note(self, message: str) -> None:
+        """A line that stays, above the bar."""
+        self._print(message)
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def _left(self) -> str:
+        """Time left, from the pace since the first step ended; empty until that is known."""
+        if self._first is None or self.done <= self._first[1] or self.done >= self.total:
+            return ""
+        pace = (self.clock() - self._first[0]) / (self.done - self._first[1])
+        return f"{duration(pace * (self.total - self.done))} left"
+
+    def _render(self) -> RenderableType:
+        grid = Table.grid(padding=(0, 1))
+        stages = " + ".join(name + how_far for name, how_far in list(self._active.items()))
+        bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=30)
+        grid.add_row(
+            Text(self.title, style="bold"), f"{self.done}/{self.total}", bar, Text(stages, style="cyan"), self._left()
+        )
+        return Group(grid, Text(self._shown)) if self._shown else grid
+
+
+def duration(seconds: float) -> str:
+    """``7s``, ``2:05``, ``1:02:05``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}" if minutes else f"{rest}s"

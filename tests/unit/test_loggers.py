@@ -1,0 +1,167 @@
+import json
+import logging
+import math
+import subprocess
+import sys
+
+import pytest
+
+from openrl.config.run import LoggingFlags, SampleLoggingFlags
+from openrl.errors import UserError
+from openrl.tracking.jsonl import JsonlWriter, read_jsonl
+from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
+
+
+class Memory:
+    """A tracker that remembers, and fails on the steps it is told to."""
+
+    def __init__(self, name, fails_at=()):
+        self.name, self.fails_at, self.seen, self.closed = name, fails_at, [], False
+
+    def log(self, step, values):
+        if step in self.fails_at:
+            raise ConnectionError("no network")
+        self.seen.append((step, dict(values)))
+
+    def close(self):
+        self.closed = True
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_one_object_a_step_readable_before_close(tmp_path):
+    tracker = JsonlTracker(tmp_path / "deep" / "metrics.jsonl")
+    tracker.log(1, {"reward": 0.5})
+    tracker.log(2, {"reward": 1.0, "kl": 0.25})
+    assert lines(tmp_path / "deep" / "metrics.jsonl") == [
+        {"step": 1, "reward": 0.5},
+        {"step": 2, "reward": 1.0, "kl": 0.25},
+    ]
+
+
+def test_a_second_object_of_a_step_is_refused(tmp_path):
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log(3, {})
+    with pytest.raises(ValueError, match="step 3 after step 3"):
+        tracker.log(3, {})
+
+
+def test_nan_and_infinity_are_strict_json_that_float_reads_back(tmp_path):
+    tracker = JsonlTracker(tmp_path / "metrics.jsonl")
+    tracker.log(1, {"loss": math.nan, "ratio": -math.inf})
+    record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda c: pytest.fail(c))
+    assert math.isnan(float(record["loss"])) and float(record["ratio"]) == -math.inf
+
+
+def test_resume_at_step_2_continues_as_if_never_interrupted(tmp_path):
+    straight, resumed = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    for path, stop, keep in ((straight, 4, -1), (resumed, 3, -1), (resumed, 4, 2)):
+        tracker = JsonlTracker(path, keep_until=keep)
+        for step in range(keep + 1, stop + 1):
+            tracker.log(step, {"reward": step / 10})
+        tracker.close()
+    assert straight.read_bytes() == resumed.read_bytes()
+
+
+def test_a_fresh_run_does_not_inherit_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 0}\n{"step": 1}\n')
+    JsonlTracker(path).log(0, {"reward": 1.0})
+    assert lines(path) == [{"step": 0, "reward": 1.0}]
+
+
+def test_a_line_torn_by_a_crash_is_left_out_and_named(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2, "rew')
+    JsonlWriter(path, keep_until=2).write({"step": 2})
+    assert lines(path) == [{"step": 1}, {"step": 2}]
+    assert "line 2 is not complete" in caplog.text
+
+
+def test_an_interrupted_rewrite_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1}\n{"step": 2}\n')
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+    with pytest.raises(OSError, match="killed here"):
+        JsonlWriter(path, keep_until=1)
+    assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
+    assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_failing_tracker_is_reported_once_counted_and_harms_nobody(caplog):
+    good, bad = Memory("good"), Memory("bad", fails_at=(1, 2))
+    trackers = Trackers(good, [bad])
+    with caplog.at_level(logging.WARNING):
+        for step in (1, 2, 3):
+            trackers.log(step, {"reward": 1.0})
+    trackers.close()
+    assert good.seen == [
+        (1, {"reward": 1.0}),
+        (2, {"reward": 1.0, "tracking/bad_failures": 1.0}),
+        (3, {"reward": 1.0, "tracking/bad_failures": 2.0}),
+    ]
+    assert bad.seen == [(3, {"reward": 1.0, "tracking/bad_failures": 2.0})]
+    assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == len(caplog.records) == 1
+    assert good.closed and bad.closed
+
+
+def test_logging_steps_thins_the_others_but_not_evaluations():
+    local, other = Memory("local"), Memory("other")
+    trackers = Trackers(local, [other], every=2)
+    trackers.log(1, {"reward": 1.0})
+    trackers.log(2, {"reward": 2.0})
+    trackers.log(3, {"reward": 3.0, "eval/pass": 0.5})
+    assert [step for step, _ in local.seen] == [1, 2, 3]
+    assert other.seen == [(2, {"reward": 2.0}), (3, {"eval/pass": 0.5})]
+
+
+def test_tensorboard_holds_the_values_and_a_resume_replaces_later_steps(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    flags = LoggingFlags(use_tensorboard=str(tmp_path / "tb"))
+    for keep_until, steps in ((-1, (1, 2, 3)), (1, (2,))):
+        trackers = build_trackers(flags, tmp_path, name="run", config={}, keep_until=keep_until)
+        for step in steps:
+            trackers.log(step, {"reward": step + keep_until / 10})
+        trackers.close()
+    events = EventAccumulator(str(tmp_path / "tb" / "run")).Reload().Scalars("reward")
+    assert [(e.step, round(e.value, 3)) for e in events] == [(1, 0.9), (2, 2.1)]
+
+
+def test_wandb_offline_run_holds_the_values(tmp_path):
+    """In a process of its own: wandb keeps a service running until exit."""
+    code = (
+        "import pathlib, sys\n"
+        "from openrl.config.run import LoggingFlags\n"
+        "from openrl.tracking.loggers import build_trackers\n"
+        "flags = LoggingFlags(use_wandb=True, wandb_project='p')\n"
+        "t = build_trackers(flags, pathlib.Path(sys.argv[1]), name='n', config={'seed': 1})\n"
+        "t.log(1, {'reward': 0.625})\n"
+        "t.close()\n"
+        "sys.exit(bool(t.failures))\n"
+    )
+    env = {"PATH": "", "HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPATH": ":".join(filter(None, sys.path))}
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], env=env, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert b"reward" in log.read_bytes() and b"0.625" in log.read_bytes()
+
+
+def test_a_tracker_that_cannot_start_is_an_error_with_a_remedy(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(UserError, match="--use_tensorboard: the tracker did not start"):
+        build_trackers(LoggingFlags(use_tensorboard=str(tmp_path / "file")), tmp_path, name="run", config={})
+
+
+def test_samples_are_written_only_where_asked_for(tmp_path):
+    build_trackers(LoggingFlags(), tmp_path, name="run", config={}).log_samples(1, [])
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
+    build_trackers(LoggingFlags(), tmp_path, name="run", config={}, samples=SampleLoggingFlags()).log_samples(1, [])
+    assert list(read_jsonl(tmp_path / "samples.jsonl")) == []
+
+
+def test_run_name():
+    assert run_name(LoggingFlags(exp_name="mine"), "ppo") == "mine"
+    assert run_name(LoggingFlags(), "ppo").startswith("ppo_")

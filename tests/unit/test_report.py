@@ -1,0 +1,75 @@
+import io
+import json
+
+import pytest
+from PIL import Image
+from rich.console import Console
+
+from openrl.tracking.report import RunSummary, plot_learning_curve, smooth, summary_table, write_summary
+
+SUMMARY = RunSummary(
+    steps=40,
+    seconds_by_stage={"update": 30.0, "collect": 90.0},
+    samples_per_second=170.5,
+    tokens_per_second=2100.0,
+    eval_pass_before=0.28125,
+    eval_pass_after=0.625,
+    more={"seed": 1},
+)
+
+
+def test_summary_holds_the_promised_keys(tmp_path):
+    write_summary(tmp_path / "summary.json", SUMMARY)
+    assert json.loads((tmp_path / "summary.json").read_text()) == {
+        "steps": 40,
+        "seconds_by_stage": {"update": 30.0, "collect": 90.0},
+        "samples_per_second": 170.5,
+        "tokens_per_second": 2100.0,
+        "eval_pass_before": 0.28125,
+        "eval_pass_after": 0.625,
+        "seed": 1,
+    }
+    assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
+
+
+def render(summary, artefacts):
+    console = Console(file=io.StringIO(), width=100)
+    console.print(summary_table(summary, artefacts))
+    return " ".join(console.file.getvalue().split())
+
+
+def test_table_shows_gain_shares_and_places(tmp_path):
+    text = render(SUMMARY, {"model": tmp_path / "model"})
+    for shown in ("0.281", "0.625", "+0.344", "1:30", "75%", "25%", "model"):
+        assert shown in text, shown
+    assert text.index("collect") < text.index("update"), "longest stage first"
+
+
+def test_table_without_evaluation_claims_no_pass_rate():
+    text = render(RunSummary(steps=1, seconds_by_stage={}, samples_per_second=1.0, tokens_per_second=1.0), {})
+    assert "pass rate" not in text and "gain" not in text and "stage" not in text
+
+
+def test_picture_has_a_panel_for_each_series_with_data(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    rows = [{"step": 0, "eval/pass": 0.2}] + [{"step": s, "reward": s / 10} for s in range(1, 9)]
+    metrics.write_text("".join(json.dumps(r) + "\n" for r in [*rows, {"step": 9, "reward": "nan", "eval/pass": 0.7}]))
+    widths = []
+    for evaluation in (("eval/pass", "Pass rate"), ("eval/none", "Nothing"), None):
+        picture = tmp_path / "reward.png"
+        plot_learning_curve(metrics, picture, title="t", value=("reward", "Reward"), evaluation=evaluation)
+        image = Image.open(picture).convert("RGB")
+        widths.append(image.width)
+        assert len(image.getcolors(maxcolors=1 << 24)) > 10, "the picture is not blank"
+    assert widths[0] == 2 * widths[1] == 2 * widths[2]
+
+
+def test_no_data_no_picture(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    plot_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "p.png", title="t", value=("reward", "Reward"))
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_smooth_is_a_weighted_mean_of_what_came_before():
+    assert smooth([5.0, 5.0, 5.0]) == pytest.approx([5.0, 5.0, 5.0])  # no pull towards 0 at the start
+    assert smooth([0.0, 1.0], keep=0.5) == pytest.approx([0.0, 0.5 / 0.75])

@@ -1,0 +1,54 @@
+import json
+
+from openrl.tracking.samples import SampleLog
+from openrl.types import Finish, Group, Prompt, Score, Trajectory
+
+
+def trajectory(prompt, text, score=None, finish=Finish.STOP):
+    return Trajectory(
+        prompt, [5, 9, 7, 2], [False, False, True, True], [0.0, 0.0, -0.5, -0.1], finish, text=text, score=score
+    )
+
+
+def groups():
+    a, b = Prompt("train:0", [5, 9], "3 4 -> 7:", label="7"), Prompt("train:1", [5, 9], "1 1 -> 2:", label={"n": 2})
+    return [
+        Group(a, [trajectory(a, "3+4", Score(1.0, 1.0, {"format": 0.5})), trajectory(a, "3*4", Score(float("nan")))]),
+        Group(b, [trajectory(b, "1+1")]),
+    ]
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_a_rollout_is_readable(tmp_path):
+    SampleLog(tmp_path / "samples.jsonl", 1).log(4, groups())
+    assert read(tmp_path / "samples.jsonl") == [
+        {
+            "step": 4, "prompt_id": "train:0", "source": "default", "prompt": "3 4 -> 7:", "response": "3+4", "label": "7",
+            "reward": 1.0, "parts": {"format": 0.5}, "passed": 1.0, "finish": "stop", "tokens": 2, "turns": 1,
+            "policy_versions": [0, 0],
+        }
+    ]  # fmt: skip
+
+
+def test_every_prompt_is_shown_before_a_second_rollout_of_any(tmp_path):
+    SampleLog(tmp_path / "samples.jsonl", 8).log(1, groups())
+    assert [r["response"] for r in read(tmp_path / "samples.jsonl")] == ["3+4", "1+1", "3*4"]
+
+
+def test_what_was_not_judged_is_null_and_nan_stays_visible(tmp_path):
+    SampleLog(tmp_path / "samples.jsonl", 8).log(1, groups())
+    rows = {r["response"]: r for r in read(tmp_path / "samples.jsonl")}
+    assert rows["1+1"]["reward"] is None and rows["1+1"]["label"] == {"n": 2}
+    assert rows["3*4"]["reward"] == "nan"
+
+
+def test_resume_drops_the_samples_of_later_steps(tmp_path):
+    first = SampleLog(tmp_path / "samples.jsonl", 1)
+    for step in (1, 2, 3):
+        first.log(step, groups())
+    second = SampleLog(tmp_path / "samples.jsonl", 1, keep_until=2)
+    second.log(3, groups())
+    assert [r["step"] for r in read(tmp_path / "samples.jsonl")] == [1, 2, 3]
