@@ -101,24 +101,25 @@ class Trackers:
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         values = {**values, **{f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}}
-        self._guard(self.local.name, lambda: self.local.log(step, values))
+        self._guard(self.local.name, self.local.log, step, values)
         sent = values if step % self.every == 0 else {k: v for k, v in values.items() if k.startswith("eval/")}
         for tracker in self.others if sent else []:
-            self._guard(tracker.name, lambda tracker=tracker: tracker.log(step, sent))  # type: ignore[misc]
+            self._guard(tracker.name, tracker.log, step, sent)
 
     def log_samples(self, step: int, groups: list[Group]) -> None:
         """Write readable rollouts of this step to samples.jsonl, on the steps that are logged."""
-        samples = self.samples
-        if samples and step % self.every == 0:
-            self._guard("samples", lambda: samples.log(step, groups))
+        if self.samples and step % self.every == 0:
+            self._guard(self.samples.name, self.samples.log, step, groups)
 
     def close(self) -> None:
-        for tracker in [self.local, *self.others, *([self.samples] if self.samples else [])]:
+        for tracker in [self.local, *self.others]:
             self._guard(tracker.name, tracker.close)
+        if self.samples:
+            self._guard(self.samples.name, self.samples.close)
 
-    def _guard(self, name: str, action: Callable[[], None]) -> None:
+    def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:
-            action()
+            action(*args)
         except Exception:  # any failure of a tracker is worth less than the training it watches
             if not self.failures[name]:
                 logger.warning("%s failed; training goes on, later failures are only counted", name, exc_info=True)
