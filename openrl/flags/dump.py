@@ -1,0 +1,55 @@
+"""A config as YAML: every effective flag under its section, with its help. Loads back equal."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from typing import Any
+
+import yaml
+
+from openrl.flags.schema import FlagSpec, collect_flags
+from openrl.flags.values import NONE_WORDS
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes text that reads like nothing, and keeps every value on one line."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        quotes = '"' if text in NONE_WORDS or not text.isprintable() else None
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style=quotes)
+
+    def represent_values(self, values: tuple[Any, ...]) -> yaml.SequenceNode:
+        return self.represent_sequence("tag:yaml.org,2002:seq", values, flow_style=True)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(tuple, _Dumper.represent_values)
+
+
+def dump_yaml(config: Any) -> str:
+    """The flags of a config object, as --config reads them."""
+    specs = collect_flags(type(config))
+    chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}
+    lines: list[str] = []
+    section = ""
+    for spec in specs:
+        if spec.owner and chosen[spec.owner.flag] not in spec.owner.names:
+            continue
+        if spec.section != section:
+            section = spec.section
+            lines.append(f"\n# --- {section} ---")
+        lines += textwrap.wrap(spec.help, 110, initial_indent="# ", subsequent_indent="#   ")
+        lines.append(_line(spec.name, value_of(config, spec)))
+    return "\n".join(lines).lstrip() + "\n"
+
+
+def value_of(config: Any, spec: FlagSpec) -> Any:
+    """The value of a flag in a config object."""
+    part, name = spec.path
+    return getattr(config.options[part] if spec.owner else getattr(config, part), name)
+
+
+def _line(name: str, value: Any) -> str:
+    text = yaml.dump({name: value}, Dumper=_Dumper, default_flow_style=False, width=sys.maxsize, allow_unicode=True)
+    return text.rstrip("\n")

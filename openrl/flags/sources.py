@@ -1,0 +1,86 @@
+"""Where values come from: the words of a command line and the keys of YAML files, both kept as text.
+
+Files are read as text too, so that ``1e-6``, ``no`` and ``007`` mean what the flag's type makes of them, and not what
+YAML guesses. Every setting remembers where it stood.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openrl.flags.checks import Problem
+from openrl.flags.values import Quoted
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value somebody wrote. ``raw`` is a list of words from the command line, else text, None, a list or a dict."""
+
+    name: str  # as written: may be an alias, a no_ form or unknown
+    raw: Any
+    file: str = ""  # empty: the command line
+    line: int = 0
+
+    @property
+    def where(self) -> str:
+        """For messages: " (run.yaml, line 3)", empty for the command line."""
+        return f" ({self.file}, line {self.line})" if self.file else ""
+
+
+def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
+    """Settings of a command line, and its stray words.
+
+    A word of two dashes and a letter begins a flag, the words up to the next one are its values; ``--flag=value`` holds
+    one value of any form. This needs no list of flags, so --plugin can be read before the flags that plugins bring.
+    """
+    settings: list[Setting] = []
+    stray: list[str] = []
+    for word in argv:
+        if re.match(r"--[A-Za-z]", word):
+            name, equals, value = word[2:].partition("=")
+            settings.append(Setting(name, [value] if equals else []))
+        elif settings:
+            settings[-1].raw.append(word)
+        else:
+            stray.append(word)
+    fix = "write --flag value, or --flag=value where the value begins with --"
+    return settings, [Problem((), f"{word!r} belongs to no flag", fix) for word in stray]
+
+
+def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
+    """Settings of one YAML file of ``flag: value`` lines."""
+    try:
+        root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        return [], [Problem(("config",), f"cannot read {path}: {reason}")]
+    except yaml.YAMLError as error:
+        return [], [Problem(("config",), f"{path} is not YAML: {' '.join(str(error).split())}")]
+    if root is None:
+        return [], []
+    if not isinstance(root, yaml.MappingNode):
+        return [], [Problem(("config",), f"{path} holds no flags", "lines of the form  flag: value")]
+    settings = [Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value]
+    lines: dict[str, int] = {}
+    problems = []
+    for s in settings:
+        if s.name in lines:
+            problems.append(Problem((s.name,), f"given twice in {path}, lines {lines[s.name]} and {s.line}"))
+        lines[s.name] = s.line
+    return settings, problems
+
+
+def _plain(node: yaml.Node) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item) for item in node.value]
+    if isinstance(node, yaml.MappingNode):
+        return {str(key.value): _plain(value) for key, value in node.value}
+    if node.style:  # quotes or a block: text, whatever it looks like
+        return Quoted(node.value)
+    return None if node.tag == "tag:yaml.org,2002:null" else node.value

@@ -1,0 +1,155 @@
+"""Text to values: what the type of a flag accepts, how it is shown, and which numbers it allows."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import re
+import types
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, Literal, Union, get_args, get_origin
+
+NONE_WORDS = ("None", "none")
+BOOL_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+
+
+class Quoted(str):
+    """A string that stood in quotes in a YAML file: the word None in it is text."""
+
+
+def convert(raw: Any, type_: Any) -> Any:
+    """``raw`` (text, None, or a list of them) as a value of ``type_``. Raises ValueError with a readable reason."""
+    if is_union(type_):
+        return _convert_union(raw, type_)
+    if get_origin(type_) is tuple:
+        return _convert_tuple(raw, get_args(type_))
+    if raw is None or isinstance(raw, (list, dict)):
+        raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
+    if get_origin(type_) is Literal:
+        choices = {str(choice): choice for choice in get_args(type_)}
+        return _look_up(choices, raw, raw, type_)
+    if type_ is bool:
+        return _look_up(BOOL_WORDS, raw.lower(), raw, type_)
+    if type_ is str:
+        return str(raw)
+    return _convert_number(raw, type_)
+
+
+def _convert_union(raw: Any, type_: Any) -> Any:
+    members = get_args(type_)
+    if type(None) in members and (raw is None or (raw in NONE_WORDS and not isinstance(raw, Quoted))):
+        return None
+    for member in members:
+        if member is not type(None):
+            with contextlib.suppress(ValueError):
+                return convert(raw, member)
+    raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
+
+
+def _convert_tuple(raw: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
+    items = raw if isinstance(raw, list) else [raw]
+    if members[-1] is Ellipsis:
+        return tuple(convert(item, members[0]) for item in items)
+    if len(items) != len(members):
+        raise ValueError(f"expected {len(members)} values, got {len(items)}: {show(items)}")
+    return tuple(convert(item, member) for item, member in zip(items, members, strict=True))
+
+
+def _look_up(choices: dict[str, Any], key: str, raw: str, type_: Any) -> Any:
+    if key not in choices:
+        raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
+    return choices[key]
+
+
+def _convert_number(raw: str, type_: type) -> int | float:
+    """1e6 is a whole number too: people write --max_samples 1e6."""
+    try:
+        number = float(raw.replace(".inf", "inf"))  # .inf is YAML's spelling
+    except ValueError:
+        number = float("nan")
+    if number != number or (type_ is int and not number.is_integer()):
+        raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
+    if type_ is float:
+        return number
+    return int(raw) if re.fullmatch(r"[+-]?\d+", raw) else int(number)
+
+
+def is_union(type_: Any) -> bool:
+    return get_origin(type_) in (Union, types.UnionType)
+
+
+def without_none(type_: Any) -> Any:
+    """``bool | None`` -> ``bool``; unions of several types stay as they are."""
+    members = [m for m in get_args(type_) if m is not type(None)] if is_union(type_) else []
+    return members[0] if len(members) == 1 else type_
+
+
+def expected(type_: Any) -> str:
+    """What a message says: "a whole number", "one of vllm, hf", "2 values"."""
+    if is_union(type_):
+        return " or ".join("None" if m is type(None) else expected(m) for m in get_args(type_))
+    if get_origin(type_) is tuple:
+        members = get_args(type_)
+        return "a list" if members[-1] is Ellipsis else f"{len(members)} values"
+    if get_origin(type_) is Literal:
+        return "one of " + ", ".join(map(str, get_args(type_)))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[type_]
+
+
+def placeholder(type_: Any) -> str:
+    """What ``--help`` shows behind the flag: "INT", "FLOAT FLOAT", "TEXT ...", "{vllm,hf}"; empty for a switch."""
+    type_ = without_none(type_)
+    if is_union(type_):
+        return "|".join(placeholder(m) for m in get_args(type_) if m is not type(None))
+    if get_origin(type_) is tuple:
+        return " ".join("..." if m is Ellipsis else placeholder(m) for m in get_args(type_))
+    if get_origin(type_) is Literal:
+        return "{" + ",".join(map(str, get_args(type_))) + "}"
+    return {int: "INT", float: "FLOAT", bool: "", str: "TEXT"}[type_]
+
+
+def show(value: Any) -> str:
+    """A value as one would type it: 0.9 0.95, None, 'two words'."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(show, value)) if value else "nothing"
+    if isinstance(value, dict):
+        return "a mapping"
+    if isinstance(value, str):
+        return repr(str(value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+
+def within(value: Any, bounds: str) -> bool:
+    """Whether a number keeps to ``bounds``; of a tuple, every element. None and text always do.
+
+    Grammar: terms joined by " and "; a term is alternatives joined by " or ", each a number ("-1"), a comparison
+    ("> 0", "<= 1") or an interval ("(0, 1]", "[0, 1)"). The term "increasing" wants a tuple in strictly rising order.
+    """
+    items = value if isinstance(value, tuple) else (value,)
+    numbers = [item for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)]
+    for term in filter(None, bounds.split(" and ")):
+        if term == "increasing":
+            if any(low >= high for low, high in pairwise(numbers)):
+                return False
+        elif not all(any(_allows(choice, number) for choice in term.split(" or ")) for number in numbers):
+            return False
+    return True
+
+
+def _allows(choice: str, number: float) -> bool:
+    interval = re.fullmatch(r"([\[(])(.+), (.+)([\])])", choice)
+    if interval:
+        opening, low, high, closing = interval.groups()
+        above = _COMPARISONS[">=" if opening == "[" else ">"](number, float(low))
+        return above and _COMPARISONS["<=" if closing == "]" else "<"](number, float(high))
+    sign, _, limit = choice.rpartition(" ")
+    return _COMPARISONS[sign](number, float(limit)) if sign else number == float(limit)

@@ -1,0 +1,453 @@
+"""The flag layer, over a small command of its own: it knows nothing of reinforcement learning."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pytest
+
+from openrl.flags.checks import Problem, check
+from openrl.flags.dump import dump_yaml
+from openrl.flags.help import help_text
+from openrl.flags.parser import GENERAL, import_plugins, load, read_request, resolve
+from openrl.flags.schema import REQUIRED, chosen_options, collect_flags, flag, group, part
+from openrl.flags.sources import read_file
+from openrl.flags.values import convert, within
+from openrl.registry import Registry
+
+losses = Registry("loss", home="openrl.registry")
+
+
+@dataclass(frozen=True)
+class ClipOptions:
+    eps: float = flag(0.2, "Range.", bounds="> 0")
+    dual: float | Literal["auto"] | None = flag(None, "Second clip.")
+
+
+@dataclass(frozen=True)
+class StrictOptions:
+    strict_beta: float = flag(REQUIRED, "No good default exists.")
+
+
+@losses.register("clip", options=ClipOptions)
+def clip() -> None:
+    """Clipped objective.
+
+    And more.
+    """
+
+
+@losses.register("soft")
+def soft() -> None:
+    """Soft objective."""
+
+
+@losses.register("strict", options=StrictOptions)
+def strict() -> None:
+    """Wants an option."""
+
+
+@group("Model")
+class ModelGroup:
+    pretrain: str = flag(REQUIRED, "The model.")
+    template: str | None = flag(None, "Text with {} in it; 100% optional.")
+    dtype: Literal["bf16", "fp32"] = flag("bf16", "Type.")
+    stage: Literal[0, 1, 2] = flag(2, "Stage.")
+
+
+@group("Training")
+class TrainGroup:
+    batch: int = flag(8, "Batch.", bounds="> 0", alias=("batch_size",))
+    micro: int = flag(4, "Micro batch.", bounds="> 0")
+    steps: int = flag(-1, "Steps.", bounds="-1 or > 0")
+    betas: tuple[float, float] = flag((0.9, 0.95), "Betas.", bounds="[0, 1)")
+    span: tuple[float, float] = flag((-10.0, 10.0), "Low and high.", bounds="increasing")
+    stop: tuple[str, ...] = flag((), "Stop texts.")
+    plugin: tuple[str, ...] = flag((), "Modules.")
+    shuffle: bool = flag(True, "Shuffle.")
+    whiten: bool | None = flag(None, "Whiten.")
+    no_std: bool = flag(False, "Leave the division out.")
+    loss: str = flag("clip", "Objective.", registry=losses)
+
+
+@group("Optimizer")
+class OptimGroup:
+    rate: float = flag(1e-6, "Rate.", bounds="> 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    model: ModelGroup = part(ModelGroup)
+    train: TrainGroup = part(TrainGroup)
+    actor: OptimGroup = part(OptimGroup, prefix="actor_")
+    critic: OptimGroup = part(OptimGroup, prefix="critic_", rate=9e-6)
+    options: dict[str, Any] = chosen_options()
+
+
+@check(Command)
+def micro_divides(config, given):
+    if config.train.batch % config.train.micro:
+        yield Problem(("batch", "micro"), f"{config.train.batch} is no multiple of {config.train.micro}")
+
+
+@check(Command)
+def critic_idle(config, given):
+    if "critic_rate" in given and config.train.loss != "clip":
+        yield Problem(("critic_rate",), "has no effect")
+
+
+@check(Command)
+def long_template(config, given):
+    if config.model.template == "odd":
+        yield Problem(("template",), "is odd", fatal=False)
+
+
+SPECS = collect_flags(Command)
+
+
+def settle(*argv: str) -> tuple[Any, list[Problem]]:
+    request = read_request(argv)
+    problems = [*request.problems, *import_plugins(request.settings)]
+    config, found = resolve(Command, collect_flags(Command), request.settings)
+    return config, problems + found
+
+
+def good(*argv: str) -> Any:
+    config, problems = settle(*argv)
+    assert not problems, problems
+    return config
+
+
+def said(*argv: str) -> str:
+    config, problems = settle(*argv)
+    assert problems
+    return "\n".join(map(str, problems))
+
+
+def test_defaults_and_prefixes():
+    config = good("--pretrain", "m")
+    assert config.train == TrainGroup() and config.options == {"loss": ClipOptions()}
+    assert (config.actor.rate, config.critic.rate) == (1e-6, 9e-6)
+    assert good("--pretrain", "m", "--critic_rate", "1").actor.rate == 1e-6
+
+
+def test_precedence_is_defaults_then_files_then_command_line(tmp_path):
+    first, second = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    first.write_text("pretrain: a\nbatch: 16\nmicro: 2\n")
+    second.write_text("batch: 32\n")
+    config = good("--config", str(first), "--config", str(second), "--micro", "1")
+    assert (config.model.pretrain, config.train.batch, config.train.micro) == ("a", 32, 1)
+    assert good("--config", str(second), str(first)).train.batch == 16
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ("--batch=16", "batch", 16),
+        ("--batch 1.6e1", "batch", 16),
+        ("--batch_size 16", "batch", 16),
+        ("--batch 4 --batch 12", "batch", 12),
+        ("--span -1e-3 2", "span", (-1e-3, 2.0)),
+        ("--no_shuffle", "shuffle", False),
+        ("--shuffle false", "shuffle", False),
+        ("--no_shuffle --shuffle", "shuffle", True),
+        ("--whiten", "whiten", True),
+        ("--no_whiten", "whiten", False),
+        ("--whiten None", "whiten", None),
+        ("--no_std", "no_std", True),
+        ("--no_no_std", "no_std", False),
+        ("--stop a b --stop c", "stop", ("a", "b", "c")),
+        ("--stop", "stop", ()),
+        ("--stop=--x", "stop", ("--x",)),
+    ],
+)
+def test_spellings_of_values(words, field, value):
+    assert getattr(good("--pretrain", "m", *words.split()).train, field) == value
+
+
+def test_a_list_on_the_command_line_replaces_the_one_of_a_file(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("pretrain: m\nstop: [a, b]\n")
+    assert good("--config", str(file)).train.stop == ("a", "b")
+    assert good("--config", str(file), "--stop", "c").train.stop == ("c",)
+    file.write_text("pretrain: m\nstop: a\n")
+    assert good("--config", str(file)).train.stop == ("a",)
+
+
+def test_every_problem_at_once(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("temprature: 1\npretrian: m\nbatch: [1, 2]\nstage: 7\n")
+    text = said(
+        "stray", "--config", str(file), "--actor-rate", "3", "--betas", "0.9", "--loss", "slip", "--steps", "0",
+        "--no_micro", "--shuffle", "maybe", "--unknown", "1", "2",
+    )  # fmt: skip
+    for part_of_text in [
+        "'stray' belongs to no flag",
+        f"--temprature: no such flag ({file}, line 1)",
+        f"--pretrian: no such flag ({file}, line 2)\n       try: --pretrain",
+        f"--batch: expected a whole number, got '1' '2' ({file}, line 3)",
+        f"--stage: expected one of 0, 1, 2, got '7' ({file}, line 4)",
+        "--actor-rate: no such flag\n       try: --actor_rate",
+        "--betas: expected 2 values, got 1: '0.9'",
+        "--loss: unknown loss 'slip'; did you mean 'clip'? Known: clip, soft, strict",
+        "--steps: must be -1 or > 0, got 0",
+        "--no_micro: no such flag\n       try: --micro",
+        "--shuffle: expected true or false, got 'maybe'",
+        "--unknown: no such flag",
+        "--pretrain: is required\n       try: --pretrain TEXT",
+    ]:
+        assert part_of_text in text
+    assert len(settle("--config", str(file))[1]) == 5
+
+
+def test_a_malformed_flag_silences_only_the_rules_that_read_it():
+    assert "is no multiple" in said("--pretrain", "m", "--micro", "3", "--actor_rate", "fast")
+    assert "is no multiple" not in said("--pretrain", "m", "--micro", "3", "--batch", "many")
+    assert "is no multiple" not in said("--pretrain", "m", "--micro", "0")
+    text = said("--pretrain", "m", "--loss", "slip", "--critic_rate", "1", "--micro", "3")
+    assert "is no multiple" in text and "has no effect" not in text
+
+
+def test_options_belong_to_components():
+    assert good("--pretrain", "m", "--eps", "0.3").options["loss"] == ClipOptions(eps=0.3)
+    assert good("--pretrain", "m", "--dual", "auto").options["loss"].dual == "auto"
+    assert good("--pretrain", "m", "--dual", "3").options["loss"].dual == 3.0
+    assert good("--pretrain", "m", "--loss", "soft").options == {"loss": None}
+    assert "--eps: has no effect: it belongs to --loss clip, but --loss is soft" in said(
+        "--pretrain", "m", "--loss", "soft", "--eps", "1"
+    )
+    assert "--eps: must be > 0, got 0" in said("--pretrain", "m", "--eps", "0")
+    assert "--strict_beta: is required with --loss strict" in said("--pretrain", "m", "--loss", "strict")
+    assert good("--pretrain", "m", "--loss", "strict", "--strict_beta", "1").options["loss"].strict_beta == 1.0
+
+
+def test_both_spellings_of_a_flag():
+    assert "--batch, --batch_size: are two spellings" in said("--pretrain", "m", "--batch", "8", "--batch_size", "8")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a: b: c", "is not YAML"),
+        ("- 1\n- 2", "holds no flags"),
+        ("batch: 8\nmicro: 4\nbatch: 16", "given twice in {}, lines 1 and 3"),
+        ("dump_config: x", "--dump_config: can only stand on the command line ({}, line 1)"),
+        ("batch: {a: 1}", "expected a whole number, got a mapping ({}, line 1)"),
+        ("batch:", "expected a whole number, got None"),
+        ("no_shuffle: true", "--no_shuffle: no such flag ({}, line 1)\n       try: --shuffle"),
+    ],
+)
+def test_bad_files(tmp_path, text, problem):
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    assert problem.format(file) in said("--config", str(file), "--pretrain", "m")
+
+
+def test_missing_file_and_bytes_that_are_no_text(tmp_path):
+    assert "cannot read nowhere.yaml: No such file" in said("--config", "nowhere.yaml", "--pretrain", "m")
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not UTF-8 text" in said("--config", str(tmp_path / "c.yaml"), "--pretrain", "m")
+
+
+def test_files_are_read_as_text_not_as_yaml_guesses(tmp_path):
+    file = tmp_path / "c.yaml"
+    file.write_text("pretrain: no\ntemplate: 0123\nactor_rate: 1e-6\nshuffle: no\nwhiten: ~\n")
+    config = good("--config", str(file))
+    assert (config.model.pretrain, config.model.template, config.actor.rate) == ("no", "0123", 1e-6)
+    assert (config.train.shuffle, config.train.whiten) == (False, None)
+    file.write_text("pretrain: m\ntemplate: 'None'\n")
+    assert good("--config", str(file)).model.template == "None"
+    file.write_text("")
+    assert read_file(str(file)) == ([], [])
+
+
+def test_given_tells_asked_flags_from_dumped_defaults(tmp_path):
+    assert "--critic_rate: has no effect" in said("--pretrain", "m", "--loss", "soft", "--critic_rate", "9e-6")
+    file = tmp_path / "c.yaml"
+    file.write_text("pretrain: m\nloss: soft\ncritic_rate: 9e-6\n")
+    assert good("--config", str(file)).critic.rate == 9e-6
+    file.write_text("pretrain: m\nloss: soft\ncritic_rate: 8e-6\n")
+    assert "--critic_rate: has no effect" in said("--config", str(file))
+
+
+NASTY = [
+    "plain", "", " ", "None", "none", "null", "~", "true", "no", "1e-6", "007", "a: b", "- x", "#c", "a #b", "{}", "[a",
+    "User: {}\nAssistant: ", "\ttab\n\n", "quote ' and \"", "back\\slash", "\x00\x07\x7f", "é 你好 🎉", "%d 100%", "a" * 300,
+    " lead", "trail ", "key:", "? q", "!tag", "&anchor", "*alias", "|", ">", "@at", "`tick`", "---", "...", "\u2028", "\ufeff",
+]  # fmt: skip
+
+
+def random_config(rng: random.Random) -> Command:
+    def text() -> str:
+        return rng.choice(NASTY)
+
+    def number() -> float:
+        return rng.choice([1e-6, 0.1, 3.0, 1e300, 5e-324, rng.random(), rng.uniform(1, 1e9)])
+
+    loss, options = rng.choice(
+        [("clip", ClipOptions(eps=number(), dual=rng.choice([None, "auto", number()]))), ("soft", None)]
+    )
+    return Command(
+        model=ModelGroup(pretrain=text(), template=rng.choice([None, text()]), dtype="fp32", stage=rng.choice([0, 1])),
+        train=TrainGroup(
+            batch=4 * rng.randrange(1, 10**9),
+            steps=rng.choice([-1, 5]),
+            betas=(rng.random(), rng.random()),
+            span=(-number(), rng.choice([number(), float("inf")])),
+            stop=tuple(text() for _ in range(rng.randrange(4))),
+            shuffle=rng.random() < 0.5,
+            whiten=rng.choice([None, True, False]),
+            loss=loss,
+        ),
+        actor=OptimGroup(rate=number()),
+        critic=OptimGroup(rate=9e-6),
+        options={"loss": options},
+    )
+
+
+def test_a_dumped_config_loads_back_equal(tmp_path):
+    rng = random.Random(0)
+    file = tmp_path / "run.yaml"
+    for _ in range(300):
+        config = random_config(rng)
+        file.write_text(dump_yaml(config), encoding="utf-8")
+        assert good("--config", str(file)) == config
+
+
+def test_dump_names_sections_and_help(tmp_path, capsys):
+    argv = ["--pretrain", "m", "--batch", "16", "--no_shuffle"]
+    want = load(Command, argv, prog="p", description="")
+    with pytest.raises(SystemExit) as end:
+        load(Command, [*argv, "--dump_config", "-"], prog="p", description="")
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    assert "# --- Optimizer ---\n# Rate.\nactor_rate: 1.0e-06\n" in text
+    file = tmp_path / "run.yaml"
+    with pytest.raises(SystemExit):
+        load(Command, [*argv, "--dump_config", str(file)], prog="p", description="")
+    assert file.read_text() == text
+    assert load(Command, ["--config", str(file)], prog="p", description="") == want
+
+
+def test_problems_go_to_stderr_with_code_2(capsys):
+    with pytest.raises(SystemExit) as end:
+        load(Command, ["--micro", "3"], prog="python -m toy", description="")
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and not out
+    assert err.startswith("python -m toy: 2 problems, nothing was started\n   1. --pretrain: is required")
+
+
+def test_warnings_do_not_stop(capsys):
+    config = load(Command, ["--pretrain", "m", "--template", "odd"], prog="p", description="")
+    assert config.model.template == "odd"
+    assert capsys.readouterr().err == "p: warning: --template: is odd\n"
+
+
+TOY_POINTS = """
+from dataclasses import dataclass
+from typing import Any
+from openrl.flags.schema import chosen_options, flag, group, part
+from openrl.registry import Registry
+
+points = Registry("point", home="toy_points")
+points.register("own")(lambda: None)
+
+@group("Toy")
+class ToyGroup:
+    plugin: tuple[str, ...] = flag((), "Modules.")
+    point: str = flag("own", "Point.", registry=points)
+
+@dataclass(frozen=True, kw_only=True)
+class Toy:
+    toy: ToyGroup = part(ToyGroup)
+    options: dict[str, Any] = chosen_options()
+"""
+TOY_PLUGIN = """
+from dataclasses import dataclass
+from openrl.flags.schema import flag
+from toy_points import points
+
+@dataclass(frozen=True)
+class Options:
+    mine_beta: float = flag(0.5, "Strength.")
+
+@points.register("mine", options=Options)
+def mine():
+    pass
+"""
+
+
+def test_plugins_bring_components_and_flags(tmp_path, monkeypatch):
+    (tmp_path / "toy_points.py").write_text(TOY_POINTS)
+    (tmp_path / "toy_plugin.py").write_text(TOY_PLUGIN)
+    (tmp_path / "c.yaml").write_text("plugin: [toy_plugin]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    toy = importlib.import_module("toy_points").Toy
+    argv = ["--config", str(tmp_path / "c.yaml"), "--point", "mine", "--mine_beta", "0.25"]
+    config = load(toy, argv, prog="p", description="")
+    assert config.toy.plugin == ("toy_plugin",) and config.options["point"].mine_beta == 0.25
+
+
+def test_plugins_that_do_not_import(tmp_path, monkeypatch):
+    (tmp_path / "broken_plugin.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = said("--pretrain", "m", "--plugin", "broken_plugin", "absent_plugin")
+    assert "--plugin: broken_plugin does not import: ZeroDivisionError" in text
+    assert "--plugin: absent_plugin does not import: ModuleNotFoundError" in text
+
+
+def test_help_has_sections_choices_and_defaults(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    text = help_text("python -m toy", "Trains a toy.", [*SPECS, *GENERAL])
+    assert max(map(len, text.splitlines())) < 90
+    for line in [
+        "Optimizer:",
+        "  --stage {0,1,2}",
+        "  --betas FLOAT FLOAT",
+        "  --stop TEXT ...",
+        "Text with {} in it; 100% optional. (default: None)",
+        "Batch. (> 0; default: 8; also --batch_size)",
+        "The model. (required)",
+        "Shuffle. (default: on)",
+        "Choices of --loss:",
+        "  clip    Clipped objective.",
+        "Options of --loss clip:",
+        "  --dump_config TEXT",
+    ]:
+        assert line in text
+
+
+@pytest.mark.parametrize(
+    ("value", "bounds", "ok"),
+    [
+        (0, "> 0", False), (1, "> 0", True), (0, ">= 0", True), (1.0, "< 1", False), (1, "<= 1", True),
+        (-1, "-1 or > 0", True), (0, "-1 or > 0", False), (0.0, "(0, 1]", False), (1.0, "(0, 1]", True),
+        (1.0, "[0, 1)", False), (0.0, "[0, 1)", True), ((0.9, 1.0), "[0, 1)", False), ((1, 1), "increasing", False),
+        ((-1, 2), "increasing", True), ((-1, 2), ">= 0 and increasing", False), (None, "> 0", True),
+        ("auto", "> 1", True), (5, "", True),
+    ],
+)  # fmt: skip
+def test_bounds(value, bounds, ok):
+    assert within(value, bounds) is ok
+
+
+@pytest.mark.parametrize(
+    ("raw", "type_", "value"),
+    [
+        ("3", int, 3), ("-3", int, -3), ("1e8", int, 10**8), (str(2**63), int, 2**63), (".inf", float, float("inf")),
+        ("-inf", float, float("-inf")), ("Yes", bool, True), ("None", str, "None"), ("None", str | None, None),
+        ("2", Literal[0, 2], 2), (["1", "2"], tuple[int, ...], (1, 2)), ("auto", float | Literal["auto"], "auto"),
+    ],
+)  # fmt: skip
+def test_convert(raw, type_, value):
+    got = convert(raw, type_)
+    assert got == value and type(got) is type(value)
+
+
+@pytest.mark.parametrize(("raw", "type_"), [("1.5", int), ("nan", float), ("", int), ("maybe", bool), (None, int)])
+def test_convert_refuses(raw, type_):
+    with pytest.raises(ValueError, match="expected"):
+        convert(raw, type_)
