@@ -1,0 +1,148 @@
+"""The arrows between the parts of openrl, read from one table, and a few lines that nobody may write."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+LAYERS = (  # a part may import itself and everything further down; parts of one row do not see each other
+    ("cli",),
+    ("trainer",),
+    ("cluster",),
+    ("rollout", "training"),
+    ("weights",),
+    ("agents", "data", "models", "rewards", "tracking"),
+    ("algorithms",),
+    ("types",),
+    ("config",),
+    ("extension_points",),
+    ("flags",),
+    ("registry",),
+    ("errors", "files"),
+)
+LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
+
+HOMES = {  # heavy library -> the parts that may import it
+    "ray": {"cluster"},
+    "deepspeed": {"training"},
+    "vllm": {"rollout", "weights"},
+    "wandb": {"tracking"},
+    "tensorboard": {"tracking"},
+    "torch.utils.tensorboard": {"tracking"},
+}
+
+ONLY = {  # part -> the libraries it may import beside the standard library
+    "algorithms": {"torch"},
+    "types": {"torch"},
+    "config": {"yaml"},
+    "flags": {"yaml", "rich"},
+    "extension_points": set(),
+    "registry": set(),
+    "errors": set(),
+    "files": set(),
+}
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield node.lineno, "." * node.level + (node.module or "")
+            elif node.module in ("openrl", "torch.utils"):
+                yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+            else:
+                yield node.lineno, node.module or ""
+
+
+def wrong_imports(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for line, name in imports(tree):
+        top = name.split(".")[0]
+        if name.startswith("."):
+            yield line, f"relative import {name!r}: write it in full"
+        elif top == "openrl":
+            target = name.split(".")[1]
+            if target not in LEVEL:
+                yield line, f"openrl.{target} has no place in the table of layers"
+            elif target != part and LEVEL[target] <= LEVEL[part]:
+                yield line, f"{part} may not import {target}"
+        elif part in ONLY and top not in sys.stdlib_module_names and top not in ONLY[part]:
+            yield line, f"{part} may not import {top}"
+        for library, homes in HOMES.items():
+            if (name == library or name.startswith(library + ".")) and part not in homes:
+                yield line, f"{library} is imported in {', '.join(sorted(homes))} only"
+
+
+def unsafe_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            literal = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+            if ast.unparse(node.func) == "torch.load" and literal.get("weights_only") is not True:
+                yield node.lineno, "torch.load without weights_only=True runs code from the file"
+            if literal.get("trust_remote_code") is True:
+                yield node.lineno, "trust_remote_code=True is for the user to say, by flag"
+            if literal.get("shell") is True:
+                yield node.lineno, "shell=True"
+
+
+def problems(path: Path, source: str) -> list[str]:
+    """Every offence in one file, as ``path:line: what``. ``path`` is relative to the repository."""
+    tree = ast.parse(source)
+    found = list(unsafe_calls(tree))
+    if path.parts[0] == "openrl" and path.name != "__init__.py":
+        part = path.parts[1].removesuffix(".py")
+        found += wrong_imports(part, tree) if part in LEVEL else [(1, f"{part} has no place in the table of layers")]
+    if path.parts[0] == "openrl" and path.name == "__init__.py" and source:
+        found.append((1, "__init__ files stay empty: importing a part must not load another"))
+    return [f"{path}:{line}: {what}" for line, what in found]
+
+
+def test_the_package_keeps_to_its_layers():
+    files = [p for top in ("openrl", "examples", "benchmarks", "tests") for p in sorted((ROOT / top).rglob("*.py"))]
+    assert len(files) > 20
+    offences = [o for p in files if p != Path(__file__) for o in problems(p.relative_to(ROOT), p.read_text("utf-8"))]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+@pytest.mark.parametrize(
+    "path, source, offence",
+    [
+        ("openrl/rollout/x.py", "import os\nfrom openrl.training.engine import A", "x.py:2: rollout may not import training"),
+        ("openrl/types.py", "def f():\n    from openrl import config, trainer", "types.py:2: types may not import trainer"),
+        ("openrl/algorithms/x.py", "import numpy as np", "x.py:1: algorithms may not import numpy"),
+        ("openrl/config/x.py", "import torch", "x.py:1: config may not import torch"),
+        ("openrl/trainer/x.py", "import ray.util", "x.py:1: ray is imported in cluster only"),
+        ("openrl/models/x.py", "from torch.utils.tensorboard import S", "torch.utils.tensorboard is imported in tracking"),
+        ("openrl/models/x.py", "from torch.utils import tensorboard", "torch.utils.tensorboard is imported in tracking"),
+        ("openrl/models/x.py", "from . import y", "x.py:1: relative import"),
+        ("openrl/surprise.py", "", "surprise has no place"),
+        ("openrl/models/__init__.py", "from openrl.models.y import z", "__init__ files stay empty"),
+        ("openrl/models/x.py", "import torch\ntorch.load(p)", "x.py:2: torch.load without weights_only=True"),
+        ("openrl/models/x.py", "torch.load(p, weights_only=False)", "torch.load without weights_only=True"),
+        ("examples/x.py", "f(trust_remote_code=True)", "x.py:1: trust_remote_code=True"),
+        ("tests/x.py", "run('ls', shell=True)", "x.py:1: shell=True"),
+    ],
+)  # fmt: skip
+def test_an_offence_is_named_with_its_line(path, source, offence):
+    assert any(offence in p for p in problems(Path(path), source)), problems(Path(path), source)
+
+
+@pytest.mark.parametrize(
+    "path, source",
+    [
+        (
+            "openrl/rollout/x.py",
+            "import vllm\nfrom openrl.weights.buckets import Bucket\nfrom openrl.types import Prompt",
+        ),
+        ("openrl/algorithms/x.py", "import math\nimport torch\nfrom openrl.extension_points import policy_losses"),
+        ("openrl/models/x.py", "torch.load(p, weights_only=True)\nf(trust_remote_code=flags.trust_remote_code)"),
+        ("openrl/cluster/x.py", "import ray"),
+    ],
+)
+def test_what_is_allowed_passes(path, source):
+    assert problems(Path(path), source) == []
