@@ -1,0 +1,32 @@
+# make quickstart   train a small policy from nothing, on this machine
+# make test         every test that needs no GPU
+# make check        format, lint, types, layers
+# make docs         regenerate the generated pages, check the links
+
+SEED ?= 0
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: setup quickstart test check docs
+
+setup: $(READY)
+
+$(READY): requirements/base.txt requirements/cpu.txt requirements/test.txt requirements/install.sh
+	@bash requirements/install.sh $(VENV) $(PYTHON)
+	@touch $@
+
+quickstart: $(READY)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/quickstart.sh
+
+test: $(READY)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" tests
+
+check: $(READY)
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/python -m pytest -q tests/unit/test_layers.py
+
+docs: $(READY)
+	@$(BIN)/python docs/build.py

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Make a virtual environment that runs openrl without a GPU:  install.sh VENV [PYTHON]
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+venv=$1
+cpu_index=https://download.pytorch.org/whl/cpu
+
+usable() { "$1" -c 'import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 13))' 2>/dev/null; }
+
+find_python() {
+    for candidate in ${1:-python3 python3.12 python3.11}; do
+        if usable "$candidate"; then echo "$candidate"; return; fi
+    done
+    echo "openrl needs Python 3.11 or 3.12 with venv, and found none." >&2
+    echo "  try: install python3.11 and python3.11-venv, or name one: make setup PYTHON=/path/to/python3.11" >&2
+    return 1
+}
+
+if [ ! -x "$venv/bin/python" ]; then
+    python=$(find_python "${2:-}")
+    echo "Making $venv with $("$python" --version)"
+    "$python" -m venv "$venv"
+fi
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+
+# torch first: vLLM pins its CPU build, and what else is installed must not bring a CUDA one.
+torch=$(grep -m1 '^torch==' "$here/cpu.txt")
+extra=()
+echo "Installing $torch"
+if ! pip install --quiet "$torch" 2>/dev/null; then
+    echo "The configured package index has no $torch; adding $cpu_index"
+    extra=(--extra-index-url "$cpu_index")
+    pip install --quiet "${extra[@]}" "$torch"
+fi
+echo "Installing requirements/cpu.txt and test.txt (minutes, about 4 GB)"
+pip install --quiet "${extra[@]}" -r "$here/cpu.txt" -r "$here/test.txt"
+
+# vLLM pulls these along. Beside a CPU torch their CUDA builds break every import of transformers.
+if ! "$venv/bin/python" -c 'import torchvision' 2>/dev/null; then
+    pip uninstall --quiet --yes torchvision torchaudio torchcodec
+fi
+pip install --quiet --no-deps --no-build-isolation --editable "$here/.."
