@@ -16,64 +16,95 @@ LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean",
 
 @group("Batch")
 class RolloutBatchFlags:
-    rollout_batch_size: int = flag(1024, "Prompts per step; samples = this * n_samples_per_prompt.")
-    n_samples_per_prompt: int = flag(1, "Responses generated for each prompt: the group size.")
-    train_batch_size: int = flag(128, "Samples per optimizer step over all ranks; never prompts.")
-    micro_train_batch_size: int = flag(4, "Samples per rank in one forward and backward pass.")
-    micro_rollout_batch_size: int = flag(8, "Samples per rank in forward-only passes.")
-    num_episodes: int = flag(1, "Passes over the prompts.")
-    max_epochs: int = flag(1, "Passes over each rollout batch, actor and critic.")
-    max_steps: int = flag(-1, "Stop after this many steps; the learning-rate schedule ends there too. -1: from episodes.")
+    rollout_batch_size: int = flag(1024, "Prompts per step; samples = this * n_samples_per_prompt.", bounds="> 0")
+    n_samples_per_prompt: int = flag(1, "Responses generated for each prompt: the group size.", bounds="> 0")
+    train_batch_size: int = flag(128, "Samples per optimizer step over all ranks; never prompts.", bounds="> 0")
+    micro_train_batch_size: int = flag(4, "Samples per rank in one forward and backward pass.", bounds="> 0")
+    micro_rollout_batch_size: int = flag(8, "Samples per rank in forward-only passes.", bounds="> 0")
+    num_episodes: int = flag(1, "Passes over the prompts.", bounds="> 0")
+    max_epochs: int = flag(1, "Passes over each rollout batch, actor and critic.", bounds="> 0")
+    max_steps: int = flag(
+        -1,
+        "Stop after this many steps; the learning-rate schedule ends there too. -1: from episodes.",
+        bounds="-1 or > 0",
+    )
 
 
 @group("Batch")
 class SupervisedBatchFlags:
-    train_batch_size: int = flag(128, "Rows per optimizer step over all ranks.")
-    micro_train_batch_size: int = flag(8, "Rows per rank in one forward and backward pass.")
-    max_epochs: int = flag(2, "Passes over the data.")
-    max_steps: int = flag(-1, "Stop after this many optimizer steps; the schedule ends there too. -1: from epochs.")
+    train_batch_size: int = flag(128, "Rows per optimizer step over all ranks.", bounds="> 0")
+    micro_train_batch_size: int = flag(8, "Rows per rank in one forward and backward pass.", bounds="> 0")
+    max_epochs: int = flag(2, "Passes over the data.", bounds="> 0")
+    max_steps: int = flag(
+        -1, "Stop after this many optimizer steps; the schedule ends there too. -1: from epochs.", bounds="-1 or > 0"
+    )
 
 
 @group("DeepSpeed")
 class DeepSpeedFlags:
-    zero_stage: Literal[0, 1, 2, 3] = flag(2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters.")
+    zero_stage: Literal[0, 1, 2, 3] = flag(
+        2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters."
+    )
     gradient_checkpointing: bool = flag(False, "Recompute activations in the backward pass instead of keeping them.")
-    logits_chunk_size: int = flag(1024, "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at once.")
-    dist_timeout: int = flag(1800, "Seconds a collective may take before its process group aborts.")
+    logits_chunk_size: int = flag(
+        1024,
+        "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at once.",
+        bounds=">= 0",
+    )
+    dist_timeout: int = flag(1800, "Seconds a collective may take before its process group aborts.", bounds="> 0")
 
 
 @group("Optimizer")
 class LearningRateFlags:
     """Given once per trained role, with its prefix: actor_, critic_, or none in train_sft."""
 
-    learning_rate: float = flag(1e-6, "Peak learning rate.")
+    learning_rate: float = flag(1e-6, "Peak learning rate.", bounds="> 0")
 
 
 @group("Optimizer")
 class OptimizerFlags:
-    lr_scheduler: Scheduler = flag("cosine_with_min_lr", "Learning-rate schedule, by its transformers name, in optimizer steps.")
-    lr_warmup_ratio: float = flag(0.03, "Share of all optimizer steps with rising learning rate.")
-    min_lr_ratio: float = flag(0.1, "Lowest learning rate as a share of the peak; only schedules with a floor.")
-    l2: float = flag(0.0, "Decoupled weight decay; biases and norms excluded.")
-    adam_betas: tuple[float, float] = flag((0.9, 0.95), "Adam's beta1 and beta2.")
-    max_norm: float = flag(1.0, "Clip the global gradient norm to this; 0: no clipping.")
+    lr_scheduler: Scheduler = flag(
+        "cosine_with_min_lr", "Learning-rate schedule, by its transformers name, in optimizer steps."
+    )
+    lr_warmup_ratio: float = flag(0.03, "Share of all optimizer steps with rising learning rate.", bounds="[0, 1]")
+    min_lr_ratio: float = flag(
+        0.1, "Lowest learning rate as a share of the peak; only schedules with a floor.", bounds="[0, 1]"
+    )
+    l2: float = flag(0.0, "Decoupled weight decay; biases and norms excluded.", bounds=">= 0")
+    adam_betas: tuple[float, float] = flag((0.9, 0.95), "Adam's beta1 and beta2.", bounds="[0, 1)")
+    max_norm: float = flag(1.0, "Clip the global gradient norm to this; 0: no clipping.", bounds=">= 0")
 
 
 @group("Algorithm")
 class AlgorithmFlags:
     advantage_estimator: str = flag("gae", "How rewards become advantages.", registry=advantage_estimators)
     policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
-    loss_agg_mode: LossAggMode | None = flag(None, "How token losses become one number, counted over the whole optimizer step on all ranks. None: as loss and estimator suggest, else token-mean.")
-    gamma: float = flag(1.0, "Discount per sampled token.")
-    whiten_advantages: bool | None = flag(None, "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the estimator suggests.")
+    loss_agg_mode: LossAggMode | None = flag(
+        None,
+        "How token losses become one number, counted over the whole optimizer step on all ranks. None: as loss and estimator suggest, else token-mean.",
+    )
+    whiten_advantages: bool | None = flag(
+        None,
+        "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the estimator suggests.",
+    )
     no_advantage_std_norm: bool = flag(False, "Whitening subtracts the mean only.")
-    value_clip: float = flag(0.5, "New values are clipped to old value +- this in the value loss; 0: off.")
+    value_clip: float = flag(
+        0.5, "New values are clipped to old value +- this in the value loss; 0: off.", bounds=">= 0"
+    )
 
 
 @group("KL")
 class KLFlags:
-    init_kl_coef: float = flag(0.01, "KL coefficient, start value with --kl_target: on the rewards, or on the loss with --use_kl_loss. 0: no reference model.")
+    init_kl_coef: float = flag(
+        0.01,
+        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with --use_kl_loss. 0: no reference model.",
+        bounds=">= 0",
+    )
     use_kl_loss: bool = flag(False, "Put the KL term in the loss instead of the reward.")
-    kl_estimator: Literal["k1", "k2", "k3"] = flag("k1", "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d.")
-    kl_target: float | None = flag(None, "KL that the adaptive controller steers to. None: the coefficient is fixed.")
-    kl_horizon: int = flag(10000, "Samples over which the adaptive controller corrects.")
+    kl_estimator: Literal["k1", "k2", "k3"] = flag(
+        "k1", "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d."
+    )
+    kl_target: float | None = flag(
+        None, "KL that the adaptive controller steers to. None: the coefficient is fixed.", bounds="> 0"
+    )
+    kl_horizon: int = flag(10000, "Samples over which the adaptive controller corrects.", bounds="> 0")

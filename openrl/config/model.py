@@ -22,6 +22,10 @@ class ModelFlags:
 @group("Other models")
 class OtherModelFlags:
     ref_pretrain: str | None = flag(None, "Frozen reference model. None: the original --pretrain, also on resume.")
-    critic_pretrain: str | None = flag(None, "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain.")
-    reward_pretrain: str | None = flag(None, "Reward model with a scalar head, as a Ray role. None: no local reward model.")
+    critic_pretrain: str | None = flag(
+        None, "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain."
+    )
+    reward_pretrain: str | None = flag(
+        None, "Reward model with a scalar head, as a Ray role. None: no local reward model."
+    )
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward models.")

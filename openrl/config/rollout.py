@@ -9,39 +9,69 @@ from openrl.flags.schema import flag, group
 
 @group("Placement")
 class PlacementFlags:
-    actor_num_nodes: int = flag(1, "Nodes of the actor group.")
-    actor_num_gpus_per_node: int | None = flag(None, "GPUs per node of the actor group. None: every GPU of the node; 1 on a CPU, where it counts worker slots.")
-    critic_num_nodes: int | None = flag(None, "Nodes of the critic group. None: as the actor.")
-    critic_num_gpus_per_node: int | None = flag(None, "GPUs per node of the critic group. None: as the actor.")
-    ref_num_nodes: int | None = flag(None, "Nodes of the reference group. None: as the actor.")
-    ref_num_gpus_per_node: int | None = flag(None, "GPUs per node of the reference group. None: as the actor.")
-    reward_num_nodes: int | None = flag(None, "Nodes of the reward group. None: as the actor.")
-    reward_num_gpus_per_node: int | None = flag(None, "GPUs per node of the reward group. None: as the actor.")
-    ray_address: str | None = flag(None, "Ray cluster to join. None: $RAY_ADDRESS, else one is started and stopped with the run.")
-    rpc_timeout: int = flag(3600, "Seconds to wait for any answer of a worker; then the missing ones are named and the run stops.")
-    placement_timeout: int = flag(600, "Seconds to wait for the cluster to grant the placement; then an error says what is missing.")
+    actor_num_nodes: int = flag(1, "Nodes of the actor group.", bounds="> 0")
+    actor_num_gpus_per_node: int | None = flag(
+        None,
+        "GPUs per node of the actor group. None: every GPU of the node; 1 on a CPU, where it counts worker slots.",
+        bounds="> 0",
+    )
+    critic_num_nodes: int | None = flag(None, "Nodes of the critic group. None: as the actor.", bounds="> 0")
+    critic_num_gpus_per_node: int | None = flag(
+        None, "GPUs per node of the critic group. None: as the actor.", bounds="> 0"
+    )
+    ref_num_nodes: int | None = flag(None, "Nodes of the reference group. None: as the actor.", bounds="> 0")
+    ref_num_gpus_per_node: int | None = flag(
+        None, "GPUs per node of the reference group. None: as the actor.", bounds="> 0"
+    )
+    reward_num_nodes: int | None = flag(None, "Nodes of the reward group. None: as the actor.", bounds="> 0")
+    reward_num_gpus_per_node: int | None = flag(
+        None, "GPUs per node of the reward group. None: as the actor.", bounds="> 0"
+    )
+    ray_address: str | None = flag(
+        None, "Ray cluster to join. None: $RAY_ADDRESS, else one is started and stopped with the run."
+    )
+    rpc_timeout: int = flag(
+        3600,
+        "Seconds to wait for any answer of a worker; then the missing ones are named and the run stops.",
+        bounds="> 0",
+    )
+    placement_timeout: int = flag(
+        600, "Seconds to wait for the cluster to grant the placement; then an error says what is missing.", bounds="> 0"
+    )
 
 
 @group("Device")
 class DeviceFlags:
-    device: Literal["auto", "cuda", "cpu"] = flag("auto", "Where models run. auto: cuda if there is one. cpu: gloo and worker slots instead of GPUs.")
+    device: Literal["auto", "cuda", "cpu"] = flag(
+        "auto", "Where models run. auto: cuda if there is one. cpu: gloo and worker slots instead of GPUs."
+    )
 
 
 @group("Rollout engine")
 class EngineFlags:
-    rollout_backend: Literal["vllm", "hf"] = flag("vllm", "Engine that generates: vLLM, or transformers generation in a worker.")
-    vllm_num_engines: int = flag(1, "Number of engines.")
-    vllm_gpu_memory_utilization: float = flag(0.9, "Share of GPU memory one engine may take, 0 to 1.")
-    vllm_max_num_seqs: int | None = flag(None, "Sequences one engine decodes at a time. None: vLLM's default.")
+    rollout_backend: Literal["vllm", "hf"] = flag(
+        "vllm", "Engine that generates: vLLM, or transformers generation in a worker."
+    )
+    vllm_num_engines: int = flag(1, "Number of engines.", bounds="> 0")
+    vllm_gpu_memory_utilization: float = flag(0.9, "Share of GPU memory one engine may take, 0 to 1.", bounds="(0, 1]")
+    vllm_max_num_seqs: int | None = flag(
+        None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
+    )
     enforce_eager: bool = flag(False, "Run vLLM without CUDA graphs: less memory, slower.")
-    enable_prefix_caching: bool = flag(False, "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync.")
-    sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.")
+    enable_prefix_caching: bool = flag(
+        False, "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync."
+    )
+    sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.", bounds="> 0")
 
 
 @group("Sampling")
 class SamplingFlags:
-    temperature: float = flag(1.0, "Sampling temperature; training log-probs and KL use logits divided by it.")
-    top_p: float = flag(1.0, "Nucleus sampling: smallest token set with this probability. 1: off.")
-    top_k: int = flag(-1, "Sample among the k likeliest tokens. -1: off.")
-    prompt_max_len: int = flag(1024, "Most prompt tokens; longer prompts are left out, counted and reported.")
-    generate_max_len: int = flag(1024, "Most new tokens after the prompt.", alias=("max_new_tokens",))
+    temperature: float = flag(
+        1.0, "Sampling temperature; training log-probs and KL use logits divided by it.", bounds="> 0"
+    )
+    top_p: float = flag(1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]")
+    top_k: int = flag(-1, "Sample among the k likeliest tokens. -1: off.", bounds="-1 or > 0")
+    prompt_max_len: int = flag(
+        1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"
+    )
+    generate_max_len: int = flag(1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",))

@@ -7,32 +7,44 @@ from openrl.flags.schema import flag, group
 
 @group("Checkpoint")
 class CheckpointFlags:
-    save_path: str = flag("./ckpt", "Run directory: final model, config.yaml, metrics.jsonl, samples.jsonl, summary.json.")
+    save_path: str = flag(
+        "./ckpt", "Run directory: final model, config.yaml, metrics.jsonl, samples.jsonl, summary.json."
+    )
     ckpt_path: str = flag("./ckpt/checkpoints", "Directory of resumable checkpoints, written aside, then renamed.")
-    save_steps: int = flag(-1, "Write a checkpoint every N steps; -1: none on the way. The final model is always saved.")
-    load_checkpoint: bool = flag(False, "Resume from the newest complete checkpoint in --ckpt_path; none there: start fresh and say so.")
+    save_steps: int = flag(
+        -1,
+        "Write a checkpoint every N steps; -1: none on the way. The final model is always saved.",
+        bounds="-1 or > 0",
+    )
+    load_checkpoint: bool = flag(
+        False, "Resume from the newest complete checkpoint in --ckpt_path; none there: start fresh and say so."
+    )
     overwrite_ckpt: bool = flag(False, "Start fresh although --ckpt_path holds checkpoints.")
     save_hf_ckpt: bool = flag(False, "Write a Hugging Face copy beside each checkpoint.")
-    max_ckpt_num: int = flag(3, "Checkpoints kept, newest first; older ones go after the new one is complete. 0: all.")
+    max_ckpt_num: int = flag(
+        3, "Checkpoints kept, newest first; older ones go after the new one is complete. 0: all.", bounds=">= 0"
+    )
 
 
 @group("Logging")
 class LoggingFlags:
     exp_name: str | None = flag(None, "Name of the run in titles and trackers. None: command and start time.")
-    logging_steps: int = flag(1, "Print and send metrics every N steps.")
-    use_tensorboard: str | None = flag(None, "Directory for TensorBoard; the run is a sub-directory named --exp_name. None: off.")
+    logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
+    use_tensorboard: str | None = flag(
+        None, "Directory for TensorBoard; the run is a sub-directory named --exp_name. None: off."
+    )
     use_wandb: bool = flag(False, "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login.")
     wandb_project: str | None = flag(None, "Weights & Biases project. None: openrl.")
 
 
 @group("Logging")
 class SampleLoggingFlags:
-    train_generations_to_log: int = flag(4, "Rollouts per logged step written to samples.jsonl.")
+    train_generations_to_log: int = flag(4, "Rollouts per logged step written to samples.jsonl.", bounds=">= 0")
 
 
 @group("Debug")
 class DebugFlags:
     plugin: tuple[str, ...] = flag((), "Python modules imported first in every process; they register components.")
     dry_run: bool = flag(False, "Check everything, print the plan, start nothing.")
-    seed: int = flag(42, "Seed of initialisation, prompt order and sampling.")
+    seed: int = flag(42, "Seed of initialisation, prompt order and sampling.", bounds=">= 0")
     full_determinism: bool = flag(False, "Seeded requests and fixed order: equal runs give equal bits, slower.")

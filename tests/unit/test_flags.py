@@ -122,7 +122,7 @@ def good(*argv: str) -> Any:
 
 
 def said(*argv: str) -> str:
-    config, problems = settle(*argv)
+    _, problems = settle(*argv)
     assert problems
     return "\n".join(map(str, problems))
 
