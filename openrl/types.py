@@ -126,7 +126,7 @@ class ExperienceBatch:
     loss_mask: Tensor  # (B, T) bool, True on tokens the policy sampled
     rollout_logprobs: Tensor  # (B, T) float32, from the engine that sampled
     group_ids: Tensor  # (B,) int64, equal for siblings of one prompt
-    rewards: Tensor  # (B,) float32, shaped in place of the raw reward
+    rewards: Tensor  # (B,) float32, as the reward source gave them; never overwritten
     truncated: Tensor  # (B,) bool, the response ran out of tokens
     passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
     turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
@@ -134,7 +134,8 @@ class ExperienceBatch:
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
     values: Tensor | None = None  # (B, T) the critic
-    token_rewards: Tensor | None = None  # (B, T) reward on the last sampled token, minus any KL penalty
+    scores: Tensor | None = None  # (B,) rewards after shaping and the estimator's baseline
+    token_rewards: Tensor | None = None  # (B, T) score on the last sampled token, minus any KL penalty
     advantages: Tensor | None = None  # (B, T) zero outside loss_mask
     returns: Tensor | None = None  # (B, T) the critic's target
 

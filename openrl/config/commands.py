@@ -19,6 +19,7 @@ from openrl.config.model import ModelFlags, OtherModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.rollout import DeviceFlags, EngineFlags, PlacementFlags, SamplingFlags
 from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, SampleLoggingFlags
+from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
 
 
@@ -41,6 +42,7 @@ class PPOConfig:
     algorithm: AlgorithmFlags = part(AlgorithmFlags)
     kl: KLFlags = part(KLFlags)
     reward: RewardFlags = part(RewardFlags)
+    shaping: RewardShapingFlags = part(RewardShapingFlags)
     evaluation: PromptEvalFlags = part(PromptEvalFlags)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
     logging: LoggingFlags = part(LoggingFlags)

@@ -10,6 +10,3 @@ class RewardFlags:
     remote_rm_url: str | None = flag(None, "Reward source: a Python file, path.py or path.py:function.")
     reward_timeout: float = flag(60.0, "Seconds one reward call may take before it is killed.", bounds="> 0")
     reward_num_workers: int = flag(1, "Processes per engine that run the reward file.", bounds="> 0")
-    reward_clip_range: tuple[float, float] = flag(
-        (-10.0, 10.0), "Rewards are clipped to this range before advantages.", bounds="increasing"
-    )

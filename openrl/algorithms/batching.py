@@ -1,0 +1,149 @@
+"""Trajectories to tensors, and rows to ranks, optimizer steps and micro-batches. torch only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from openrl.types import ExperienceBatch, Finish, Group, StepCounts, StepPlan, Trajectory
+
+
+def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
+    """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids`` value.
+
+    A trajectory that failed (finish ERROR) or has no score keeps its row and loses its loss mask: it is not trained
+    and counts in no statistic.
+    """
+    rows = [(number, t) for number, group in enumerate(groups) for t in group.trajectories]
+    width = max((len(t.token_ids) for _, t in rows), default=1)
+    masks = [trained_mask(t) for _, t in rows]
+    loss_mask = pad([torch.tensor(m, dtype=torch.bool) for m in masks], width, False)
+    scores = [t.score for _, t in rows]
+    passed = [float("nan") if s is None or s.passed is None else s.passed for s in scores]
+    return ExperienceBatch(
+        token_ids=pad([torch.tensor(t.token_ids) for _, t in rows], width, pad_id),
+        attention_mask=pad([torch.ones(len(t.token_ids), dtype=torch.bool) for _, t in rows], width, False),
+        loss_mask=loss_mask,
+        rollout_logprobs=pad([torch.tensor(t.rollout_logprobs) for _, t in rows], width, 0.0),
+        group_ids=torch.tensor([number for number, _ in rows], dtype=torch.long),
+        rewards=torch.tensor([s.reward if s else 0.0 for s in scores]),
+        truncated=torch.tensor([t.finish is Finish.LENGTH for _, t in rows], dtype=torch.bool),
+        passed=torch.tensor(passed),
+        turn_ids=turn_ids(loss_mask),
+        sources=[t.prompt.source for _, t in rows],
+    )
+
+
+def trained_mask(trajectory: Trajectory) -> list[bool]:
+    """The trajectory's loss mask, all False if it failed or was not scored."""
+    failed = trajectory.finish is Finish.ERROR or trajectory.score is None
+    return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
+
+
+def pad(rows: list[Tensor], width: int, value: float) -> Tensor:
+    """Stack (L,) tensors into (B, width), filled up on the right."""
+    result = torch.full((len(rows), width), value, dtype=rows[0].dtype if rows else torch.long)
+    for target, row in zip(result, rows, strict=True):
+        target[: len(row)] = row
+    return result
+
+
+def turn_ids(loss_mask: Tensor) -> Tensor:
+    """(B, T): the number of the run of sampled tokens that a token lies in, from 0; -1 outside the mask."""
+    starts = loss_mask.clone()
+    starts[:, 1:] &= ~loss_mask[:, :-1]
+    return torch.where(loss_mask, starts.cumsum(-1) - 1, -1)
+
+
+@dataclass(frozen=True)
+class TrainingPlan:
+    """Who trains what, when, in one pass over a rollout batch or several."""
+
+    shards: list[list[int]]  # [rank]: rows of the batch that it trains, each row on one rank
+    steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
+
+
+def plan_steps(
+    batch: ExperienceBatch,
+    dp_size: int,
+    train_batch_size: int,
+    micro_batch_size: int,
+    epochs: int = 1,
+    generator: torch.Generator | None = None,
+) -> TrainingPlan:
+    """Cut a rollout batch into optimizer steps of ``train_batch_size`` rows, the last of an epoch maybe smaller.
+
+    Rows are dealt once, shuffled by ``generator`` (None: in order), to the ``train_batch_size`` places of a step; a
+    place belongs to one rank for good, so a rank's rows are shipped once for all epochs. Later epochs shuffle which
+    step a row joins, place by place. The rows of a step depend neither on ``dp_size`` nor on ``micro_batch_size``.
+
+    In every epoch each row is trained exactly once. All ranks run the same number of micro-batches: where rows run out
+    a micro-batch is ``[-1]``, one dummy row. Rows of like length share a micro-batch, the longest first.
+    """
+    n = len(batch)
+    order = list(range(n)) if generator is None else torch.randperm(n, generator=generator).tolist()
+    places = [order[place::train_batch_size] for place in range(min(train_batch_size, n))]  # [place][step]
+    shards = [[row for rows in places[rank::dp_size] for row in rows] for rank in range(dp_size)]
+    local = [{row: i for i, row in enumerate(shard)} for shard in shards]
+    lengths, tokens = batch.lengths.tolist(), batch.response_lengths.tolist()
+    steps = []
+    for epoch in range(epochs):
+        if epoch and generator is not None:
+            places = [[rows[i] for i in torch.randperm(len(rows), generator=generator)] for rows in places]
+        for step in range(-(-n // train_batch_size)):
+            rows = [rows[step] for rows in places if step < len(rows)]
+            trained = [tokens[row] for row in rows if tokens[row]]
+            counts = StepCounts(tokens=sum(trained), sequences=len(trained), dp_size=dp_size)
+            cut = _micro_batches([rows[rank::dp_size] for rank in range(dp_size)], lengths, micro_batch_size)
+            indexed = [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)]
+            steps.append([StepPlan(micro, counts) for micro in indexed])
+    return TrainingPlan(shards, steps)
+
+
+def _micro_batches(rows_of: list[list[int]], lengths: Sequence[int], size: int) -> list[list[list[int]]]:
+    """[rank][micro-batch][row]: like lengths together, [-1] for ranks that run out of rows."""
+    count = max(1, -(-max(map(len, rows_of)) // size))
+    result = []
+    for rows in rows_of:
+        rows = sorted(rows, key=lambda row: -lengths[row])
+        micro = [rows[i : i + size] for i in range(0, len(rows), size)]
+        result.append(micro + [[-1]] * (count - len(micro)))
+    return result
+
+
+@dataclass(frozen=True)
+class RowSplit:
+    """Rows dealt to ranks for a forward pass."""
+
+    shards: list[list[int]]  # [rank]: rows of the batch
+    micro_batches: list[list[list[int]]]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
+
+
+def split_rows(lengths: Sequence[int], dp_size: int, micro_batch_size: int) -> RowSplit:
+    """Deal rows to ranks by length, back and forth, so that ranks get like work; same padding rule as plan_steps."""
+    by_length = sorted(range(len(lengths)), key=lambda row: -lengths[row])
+    shards: list[list[int]] = [[] for _ in range(dp_size)]
+    for i, row in enumerate(by_length):
+        lap, rank = divmod(i, dp_size)
+        shards[dp_size - 1 - rank if lap % 2 else rank].append(row)
+    cut = _micro_batches(shards, lengths, micro_batch_size)
+    local = [{row: i for i, row in enumerate(shard)} for shard in shards]
+    return RowSplit(
+        shards, [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)]
+    )
+
+
+def join_rows(shards: list[list[int]], columns: list[Tensor], width: int) -> Tensor:
+    """The inverse of a split: each rank's column, (rows,) or (rows, its width), back in batch order, (B,) or (B, width)."""
+    n = sum(map(len, shards))
+    filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows]
+    result = filled[0][1].new_zeros((n, width) if filled[0][1].dim() > 1 else (n,))
+    for rows, column in filled:
+        if column.dim() > 1:
+            result[torch.tensor(rows), : column.shape[1]] = column
+        else:
+            result[torch.tensor(rows)] = column
+    return result

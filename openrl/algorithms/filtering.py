@@ -1,0 +1,46 @@
+"""Which groups carry a learning signal. torch is not needed."""
+
+from __future__ import annotations
+
+from openrl.types import Group, Trajectory
+
+
+def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
+    """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave no verdict;
+    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score."""
+    score = trajectory.score
+    if score is None:
+        return None
+    if key == "score":
+        return score.reward if score.passed is None else score.passed
+    return score.reward if key == "reward" else score.parts[key]
+
+
+def group_mean(group: Group, key: str = "score") -> float | None:
+    """Mean of ``value_of`` over the scored trajectories; None if there are none."""
+    values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
+    return sum(values) / len(values) if values else None
+
+
+def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
+    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 eq. 11): low < mean < high, strictly."""
+    mean = group_mean(group, key)
+    return mean is not None and low < mean < high
+
+
+def signal_metrics(groups: list[Group]) -> dict[str, float]:
+    """Shares of groups, in [0, 1]: all right, all wrong (by ``passed``), equal rewards, one scored trajectory.
+
+    The first two are absent when no group has a verdict on every trajectory.
+    """
+    if not groups:
+        return {}
+    verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
+    shares = {
+        "zero_variance": sum(g.is_flat for g in groups) / len(groups),
+        "singletons": sum(len(g.rewards) == 1 for g in groups) / len(groups),
+    }
+    if verdicts:
+        shares["all_right"] = sum(v == 1 for v in verdicts) / len(verdicts)
+        shares["all_wrong"] = sum(v == 0 for v in verdicts) / len(verdicts)
+    return shares
