@@ -14,8 +14,8 @@ from openrl.types import ExperienceBatch, Finish, Group, StepCounts, StepPlan, T
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids`` value.
 
-    A trajectory that failed (finish ERROR) or has no score keeps its row and loses its loss mask: it is not trained
-    and counts in no statistic.
+    A trajectory that failed (finish ERROR) keeps its row and loses its loss mask: it is not trained and counts in no
+    statistic. Without a score the reward is NaN, to be filled by a reward model.
     """
     rows = [(number, t) for number, group in enumerate(groups) for t in group.trajectories]
     width = max((len(t.token_ids) for _, t in rows), default=1)
@@ -29,7 +29,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         loss_mask=loss_mask,
         rollout_logprobs=pad([torch.tensor(t.rollout_logprobs) for _, t in rows], width, 0.0),
         group_ids=torch.tensor([number for number, _ in rows], dtype=torch.long),
-        rewards=torch.tensor([s.reward if s else 0.0 for s in scores]),
+        rewards=torch.tensor([s.reward if s else float("nan") for s in scores]),
         truncated=torch.tensor([t.finish is Finish.LENGTH for _, t in rows], dtype=torch.bool),
         passed=torch.tensor(passed),
         turn_ids=turn_ids(loss_mask),
@@ -38,8 +38,8 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
 
 
 def trained_mask(trajectory: Trajectory) -> list[bool]:
-    """The trajectory's loss mask, all False if it failed or was not scored."""
-    failed = trajectory.finish is Finish.ERROR or trajectory.score is None
+    """The trajectory's loss mask, all False if it failed."""
+    failed = trajectory.finish is Finish.ERROR
     return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
 
 

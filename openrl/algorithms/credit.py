@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrl.algorithms.advantages import Estimator
-from openrl.algorithms.shaping import normalise, shape_rewards, token_rewards, whiten
+from openrl.algorithms.shaping import members, normalise, shape_rewards, token_rewards, whiten
 from openrl.config.shaping import RewardShapingFlags
 from openrl.registry import Entry
 from openrl.types import ExperienceBatch
@@ -36,8 +36,11 @@ class CreditPlan:
 def assign_credit(batch: ExperienceBatch, plan: CreditPlan, kl_coef: float) -> ExperienceBatch:
     """Fill ``scores``, ``token_rewards``, ``advantages`` and ``returns``.
 
-    ``kl_coef`` is the coefficient of the KL in the reward, 0 if it is in the loss or nowhere.
+    ``kl_coef`` is the coefficient of the KL in the reward, 0 if it is in the loss or nowhere. Raises ValueError if a
+    row with sampled tokens has no finite reward.
     """
+    if bad := (members(batch) & ~batch.rewards.isfinite()).nonzero().flatten().tolist():
+        raise ValueError(f"rows {bad[:8]} have no finite reward ({len(bad)} in all)")
     estimator, suggests = plan.estimator.component, plan.estimator.suggests
     batch = batch.replace(scores=shape_rewards(batch, plan.shaping))
     scores = estimator.scores(batch, plan.options)
