@@ -4,36 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
+from openrl.tracking.metrics import Metric
+from openrl.types import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
 
-LossOf = Callable[[Any, ExperienceBatch], tuple[Tensor, dict[str, Any]]]
-"""``loss_of(forward, micro_batch) -> (loss, metrics)``: the loss of one micro-batch, already divided by
-the counts of the whole optimizer step; ``forward(micro_batch)`` gives the model's (b, T) column."""
+
+class Forward(Protocol):
+    """The model on one micro-batch, with gradient: its column, and entropies where asked for, both (b, T) fp32."""
+
+    def __call__(self, batch: ExperienceBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]: ...
+
+
+LossOf = Callable[[Forward, ExperienceBatch, StepCounts], tuple[Tensor, dict[str, Metric]]]
+"""``loss_of(forward, micro_batch, counts) -> (loss, metrics)``: the loss of one micro-batch, divided by the counts
+of the whole optimizer step and multiplied by dp_size, so that gradients summed over micro-batches and averaged
+over ranks are those of the whole step."""
 
 
 class TrainEngine(Protocol):
-    """Every rank calls every method: collectives hide inside."""
+    """Every rank calls every method in the same order: collectives hide inside."""
 
     layout: ParallelLayout
 
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
         """The model's column for all rows of the shard, without gradient: (B, T) log-probs or values, or
-        (B,) rewards, by the kind of model. Fp32, on the CPU."""
+        (B,) rewards, by the kind of model. Fp32, on the CPU; 0 on padding, at index 0, and in rows left out."""
 
-    def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Any]:
-        """Forward and backward over the plan's micro-batches, one optimizer step. Metrics of this rank."""
+    def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        """Forward and backward over the plan's micro-batches, one optimizer step. Metrics of this rank:
+        those of ``loss_of``, ``grad_norm`` before clipping, ``lr``, ``nonfinite_steps`` (a gradient with inf or NaN
+        skips the step and leaves weights, optimizer and schedule as they were)."""
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Full weights under their checkpoint names, one at a time; every rank iterates, rank 0 uses them."""
+        """Full weights under the names that ``save_pretrained`` writes, in the type of the parameters; tied weights
+        once. Gathered layer by layer: every rank iterates to the end, each gets the tensors."""
+
+    def parameter_count(self) -> int:
+        """Parameters of the whole model, shards of other ranks included."""
 
     def save(self, directory: Path) -> None:
         """Weights, optimizer, schedule and random state of every rank, to resume bit for bit."""
 
-    def load(self, directory: Path) -> None: ...
+    def load(self, directory: Path) -> None:
+        """Take up a saved state. Raises UserError if ranks, ZeRO stage or type differ from those that saved it."""
 
     def export(self, directory: Path) -> None:
-        """A Hugging Face model directory in safetensors."""
+        """A Hugging Face model directory in safetensors, written by rank 0; no tokenizer."""

@@ -1,0 +1,115 @@
+"""A language model that scores tokens: (b, T) token ids in, (b, T) log-probs out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import is_flash_attn_2_available
+
+from openrl.config.model import ModelFlags
+from openrl.errors import UserError
+from openrl.models.logprobs import LogitTransform, LogprobHead
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class CausalLM(nn.Module):
+    """A transformers model whose output head scores tokens chunk by chunk. ``hf`` keeps its parameter names."""
+
+    def __init__(self, hf: PreTrainedModel, temperature: float, chunk_size: int) -> None:
+        super().__init__()
+        self.hf = hf
+        head = LogprobHead(hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size)
+        hf.set_output_embeddings(head)
+        if hf.get_output_embeddings() is not head:
+            raise UserError(f"{type(hf).__name__} does not let its output head be replaced", "use another architecture")
+
+    def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Right-padded token_ids (b, T) and attention_mask (b, T) bool -> log-probs, entropies (b, T) fp32.
+
+        The backbone gets no mask: with padding on the right, causal attention never looks at it.
+        """
+        hidden = self.hf.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        return self.hf.get_output_embeddings()(hidden, token_ids, attention_mask, entropy)
+
+    @property
+    def architecture(self) -> str:
+        return type(self.hf).__name__
+
+    def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of one or more whole layers, by this module's names -> as ``save_pretrained`` writes them."""
+        return revert_weight_conversion(self.hf, {name.removeprefix("hf."): t for name, t in named.items()})
+
+
+def load_causal_lm(path: str, flags: ModelFlags, device: str, temperature: float, chunk_size: int) -> CausalLM:
+    """Load from a local directory or the Hub. Raises UserError if there is no such model, weights are missing,
+    or the architecture treats its logits in a way that this package does not know."""
+    hf = load_pretrained(AutoModelForCausalLM, path, flags, device)
+    expected = _plain_logprobs(hf)
+    model = CausalLM(hf, 1.0, chunk_size).eval()
+    with torch.no_grad():
+        gap = float((model(_PROBE, _PROBE > 0)[0][:, 1:] - expected).abs().max())
+    if not gap <= (1e-3 if flags.param_dtype == "fp32" else 0.1):
+        raise UserError(
+            f"{path}: log-probs from the output head differ by {gap:.2g} from the model's own forward: "
+            f"{type(hf).__name__} changes its logits in a way that is not known here",
+            "use another architecture, or add its rule to logit_transform",
+        )
+    hf.get_output_embeddings().transform = logit_transform(hf.config, temperature)
+    return model
+
+
+def load_pretrained(kind: type, path: str, flags: ModelFlags, device: str) -> PreTrainedModel:
+    """``kind.from_pretrained`` with every weight found in the checkpoint, dropout off, on the CPU."""
+    attention = flags.attn_implementation
+    if attention is None and device == "cuda" and flags.param_dtype != "fp32" and is_flash_attn_2_available():
+        attention = "flash_attention_2"
+    try:
+        model, report = kind.from_pretrained(  # type: ignore[attr-defined]
+            path,
+            dtype=DTYPES[flags.param_dtype],
+            attn_implementation=attention,
+            trust_remote_code=flags.trust_remote_code,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise UserError(f"cannot load a model from {path!r}: {error}", "check the path and --attn_implementation") from error
+    if report["missing_keys"]:
+        missing = sorted(report["missing_keys"])
+        raise UserError(
+            f"{path}: {len(missing)} weights are not in the checkpoint, e.g. {missing[0]}",
+            "point the flag at a complete checkpoint of this architecture",
+        )
+    _disable_dropout(model)
+    return model.eval()
+
+
+def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
+    """Read from the config what the architecture does to its logits."""
+    text = config.get_text_config()
+    scale = getattr(text, "logit_scale", None) or 1.0  # Cohere
+    scale *= getattr(text, "lm_head_multiplier", None) or 1.0  # Falcon-H1
+    divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite
+    return LogitTransform(scale / divisor, getattr(text, "final_logit_softcapping", None), temperature)
+
+
+_PROBE = torch.tensor([[1, 2, 3, 4]])
+
+
+@torch.no_grad()
+def _plain_logprobs(hf: PreTrainedModel) -> Tensor:
+    """The model's own log-probs of four tokens, to hold the output head against."""
+    logits = hf(input_ids=_PROBE, use_cache=False).logits[:, :-1].float()
+    return logits.log_softmax(-1).gather(-1, _PROBE[:, 1:, None])[..., 0]
+
+
+def _disable_dropout(model: nn.Module) -> None:
+    """Policies are compared with their own earlier log-probs: noise in the forward would look like drift."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)

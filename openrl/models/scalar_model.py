@@ -1,0 +1,108 @@
+"""A backbone with a scalar head: the critic (a value for each token) and the reward model (one for the row)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
+
+from openrl.config.model import ModelFlags
+from openrl.errors import UserError
+from openrl.models.causal_lm import load_pretrained
+
+HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
+
+
+class ScalarModel(nn.Module):
+    """The last hidden state of each token through one linear head without bias."""
+
+    needs_trained_head = False
+
+    def __init__(self, hf: PreTrainedModel, head_name: str, head_weight: Tensor) -> None:
+        super().__init__()
+        self.hf, self.head_name = hf, head_name
+        self.head = nn.Linear(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
+        with torch.no_grad():
+            self.head.weight.copy_(head_weight)
+
+    def scalars(self, token_ids: Tensor) -> Tensor:
+        """(b, T) the head's output at every token."""
+        hidden = self.hf(input_ids=token_ids, use_cache=False).last_hidden_state
+        return self.head(hidden)[..., 0].float()
+
+    @property
+    def architecture(self) -> str:
+        """Under the name "score" the head is what transformers' sequence classifiers have."""
+        return type(self.hf).__name__.removesuffix("Model") + "ForSequenceClassification"
+
+    def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of one or more whole layers, by this module's names -> names of a checkpoint with a head."""
+        head = {f"{self.head_name}.weight": t for name, t in named.items() if name.startswith("head.")}
+        body = {name.removeprefix("hf."): t for name, t in named.items() if name.startswith("hf.")}
+        prefix = f"{self.hf.base_model_prefix}."
+        body = revert_weight_conversion(self.hf, body) if body else {}
+        return {name if name.startswith(prefix) else prefix + name: t for name, t in body.items()} | head
+
+
+class ValueModel(ScalarModel):
+    def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
+        """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
+        describes. 0 at index 0 and on padding."""
+        shifted = nn.functional.pad(self.scalars(token_ids)[:, :-1], (1, 0))
+        return shifted.masked_fill(~attention_mask, 0.0), None
+
+
+class RewardModel(ScalarModel):
+    needs_trained_head = True
+
+    def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
+        """(b,) fp32: the scalar at the last real token of each row."""
+        last = attention_mask.sum(-1, keepdim=True) - 1
+        return self.scalars(token_ids).gather(1, last)[:, 0], None
+
+
+def load_scalar_model(
+    kind: type[ScalarModel], path: str, flags: ModelFlags, device: str, head_prefix: str, seed: int
+) -> ScalarModel:
+    """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
+
+    A critic may start from a checkpoint without head (a language model) and gets a fresh one: normal with standard
+    deviation 1 / (hidden size + 1), from ``seed``. Raises UserError for a reward model without head.
+    """
+    hf = load_pretrained(AutoModel, path, flags, device)
+    head_name = getattr(AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code), HEAD_FIELD, None)
+    head_name = head_name or head_prefix
+    weight = _stored_tensor(path, f"{head_name}.weight")
+    if weight is None and kind.needs_trained_head:
+        raise UserError(
+            f"{path}: no weights named {head_name}.weight, so this is not a reward model",
+            "train one with a scalar head, or name its head with --value_head_prefix",
+        )
+    if weight is None:
+        size = hf.config.get_text_config().hidden_size
+        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) / (size + 1)
+    setattr(hf.config, HEAD_FIELD, head_name)
+    hf.config.num_labels = 1
+    return kind(hf, head_name, weight.to(hf.dtype))
+
+
+def _stored_tensor(path: str, name: str) -> Tensor | None:
+    """One tensor of a safetensors checkpoint, whole or sharded; None if it is not there."""
+    index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
+    file = SAFE_WEIGHTS_NAME
+    if index is not None:
+        shard = json.loads(Path(index).read_text())["weight_map"].get(name)
+        if shard is None:
+            return None
+        file = shard
+    stored = cached_file(path, file, _raise_exceptions_for_missing_entries=False)
+    if stored is None:
+        return None
+    with safe_open(stored, framework="pt") as tensors:
+        return tensors.get_tensor(name) if name in tensors.keys() else None  # noqa: SIM118

@@ -1,0 +1,281 @@
+"""One rank of a model under DeepSpeed. The only module that imports deepspeed.
+
+Four kinds of DeepSpeed optimizer hide behind one engine: plain AdamW (stage 0, fp32), fp32 masters beside the
+parameters (stage 0, bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage 3). What differs
+between them is in ``_masters`` and ``_refresh_from_masters``; the rest is the same code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import fields
+from itertools import groupby
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers.dynamic_module_utils import custom_object_save
+
+from openrl.config.learning import DeepSpeedFlags
+from openrl.models.causal_lm import DTYPES, CausalLM
+from openrl.models.scalar_model import ScalarModel
+from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
+from openrl.training.engine import LossOf
+from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
+from openrl.training.state import (
+    optimizer_tensors,
+    random_state,
+    read_rank_state,
+    restore_optimizer_tensors,
+    restore_random_state,
+    write_rank_state,
+)
+from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
+
+
+class DeepSpeedEngine:
+    """Trains or, with ``optim`` None, only evaluates one model. Needs an initialised process group.
+
+    An engine that only evaluates uses DeepSpeed for nothing but sharding parameters (stage 3).
+    """
+
+    def __init__(
+        self, model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, optim: OptimSpec | None, device: str
+    ) -> None:
+        self.layout = ParallelLayout(dist.get_rank(), dist.get_world_size())
+        self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self.model, self.dtype, self.stage, self.optim = model, dtype, flags.zero_stage, optim
+        if optim is not None:
+            self._start_training(flags, optim)
+        elif self.stage == 3:
+            self._engine = _initialize(model, _config(model, dtype, flags, 0.0), None)
+        else:
+            self._engine = model.to(self.device)
+        self.model.requires_grad_(optim is not None)
+
+    def _start_training(self, flags: DeepSpeedFlags, optim: OptimSpec) -> None:
+        if flags.gradient_checkpointing:
+            self.model.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.model.train(flags.gradient_checkpointing)  # dropout is off; only checkpointing asks for this mode
+        self._inner = build_optimizer(self.model, optim)
+        self._clips_itself = self.stage == 0 and self.dtype == "fp32"
+        clip = 0.0 if self._clips_itself else optim.max_norm
+        self._engine = _initialize(self.model, _config(self.model, self.dtype, flags, clip), self._inner)
+        if self.stage == 0 and self.dtype != "fp32":
+            for parameter in self.model.parameters():
+                parameter.grad_dtype = torch.float32  # micro-batches add up in fp32, as in the other stages
+        self._scheduler = build_scheduler(self._inner, optim)
+
+    # ---- running the model
+
+    @torch.no_grad()
+    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
+        column: Tensor | None = None
+        for rows in micro_batches:
+            result = self._run(batch.select(rows))[0].float().cpu()
+            if column is None:
+                column = torch.zeros(batch.token_ids.shape[: result.dim()])
+            for row, values in zip(rows, result, strict=True):
+                if row >= 0:
+                    column[(row, slice(values.numel())) if values.dim() else row] = values
+        if column is None:
+            raise ValueError("forward needs at least one micro-batch")
+        return column
+
+    def _run(self, batch: ExperienceBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+        return self._engine(batch.token_ids.to(self.device), batch.attention_mask.to(self.device), entropy)
+
+    def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        last = len(plan.micro_batches) - 1
+        metrics: list[dict[str, Metric]] = []
+        for i, rows in enumerate(plan.micro_batches):
+            self._engine.set_gradient_accumulation_boundary(i == last)
+            loss, of_micro_batch = loss_of(self._run, _to(batch.select(rows), self.device), plan.counts)
+            metrics.append(of_micro_batch)
+            self._engine.backward(loss * self._missing_loss_scale(), scale_wrt_gas=False)
+        rate = self._scheduler.get_last_lr()[0]
+        norm = self._apply_gradients()
+        finite = math.isfinite(norm)
+        if finite:
+            self._scheduler.step()
+            metrics.append({"grad_norm": Mean(norm, 1.0)})
+        if self.layout.rank == 0:  # all ranks agree, one of them counts
+            metrics.append({"nonfinite_steps": Sum(float(not finite))})
+        return merge_all([*metrics, {"lr": Last(rate)}])
+
+    def _apply_gradients(self) -> float:
+        """The optimizer step. Returns the gradient norm before clipping, inf or NaN if the step was skipped."""
+        assert self.optim is not None
+        if self._clips_itself:
+            norm = clip_and_measure(self.model, self.optim.max_norm)
+            if not math.isfinite(norm):
+                self._engine.zero_grad()
+                return norm
+            self._engine.step()
+            return norm
+        self._engine.step()
+        return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
+
+    def _missing_loss_scale(self) -> float:
+        """DeepSpeed scales fp16 losses itself, except in stage 0, where it only undoes the scale."""
+        return self._engine.optimizer.loss_scale if self.stage == 0 and self.dtype == "fp16" else 1.0
+
+    # ---- weights
+
+    @torch.no_grad()
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        seen: set[int] = set()
+        entries = []
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) not in seen:  # a tied head is the embedding again
+                seen.add(id(tensor))
+                entries.append((name, tensor))
+        for _, layer in groupby(entries, key=lambda entry: _layer_of(entry[0])):
+            named = dict(layer)
+            with self._gathered(list(named.values())):
+                full = {name: t.detach().clone() if self.stage == 3 else t.detach() for name, t in named.items()}
+            yield from self.model.to_checkpoint(full).items()
+
+    def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager:
+        if self.stage < 3:
+            return nullcontext()
+        return _deepspeed().zero.GatheredParameters([t for t in tensors if hasattr(t, "ds_id")])
+
+    def parameter_count(self) -> int:
+        return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
+
+    def export(self, directory: Path) -> None:
+        weights = {}
+        for name, tensor in self.named_weights():
+            if self.layout.rank == 0:
+                weights[name] = tensor.to("cpu", copy=True)  # parameters are views of one buffer in stages 1 and 2
+        if self.layout.rank == 0:
+            directory.mkdir(parents=True, exist_ok=True)
+            hf = self.model.hf
+            hf.config.architectures, hf.config.dtype = [self.model.architecture], str(DTYPES[self.dtype])[6:]
+            hf.config.save_pretrained(directory)
+            if hf.can_generate():
+                hf.generation_config.save_pretrained(directory)
+            if hf.is_remote_code():
+                custom_object_save(hf, directory, config=hf.config)
+            save_torch_state_dict(weights, directory, metadata={"format": "pt"})
+        dist.barrier()
+
+    # ---- resuming
+
+    def save(self, directory: Path) -> None:
+        tensors, values = random_state(self.device)
+        tensors |= optimizer_tensors(self._inner, self._masters())
+        values |= self._shape() | {"scheduler": self._scheduler.state_dict(), "loss_scaler": _plain(self._loss_scaler())}
+        write_rank_state(directory, self.layout.rank, tensors, values)
+        dist.barrier()
+
+    def load(self, directory: Path) -> None:
+        tensors, values = read_rank_state(directory, self.layout.rank, self._shape())
+        restore_random_state(self.device, tensors, values)
+        masters = self._masters()
+        restore_optimizer_tensors(self._inner, masters, {k: v for k, v in tensors.items() if not k.startswith("rng.")})
+        self._refresh_from_masters()
+        self._scheduler.load_state_dict(values["scheduler"])
+        for group, rate in zip(self._inner.param_groups, self._scheduler.get_last_lr(), strict=True):
+            group["lr"] = rate
+        vars(self._loss_scaler()).update(values["loss_scaler"])
+        dist.barrier()
+
+    def _shape(self) -> dict[str, Any]:
+        """What must not change between saving and loading, by the flag that sets it."""
+        return {
+            "actor ranks": self.layout.world_size,
+            "--zero_stage": self.stage,
+            "--param_dtype": self.dtype,
+            "parameters": self.parameter_count(),
+        }
+
+    def _loss_scaler(self) -> Any:
+        """The object that holds fp16's dynamic loss scale; an empty one where there is no scaling."""
+        optimizer = self._engine.optimizer
+        name = "loss_scale_config" if self.stage == 0 else "loss_scaler"
+        return getattr(optimizer, name) if self.dtype == "fp16" else SimpleNamespace()
+
+    def _masters(self) -> list[Tensor]:
+        """This rank's fp32 masters: what the inner optimizer steps on."""
+        if self.stage == 3:  # listed in the optimizer's groups during a step only
+            return self._engine.optimizer.fp32_partitioned_groups_flat
+        return [p for group in self._inner.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def _refresh_from_masters(self) -> None:
+        """Bring parameters in line with masters that were just overwritten."""
+        optimizer = self._engine.optimizer
+        if self.stage == 3:
+            persistent = optimizer.persistent_parameters
+            if persistent:
+                persistent[0].partition(persistent)
+            for i in range(len(optimizer.fp16_groups)):
+                optimizer._reassign_or_swap_out_partitioned_parameters(i)
+            if persistent:
+                persistent[0].all_gather(persistent)
+        elif self.stage > 0:
+            optimizer.update_lp_params()
+        elif not self._clips_itself:
+            for parameters, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+                for parameter, master in zip(parameters, masters, strict=True):
+                    parameter.copy_(master)
+
+
+def _deepspeed() -> ModuleType:
+    """Imported on first use: DeepSpeed looks for its accelerator while it is imported, so ``init_distributed`` has
+    to speak first, and a process that only names this class need not load it."""
+    import deepspeed
+
+    # Its shared-memory op would be compiled by every new installation, for inference collectives alone.
+    deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
+    return deepspeed
+
+
+def _initialize(model: CausalLM | ScalarModel, config: dict[str, Any], optimizer: Optimizer | None) -> Any:
+    engine, *_ = _deepspeed().initialize(model=model, optimizer=optimizer, config=config)
+    return engine
+
+
+def _config(model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, max_norm: float) -> dict[str, Any]:
+    """DeepSpeed's own settings. Micro-batches are counted by the engine above, so here there is one per step."""
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_norm,
+        "steps_per_print": None,
+        "zero_optimization": {
+            "stage": flags.zero_stage,
+            # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
+            "stage3_param_persistence_threshold": 10 * model.hf.config.get_text_config().hidden_size,
+        },
+    }
+    if dtype != "fp32":
+        config[dtype] = {"enabled": True} | ({"check_grad_overflow": True} if dtype == "bf16" else {})
+        if flags.zero_stage > 0:
+            config["data_types"] = {"grad_accum_dtype": "fp32"}
+    return config
+
+
+def _layer_of(name: str) -> str:
+    """"hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers is its own."""
+    found = re.match(r".*?\.\d+\.", name)
+    return found[0] if found else name
+
+
+def _plain(holder: Any) -> dict[str, Any]:
+    return {name: value for name, value in vars(holder).items() if isinstance(value, (bool, int, float))}
+
+
+def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:
+    columns = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return batch.replace(**{name: c.to(device) for name, c in columns.items() if isinstance(c, Tensor)})

@@ -1,0 +1,77 @@
+"""What one rank must keep to go on bit for bit, as two files: tensors in safetensors, the rest in JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.optim import Optimizer
+
+from openrl.errors import UserError
+
+
+def write_rank_state(directory: Path, rank: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    """``rank_00000.safetensors`` and ``rank_00000.json``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stem = directory / f"rank_{rank:05d}"
+    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, stem.with_suffix(".safetensors"))
+    stem.with_suffix(".json").write_text(json.dumps(values))
+
+
+def read_rank_state(directory: Path, rank: int, expected: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, values). Raises UserError if the files are missing or one of ``expected`` was saved differently."""
+    stem = directory / f"rank_{rank:05d}"
+    if not stem.with_suffix(".json").exists():
+        raise UserError(f"{directory} holds no state of rank {rank}", "resume with as many ranks as the run had")
+    values = json.loads(stem.with_suffix(".json").read_text())
+    for name, now in expected.items():
+        if values[name] != now:
+            raise UserError(
+                f"{directory} was saved with {name} {values[name]}, this run has {now}",
+                f"resume with {name} {values[name]}, or start fresh from an exported model",
+            )
+    return load_file(stem.with_suffix(".safetensors")), values
+
+
+def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor]) -> dict[str, Tensor]:
+    """The fp32 masters and their optimizer state, by position."""
+    named = {f"master.{i}": master for i, master in enumerate(masters)}
+    for i, master in enumerate(masters):
+        named |= {f"{key}.{i}": value for key, value in optimizer.state.get(master, {}).items()}
+    return named
+
+
+def restore_optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        for i, master in enumerate(masters):
+            master.copy_(named[f"master.{i}"])
+    for name, tensor in named.items():
+        key, i = name.rsplit(".", 1)
+        if key != "master":
+            optimizer.state[masters[int(i)]][key] = tensor.to(masters[int(i)].device)
+
+
+def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """State of Python's, NumPy's and torch's global generators."""
+    tensors = {"rng.torch": torch.get_rng_state()}
+    if device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
+    version, words, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    return tensors, {"python": [version, list(words), gauss], "numpy": [kind, [int(k) for k in keys], *rest]}
+
+
+def restore_random_state(device: torch.device, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+    torch.set_rng_state(tensors["rng.torch"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(tensors["rng.cuda"], device)
+    version, words, gauss = values["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, *rest = values["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
