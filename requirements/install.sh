@@ -21,22 +21,22 @@ if [ ! -x "$venv/bin/python" ]; then
     echo "Making $venv with $("$python" --version)"
     "$python" -m venv "$venv"
 fi
-pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }  # -qq: errors only
 
 # torch first: vLLM pins its CPU build, and what else is installed must not bring a CUDA one.
 torch=$(grep -m1 '^torch==' "$here/cpu.txt")
 extra=()
 echo "Installing $torch"
-if ! pip install --quiet "$torch" 2>/dev/null; then
+if ! pip install -qq "$torch" 2>/dev/null; then
     echo "The configured package index has no $torch; adding $cpu_index"
     extra=(--extra-index-url "$cpu_index")
-    pip install --quiet "${extra[@]}" "$torch"
+    pip install -qq "${extra[@]}" "$torch"
 fi
 echo "Installing requirements/cpu.txt and test.txt (minutes, about 4 GB)"
-pip install --quiet "${extra[@]}" -r "$here/cpu.txt" -r "$here/test.txt"
+pip install -qq "${extra[@]}" -r "$here/cpu.txt" -r "$here/test.txt"
 
 # vLLM pulls these along. Beside a CPU torch their CUDA builds break every import of transformers.
 if ! "$venv/bin/python" -c 'import torchvision' 2>/dev/null; then
-    pip uninstall --quiet --yes torchvision torchaudio torchcodec
+    pip uninstall -qq --yes torchvision torchaudio torchcodec
 fi
-pip install --quiet --no-deps --no-build-isolation --editable "$here/.."
+pip install -qq --no-deps --no-build-isolation --editable "$here/.."

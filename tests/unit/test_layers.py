@@ -1,8 +1,10 @@
 """The arrows between the parts of openrl, read from one table, and a few lines that nobody may write."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,20 @@ def test_the_package_keeps_to_its_layers():
     assert len(files) > 20
     offences = [o for p in files if p != Path(__file__) for o in problems(p.relative_to(ROOT), p.read_text("utf-8"))]
     assert not offences, "\n" + "\n".join(offences)
+
+
+def test_every_library_that_is_imported_is_pinned():
+    pins = [line for page in ("base", "cpu") for line in (ROOT / f"requirements/{page}.txt").read_text().splitlines()]
+    pinned = {re.split(r"[\[=]", line)[0].lower().replace("_", "-") for line in pins if re.match(r"\w", line)}
+    homes = packages_distributions()
+    missing = {}
+    for file in (ROOT / "openrl").rglob("*.py"):
+        for line, name in imports(ast.parse(file.read_text("utf-8"))):
+            top = name.split(".")[0]
+            owners = {d.lower().replace("_", "-") for d in homes.get(top, [top])}
+            if top not in sys.stdlib_module_names and top != "openrl" and not owners & pinned:
+                missing[top] = f"{file.relative_to(ROOT)}:{line}"
+    assert not missing, f"imported, but not in requirements/: {missing}"
 
 
 @pytest.mark.parametrize(

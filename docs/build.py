@@ -1,0 +1,78 @@
+"""Write docs/flags.md from the flags themselves, and check what the pages point at.
+
+python docs/build.py            write, then check
+python docs/build.py --check    only check; a stale docs/flags.md is a problem too
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from openrl.config.commands import PPOConfig, SFTConfig  # noqa: E402 - the checkout, whatever is installed
+from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags  # noqa: E402
+from openrl.flags.values import placeholder, show  # noqa: E402
+
+COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+FLAGS_PAGE = ROOT / "docs" / "flags.md"
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+PATH_IN_CODE = re.compile(r"`((?:openrl|tests|examples|benchmarks|docs|dockerfile|requirements|\.ci)/[\w./-]*)`")
+
+
+def flags_page() -> str:
+    lines = [
+        "# Flags",
+        "",
+        "Made from the flags by `make docs`. Each stands for one key of a `--config` file as well; switches have a",
+        "`--no_` form. Options of a component are flags only while it is chosen.",
+    ]
+    for command, config in COMMANDS.items():
+        lines += ["", f"## {command}"]
+        for section, specs in groupby(collect_flags(config), key=lambda s: s.section):
+            lines += ["", f"### {section}", "", "| flag | default | meaning |", "|---|---|---|"]
+            lines += [_row(spec) for spec in specs]
+    return "\n".join(lines) + "\n"
+
+
+def _row(spec: FlagSpec) -> str:
+    default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
+    notes = [spec.bounds] if spec.bounds else []
+    notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
+    cells = [f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`", default, " ".join([spec.help, *notes])]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def broken_references() -> Iterator[str]:
+    """Links and paths in code marks that lead nowhere, in every page under version control."""
+    tracked = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, check=True, capture_output=True
+    )
+    for name in tracked.stdout.decode().split():
+        page = ROOT / name
+        for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+            links = [t for t in LINK.findall(line) if "://" not in t and not t.startswith("mailto:")]
+            targets = [page.parent / t for t in links] + [ROOT / t for t in PATH_IN_CODE.findall(line)]
+            yield from (f"{name}:{number}: no such file: {t.relative_to(ROOT)}" for t in targets if not t.exists())
+
+
+def main(check_only: bool) -> int:
+    problems: list[str] = []
+    page = flags_page()
+    if not check_only:
+        FLAGS_PAGE.write_text(page, "utf-8")
+    elif not FLAGS_PAGE.exists() or FLAGS_PAGE.read_text("utf-8") != page:
+        problems.append("docs/flags.md does not show the present flags; run `make docs`")
+    problems += broken_references()
+    print("\n".join(problems) or "docs: all references lead somewhere")
+    return bool(problems)
+
+
+if __name__ == "__main__":
+    sys.exit(main("--check" in sys.argv[1:]))
