@@ -1,0 +1,75 @@
+"""What the commands share: read the flags, run, and end with one clear message and an exit code.
+
+0 done, 1 failed, 2 flags to mend (nothing was started), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from openrl.config import checks, environment, idle  # noqa: F401  importing them registers their rules
+from openrl.errors import UserError
+from openrl.flags.parser import load
+
+QUIET = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's new behaviour, without the warning about the old one
+}
+"""Environment that keeps libraries from talking over the progress bar; what the user has set stays."""
+
+
+def command(
+    config_type: type, run: Callable[[Any], None], *, prog: str, description: str, argv: Sequence[str] | None = None
+) -> int:
+    """The exit code of ``run(config)``; --help, --dump_config and problems with flags end the process in ``load``.
+
+    A UserError, wherever it was raised, is one message without a traceback. Any other exception is a defect: it passes.
+    """
+    config = load(config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description)
+    silence()
+    try:
+        run(config)
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        user_error = find_user_error(error)
+        if user_error is None:
+            raise
+        print(f"{prog}: {user_error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def silence() -> None:
+    """Keep the noise of libraries out of the terminal, here and in processes started later."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def find_user_error(error: BaseException) -> UserError | None:
+    """The UserError in ``error``, its causes and, for a group, its members; None if there is none.
+
+    Ray raises an instance of both its own class and the worker's, which prints the worker's traceback, and keeps the
+    worker's exception in ``.cause``: causes come first.
+    """
+    seen: set[int] = set()
+
+    def innermost(e: BaseException) -> Iterator[UserError]:
+        if id(e) in seen:
+            return
+        seen.add(id(e))
+        for inner in (getattr(e, "cause", None), e.__cause__, *getattr(e, "exceptions", ())):
+            if isinstance(inner, BaseException):
+                yield from innermost(inner)
+        if isinstance(e, UserError):
+            yield e
+
+    return next(innermost(error), None)

@@ -1,0 +1,168 @@
+"""Rules that span flags: arithmetic, algorithms, checkpoints. Each names every flag it blames, and a value that works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.derived import actor_world, estimator, samples_per_step
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+# -- batches --------------------------------------------------------------------------------------------
+
+
+@check(PPOConfig)
+def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Problems:
+    batch, samples = config.batch, samples_per_step(config.batch)
+    if samples % batch.train_batch_size:
+        yield Problem(
+            ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
+            f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a rollout "
+            f"are not a multiple of {batch.train_batch_size}, the samples of an optimizer step",
+            f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
+        )
+
+
+@check(PPOConfig)
+def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Problems:
+    world = actor_world(config)
+    if world is not None:
+        yield from ranks_share_a_step(config, world)
+
+
+def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
+    """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster knows their number."""
+    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
+    if batch % world:
+        fitting = nearest_divisor(samples_per_step(config.batch), batch, world)
+        fewer = f"a number of actor ranks that divides {batch}, such as {largest_divisor(batch, world)}"
+        yield Problem(
+            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
+            f"{batch} samples do not divide among {world} actor ranks",
+            f"--train_batch_size {fitting}" if fitting else fewer,
+        )
+    elif batch % (micro * world):
+        yield Problem(
+            ("train_batch_size", "micro_train_batch_size"),
+            f"{batch} samples are not a multiple of {micro} * {world} (micro_train_batch_size * actor ranks)",
+            f"--micro_train_batch_size {largest_divisor(batch // world, micro)}",
+        )
+
+
+@check(SFTConfig)
+def micro_batches_divide(config: SFTConfig, given: Given) -> Problems:
+    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
+    if batch % micro:
+        yield Problem(
+            ("train_batch_size", "micro_train_batch_size"),
+            f"{batch} rows are not a multiple of {micro}",
+            f"--micro_train_batch_size {largest_divisor(batch, micro)}",
+        )
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of ``number`` that is at most ``limit``."""
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+
+
+def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
+    """The divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``; None if there is none."""
+    fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
+    return min(fitting, key=lambda d: abs(d - wish), default=None)
+
+
+# -- algorithm ------------------------------------------------------------------------------------------
+
+
+@check(PPOConfig)
+def estimator_has_siblings(config: PPOConfig, given: Given) -> Problems:
+    if "siblings" in estimator(config).needs and config.batch.n_samples_per_prompt == 1:
+        yield Problem(
+            ("advantage_estimator", "n_samples_per_prompt"),
+            f"{config.algorithm.advantage_estimator} compares the answers to one prompt, and there is one of each",
+            "--n_samples_per_prompt 8",
+        )
+
+
+@check(PPOConfig)
+def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
+    kl = config.kl
+    if kl.use_kl_loss and kl.init_kl_coef > 0 and kl.kl_estimator == "k1":
+        yield Problem(
+            ("use_kl_loss", "kl_estimator"),
+            "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the policy is zero",
+            "--kl_estimator k2",
+        )
+
+
+@check(PPOConfig)
+def one_reward_source(config: PPOConfig, given: Given) -> Problems:
+    sources = (config.reward.remote_rm_url, config.others.reward_pretrain)
+    if sources.count(None) == 2:
+        yield Problem(("remote_rm_url", "reward_pretrain"), "no source of rewards", "--remote_rm_url FILE.py")
+    elif None not in sources:
+        yield Problem(("remote_rm_url", "reward_pretrain"), "two sources of rewards", "leave one out")
+
+
+@check(PPOConfig)
+def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
+    off = {"top_p": config.sampling.top_p == 1, "top_k": config.sampling.top_k == -1}
+    flags = tuple(name for name, is_off in off.items() if not is_off)
+    if flags:
+        message = (
+            "answers are drawn from a cut distribution, log-probs are trained over the full one: ratios are biased"
+        )
+        yield Problem(flags, message, "leave it out and use --temperature", fatal=False)
+
+
+@check(PPOConfig)
+def attention_fits(config: PPOConfig, given: Given) -> Problems:
+    yield from _attention(config)
+
+
+@check(SFTConfig)
+def supervised_attention_fits(config: SFTConfig, given: Given) -> Problems:
+    yield from _attention(config)
+
+
+def _attention(config: PPOConfig | SFTConfig) -> Problems:
+    name = config.model.attn_implementation or ""
+    if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
+        yield Problem(("attn_implementation", "param_dtype"), f"{name} knows no fp32", "--attn_implementation sdpa")
+    if name.startswith("flash_attention") and config.device.device == "cpu":
+        yield Problem(("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa")
+
+
+# -- data, evaluation, checkpoints ------------------------------------------------------------------------
+
+
+@check(PPOConfig, SFTConfig)
+def template_has_a_place(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    template = config.data.input_template
+    if template is not None and "{}" not in template:
+        yield Problem(("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}")
+
+
+@check(PPOConfig)
+def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
+    evaluation = config.evaluation
+    if evaluation.eval_dataset is None:
+        return
+    if evaluation.eval_steps == -1 and not evaluation.eval_before_train:
+        flags = ("eval_dataset", "eval_steps")
+        yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
+    if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
+        yield Problem(
+            ("eval_temperature", "eval_n_samples_per_prompt"),
+            f"greedy decoding gives {evaluation.eval_n_samples_per_prompt} equal answers",
+            "--eval_n_samples_per_prompt 1",
+        )
+
+
+@check(PPOConfig, SFTConfig)
+def resume_or_start_fresh(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    if config.checkpoint.load_checkpoint and config.checkpoint.overwrite_ckpt:
+        yield Problem(("load_checkpoint", "overwrite_ckpt"), "resume and start fresh contradict", "leave one out")

@@ -1,0 +1,114 @@
+"""What follows from the flags, each fact computed in one place. What only the cluster or the data knows is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+from openrl.config.commands import PPOConfig
+from openrl.config.learning import LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.rollout import SamplingFlags
+from openrl.extension_points import advantage_estimators, policy_losses
+from openrl.registry import Entry
+
+COMPLETE_CHECKPOINTS = "step_*/manifest.json"
+"""Glob under --ckpt_path: the manifest is in a checkpoint before the checkpoint gets its name."""
+
+FLOORED_SCHEDULES = ("cosine_with_min_lr", "warmup_stable_decay")
+"""Schedules that end at --min_lr_ratio; the others end where their formula does."""
+
+# -- batches and steps ----------------------------------------------------------------------------------
+
+
+def samples_per_step(batch: RolloutBatchFlags) -> int:
+    """Responses of one rollout."""
+    return batch.rollout_batch_size * batch.n_samples_per_prompt
+
+
+def optimizer_steps_per_rollout(batch: RolloutBatchFlags) -> int:
+    """Optimizer steps that one rollout is cut into, over all epochs."""
+    return -(-samples_per_step(batch) // batch.train_batch_size) * batch.max_epochs
+
+
+def total_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
+    """Steps of a run. The last one of the last episode is filled up with prompts of the next pass."""
+    return batch.max_steps if batch.max_steps > 0 else -(-batch.num_episodes * n_prompts // batch.rollout_batch_size)
+
+
+def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
+    """What learning-rate schedules count to."""
+    return total_steps(batch, n_prompts) * optimizer_steps_per_rollout(batch)
+
+
+def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
+    """Optimizer steps of train_sft. The last one is filled up with rows of the next pass."""
+    return batch.max_steps if batch.max_steps > 0 else -(-batch.max_epochs * n_rows // batch.train_batch_size)
+
+
+def max_model_len(sampling: SamplingFlags) -> int:
+    """Most tokens of prompt and response together."""
+    return sampling.prompt_max_len + sampling.generate_max_len
+
+
+# -- models ---------------------------------------------------------------------------------------------
+
+
+def estimator(config: PPOConfig) -> Entry[Callable[..., Any]]:
+    """The chosen --advantage_estimator."""
+    return advantage_estimators[config.algorithm.advantage_estimator]
+
+
+def needs_critic(config: PPOConfig) -> bool:
+    return "values" in estimator(config).needs
+
+
+def needs_reference(config: PPOConfig) -> bool:
+    return config.kl.init_kl_coef > 0
+
+
+def needs_reward_model(config: PPOConfig) -> bool:
+    return config.others.reward_pretrain is not None
+
+
+def model_roles(config: PPOConfig) -> tuple[str, ...]:
+    """The models that run, by the names that placement and metrics use."""
+    wanted = {
+        "actor": True,
+        "critic": needs_critic(config),
+        "reference": needs_reference(config),
+        "reward": needs_reward_model(config),
+    }
+    return tuple(role for role, needed in wanted.items() if needed)
+
+
+def actor_world(config: PPOConfig) -> int | None:
+    """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a CPU."""
+    per_node = config.placement.actor_num_gpus_per_node
+    if per_node is None:
+        if config.device.device != "cpu":
+            return None
+        per_node = 1
+    return config.placement.actor_num_nodes * per_node
+
+
+# -- what loss and estimator suggest ------------------------------------------------------------------------
+
+
+def kl_in_reward(config: PPOConfig) -> bool:
+    return config.kl.init_kl_coef > 0 and not config.kl.use_kl_loss
+
+
+def loss_agg_mode(config: PPOConfig) -> LossAggMode:
+    """--loss_agg_mode, else what the policy loss suggests, else the estimator, else token-mean."""
+    loss = policy_losses[config.algorithm.policy_loss_type]
+    suggested = [entry.suggests.get("loss_agg_mode") for entry in (loss, estimator(config))]
+    mode = next((mode for mode in [config.algorithm.loss_agg_mode, *suggested] if mode is not None), "token-mean")
+    if mode not in get_args(LossAggMode):
+        raise ValueError(f"a component suggests loss_agg_mode {mode!r}, known: {get_args(LossAggMode)}")
+    return mode
+
+
+def whiten_advantages(config: PPOConfig) -> bool:
+    """--whiten_advantages, else what the estimator suggests, else no."""
+    chosen = config.algorithm.whiten_advantages
+    return estimator(config).suggests.get("whiten_advantages", False) if chosen is None else chosen

@@ -1,0 +1,149 @@
+"""Rules about this machine: files that must exist, directories that must be writable, packages that must be there.
+
+They import nothing and reach no network. What a Hub name stands for shows when it is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.derived import COMPLETE_CHECKPOINTS
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
+DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
+
+
+def is_local(name: str) -> bool:
+    """Whether a model or dataset name means a path: Hub names are ``name`` or ``owner/name``, and no such file exists."""
+    path = Path(name).expanduser()
+    in_sight = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight
+
+
+# -- what is read -----------------------------------------------------------------------------------------
+
+
+@check(PPOConfig, environment=True)
+def models_exist(config: PPOConfig, given: Given) -> Problems:
+    others = config.others
+    yield from model_problems("ref_pretrain", others.ref_pretrain)
+    yield from model_problems("critic_pretrain", others.critic_pretrain)
+    yield from model_problems("reward_pretrain", others.reward_pretrain)
+
+
+@check(PPOConfig, SFTConfig, environment=True)
+def policy_exists(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    yield from model_problems("pretrain", config.model.pretrain)
+
+
+def model_problems(flag: str, name: str | None) -> Problems:
+    if name is None or not is_local(name):
+        return
+    directory = Path(name).expanduser()
+    if not directory.is_dir():
+        yield Problem((flag,), f"no such directory: {name}", "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
+    elif not (directory / "config.json").is_file():
+        yield Problem((flag,), f"{name} holds no model: config.json is missing", "what save_pretrained wrote")
+
+
+@check(PPOConfig, environment=True)
+def prompts_exist(config: PPOConfig, given: Given) -> Problems:
+    yield from data_problems("prompt_data", config.data.prompt_data)
+
+
+@check(PPOConfig, environment=True)
+def evaluation_prompts_exist(config: PPOConfig, given: Given) -> Problems:
+    yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
+
+
+@check(SFTConfig, environment=True)
+def rows_exist(config: SFTConfig, given: Given) -> Problems:
+    yield from data_problems("dataset", config.data.dataset)
+
+
+def data_problems(flag: str, name: str | None) -> Problems:
+    if name is None or Path(name).expanduser().exists():
+        return
+    if is_local(name) or name.endswith(DATA_SUFFIXES):
+        yield Problem(
+            (flag,), f"no such file or directory: {name}", f"one of *{' *'.join(DATA_SUFFIXES)}, or a Hub name"
+        )
+
+
+@check(PPOConfig, environment=True)
+def reward_file_exists(config: PPOConfig, given: Given) -> Problems:
+    source = config.reward.remote_rm_url
+    if source is None:
+        return
+    path = source if source.endswith(".py") else source.rpartition(":")[0]
+    if not path.endswith(".py"):
+        yield Problem(("remote_rm_url",), f"{source} is no Python file", "path.py or path.py:function")
+    elif not Path(path).expanduser().is_file():
+        yield Problem(("remote_rm_url",), f"no such file: {path}")
+
+
+# -- what is written --------------------------------------------------------------------------------------
+
+
+@check(PPOConfig, SFTConfig, environment=True)
+def outputs_are_writable(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    yield from output_problems("save_path", config.checkpoint.save_path)
+    yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
+    yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
+
+
+def output_problems(flag: str, name: str | None) -> Problems:
+    """A directory that exists or can be made."""
+    if name is None:
+        return
+    directory = Path(name).expanduser().absolute()
+    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    if not nearest.is_dir():
+        yield Problem((flag,), f"{nearest} is a file, no directory", "another path")
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        yield Problem((flag,), f"{nearest} is not writable", "another path")
+
+
+@check(PPOConfig, SFTConfig, environment=True)
+def checkpoints_are_not_in_the_way(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    flags = config.checkpoint
+    found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
+    if found and not flags.load_checkpoint and not flags.overwrite_ckpt:
+        message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
+        yield Problem(("ckpt_path",), message, "--load_checkpoint to resume, --overwrite_ckpt to start fresh")
+
+
+# -- packages ---------------------------------------------------------------------------------------------
+
+
+@check(PPOConfig, environment=True)
+def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
+    yield from package_problems((), "ray", INSTALL)
+    if config.engine.rollout_backend == "vllm":
+        yield from package_problems(("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}")
+
+
+@check(PPOConfig, SFTConfig, environment=True)
+def training_can_run(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    yield from package_problems((), "deepspeed", INSTALL)
+
+
+@check(PPOConfig, SFTConfig, environment=True)
+def trackers_can_run(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    if config.logging.use_wandb:
+        yield from package_problems(("use_wandb",), "wandb", "pip install wandb")
+    if config.logging.use_tensorboard is not None:
+        yield from package_problems(("use_tensorboard",), "tensorboard", "pip install tensorboard")
+
+
+def package_problems(flags: tuple[str, ...], package: str, fix: str) -> Problems:
+    if find_spec(package) is None:
+        yield Problem(flags, f"the package {package} is not installed", fix)

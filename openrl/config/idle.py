@@ -1,0 +1,124 @@
+"""Flags that do nothing in the company of others. Asking for one is a problem: it would not do what was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.derived import (
+    FLOORED_SCHEDULES,
+    needs_critic,
+    needs_reference,
+    needs_reward_model,
+    whiten_advantages,
+)
+from openrl.flags.checks import Problem, check
+
+
+@dataclass(frozen=True)
+class Idle:
+    """``flags`` act only where ``acts(config)``; ``otherwise`` says why not, ``fix`` how they would."""
+
+    flags: tuple[str, ...]
+    acts: Callable[[Any], bool]
+    otherwise: str
+    fix: str
+    commands: tuple[type, ...] = (PPOConfig,)
+
+    def __call__(self, config: Any, given: frozenset[str]) -> Iterator[Problem]:
+        asked = tuple(name for name in self.flags if name in given)
+        if asked and not self.acts(config):
+            yield Problem(asked, f"no effect: {self.otherwise}", f"leave it out, or {self.fix}")
+
+
+IDLE = (
+    Idle(
+        ("critic_pretrain", "critic_num_nodes", "critic_num_gpus_per_node", "critic_learning_rate", "value_clip"),
+        needs_critic,
+        "the chosen --advantage_estimator has no critic",
+        "--advantage_estimator gae",
+    ),
+    Idle(
+        ("ref_pretrain", "ref_num_nodes", "ref_num_gpus_per_node"),
+        needs_reference,
+        "no reference model is loaded with --init_kl_coef 0",
+        "--init_kl_coef 0.01",
+    ),
+    Idle(
+        ("kl_target", "kl_estimator", "use_kl_loss"),
+        needs_reference,
+        "there is no KL term with --init_kl_coef 0",
+        "--init_kl_coef 0.01",
+    ),
+    Idle(
+        ("kl_horizon",),
+        lambda config: config.kl.kl_target is not None,
+        "the coefficient is fixed without --kl_target",
+        "--kl_target 0.05",
+    ),
+    Idle(
+        ("reward_num_nodes", "reward_num_gpus_per_node"),
+        needs_reward_model,
+        "there is no local reward model without --reward_pretrain",
+        "--reward_pretrain DIRECTORY",
+    ),
+    Idle(
+        ("value_head_prefix",),
+        lambda config: needs_critic(config) or needs_reward_model(config),
+        "there is neither a critic nor a reward model",
+        "--advantage_estimator gae",
+    ),
+    Idle(
+        ("reward_timeout", "reward_num_workers"),
+        lambda config: config.reward.remote_rm_url is not None,
+        "there is no reward file without --remote_rm_url",
+        "--remote_rm_url FILE.py",
+    ),
+    Idle(
+        (
+            "eval_split", "eval_steps", "eval_before_train", "eval_n_samples_per_prompt", "eval_temperature",
+            "eval_max_samples",
+        ),
+        lambda config: config.evaluation.eval_dataset is not None,
+        "nothing is evaluated without --eval_dataset",
+        "--eval_dataset FILE",
+    ),
+    Idle(
+        ("vllm_gpu_memory_utilization", "vllm_max_num_seqs", "enforce_eager", "enable_prefix_caching"),
+        lambda config: config.engine.rollout_backend == "vllm",
+        "it is vLLM's, and --rollout_backend is hf",
+        "--rollout_backend vllm",
+    ),
+    Idle(
+        ("no_advantage_std_norm",),
+        whiten_advantages,
+        "advantages are not whitened",
+        "--whiten_advantages",
+    ),
+    Idle(
+        ("min_lr_ratio",),
+        lambda config: config.optim.lr_scheduler in FLOORED_SCHEDULES,
+        "the chosen --lr_scheduler has no floor",
+        f"--lr_scheduler {FLOORED_SCHEDULES[0]}",
+        (PPOConfig, SFTConfig),
+    ),
+    Idle(
+        ("lr_warmup_ratio",),
+        lambda config: config.optim.lr_scheduler != "constant",
+        "--lr_scheduler constant has no warm-up",
+        "--lr_scheduler constant_with_warmup",
+        (PPOConfig, SFTConfig),
+    ),
+    Idle(
+        ("wandb_project",),
+        lambda config: config.logging.use_wandb,
+        "Weights & Biases is off",
+        "--use_wandb",
+        (PPOConfig, SFTConfig),
+    ),
+)  # fmt: skip
+
+for row in IDLE:
+    check(*row.commands)(row)

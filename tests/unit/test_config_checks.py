@@ -1,0 +1,352 @@
+"""Rules over the flags of the commands, what follows from flags, and how a command ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from openrl.cli.run import command, find_user_error
+from openrl.config import derived
+from openrl.config.checks import largest_divisor, nearest_divisor, ranks_share_a_step
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.environment import is_local, output_problems
+from openrl.config.idle import IDLE
+from openrl.config.learning import RolloutBatchFlags, SupervisedBatchFlags
+from openrl.errors import UserError
+from openrl.extension_points import advantage_estimators
+from openrl.flags.dump import dump_yaml
+from openrl.flags.parser import read_request, resolve
+from openrl.flags.schema import collect_flags
+
+PPO = "--pretrain m --prompt_data d --remote_rm_url r.py"
+SFT = "--pretrain m --dataset d"
+GRPO = PPO + " --advantage_estimator group_norm --n_samples_per_prompt 8"
+
+
+def settle(command_type, words, environment=False):
+    request = read_request(words.split())
+    assert not request.problems
+    return resolve(command_type, collect_flags(command_type), request.settings, environment)
+
+
+def ppo(words: str) -> PPOConfig:
+    config, problems = settle(PPOConfig, words)
+    assert not problems, problems
+    return config
+
+
+def said(command_type, words, environment=False) -> list[str]:
+    return [str(p) for p in settle(command_type, words, environment)[1]]
+
+
+@pytest.mark.parametrize("words", [PPO, GRPO, GRPO + " --use_kl_loss --kl_estimator k3", PPO + " --kl_target 0.1"])
+def test_sound_flags_have_no_problems(words):
+    assert said(PPOConfig, words) == []
+
+
+@pytest.mark.parametrize(
+    ("extra", "flags", "message", "fix"),
+    [
+        ("--rollout_batch_size 100 --train_batch_size 64", "rollout_batch_size, --n_samples_per_prompt, "
+         "--train_batch_size", "100 * 1 = 100 samples of a rollout are not a multiple of 64", "--train_batch_size 50"),
+        ("--device cpu --train_batch_size 2", "train_batch_size, --micro_train_batch_size",
+         "2 samples are not a multiple of 4 * 1", "--micro_train_batch_size 2"),
+        ("--actor_num_gpus_per_node 3", "train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node",
+         "128 samples do not divide among 3 actor ranks", "a number of actor ranks that divides 128, such as 2"),
+        ("--actor_num_gpus_per_node 8 --actor_num_nodes 2 --train_batch_size 8", "train_batch_size, "
+         "--actor_num_nodes, --actor_num_gpus_per_node", "8 samples do not divide among 16 actor ranks",
+         "--train_batch_size 16"),
+        ("--advantage_estimator group_norm", "advantage_estimator, --n_samples_per_prompt",
+         "compares the answers to one prompt", "--n_samples_per_prompt 8"),
+        ("--use_kl_loss", "use_kl_loss, --kl_estimator", "whose expectation over the policy is zero",
+         "--kl_estimator k2"),
+        ("--reward_pretrain x", "remote_rm_url, --reward_pretrain", "two sources of rewards", "leave one out"),
+        ("--top_p 0.9 --top_k 5", "top_p, --top_k", "ratios are biased", "leave it out"),
+        ("--attn_implementation flash_attention_2 --param_dtype fp32", "attn_implementation, --param_dtype",
+         "knows no fp32", "--attn_implementation sdpa"),
+        ("--attn_implementation flash_attention_2 --device cpu", "attn_implementation, --device", "needs a GPU",
+         "--attn_implementation sdpa"),
+        ("--input_template text", "input_template", "has no {} where the prompt goes", "add {}"),
+        ("--eval_dataset e", "eval_dataset, --eval_steps", "nothing asks for an evaluation", "--eval_steps 10"),
+        ("--eval_dataset e --eval_steps 5 --eval_temperature 0", "eval_temperature, --eval_n_samples_per_prompt",
+         "greedy decoding gives 4 equal answers", "--eval_n_samples_per_prompt 1"),
+        ("--load_checkpoint --overwrite_ckpt", "load_checkpoint, --overwrite_ckpt", "contradict", "leave one out"),
+        ("--temperature 0", "temperature", "must be > 0, got 0.0", ""),
+        ("--reward_clip_range 5 -5", "reward_clip_range", "must be increasing, got 5.0 -5.0", ""),
+        ("--vllm_gpu_memory_utilization 1.5", "vllm_gpu_memory_utilization", "must be (0, 1], got 1.5", ""),
+    ],
+)  # fmt: skip
+def test_ppo_rules(extra, flags, message, fix):
+    (problem,) = said(PPOConfig, f"{PPO} {extra}")
+    assert problem.startswith(f"--{flags}: ")
+    assert message in problem and fix in problem
+
+
+def test_suggested_batch_sizes_work():
+    for samples in (96, 100, 1024):
+        for world in (1, 2, 4):
+            for wish in (7, 30, 64):
+                words = (
+                    f"{PPO} --rollout_batch_size {samples} --actor_num_gpus_per_node {world} --micro_train_batch_size 1"
+                )
+                size = nearest_divisor(samples, wish, world)
+                assert size and not said(PPOConfig, f"{words} --train_batch_size {size}")
+    assert nearest_divisor(100, 30, 3) is None
+    assert [largest_divisor(12, limit) for limit in (1, 5, 7, 12, 99)] == [1, 4, 6, 12, 12]
+
+
+def test_world_size_is_asked_again_when_the_cluster_is_known():
+    config = ppo(PPO)
+    assert derived.actor_world(config) is None
+    assert not list(ranks_share_a_step(config, 32))
+    assert [str(p) for p in ranks_share_a_step(config, 64)] == [
+        "--train_batch_size, --micro_train_batch_size: 128 samples are not a multiple of 4 * 64 "
+        "(micro_train_batch_size * actor ranks)\n       try: --micro_train_batch_size 2"
+    ]
+
+
+def test_no_reward_source():
+    (problem,) = said(PPOConfig, "--pretrain m --prompt_data d")
+    assert problem.startswith("--remote_rm_url, --reward_pretrain: no source of rewards")
+
+
+def test_sft_rules():
+    assert said(SFTConfig, SFT) == []
+    (problem,) = said(SFTConfig, SFT + " --micro_train_batch_size 5")
+    assert "128 rows are not a multiple of 5" in problem and "--micro_train_batch_size 4" in problem
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--critic_learning_rate 1e-5 --critic_num_nodes 1 --value_clip 0.1",
+        "--init_kl_coef 0 --kl_target 0.1",
+        "--init_kl_coef 0 --ref_pretrain x",
+        "--kl_horizon 10",
+        "--reward_num_nodes 1",
+        "--value_head_prefix value",
+        "--eval_steps 3",
+        "--rollout_backend hf --enforce_eager --vllm_max_num_seqs 3",
+        "--no_advantage_std_norm",
+        "--lr_scheduler constant --lr_warmup_ratio 0.1",
+        "--lr_scheduler linear --min_lr_ratio 0.2",
+        "--wandb_project p",
+    ],
+)
+def test_flags_without_effect_are_refused(words):
+    (problem,) = said(PPOConfig, f"{GRPO} {words}")
+    assert "no effect: " in problem and "leave it out, or --" in problem
+
+
+def test_flags_that_are_off_anyway_are_not_refused():
+    words = "--init_kl_coef 0 --no_use_kl_loss --kl_target None --no_enforce_eager --rollout_backend hf"
+    assert said(PPOConfig, f"{GRPO} {words}") == []
+
+
+def test_idle_rules_name_flags_that_exist():
+    for row in IDLE:
+        for command_type in row.commands:
+            assert set(row.flags) <= {spec.name for spec in collect_flags(command_type)}
+
+
+def test_a_dumped_config_never_has_idle_flags(tmp_path):
+    config = ppo(GRPO + " --lr_scheduler constant --rollout_backend hf --init_kl_coef 0")
+    (tmp_path / "run.yaml").write_text(dump_yaml(config))
+    assert ppo(f"--config {tmp_path / 'run.yaml'}") == config
+
+
+# -- this machine -----------------------------------------------------------------------------------------
+
+
+def model_dir(path: Path) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text("{}")
+    return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory where a sound run could start, and its flags."""
+    monkeypatch.chdir(tmp_path)
+    model_dir(tmp_path / "model")
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    (tmp_path / "reward.py").write_text("")
+    return "--pretrain ./model --prompt_data train.jsonl --remote_rm_url reward.py:f"
+
+
+def test_a_sound_environment(here):
+    assert said(PPOConfig, here, environment=True) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ("--pretrain ./absent", "--pretrain: no such directory: ./absent"),
+        ("--pretrain model/absent", "--pretrain: no such directory: model/absent"),
+        ("--pretrain .", "--pretrain: . holds no model: config.json is missing"),
+        ("--critic_pretrain /absent/model", "--critic_pretrain: no such directory"),
+        ("--prompt_data absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
+        ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
+        ("--remote_rm_url absent.py:f", "--remote_rm_url: no such file: absent.py"),
+        ("--remote_rm_url reward", "--remote_rm_url: reward is no Python file"),
+        ("--save_path train.jsonl/x", "is a file, no directory"),
+    ],
+)
+def test_bad_paths(here, words, problem):
+    (found,) = said(PPOConfig, f"{here} {words}", environment=True)
+    assert problem in found
+    assert said(PPOConfig, f"{here} {words}", environment=False) == []  # a config for another machine
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
+def test_hub_names_are_not_paths(here, name):
+    assert not is_local(name)
+    assert said(PPOConfig, f"{here} --pretrain {name} --prompt_data {name}", environment=True) == []
+
+
+def test_directories_that_cannot_be_written(tmp_path, monkeypatch):
+    assert not list(output_problems("save_path", str(tmp_path / "a" / "b")))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, whatever the mode bits say
+    (problem,) = output_problems("save_path", str(tmp_path / "a" / "b"))
+    assert str(problem).startswith(f"--save_path: {tmp_path} is not writable")
+
+
+def test_earlier_checkpoints(here, tmp_path):
+    words = f"{here} --ckpt_path {tmp_path}/ckpt"
+    (tmp_path / "ckpt" / ".writing_step_000002").mkdir(parents=True)
+    assert said(PPOConfig, words, environment=True) == []  # a torn write is no checkpoint
+    (tmp_path / "ckpt" / "step_000002").mkdir()
+    (tmp_path / "ckpt" / "step_000002" / "manifest.json").write_text("{}")
+    (problem,) = said(PPOConfig, words, environment=True)
+    assert "holds checkpoints of an earlier run (1)" in problem
+    for answer in ("--load_checkpoint", "--overwrite_ckpt"):
+        assert said(PPOConfig, f"{words} {answer}", environment=True) == []
+
+
+def test_missing_packages(here, monkeypatch):
+    monkeypatch.setattr("openrl.config.environment.find_spec", lambda name: None)
+    found = "\n".join(said(PPOConfig, f"{here} --use_wandb --use_tensorboard tb", environment=True))
+    for package in ("ray", "vllm", "deepspeed", "wandb", "tensorboard"):
+        assert f"the package {package} is not installed" in found
+
+
+# -- derived ----------------------------------------------------------------------------------------------
+
+
+def test_arithmetic_of_steps():
+    batch = RolloutBatchFlags(
+        rollout_batch_size=32, n_samples_per_prompt=4, train_batch_size=64, max_epochs=3, num_episodes=2
+    )
+    assert derived.samples_per_step(batch) == 128
+    assert derived.optimizer_steps_per_rollout(batch) == 6
+    assert derived.total_steps(batch, 100) == 7  # 200 prompts, 32 each: 6.25
+    assert derived.total_steps(batch, 96) == 6
+    assert derived.total_optimizer_steps(batch, 100) == 42
+    assert derived.total_steps(replace(batch, max_steps=3), 100) == 3
+    rows = SupervisedBatchFlags(train_batch_size=128, max_epochs=2)
+    assert derived.supervised_steps(rows, 1000) == 16  # 2000 rows, 128 each: 15.6
+    assert derived.supervised_steps(rows, 10) == 1
+
+
+def test_models_that_a_run_needs():
+    assert derived.model_roles(ppo(PPO)) == ("actor", "critic", "reference")
+    assert derived.model_roles(ppo(GRPO + " --init_kl_coef 0")) == ("actor",)
+    words = "--pretrain m --prompt_data d --reward_pretrain r --actor_num_nodes 2 --actor_num_gpus_per_node 4"
+    assert derived.model_roles(ppo(words)) == ("actor", "critic", "reference", "reward")
+    assert derived.actor_world(ppo(words)) == 8
+    assert derived.actor_world(ppo(PPO + " --device cpu")) == 1
+    assert derived.max_model_len(ppo(PPO + " --max_new_tokens 24").sampling) == 1048
+
+
+def test_kl_is_in_the_reward_or_in_the_loss():
+    assert derived.kl_in_reward(ppo(GRPO))
+    assert not derived.kl_in_reward(ppo(GRPO + " --use_kl_loss --kl_estimator k2"))
+    assert not derived.kl_in_reward(ppo(GRPO + " --init_kl_coef 0"))
+
+
+def test_components_suggest_and_flags_decide(monkeypatch):
+    assert derived.whiten_advantages(ppo(PPO)) and not derived.whiten_advantages(ppo(GRPO))
+    assert derived.whiten_advantages(ppo(GRPO + " --whiten_advantages"))
+    assert not derived.whiten_advantages(ppo(PPO + " --no_whiten_advantages"))
+    assert derived.loss_agg_mode(ppo(PPO)) == "token-mean"
+    assert derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode seq-mean-token-sum")) == "seq-mean-token-sum"
+    suggesting = replace(advantage_estimators["gae"], suggests={"loss_agg_mode": "seq-mean-token-mean"})
+    monkeypatch.setitem(advantage_estimators._entries, "gae", suggesting)
+    assert derived.loss_agg_mode(ppo(PPO)) == "seq-mean-token-mean"
+    assert derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode token-mean")) == "token-mean"
+
+
+# -- how a command ends -----------------------------------------------------------------------------------
+
+
+class RemoteError(Exception):
+    """As Ray's: keeps what the worker raised in ``.cause``."""
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__("a long traceback of the worker")
+        self.cause = cause
+
+
+class BothErrors(RemoteError, UserError):
+    """As Ray's: also an instance of the worker's class."""
+
+
+def end_of(error: BaseException | None) -> int:
+    def run(config: SFTConfig) -> None:
+        if error:
+            raise error
+
+    return command(SFTConfig, run, prog="openrl", description="", argv=SFT.split())
+
+
+WRONG_ROW = UserError("row 3 is wrong", "mend it")
+
+
+@pytest.mark.parametrize(
+    "error", [WRONG_ROW, RemoteError(WRONG_ROW), BothErrors(WRONG_ROW), ExceptionGroup("all", [RemoteError(WRONG_ROW)])]
+)
+def test_user_errors_end_with_one_message(error, capsys):
+    assert end_of(error) == 1
+    assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\n"
+
+
+def test_causes_are_searched():
+    outer = ValueError("outer")
+    outer.__cause__ = RemoteError(WRONG_ROW)
+    assert find_user_error(outer) is WRONG_ROW
+    assert find_user_error(ValueError()) is None
+    loop = RemoteError(ValueError())
+    loop.cause = loop
+    assert find_user_error(loop) is None
+
+
+def test_other_ends(capsys):
+    assert end_of(None) == 0
+    assert end_of(KeyboardInterrupt()) == 130
+    with pytest.raises(ZeroDivisionError):  # a defect keeps its traceback
+        end_of(ZeroDivisionError())
+
+
+HEAVY = ("ray", "vllm", "deepspeed", "transformers", "datasets", "wandb", "tensorboard", "matplotlib")
+
+
+@pytest.mark.parametrize("command_type", ["PPOConfig", "SFTConfig"])
+def test_help_loads_no_heavy_library(command_type):
+    program = (
+        "import sys\n"
+        "from openrl.cli.run import command\n"
+        f"from openrl.config.commands import {command_type}\n"
+        "try:\n"
+        f"    command({command_type}, None, prog='p', description='d', argv=['--help'])\n"
+        "finally:\n"
+        f"    print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0].startswith("usage: p ")
+    assert done.stdout.splitlines()[-1] == "loaded:"
