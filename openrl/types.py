@@ -87,6 +87,9 @@ class Trajectory:
     policy_versions: tuple[int, int] = (0, 0)
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    episode: str | None = None  # with one row per step of an agent: the episode that the step belongs to,
+    step: int = 0  # its number in it,
+    state: str | None = None  # and a key of the observation it answers
 
     @property
     def response_length(self) -> int:
@@ -100,6 +103,7 @@ class Group:
 
     prompt: Prompt
     trajectories: list[Trajectory]  # [G]
+    greedy_reward: float | None = None  # of the answer decoded at temperature 0
 
     @property
     def rewards(self) -> list[float]:
@@ -131,6 +135,17 @@ class ExperienceBatch:
     passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
     turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
     sources: list[str]  # (B,) data source of each row
+    invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
+    difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
+    process_rewards: Tensor | None = (
+        None  # (B, T) the part of ``rewards`` earned on the way, at the tokens that earned it
+    )
+    reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
+    part_weights: dict[str, float] = field(default_factory=dict)  # of reward_parts; 1 where absent
+    greedy_rewards: Tensor | None = None  # (B,) reward of the greedy answer to the row's prompt
+    episode_ids: Tensor | None = None  # (B,) int64, rows that are steps of one agent episode
+    step_ids: Tensor | None = None  # (B,) int64, number of the step in its episode
+    state_ids: Tensor | None = None  # (B,) int64, equal for steps that answer an equal observation
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
     values: Tensor | None = None  # (B, T) the critic
@@ -138,13 +153,17 @@ class ExperienceBatch:
     token_rewards: Tensor | None = None  # (B, T) score on the last sampled token, minus any KL penalty
     advantages: Tensor | None = None  # (B, T) zero outside loss_mask
     returns: Tensor | None = None  # (B, T) the critic's target
+    loss_weights: Tensor | None = None  # (B,) factor of each row's policy loss
+    is_weights: Tensor | None = None  # (B, T) factor of each token's policy loss that corrects for the engine's policy
+    marked: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats apart
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, Tensor) and value.shape != shape[: value.dim()]:
-                raise ValueError(f"{f.name} has shape {tuple(value.shape)}, token_ids {tuple(shape)}")
+            for column in value.values() if f.name == "reward_parts" and value else [value]:
+                if isinstance(column, Tensor) and column.shape != shape[: column.dim()]:
+                    raise ValueError(f"{f.name} has shape {tuple(column.shape)}, token_ids {tuple(shape)}")
         if bool(self.loss_mask[:, :1].any()):
             raise ValueError("loss_mask[:, 0] must be False: the first token has no prediction")
 
@@ -160,6 +179,11 @@ class ExperienceBatch:
     def response_lengths(self) -> Tensor:
         """(B,) sampled tokens of each row."""
         return self.loss_mask.sum(-1)
+
+    @property
+    def members(self) -> Tensor:
+        """(B,) bool: rows that count in statistics of rewards, those with a sampled token."""
+        return self.loss_mask.any(-1)
 
     def replace(self, **columns: Any) -> ExperienceBatch:
         return replace(self, **columns)
@@ -177,6 +201,8 @@ class ExperienceBatch:
             value = getattr(self, f.name)
             if isinstance(value, Tensor):
                 columns[f.name] = value[index][:, :width] if value.dim() > 1 else value[index]
+            elif f.name == "reward_parts" and value is not None:
+                columns[f.name] = {name: part[index] for name, part in value.items()}
             else:
                 columns[f.name] = [value[i] for i in index.tolist()] if isinstance(value, list) else value
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
@@ -212,7 +238,8 @@ class LossInputs:
     advantages: Tensor
     loss_mask: Tensor  # bool
     turn_ids: Tensor  # int64
-    rewards: Tensor  # (b,)
+    rewards: Tensor  # (b,) as the reward source gave them
+    marked: Tensor | None = None  # bool, tokens that a SelectingLoss treats apart
 
 
 @dataclass(frozen=True)

@@ -2,39 +2,88 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from openrl.types import ExperienceBatch, Finish, Group, StepCounts, StepPlan, Trajectory
+from openrl.errors import UserError
+from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, StepPlan, Trajectory
 
 
-def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
+def collate(groups: list[Group], pad_id: int, difficulty_key: str | None = None) -> ExperienceBatch:
     """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids`` value.
 
     A trajectory that failed (finish ERROR) keeps its row and loses its loss mask: it is not trained and counts in no
-    statistic. Without a score the reward is NaN, to be filled by a reward model.
+    statistic. Without a score the reward is NaN, to be filled by a reward model. ``difficulty_key`` names a column of
+    the data (``Prompt.meta``); raises UserError where a row lacks it.
     """
-    rows = [(number, t) for number, group in enumerate(groups) for t in group.trajectories]
-    width = max((len(t.token_ids) for _, t in rows), default=1)
-    masks = [trained_mask(t) for _, t in rows]
-    loss_mask = pad([torch.tensor(m, dtype=torch.bool) for m in masks], width, False)
-    scores = [t.score for _, t in rows]
-    passed = [float("nan") if s is None or s.passed is None else s.passed for s in scores]
+    rows = [(number, group, t) for number, group in enumerate(groups) for t in group.trajectories]
+    trajectories = [t for _, _, t in rows]
+    width = max((len(t.token_ids) for t in trajectories), default=1)
+    loss_mask = pad([torch.tensor(trained_mask(t), dtype=torch.bool) for t in trajectories], width, False)
+    scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
-        token_ids=pad([torch.tensor(t.token_ids) for _, t in rows], width, pad_id),
-        attention_mask=pad([torch.ones(len(t.token_ids), dtype=torch.bool) for _, t in rows], width, False),
+        token_ids=pad([torch.tensor(t.token_ids) for t in trajectories], width, pad_id),
+        attention_mask=pad([torch.ones(len(t.token_ids), dtype=torch.bool) for t in trajectories], width, False),
         loss_mask=loss_mask,
-        rollout_logprobs=pad([torch.tensor(t.rollout_logprobs) for _, t in rows], width, 0.0),
-        group_ids=torch.tensor([number for number, _ in rows], dtype=torch.long),
-        rewards=torch.tensor([s.reward if s else float("nan") for s in scores]),
-        truncated=torch.tensor([t.finish is Finish.LENGTH for _, t in rows], dtype=torch.bool),
-        passed=torch.tensor(passed),
+        rollout_logprobs=pad([torch.tensor(t.rollout_logprobs) for t in trajectories], width, 0.0),
+        group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.long),
+        rewards=torch.tensor([s.reward for s in scores]),
+        truncated=torch.tensor([t.finish is Finish.LENGTH for t in trajectories], dtype=torch.bool),
+        passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
-        sources=[t.prompt.source for _, t in rows],
+        sources=[t.prompt.source for t in trajectories],
+        invalid_actions=torch.tensor([t.metrics.get("invalid_actions", 0.0) for t in trajectories]),
+        difficulty=_difficulty(trajectories, difficulty_key),
+        process_rewards=_process_rewards(scores, width),
+        reward_parts=_reward_parts(scores),
+        greedy_rewards=_complete([group.greedy_reward for _, group, _ in rows]),
+        **_step_columns(trajectories),
     )
+
+
+def _complete(values: list[float | None]) -> Tensor | None:
+    """A column, or None if any row has no value."""
+    return None if None in values else torch.tensor(values, dtype=torch.float32)
+
+
+def _difficulty(trajectories: list[Trajectory], key: str | None) -> Tensor | None:
+    if key is None:
+        return None
+    if missing := [t.prompt.id for t in trajectories if key not in t.prompt.meta]:
+        raise UserError(f"row {missing[0]} of the prompts has no column {key!r}", "name the column by --difficulty_key")
+    return torch.tensor([float(t.prompt.meta[key]) for t in trajectories])
+
+
+def _process_rewards(scores: list[Score], width: int) -> Tensor | None:
+    if all(s.token_rewards is None for s in scores):
+        return None
+    return pad([torch.tensor(s.token_rewards or [], dtype=torch.float32) for s in scores], width, 0.0)
+
+
+def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
+    """Every named part; NaN in rows that lack it."""
+    names = sorted({name for s in scores for name in s.parts})
+    return {name: torch.tensor([s.parts.get(name, math.nan) for s in scores]) for name in names}
+
+
+def _step_columns(trajectories: list[Trajectory]) -> dict[str, Tensor]:
+    """Columns of batches whose rows are steps of agent episodes; none for other batches."""
+    if any(t.episode is None for t in trajectories):
+        return {}
+    return {
+        "episode_ids": _numbered([t.episode for t in trajectories]),
+        "step_ids": torch.tensor([t.step for t in trajectories], dtype=torch.long),
+        "state_ids": _numbered([t.state for t in trajectories]),
+    }
+
+
+def _numbered(keys: list[str | None]) -> Tensor:
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
 
 
 def trained_mask(trajectory: Trajectory) -> list[bool]:
@@ -62,7 +111,7 @@ def turn_ids(loss_mask: Tensor) -> Tensor:
 class TrainingPlan:
     """Who trains what, when, in one pass over a rollout batch or several."""
 
-    shards: list[list[int]]  # [rank]: rows of the batch that it trains, each row on one rank
+    shards: list[list[int]]  # [rank]: rows of the batch that it trains, each row on one rank; [-1] if it has none
     steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
 
 
@@ -100,7 +149,7 @@ def plan_steps(
             cut = _micro_batches([rows[rank::dp_size] for rank in range(dp_size)], lengths, micro_batch_size)
             indexed = [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)]
             steps.append([StepPlan(micro, counts) for micro in indexed])
-    return TrainingPlan(shards, steps)
+    return TrainingPlan([shard or [-1] for shard in shards], steps)
 
 
 def _micro_batches(rows_of: list[list[int]], lengths: Sequence[int], size: int) -> list[list[list[int]]]:
@@ -118,7 +167,7 @@ def _micro_batches(rows_of: list[list[int]], lengths: Sequence[int], size: int) 
 class RowSplit:
     """Rows dealt to ranks for a forward pass."""
 
-    shards: list[list[int]]  # [rank]: rows of the batch
+    shards: list[list[int]]  # [rank]: rows of the batch; [-1], a dummy, if it has none
     micro_batches: list[list[list[int]]]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
 
 
@@ -132,14 +181,15 @@ def split_rows(lengths: Sequence[int], dp_size: int, micro_batch_size: int) -> R
     cut = _micro_batches(shards, lengths, micro_batch_size)
     local = [{row: i for i, row in enumerate(shard)} for shard in shards]
     return RowSplit(
-        shards, [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)]
+        [shard or [-1] for shard in shards],
+        [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)],
     )
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], width: int) -> Tensor:
     """The inverse of a split: each rank's column, (rows,) or (rows, its width), back in batch order, (B,) or (B, width)."""
-    n = sum(map(len, shards))
-    filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows]
+    n = sum(row >= 0 for rows in shards for row in rows)
+    filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows != [-1]]
     result = filled[0][1].new_zeros((n, width) if filled[0][1].dim() > 1 else (n,))
     for rows, column in filled:
         if column.dim() > 1:

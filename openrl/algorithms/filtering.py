@@ -1,4 +1,4 @@
-"""Which groups carry a learning signal. torch is not needed."""
+"""Which groups carry a learning signal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def group_mean(group: Group, key: str = "score") -> float | None:
 
 
 def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
-    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 eq. 11): low < mean < high, strictly."""
+    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 section 3.2): low < mean < high, strictly."""
     mean = group_mean(group, key)
     return mean is not None and low < mean < high
 

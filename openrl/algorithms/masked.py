@@ -64,6 +64,16 @@ def grouped_moments(values: Tensor, index: Tensor, members: Tensor) -> tuple[Ten
     return mean, variance.sqrt(), count
 
 
+STD_EPS = 1e-6  # added to a std before dividing; at or below it values count as equal
+
+
+def standardise(values: Tensor, index: Tensor, members: Tensor) -> Tensor:
+    """(values - mean) / (std + 1e-6) within groups, (B,); 0 where a group has one member or equal values."""
+    mean, std, count = grouped_moments(values, index, members)
+    standard = (values.double() - mean) / (std + STD_EPS)
+    return torch.where((count > 1) & (std > STD_EPS), standard, 0).to(values.dtype)
+
+
 def step_loss(
     per_token: Tensor,
     loss_mask: Tensor,

@@ -1,33 +1,49 @@
 """Policy losses: log-probs and advantages of one micro-batch to a loss per token. torch only.
 
 Each is ``loss(inputs, options) -> TokenLosses``; the caller masks, sums and divides (``masked.step_loss``). Names are
-resolved by ``openrl.extension_points.policy_losses``.
+resolved by ``openrl.extension_points.policy_losses``. Ratios are new / old probability; their logarithm is clamped to
++-20, so any finite input gives a finite loss. A token's loss never depends on another row, so the cut into
+micro-batches cannot matter; a loss that must compare tokens over the batch is a ``SelectingLoss``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from openrl.algorithms.masked import masked_mean, segment_mean, sequence_mean
 from openrl.extension_points import policy_losses
-from openrl.flags.schema import flag
-from openrl.types import LossInputs, TokenLosses
+from openrl.flags.schema import REQUIRED, flag
+from openrl.types import ExperienceBatch, LossInputs, TokenLosses
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: absurd and finite
 
+PolicyLoss = Callable[[LossInputs, Any], TokenLosses]
+
+
+def limited(log_ratios: Tensor) -> Tensor:
+    return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+
+
+def difference(inputs: LossInputs) -> Tensor:
+    """log(new / old probability) of each token, (b, T), 0 outside the mask; not clamped."""
+    return (inputs.logprobs - inputs.old_logprobs).masked_fill(~inputs.loss_mask, 0)
+
 
 def log_ratio(inputs: LossInputs) -> Tensor:
-    """log(new / old probability) of each token, (b, T), within +-20, 0 outside the mask."""
-    difference = (inputs.logprobs - inputs.old_logprobs).masked_fill(~inputs.loss_mask, 0)
-    return difference.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    """``difference`` within +-20."""
+    return limited(difference(inputs))
 
 
 @dataclass(frozen=True)
 class ClipOptions:
-    eps_clip: float = flag(0.2, "Ratio is clipped to [1 - eps, 1 + eps].", bounds="> 0")
+    eps_clip: float = flag(
+        0.2, "Ratio is clipped to [1 - eps, 1 + eps]; dppo_tv: limit of the change in probability.", bounds="> 0"
+    )
     eps_clip_low_high: tuple[float, float] | None = flag(
         None, "Ratio is clipped to [1 - L, 1 + H]; wins over --eps_clip. None: eps_clip twice.", bounds=">= 0"
     )
@@ -51,7 +67,7 @@ class PPOOptions(ClipOptions):
 @policy_losses.register("ppo", options=PPOOptions)
 def ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7; unequal clips are DAPO's clip-higher
-    (https://arxiv.org/abs/2503.14476); dual clip is https://arxiv.org/abs/1912.09729 eq. 8."""
+    (https://arxiv.org/abs/2503.14476); dual clip is https://arxiv.org/abs/1912.09729."""
     return clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
 
 
@@ -71,3 +87,267 @@ def clipped_surrogate(
         losses = torch.where(over, ceiling, losses)
         metrics["dual_clip_fraction"] = over.to(losses.dtype)
     return TokenLosses(losses, metrics)
+
+
+# -- clipped surrogates of coarser ratios -----------------------------------------------------------------------
+
+
+@policy_losses.register(
+    "gspo", options=ClipOptions, needs=("sequence_mean",), suggests={"loss_agg_mode": "seq-mean-token-mean"}
+)
+def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
+    """One ratio per sequence, the geometric mean over its tokens, https://arxiv.org/abs/2507.18071 eq. 7.
+
+    Useful clips are a thousand times smaller than PPO's: the paper has 3e-4 and 4e-4.
+    """
+    ratio = limited(sequence_mean(difference(inputs), inputs.loss_mask))
+    return clipped_surrogate(ratio, inputs.advantages, options.low_high)
+
+
+@policy_losses.register(
+    "gspo_token", options=ClipOptions, needs=("sequence_mean",), suggests={"loss_agg_mode": "seq-mean-token-mean"}
+)
+def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
+    """GSPO's ratio with the gradient through each token's own log-prob, for advantages that differ between tokens;
+    https://arxiv.org/abs/2507.18071 section 4.3."""
+    ratio = limited(sequence_mean(difference(inputs), inputs.loss_mask)).detach()
+    own = (inputs.logprobs - inputs.logprobs.detach()).masked_fill(~inputs.loss_mask, 0)
+    return clipped_surrogate(ratio + own, inputs.advantages, options.low_high)
+
+
+@policy_losses.register("segment_ppo", options=PPOOptions)
+def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
+    """One ratio per turn, the geometric mean over its tokens, for agents with several turns."""
+    turns = inputs.turn_ids.masked_fill(~inputs.loss_mask, -1)
+    ratio = limited(segment_mean(difference(inputs), turns))
+    return clipped_surrogate(ratio, inputs.advantages, options.low_high, options.dual)
+
+
+@policy_losses.register(
+    "geo_mean", options=ClipOptions, needs=("sequence_mean",), suggests={"loss_agg_mode": "seq-mean-token-mean"}
+)
+def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
+    """GMPO, https://arxiv.org/abs/2507.20673: the geometric mean of ratios that are clipped token by token, on the side
+    where they would gain, to [exp(-L), exp(H)]; times the sequence's mean advantage."""
+    low, high = options.low_high
+    logs, sign = difference(inputs), inputs.advantages.sign()
+    pessimistic = torch.minimum(sign * logs, sign * logs.clamp(-low, high)) * sign
+    ratio = limited(sequence_mean(pessimistic, inputs.loss_mask)).exp()
+    clipped = (pessimistic != logs).to(logs.dtype)
+    return TokenLosses(-ratio * sequence_mean(inputs.advantages, inputs.loss_mask), {"clip_fraction": clipped.detach()})
+
+
+# -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's -------------------------------
+
+
+@policy_losses.register("cispo", options=ClipOptions)
+def cispo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
+    """The clipped ratio weighs, so clipped tokens keep a gradient; https://arxiv.org/abs/2506.13585 eq. 4."""
+    low, high = options.low_high
+    ratio = log_ratio(inputs).exp().detach()
+    weight = ratio.clamp(1 - low, 1 + high)
+    clipped = (weight != ratio).to(ratio.dtype)
+    return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": clipped})
+
+
+@policy_losses.register("gpg")
+def gpg(inputs: LossInputs, options: None) -> TokenLosses:
+    """-A log p, the plain policy gradient; https://arxiv.org/abs/2504.02546."""
+    return TokenLosses(-inputs.advantages * inputs.logprobs)
+
+
+@dataclass(frozen=True)
+class TISOptions:
+    tis_upper_bound: float = flag(1.0, "Cap of the detached policy ratio.", bounds="> 0")
+
+
+@policy_losses.register("tis", options=TISOptions)
+def tis(inputs: LossInputs, options: TISOptions) -> TokenLosses:
+    """Truncated importance sampling between new and old policy, as in IMPALA, https://arxiv.org/abs/1802.01561."""
+    weight = log_ratio(inputs).exp().detach().clamp(max=options.tis_upper_bound)
+    return TokenLosses(-weight * inputs.advantages * inputs.logprobs)
+
+
+@dataclass(frozen=True)
+class TOPROptions:
+    topr_positive_weight: float = flag(1.0, "Weight of samples with positive reward.", bounds=">= 0")
+    topr_negative_weight: float = flag(1.0, "Weight of the others, whose ratio is capped at 1.", bounds=">= 0")
+
+
+@policy_losses.register("topr", options=TOPROptions)
+def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
+    """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: samples with positive reward are imitated,
+    the others pushed down only as far as the policy still gives them. The ratio is the token's, not the sequence's."""
+    tapered = log_ratio(inputs).exp().detach().clamp(max=1)
+    positive = inputs.rewards[:, None] > 0
+    weight = torch.where(positive, options.topr_positive_weight, options.topr_negative_weight * tapered)
+    return TokenLosses(-weight * inputs.advantages * inputs.logprobs)
+
+
+@dataclass(frozen=True)
+class RatioCapOptions:
+    dppo_ratio_cap: float = flag(20.0, "Upper limit of the detached ratio weight.", bounds=">= 1")
+
+
+@dataclass(frozen=True)
+class DPPOTVOptions(ClipOptions, RatioCapOptions):
+    pass
+
+
+@dataclass(frozen=True)
+class DPPOKLOptions(RatioCapOptions):
+    dppo_kl_threshold: float = flag(
+        0.05,
+        "A token is kept while the binary KL between old and new probability is at most this, or the step leads back.",
+        bounds="> 0",
+    )
+
+
+@policy_losses.register("dppo_tv", options=DPPOTVOptions)
+def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
+    """A token counts while its probability moved at most eps_clip in the direction it is pushed, whatever the ratio;
+    https://arxiv.org/abs/2602.04879."""
+    low, high = options.low_high
+    moved = (inputs.logprobs.exp() - inputs.old_logprobs.exp()).detach()
+    kept = torch.where(inputs.advantages > 0, moved <= high, moved >= -low)
+    return _kept_likelihood(inputs, kept, options.dppo_ratio_cap)
+
+
+@policy_losses.register("dppo_kl", options=DPPOKLOptions)
+def dppo_kl(inputs: LossInputs, options: DPPOKLOptions) -> TokenLosses:
+    """As dppo_tv, by the KL between the two-way choices "this token or another"; https://arxiv.org/abs/2602.04879."""
+    new, old = inputs.logprobs.detach(), inputs.old_logprobs
+    p_new, p_old = new.exp(), old.exp()
+    tiny = 1e-8
+    kl = p_old * (old - new) + (1 - p_old) * ((1 - p_old + tiny).log() - (1 - p_new + tiny).log())
+    back = torch.where(inputs.advantages > 0, p_new <= p_old, p_new >= p_old)
+    return _kept_likelihood(inputs, (kl <= options.dppo_kl_threshold) | back, options.dppo_ratio_cap)
+
+
+def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> TokenLosses:
+    weight = log_ratio(inputs).exp().detach().clamp(max=ratio_cap) * kept
+    dropped = (~kept).to(weight.dtype)
+    return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": dropped})
+
+
+# -- soft gates and penalties -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SAPOOptions:
+    sapo_tau_pos: float = flag(1.0, "Gate temperature for A > 0.", bounds="> 0")
+    sapo_tau_neg: float = flag(1.05, "Gate temperature for A <= 0.", bounds="> 0")
+
+
+@policy_losses.register("sapo", options=SAPOOptions, suggests={"loss_agg_mode": "seq-mean-token-mean"})
+def sapo(inputs: LossInputs, options: SAPOOptions) -> TokenLosses:
+    """A soft gate on the ratio instead of a clip, https://arxiv.org/abs/2511.20347."""
+    tau = torch.where(inputs.advantages > 0, options.sapo_tau_pos, options.sapo_tau_neg)
+    gate = torch.sigmoid(tau * (log_ratio(inputs).exp() - 1)) * 4 / tau
+    return TokenLosses(-gate * inputs.advantages)
+
+
+@dataclass(frozen=True)
+class DROOptions:
+    dro_beta: float = flag(REQUIRED, "Quadratic penalty on the log-ratio.", bounds="> 0")
+
+
+@policy_losses.register("dro", options=DROOptions)
+def dro(inputs: LossInputs, options: DROOptions) -> TokenLosses:
+    """Direct reward optimisation, https://arxiv.org/abs/2405.19107: policy gradient with a squared log-ratio penalty.
+    The penalty is not clamped, so that it still pulls where the policy went far."""
+    penalty = options.dro_beta / 2 * difference(inputs).square()
+    return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
+
+
+@dataclass(frozen=True)
+class Kimi15Options:
+    kimi15_tau: float = flag(0.1, "Weight of the squared log-ratio.", bounds=">= 0")
+
+
+@policy_losses.register("kimi15", options=Kimi15Options)
+def kimi15(inputs: LossInputs, options: Kimi15Options) -> TokenLosses:
+    """Online mirror descent of Kimi k1.5, https://arxiv.org/abs/2501.12599 section 2.3.2, token by token."""
+    penalty = options.kimi15_tau / 2 * difference(inputs).square()
+    return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
+
+
+# -- losses that treat some tokens apart, https://arxiv.org/abs/2505.22617 -----------------------------------------
+
+
+@dataclass(frozen=True)
+class SelectingLoss:
+    """A loss that treats some tokens apart. They are chosen before training, once over the whole rollout batch, by
+    log-probs of the old policy: a choice inside each micro-batch would depend on its size."""
+
+    select: Callable[[ExperienceBatch, Any, torch.Generator], Tensor]  # (B, T) bool, becomes ``batch.marked``
+    loss: PolicyLoss
+
+    def __call__(self, inputs: LossInputs, options: Any) -> TokenLosses:
+        return self.loss(inputs, options)
+
+
+def covariance(batch: ExperienceBatch) -> Tensor:
+    """(A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside the mask."""
+    mask = batch.loss_mask
+    advantages = batch.advantages - masked_mean(batch.advantages, mask)
+    logprobs = batch.old_logprobs - masked_mean(batch.old_logprobs, mask)
+    return (advantages * logprobs).masked_fill(~mask, -torch.inf)
+
+
+def _share(ratio: float, mask: Tensor) -> int:
+    """That share of the masked tokens, at least one."""
+    return max(1, int(ratio * int(mask.sum())))
+
+
+@dataclass(frozen=True)
+class ClipCovOptions(PPOOptions):
+    clip_cov_ratio: float = flag(2e-4, "Share of tokens whose gradient is dropped.", bounds="(0, 1]")
+    clip_cov_range: tuple[float, float] = flag(
+        (1.0, 5.0),
+        "Tokens are chosen among those with covariance of advantage and log-prob in this range.",
+        bounds="increasing",
+    )
+
+
+def _random_in_range(batch: ExperienceBatch, options: ClipCovOptions, generator: torch.Generator) -> Tensor:
+    low, high = options.clip_cov_range
+    cov = covariance(batch)
+    inside = ((cov > low) & (cov < high)).flatten().nonzero().flatten()
+    count = _share(options.clip_cov_ratio, batch.loss_mask)
+    chosen = inside[torch.randperm(len(inside), generator=generator)[:count]]
+    return torch.zeros(cov.numel(), dtype=torch.bool).index_fill(0, chosen, True).view_as(cov)
+
+
+def _clip_cov(inputs: LossInputs, options: ClipCovOptions) -> TokenLosses:
+    losses = clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
+    return TokenLosses(losses.per_token.masked_fill(inputs.marked, 0), losses.metrics)
+
+
+# PPO without the gradient of a few random tokens of high covariance, which would cost entropy
+policy_losses.register("clip_cov", options=ClipCovOptions, needs=("old_logprobs",))(
+    SelectingLoss(_random_in_range, _clip_cov)
+)
+
+
+@dataclass(frozen=True)
+class KLCovOptions:
+    kl_cov_ratio: float = flag(2e-4, "Share of tokens with highest covariance that get a KL penalty.", bounds="(0, 1]")
+    kl_cov_coef: float = flag(0.1, "Weight of that penalty.", bounds=">= 0")
+
+
+def _highest(batch: ExperienceBatch, options: KLCovOptions, generator: torch.Generator) -> Tensor:
+    cov = covariance(batch).flatten()
+    count = min(_share(options.kl_cov_ratio, batch.loss_mask), int(batch.loss_mask.sum()))
+    marked = torch.zeros(cov.numel(), dtype=torch.bool).index_fill(0, cov.topk(count).indices, True)
+    return marked.view_as(batch.loss_mask)
+
+
+def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
+    plain = -log_ratio(inputs).exp() * inputs.advantages
+    penalty = options.kl_cov_coef * difference(inputs).abs()
+    return TokenLosses(plain + penalty.masked_fill(~inputs.marked, 0))
+
+
+# unclipped policy gradient with a KL penalty on the tokens of highest covariance
+policy_losses.register("kl_cov", options=KLCovOptions, needs=("old_logprobs",))(SelectingLoss(_highest, _kl_cov))
