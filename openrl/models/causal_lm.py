@@ -75,7 +75,9 @@ def load_pretrained(kind: type, path: str, flags: ModelFlags, device: str) -> Pr
             output_loading_info=True,
         )
     except (OSError, ValueError, ImportError) as error:
-        raise UserError(f"cannot load a model from {path!r}: {error}", "check the path and --attn_implementation") from error
+        raise UserError(
+            f"cannot load a model from {path!r}: {error}", "check the path and --attn_implementation"
+        ) from error
     if report["missing_keys"]:
         missing = sorted(report["missing_keys"])
         raise UserError(

@@ -122,7 +122,8 @@ class _Chunked(torch.autograd.Function):
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
         ctx.save_for_backward(states, weight, bias, targets, torch.cat([p[2] for p in parts]), entropies)
-        ctx.transform, ctx.chunk_size, ctx.entropy = transform, chunk_size, entropy
+        ctx.transform, ctx.chunk_size = transform, chunk_size
+        ctx.set_materialize_grads(False)
         if not entropy:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -137,13 +138,13 @@ class _Chunked(torch.autograd.Function):
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
             all_logprobs = logits - log_partition[rows, None]
-            gradient = -all_logprobs.exp()
-            if ctx.entropy:  # dH/dz_j = -p_j (log p_j + H)
-                of_entropy = gradient * (all_logprobs + entropies[rows, None]) * grad_entropies[rows, None]
-            gradient = gradient * grad_logprobs[rows, None]
-            gradient.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
-            if ctx.entropy:
-                gradient = gradient + of_entropy
+            minus_p = -all_logprobs.exp()
+            gradient = torch.zeros_like(logits)
+            if grad_logprobs is not None:  # d log p(target) / dz_j = [j is target] - p_j
+                gradient = minus_p * grad_logprobs[rows, None]
+                gradient.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
+            if grad_entropies is not None:  # dH / dz_j = -p_j (log p_j + H)
+                gradient += minus_p * (all_logprobs + entropies[rows, None]) * grad_entropies[rows, None]
             of_raw = ctx.transform.backward(gradient, logits).to(states.dtype)
             grad_states[rows] = of_raw @ weight
             if grad_weight is not None:

@@ -7,10 +7,12 @@ between them is in ``_masters`` and ``_refresh_from_masters``; the rest is the s
 
 from __future__ import annotations
 
+import io
 import math
 import re
+import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -69,10 +71,21 @@ class DeepSpeedEngine:
         self._clips_itself = self.stage == 0 and self.dtype == "fp32"
         clip = 0.0 if self._clips_itself else optim.max_norm
         self._engine = _initialize(self.model, _config(self.model, self.dtype, flags, clip), self._inner)
-        if self.stage == 0 and self.dtype != "fp32":
-            for parameter in self.model.parameters():
-                parameter.grad_dtype = torch.float32  # micro-batches add up in fp32, as in the other stages
+        if self.stage == 0 and not self._clips_itself:
+            self._mend_stage_0()
         self._scheduler = build_scheduler(self._inner, optim)
+
+    @torch.no_grad()
+    def _mend_stage_0(self) -> None:
+        """Two things that DeepSpeed does in stage 0 below fp32, and in no other: it adds micro-batches up in the
+        type of the parameters, and it makes the optimizer's state by a step with zero gradients, which decays the
+        weights once and leaves Adam's bias correction one step ahead."""
+        self._inner.state.clear()
+        optimizer = self._engine.optimizer
+        for parameters, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
+            for parameter, master in zip(parameters, masters, strict=True):
+                parameter.grad_dtype = torch.float32
+                master.copy_(parameter)
 
     # ---- running the model
 
@@ -174,7 +187,10 @@ class DeepSpeedEngine:
     def save(self, directory: Path) -> None:
         tensors, values = random_state(self.device)
         tensors |= optimizer_tensors(self._inner, self._masters())
-        values |= self._shape() | {"scheduler": self._scheduler.state_dict(), "loss_scaler": _plain(self._loss_scaler())}
+        values |= self._shape() | {
+            "scheduler": self._scheduler.state_dict(),
+            "loss_scaler": _plain(self._loss_scaler()),
+        }
         write_rank_state(directory, self.layout.rank, tensors, values)
         dist.barrier()
 
@@ -238,11 +254,15 @@ def _deepspeed() -> ModuleType:
 
     # Its shared-memory op would be compiled by every new installation, for inference collectives alone.
     deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
+    warnings.filterwarnings(
+        "ignore", r".*(all_gather_into_tensor|reduce_scatter_tensor).* is deprecated", FutureWarning
+    )
     return deepspeed
 
 
 def _initialize(model: CausalLM | ScalarModel, config: dict[str, Any], optimizer: Optimizer | None) -> Any:
-    engine, *_ = _deepspeed().initialize(model=model, optimizer=optimizer, config=config)
+    with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
+        engine, *_ = _deepspeed().initialize(model=model, optimizer=optimizer, config=config)
     return engine
 
 
@@ -267,7 +287,7 @@ def _config(model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, ma
 
 
 def _layer_of(name: str) -> str:
-    """"hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers is its own."""
+    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers is its own."""
     found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else name
 

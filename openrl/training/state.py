@@ -52,9 +52,10 @@ def restore_optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], named
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])
     for name, tensor in named.items():
-        key, i = name.rsplit(".", 1)
+        key, position = name.rsplit(".", 1)
+        master = masters[int(position)]
         if key != "master":
-            optimizer.state[masters[int(i)]][key] = tensor.to(masters[int(i)].device)
+            optimizer.state[master][key] = tensor.to(master.device)
 
 
 def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:

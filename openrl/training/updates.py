@@ -1,0 +1,120 @@
+"""The losses of one optimizer step, each a picklable callable that an engine runs on every micro-batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrl.algorithms.kl import kl_estimate
+from openrl.algorithms.masked import step_loss
+from openrl.algorithms.value_losses import clipped_value_loss
+from openrl.config.learning import LossAggMode
+from openrl.extension_points import policy_losses
+from openrl.tracking.metrics import Max, Mean, Metric
+from openrl.training.engine import Forward
+from openrl.types import ExperienceBatch, LossInputs, StepCounts
+
+
+@dataclass(frozen=True)
+class PolicyUpdate:
+    """Policy loss, and the KL to the reference where ``kl_estimator`` is given.
+
+    Without ``old_logprobs`` in the batch the policy's own count as old: right for a batch that is trained on in one
+    step by the policy that made it.
+    """
+
+    loss_type: str  # name in the registry of policy losses
+    options: Any  # that loss's options
+    agg_mode: LossAggMode
+    norm_const: float | None = None  # tokens, for seq-mean-token-sum-norm
+    kl_coef: float = 0.0
+    kl_estimator: str | None = None  # None: no KL in the loss
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        logprobs, entropies = forward(batch, entropy=True)
+        old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        inputs = LossInputs(
+            logprobs=logprobs,
+            old_logprobs=old_logprobs,
+            rollout_logprobs=batch.rollout_logprobs,
+            advantages=_needed(batch, "advantages"),
+            loss_mask=batch.loss_mask,
+            turn_ids=batch.turn_ids,
+            rewards=batch.rewards,
+            marked=batch.marked,
+        )
+        token_losses = policy_losses[self.loss_type].component(inputs, self.options)
+        loss = step_loss(token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
+        metrics = {"policy_loss": _share(loss, batch, counts)}
+        columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
+        if batch.old_logprobs is None:  # the weights are still those that sampled: how far is the engine from them?
+            columns["logprob_gap"] = (logprobs - batch.rollout_logprobs).abs()
+        if self.kl_estimator is not None:
+            kl = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
+            kl_loss = step_loss(kl, batch.loss_mask, counts, self.agg_mode, self.norm_const)
+            metrics["kl_loss"] = _share(kl_loss, batch, counts)
+            loss = loss + self.kl_coef * kl_loss
+            columns["kl"] = kl
+        return loss, metrics | _means(columns, batch.loss_mask) | _extremes(logprobs - old_logprobs, batch.loss_mask)
+
+
+@dataclass(frozen=True)
+class ValueUpdate:
+    """The critic's clipped regression on the returns; ``clip`` 0: not clipped."""
+
+    clip: float
+    agg_mode: LossAggMode
+    norm_const: float | None = None
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        values, _ = forward(batch)
+        returns = _needed(batch, "returns")
+        token_losses = clipped_value_loss(values, _needed(batch, "values"), returns, self.clip)
+        loss = step_loss(token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
+        columns = token_losses.metrics | {"values": values, "returns": returns}
+        return loss, {"value_loss": _share(loss, batch, counts)} | _means(columns, batch.loss_mask)
+
+
+@dataclass(frozen=True)
+class SupervisedUpdate:
+    """Mean negative log-likelihood of the tokens in ``loss_mask``."""
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        logprobs, _ = forward(batch)
+        return step_loss(-logprobs, batch.loss_mask, counts, "token-mean"), _means({"loss": -logprobs}, batch.loss_mask)
+
+
+def _needed(batch: ExperienceBatch, column: str) -> Tensor:
+    value = getattr(batch, column)
+    if value is None:
+        raise ValueError(f"this update needs the column {column!r}, which was not filled")
+    return value
+
+
+def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
+    """A divided loss as a metric: the shares of all micro-batches and ranks add up to the step's loss."""
+    return Mean(float(loss.detach()) / counts.dp_size, int(batch.loss_mask.sum()) / max(counts.tokens, 1))
+
+
+@torch.no_grad()
+def _means(columns: dict[str, Tensor], mask: Tensor) -> dict[str, Metric]:
+    """Token-weighted means of (b, T) columns, in one transfer from the device."""
+    totals = torch.stack([column.masked_fill(~mask, 0).sum() for column in columns.values()]).tolist()
+    tokens = int(mask.sum())
+    return {name: Mean(total, tokens) for name, total in zip(columns, totals, strict=True)}
+
+
+@torch.no_grad()
+def _extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """The largest ratio between new and old policy over trained tokens, either way; absent without any."""
+    inside = log_ratio[mask]
+    return {"ratio_max": Max(float(inside.abs().max().exp()))} if inside.numel() else {}

@@ -1,0 +1,91 @@
+"""Log-probs and entropies of chunks equal the plain log-softmax, in value and gradient."""
+
+import pytest
+import torch
+
+from openrl.models.logprobs import LogitTransform, LogprobHead, token_logprobs
+
+TRANSFORMS = [
+    LogitTransform(),
+    LogitTransform(temperature=0.7),
+    LogitTransform(scale=0.25, softcap=3.0, temperature=1.3),
+]
+
+
+def plain(states, weight, bias, targets, transform):
+    """The slow obvious version: the full matrix of logits."""
+    logits = transform.scale * (states @ weight.T + (0 if bias is None else bias))
+    if transform.softcap is not None:
+        logits = transform.softcap * torch.tanh(logits / transform.softcap)
+    all_logprobs = (logits / transform.temperature).log_softmax(-1)
+    entropy = -(all_logprobs.exp() * all_logprobs).sum(-1)
+    return all_logprobs.gather(-1, targets[:, None])[:, 0], entropy
+
+
+def inputs(n, with_bias, dtype=torch.float64):
+    g = torch.Generator().manual_seed(n)
+    tensors = [torch.randn(n, 6, generator=g), torch.randn(11, 6, generator=g), torch.randn(11, generator=g)]
+    states, weight, bias = (t.to(dtype).requires_grad_() for t in tensors)
+    return states, weight, bias if with_bias else None, torch.randint(0, 11, (n,), generator=g)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("chunk_size", [0, 1, 4, 100])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
+    states, weight, bias, targets = inputs(9, with_bias)
+    leaves = [t for t in (states, weight, bias) if t is not None]
+    up = torch.randn(2, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    results = []
+    for logprobs, entropy in (
+        plain(states, weight, bias, targets, transform),
+        token_logprobs(states, weight, bias, targets, transform, chunk_size, entropy=True),
+    ):
+        results.append([logprobs, entropy, *torch.autograd.grad((logprobs * up[0] + entropy * up[1]).sum(), leaves)])
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_only_one_of_the_two_outputs_carries_a_gradient():
+    states, weight, bias, targets = inputs(9, True)
+    for pick in (0, 1):
+        expected = torch.autograd.grad(plain(states, weight, bias, targets, TRANSFORMS[1])[pick].sum(), [states, weight])
+        chunked = token_logprobs(states, weight, bias, targets, TRANSFORMS[1], 4, entropy=True)[pick]
+        found = torch.autograd.grad(chunked.sum(), [states, weight])
+        torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_chunks_of_bf16_add_up_in_fp32():
+    """512 chunks summed in bf16 would lose whole gradients: the error must be that of one rounding."""
+    states, weight, _, targets = inputs(512, False, torch.bfloat16)
+    exact = [t.detach().double().requires_grad_() for t in (states, weight)]
+    (reference,) = torch.autograd.grad(plain(*exact, None, targets, LogitTransform())[0].sum(), exact[1:])
+    logprobs, _ = token_logprobs(states, weight, None, targets, LogitTransform(), 1)
+    (found,) = torch.autograd.grad(logprobs.sum(), [weight])
+    assert logprobs.dtype == torch.float32
+    assert float((found.double() - reference).norm() / reference.norm()) < 0.01
+
+
+def test_the_head_shifts_by_one_and_leaves_padding_out():
+    head = torch.nn.Linear(6, 11, bias=False, dtype=torch.float64)
+    hidden = torch.randn(2, 5, 6, dtype=torch.float64)
+    ids = torch.randint(0, 11, (2, 5))
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    with torch.no_grad():
+        logprobs, entropy = LogprobHead(head, LogitTransform(), 2)(hidden, ids, mask, entropy=True)
+    for row in range(2):
+        for t in range(5):
+            distribution = head(hidden[row, t - 1]).detach().log_softmax(-1)
+            real = t > 0 and bool(mask[row, t])
+            assert float(logprobs[row, t]) == pytest.approx(float(distribution[ids[row, t]]) if real else 0.0)
+            assert float(entropy[row, t]) == pytest.approx(
+                float(-(distribution.exp() * distribution).sum()) if real else 0.0
+            )
+
+
+def test_a_batch_of_dummies_gives_zeros_and_a_graph():
+    head = LogprobHead(torch.nn.Linear(6, 11), LogitTransform(), 2)
+    hidden = torch.randn(2, 1, 6, requires_grad=True)
+    logprobs, _ = head(hidden, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool))
+    logprobs.sum().backward()
+    assert not logprobs.any() and not hidden.grad.any() and not head.weight.grad.any()
