@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig, SFTConfig
-from openrl.config.derived import actor_world, estimator, samples_per_step
+from openrl.config.derived import actor_world, estimator, loss_agg_mode, samples_per_step
+from openrl.extension_points import policy_losses
 from openrl.flags.checks import Problem, check
+from openrl.registry import Entry
 
 Problems = Iterator[Problem]
 Given = frozenset[str]
@@ -77,14 +80,56 @@ def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
 # -- algorithm ------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Need:
+    """What a registered component asks of the flags by ``register(..., needs=(name,))``."""
+
+    met: Callable[[PPOConfig], bool]
+    flags: tuple[str, ...]
+    message: str
+    fix: str
+
+
+ALWAYS_MET = ("values", "old_logprobs", "reward_parts")  # a critic is started, a pass is run, the reward gives them
+NEEDS = {
+    "siblings": Need(
+        lambda config: config.batch.n_samples_per_prompt > 1,
+        ("n_samples_per_prompt",),
+        "compares the answers to one prompt, and there is one of each",
+        "--n_samples_per_prompt 8",
+    ),
+    "no_reward_norm": Need(
+        lambda config: config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None,
+        ("reward_norm_mean", "reward_norm_std"),
+        "has a baseline of its own, which a normalisation would replace",
+        "leave --reward_norm_mean and --reward_norm_std out",
+    ),
+    "sequence_mean": Need(
+        lambda config: loss_agg_mode(config) != "token-mean",
+        ("loss_agg_mode",),
+        "has one ratio per sequence, which a mean over tokens would weight by length",
+        "--loss_agg_mode seq-mean-token-mean",
+    ),
+}
+
+
 @check(PPOConfig)
-def estimator_has_siblings(config: PPOConfig, given: Given) -> Problems:
-    if "siblings" in estimator(config).needs and config.batch.n_samples_per_prompt == 1:
-        yield Problem(
-            ("advantage_estimator", "n_samples_per_prompt"),
-            f"{config.algorithm.advantage_estimator} compares the answers to one prompt, and there is one of each",
-            "--n_samples_per_prompt 8",
-        )
+def estimator_has_what_it_needs(config: PPOConfig, given: Given) -> Problems:
+    yield from _unmet("advantage_estimator", estimator(config), config)
+
+
+@check(PPOConfig)
+def policy_loss_has_what_it_needs(config: PPOConfig, given: Given) -> Problems:
+    yield from _unmet("policy_loss_type", policy_losses[config.algorithm.policy_loss_type], config)
+
+
+def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
+    for name in sorted(chosen.needs - set(ALWAYS_MET)):
+        need = NEEDS.get(name)
+        if need is None:
+            yield Problem((flag,), f"{chosen.name} needs {name}, which nothing in this run supplies")
+        elif not need.met(config):
+            yield Problem((flag, *need.flags), f"{chosen.name} {need.message}", need.fix)
 
 
 @check(PPOConfig)
@@ -105,6 +150,18 @@ def one_reward_source(config: PPOConfig, given: Given) -> Problems:
         yield Problem(("remote_rm_url", "reward_pretrain"), "no source of rewards", "--remote_rm_url FILE.py")
     elif None not in sources:
         yield Problem(("remote_rm_url", "reward_pretrain"), "two sources of rewards", "leave one out")
+
+
+@check(PPOConfig)
+def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
+    shaping, limit = config.shaping, config.sampling.generate_max_len
+    if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
+        message = f"the buffer of {shaping.overlong_buffer_len} tokens is longer than a response of {limit}"
+        yield Problem(("overlong_buffer_len", "generate_max_len"), message, f"--overlong_buffer_len {limit // 4 or 1}")
+    low, high = shaping.len_reward_range
+    if high is None and low >= limit:
+        message = f"LO {low} is not below HI, which is --generate_max_len {limit}"
+        yield Problem(("len_reward_range", "generate_max_len"), message, f"--len_reward_range 0 {limit}")
 
 
 @check(PPOConfig)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, get_args
+from typing import Any
 
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.rollout import SamplingFlags
+from openrl.config.shaping import NormScope
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.registry import Entry
 
@@ -101,11 +102,15 @@ def kl_in_reward(config: PPOConfig) -> bool:
 def loss_agg_mode(config: PPOConfig) -> LossAggMode:
     """--loss_agg_mode, else what the policy loss suggests, else the estimator, else token-mean."""
     loss = policy_losses[config.algorithm.policy_loss_type]
-    suggested = [entry.suggests.get("loss_agg_mode") for entry in (loss, estimator(config))]
-    mode = next((mode for mode in [config.algorithm.loss_agg_mode, *suggested] if mode is not None), "token-mean")
-    if mode not in get_args(LossAggMode):
-        raise ValueError(f"a component suggests loss_agg_mode {mode!r}, known: {get_args(LossAggMode)}")
-    return mode
+    modes = [config.algorithm.loss_agg_mode, *(e.suggests.get("loss_agg_mode") for e in (loss, estimator(config)))]
+    return next((mode for mode in modes if mode is not None), "token-mean")
+
+
+def reward_norm_scopes(config: PPOConfig) -> tuple[NormScope, NormScope]:
+    """Scopes of mean and std: --reward_norm_mean and --reward_norm_std, else what the estimator suggests, else none."""
+    suggests = estimator(config).suggests
+    mean = config.shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none")
+    return mean, config.shaping.reward_norm_std or suggests.get("reward_norm_std", "none")
 
 
 def whiten_advantages(config: PPOConfig) -> bool:

@@ -12,6 +12,7 @@ from openrl.config.derived import (
     needs_critic,
     needs_reference,
     needs_reward_model,
+    reward_norm_scopes,
     whiten_advantages,
 )
 from openrl.flags.checks import Problem, check
@@ -96,6 +97,30 @@ IDLE = (
         whiten_advantages,
         "advantages are not whitened",
         "--whiten_advantages",
+    ),
+    Idle(
+        ("reward_norm_clip",),
+        lambda config: set(reward_norm_scopes(config)) != {"none"},
+        "rewards are not normalised",
+        "--reward_norm_mean group",
+    ),
+    Idle(
+        ("len_reward_range", "len_reward_type"),
+        lambda config: config.shaping.len_reward_coef != 0,
+        "length is not rewarded with --len_reward_coef 0",
+        "--len_reward_coef 0.1",
+    ),
+    Idle(
+        ("overlong_penalty_factor",),
+        lambda config: config.shaping.overlong_buffer_len is not None,
+        "there is no penalty without --overlong_buffer_len",
+        "--overlong_buffer_len 128",
+    ),
+    Idle(
+        ("difficulty_key",),
+        lambda config: config.shaping.difficulty_loss_weight,
+        "difficulty has no weight",
+        "--difficulty_loss_weight",
     ),
     Idle(
         ("min_lr_ratio",),

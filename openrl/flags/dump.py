@@ -9,14 +9,14 @@ from typing import Any
 import yaml
 
 from openrl.flags.schema import FlagSpec, collect_flags
-from openrl.flags.values import NONE_WORDS
+from openrl.flags.values import NONE
 
 
 class _Dumper(yaml.SafeDumper):
     """Quotes text that reads like nothing, and keeps every value on one line."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
-        quotes = '"' if text in NONE_WORDS or not text.isprintable() else None
+        quotes = '"' if text == NONE or not text.isprintable() else None
         return self.represent_scalar("tag:yaml.org,2002:str", text, style=quotes)
 
     def represent_values(self, values: tuple[Any, ...]) -> yaml.SequenceNode:

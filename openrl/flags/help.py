@@ -7,6 +7,7 @@ import functools
 import inspect
 import shutil
 import textwrap
+from typing import Any
 
 from openrl.flags.schema import REQUIRED, FlagSpec
 from openrl.flags.values import placeholder, show, without_none
@@ -46,7 +47,7 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
     if spec.alias:
         notes.append("also " + ", ".join(f"--{name}" for name in spec.alias))
     metavar = placeholder(spec.type)
-    form = {"metavar": metavar} if metavar else {"action": "store_true"}
+    form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
     section.add_argument(f"--{spec.name}", help=f"{spec.help} ({'; '.join(notes)})".replace("%", "%%"), **form)
 
 

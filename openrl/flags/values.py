@@ -10,7 +10,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Literal, Union, get_args, get_origin
 
-NONE_WORDS = ("None", "none")
+NONE = "None"  # not "none", which some flags have among their choices
 BOOL_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
@@ -38,7 +38,7 @@ def convert(raw: Any, type_: Any) -> Any:
 
 def _convert_union(raw: Any, type_: Any) -> Any:
     members = get_args(type_)
-    if type(None) in members and (raw is None or (raw in NONE_WORDS and not isinstance(raw, Quoted))):
+    if type(None) in members and (raw is None or (raw == NONE and not isinstance(raw, Quoted))):
         return None
     for member in members:
         if member is not type(None):

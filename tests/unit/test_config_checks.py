@@ -63,6 +63,14 @@ def test_sound_flags_have_no_problems(words):
          "--train_batch_size 16"),
         ("--advantage_estimator group_norm", "advantage_estimator, --n_samples_per_prompt",
          "compares the answers to one prompt", "--n_samples_per_prompt 8"),
+        ("--policy_loss_type gspo --loss_agg_mode token-mean", "policy_loss_type, --loss_agg_mode",
+         "gspo has one ratio per sequence", "--loss_agg_mode seq-mean-token-mean"),
+        ("--advantage_estimator rloo --n_samples_per_prompt 4 --reward_norm_std batch", "advantage_estimator, "
+         "--reward_norm_mean, --reward_norm_std", "rloo has a baseline of its own", "out"),
+        ("--overlong_buffer_len 2000", "overlong_buffer_len, --generate_max_len",
+         "the buffer of 2000 tokens is longer than a response of 1024", "--overlong_buffer_len 256"),
+        ("--len_reward_coef 1 --len_reward_range 1024 None", "len_reward_range, --generate_max_len",
+         "LO 1024 is not below HI", "--len_reward_range 0 1024"),
         ("--use_kl_loss", "use_kl_loss, --kl_estimator", "whose expectation over the policy is zero",
          "--kl_estimator k2"),
         ("--reward_pretrain x", "remote_rm_url, --reward_pretrain", "two sources of rewards", "leave one out"),
@@ -110,6 +118,12 @@ def test_world_size_is_asked_again_when_the_cluster_is_known():
     ]
 
 
+def test_needs_of_components_that_nothing_supplies(monkeypatch):
+    entry = replace(advantage_estimators["gae"], needs=frozenset({"tea_leaves"}))
+    monkeypatch.setitem(advantage_estimators._entries, "gae", entry)
+    assert said(PPOConfig, PPO) == ["--advantage_estimator: gae needs tea_leaves, which nothing in this run supplies"]
+
+
 def test_no_reward_source():
     (problem,) = said(PPOConfig, "--pretrain m --prompt_data d")
     assert problem.startswith("--remote_rm_url, --reward_pretrain: no source of rewards")
@@ -136,6 +150,10 @@ def test_sft_rules():
         "--lr_scheduler constant --lr_warmup_ratio 0.1",
         "--lr_scheduler linear --min_lr_ratio 0.2",
         "--wandb_project p",
+        "--reward_norm_mean none --reward_norm_std none --reward_norm_clip -1 3",
+        "--len_reward_type cosine --len_reward_range 0 9",
+        "--overlong_penalty_factor 2",
+        "--difficulty_key level",
     ],
 )
 def test_flags_without_effect_are_refused(words):

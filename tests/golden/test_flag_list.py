@@ -1,0 +1,77 @@
+"""The flags of each command, pinned; and none that nothing reads.
+
+After a wanted change:  python -m tests.golden.test_flag_list
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags
+from openrl.flags.values import placeholder, show
+
+HERE = Path(__file__).parent
+PACKAGE = HERE.parents[1] / "openrl"
+COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+READ_BY_PARSER = {"plugin"}  # by name, before there is a config
+
+
+def line(spec: FlagSpec) -> str:
+    default = "required" if spec.default is REQUIRED else show(spec.default)
+    owner = f"  only {spec.owner.flag} {' | '.join(spec.owner.names)}" if spec.owner else ""
+    choices = f"  one of {', '.join(spec.registry.names())}" if spec.registry else ""
+    alias = "".join(f"  also --{name}" for name in spec.alias)
+    bounds = f"  {spec.bounds}" if spec.bounds else ""
+    return f"--{spec.name} {placeholder(spec.type) or 'SWITCH'} = {default}{bounds}{choices}{alias}{owner}"
+
+
+def flag_list(command: type) -> str:
+    return "".join(sorted(f"{line(spec)}\n" for spec in collect_flags(command)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_flags_are_the_pinned_ones(command):
+    pinned = (HERE / f"flags_{command}.txt").read_text(encoding="utf-8")
+    assert flag_list(COMMANDS[command]).splitlines() == pinned.splitlines(), __doc__
+
+
+def test_every_flag_is_read():
+    """A flag that is declared and read nowhere would be accepted and do nothing."""
+    read = names_read() | READ_BY_PARSER
+    unread = sorted(name for field, name in declared().items() if field not in read)
+    assert not unread, f"declared, but no code reads them: {', '.join(unread)}"
+
+
+def declared() -> dict[str, str]:
+    """{field: flag} of every command: actor_learning_rate and critic_learning_rate are one field."""
+    return {spec.path[1]: spec.name for command in COMMANDS.values() for spec in collect_flags(command)}
+
+
+def names_read() -> set[str]:
+    """Fields read as ``x.name`` or ``getattr(x, f"{...}_name")`` in the package.
+
+    Of config/ only what derives values counts: a rule that complains about a flag does not make it act.
+    """
+    files = [f for f in PACKAGE.rglob("*.py") if f.parent.name != "config" or f.name == "derived.py"]
+    nodes = [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
+    plain = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    endings = tuple(filter(None, map(computed_ending, nodes)))
+    return plain | {name for name in declared() if endings and name.endswith(endings)}
+
+
+def computed_ending(node: ast.AST) -> str:
+    """ "_num_nodes" of ``getattr(flags, f"{role}_num_nodes")``, else empty."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr":
+        name = node.args[1]
+        if isinstance(name, ast.JoinedStr) and isinstance(name.values[-1], ast.Constant):
+            return str(name.values[-1].value)
+    return ""
+
+
+if __name__ == "__main__":
+    for name, config in COMMANDS.items():
+        (HERE / f"flags_{name}.txt").write_text(flag_list(config), encoding="utf-8")
