@@ -11,6 +11,27 @@ NormScope = Literal["none", "batch", "group", "datasource", "running"]
 
 @group("Reward shaping")
 class RewardShapingFlags:
+    format_penalty: float = flag(
+        0.0, "Added to the reward once per turn whose action cannot be parsed; negative.", bounds="<= 0"
+    )
+    len_reward_coef: float = flag(
+        0.0, "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long answers; 0: off."
+    )
+    len_reward_range: tuple[int, int | None] = flag(
+        (0, None), "LO and HI in tokens; HI None: generate_max_len.", bounds=">= 0 and increasing"
+    )
+    len_reward_type: Literal["linear", "cosine"] = flag("linear", "Shape of f between LO and HI.")
+    overlong_buffer_len: int | None = flag(
+        None,
+        "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit. None: off.",
+        bounds="> 0",
+    )
+    overlong_penalty_factor: float = flag(1.0, "Largest overlong penalty.", bounds="> 0")
+    stop_properly_penalty_coef: float | None = flag(
+        None,
+        "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at most this. None: off.",
+        bounds="<= 1",
+    )
     reward_clip_range: tuple[float, float] = flag(
         (-10.0, 10.0), "Clamp each sample's reward, after penalties and before any baseline.", bounds="increasing"
     )
@@ -19,4 +40,22 @@ class RewardShapingFlags:
     )
     reward_norm_std: NormScope | None = flag(
         None, "Scope of the (unbiased) std that rewards are divided by. None: as the estimator."
+    )
+    reward_norm_clip: tuple[float, float] | None = flag(
+        None, "Clamp rewards after that normalisation; -1 3 is asymmetric clipping. None: off.", bounds="increasing"
+    )
+    token_reward_clip: float | None = flag(
+        None, "Clamp token rewards to +-this after the KL was subtracted. None: off.", bounds="> 0"
+    )
+    whiten_rewards: bool = flag(
+        False, "Whiten token rewards, KL included, over all trained tokens of the rollout batch before advantages."
+    )
+    advantage_clip: float | None = flag(None, "Clamp advantages to +-this after whitening. None: off.", bounds="> 0")
+    mask_truncated: bool = flag(False, "Truncated samples get no loss; they stay in group statistics.")
+    difficulty_loss_weight: bool = flag(
+        False, "Weight each sample's loss by 0.5 + 1.5 * difficulty, rescaled to mean 1 over the batch."
+    )
+    difficulty_key: str = flag("difficulty", "Column with the difficulty in [0, 1]; auto: 1 - pass rate of the group.")
+    length_loss_weight: bool = flag(
+        False, "Weight each sample's loss by 1.5 - (len - min) / (max - min), rescaled to mean 1 over the batch."
     )
