@@ -1,0 +1,238 @@
+"""Groups of workers behind one small interface: what the trainer sees of the cluster.
+
+A worker is a plain class, built as ``Worker(context, *args)``. ``LocalGroup`` hosts workers in this
+process, for tests and for a debugger; ``ray_group.RayGroup`` hosts each in its own process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+Handle = Any
+"""One item that a worker yielded, without its data: an argument for ``call`` of another group."""
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """Who a worker is among the ranks of its role. First argument of every worker's constructor."""
+
+    role: str
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0  # among the ranks of this role on the same node
+    master_addr: str = "127.0.0.1"  # rank 0's node, with a port that was free there
+    master_port: int = 0
+    plugins: tuple[str, ...] = ()  # modules imported before the worker is built
+    env: dict[str, str] = field(default_factory=dict)  # environment the worker's process started with
+
+
+class WorkerDied(RuntimeError):
+    """A worker's process ended while an answer was expected of it."""
+
+
+class WorkerTimeout(TimeoutError):
+    """Workers did not answer in time; the message names them."""
+
+
+class WorkerGroup(Protocol):
+    """The ranks of one role. Every wait is bounded and names the ranks that are missing.
+
+    Exceptions of a worker arrive as they were raised, with a note that names role, rank and method.
+    """
+
+    role: str
+    size: int
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        """The method's result from every worker, same arguments for all. Handles may be arguments."""
+
+    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """As ``call``, with ``shards[i]`` the arguments of worker i. ValueError unless one shard each."""
+
+    async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """The method's result from worker 0 alone."""
+
+    def stream(self, rank: int, method: str, *args: Any) -> AsyncIterator[Any]:
+        """Items of one worker's generator method, plain or async, as they come."""
+
+    def stream_handles(self, method: str, *args: Any) -> AsyncIterator[list[Handle]]:
+        """The generators of all ranks in step: one handle per rank and turn.
+
+        RuntimeError if they do not end together.
+        """
+
+    async def close(self) -> None:
+        """Call each worker's ``close`` if it has one, then free it. The group is not used afterwards."""
+
+
+class LocalGroup:
+    """Workers in this process, for tests and debugging.
+
+    Plain methods run on the caller's thread, one rank after another: no timeout can interrupt them, and
+    ranks that must meet inside a collective cannot live in one LocalGroup. Coroutines run concurrently.
+    """
+
+    def __init__(self, role: str, workers: Sequence[Any], timeout: float | None = 3600) -> None:
+        self.role, self.size = role, len(workers)
+        self._workers, self.timeout = list(workers), timeout
+
+    @classmethod
+    def create(cls, role: str, size: int, worker_class: type, *args: Any, timeout: float | None = 3600) -> LocalGroup:
+        """Build ``size`` workers from the same arguments."""
+        contexts = [WorkerContext(role, rank, size, rank) for rank in range(size)]
+        return cls(role, [worker_class(context, *args) for context in contexts], timeout)
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return await self._answers(
+            method, {rank: self._invoke(rank, method, args, kwargs) for rank in range(self.size)}
+        )
+
+    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        check_shards(self.role, method, shards, self.size)
+        return await self._answers(
+            method, {rank: self._invoke(rank, method, shard, {}) for rank, shard in enumerate(shards)}
+        )
+
+    async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return (await self._answers(method, {0: self._invoke(0, method, args, kwargs)}))[0]
+
+    async def stream(self, rank: int, method: str, *args: Any) -> AsyncGenerator[Any]:
+        async with aclosing(self._items(rank, method, args)) as items:
+            while (item := (await self._answers(method, {rank: next_or_end(items)}))[0]) is not END:
+                yield item
+
+    async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(aclosing(self._items(rank, method, args))) for rank in range(self.size)
+            ]
+            while True:
+                turn = await self._answers(method, {rank: next_or_end(items) for rank, items in enumerate(streams)})
+                if all_ended(self.role, method, turn):
+                    return
+                yield turn
+
+    async def close(self) -> None:
+        for worker in self._workers:
+            if hasattr(worker, "close"):
+                await maybe_await(worker.close())
+        self._workers.clear()
+
+    async def _answers(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
+        return await gather_ranks(self.role, method, pending, self.timeout)
+
+    async def _invoke(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        try:
+            return await maybe_await(getattr(self._workers[rank], method)(*args, **kwargs))
+        except Exception as error:
+            error.add_note(raised_by(self.role, rank, method))
+            raise
+
+    async def _items(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
+        try:
+            async for item in iterate(getattr(self._workers[rank], method)(*args)):
+                yield item
+        except Exception as error:
+            error.add_note(raised_by(self.role, rank, method))
+            raise
+
+
+END = object()
+"""What ``next_or_end`` gives for a stream that is over."""
+
+
+async def next_or_end(items: AsyncIterator[Any]) -> Any:
+    """The stream's next item, or END."""
+    return await anext(items, END)
+
+
+def all_ended(role: str, method: str, items: Sequence[Any]) -> bool:
+    """True if every rank's stream is over, False if none is; RuntimeError naming the ranks in between."""
+    ended = [rank for rank, item in enumerate(items) if item is END]
+    if ended and len(ended) < len(items):
+        raise RuntimeError(f"{role}.{method}: rank {_join(ended)} ended its stream before the other ranks")
+    return bool(ended)
+
+
+async def iterate(items: Any) -> AsyncGenerator[Any]:
+    """A generator, plain or async, as an async one; closing it closes the inner one."""
+    try:
+        if hasattr(items, "__aiter__"):
+            async for item in items:
+                yield item
+        else:
+            for item in items:
+                yield item
+    finally:
+        if hasattr(items, "aclose"):
+            await items.aclose()
+        elif hasattr(items, "close"):
+            items.close()
+
+
+async def gather_ranks(
+    role: str,
+    method: str,
+    pending: dict[int, Awaitable[Any]],
+    timeout: float | None,
+    describe: Callable[[int], str] = lambda rank: "",
+) -> list[Any]:
+    """Wait for the answer of every rank; the first failure ends the wait.
+
+    When one rank fails, the others get a second to show the cause: a rank whose process died makes its
+    peers fail in their collectives. A death is raised before other errors, then the lowest rank's.
+    ``describe(rank)`` says in words how a missing rank's process is. ``timeout`` None or 0: no limit.
+
+    Raises WorkerTimeout with the ranks that have not answered, or the worker's own error.
+    """
+    tasks = {rank: asyncio.ensure_future(answer) for rank, answer in pending.items()}
+    try:
+        await asyncio.wait(tasks.values(), timeout=timeout or None, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.done() and task.exception() for task in tasks.values()):
+            await asyncio.wait(tasks.values(), timeout=1.0)
+            errors = [task.exception() for task in tasks.values() if task.done() and task.exception()]
+            raise min(errors, key=lambda error: not isinstance(error, WorkerDied))  # type: ignore[type-var]
+        missing = [rank for rank, task in tasks.items() if not task.done()]
+        if missing:
+            details = "".join(f"\n  {line}" for rank in missing if (line := describe(rank)))
+            raise WorkerTimeout(
+                f"{role}.{method}: no answer from rank {_join(missing)} of {len(tasks)} asked "
+                f"within {timeout:g} s (--rpc_timeout){details}"
+            )
+        return [task.result() for task in tasks.values()]
+    finally:
+        for task in tasks.values():
+            task.cancel()
+        await asyncio.wait(tasks.values(), timeout=1.0)
+
+
+def check_shards(role: str, method: str, shards: Sequence[Any], size: int) -> None:
+    if len(shards) != size:
+        raise ValueError(f"{role}.{method}: {len(shards)} shards for {size} workers")
+
+
+def raised_by(role: str, rank: int, method: str) -> str:
+    return f"raised by {role} rank {rank} in {method}"
+
+
+def is_async(worker_class: type) -> bool:
+    """Whether any public method is a coroutine or an async generator."""
+    return any(
+        inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f)
+        for name, f in inspect.getmembers(worker_class)
+        if not name.startswith("_")
+    )
+
+
+async def maybe_await(value: Any) -> Any:
+    """The result of a plain or of a coroutine method."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _join(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks))

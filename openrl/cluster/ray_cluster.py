@@ -1,0 +1,212 @@
+"""The Ray cluster of a run: one started on this machine, or one that is joined; and room on it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import sysconfig
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray._private import ray_constants
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from openrl.cluster.placement import Node, PlacementPlan, RoleRequest, plan_placement
+from openrl.config.rollout import PlacementFlags
+from openrl.errors import UserError
+
+
+@dataclass
+class Reservation:
+    """A plan that the cluster has granted: one placement group per node group."""
+
+    plan: PlacementPlan
+    groups: list[PlacementGroup]
+
+    def actor_options(self, role: str, rank: int) -> dict[str, Any]:
+        """Ray's options that put a rank into its bundle."""
+        slot = self.plan.rows[role][rank]
+        group, index = self.plan.locate(slot.bundle)
+        return {
+            "num_cpus": slot.fraction,
+            "num_gpus": slot.fraction if self.plan.device == "cuda" else 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.groups[group], placement_group_bundle_index=index
+            ),
+        }
+
+    def release(self) -> None:
+        for group in self.groups:
+            remove_placement_group(group)
+        self.groups.clear()
+
+
+@dataclass
+class RayCluster:
+    """A connection to Ray. ``local``: it was started for this run and ends with it."""
+
+    local: bool
+    session_dir: Path
+
+    def nodes(self) -> list[Node]:
+        """The living nodes with what is free on each now."""
+        free = ray._private.state.available_resources_per_node()
+        return [
+            Node(
+                node["NodeManagerAddress"],
+                node["Resources"].get("CPU", 0),
+                node["Resources"].get("GPU", 0),
+                free.get(node["NodeID"], {}).get("CPU", 0),
+                free.get(node["NodeID"], {}).get("GPU", 0),
+            )
+            for node in ray.nodes()
+            if node["Alive"]
+        ]
+
+    async def reserve(self, plan: PlacementPlan, timeout: float | None) -> Reservation:
+        """Wait until the cluster grants every bundle of the plan. None or 0: no limit.
+
+        Raises UserError with what is missing: after ``timeout`` seconds, since a joined cluster may grow; at
+        once on a cluster of our own that is too small even when empty.
+        """
+        whole = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in self.nodes()]
+        if self.local and (lacks := plan.problems(whole)):
+            raise self._refusal(lacks)
+        # the widest node groups first: the narrow ones then fill the gaps
+        order = sorted(range(len(plan.node_groups)), key=lambda g: -plan.node_groups[g])
+        granted = {g: placement_group([plan.bundle] * plan.node_groups[g], strategy="STRICT_PACK") for g in order}
+        reservation = Reservation(plan, [granted[g] for g in range(len(plan.node_groups))])
+        deadline = time.monotonic() + (timeout or float("inf"))
+        try:
+            for group in reservation.groups:
+                # a thread, since Ray's awaitable form starts a process per placement group
+                while not await asyncio.to_thread(group.wait, min(1.0, max(0.0, deadline - time.monotonic()))):
+                    if time.monotonic() >= deadline:
+                        reservation.release()
+                        raise self._refusal(await self._lacking(plan), timeout)
+        except BaseException:
+            reservation.release()
+            raise
+        return reservation
+
+    async def _lacking(self, plan: PlacementPlan) -> list[str]:
+        """What is missing, after our own bundles are given back."""
+        await asyncio.sleep(1.0)  # the cluster's books are brought up to date twice a second
+        return plan.problems(self.nodes()) or ["it would fit into what is free by now: another job held it meanwhile"]
+
+    def _refusal(self, lacks: Sequence[str], timeout: float | None = None) -> UserError:
+        has = "; ".join(
+            f"{n.name}: {n.free_gpus:g} of {n.gpus:g} GPUs and {n.free_cpus:g} of {n.cpus:g} CPUs free"
+            for n in self.nodes()
+        )
+        when = f" within {timeout:g} s (--placement_timeout)" if timeout else ""
+        listing = "".join(f"\n  - {lack}" for lack in lacks)
+        return UserError(
+            f"the cluster cannot hold the placement{when}:{listing}\n  it has {has}",
+            "lower --*_num_nodes, --*_num_gpus_per_node or --vllm_num_engines, or add nodes; --dry_run shows the plan",
+        )
+
+    def close(self) -> None:
+        """Disconnect; a cluster of our own ends, with every process in it."""
+        ray.shutdown()
+
+
+def cluster_address(flags: PlacementFlags) -> str | None:
+    """The cluster to join: --ray_address, else $RAY_ADDRESS; None: start one."""
+    return flags.ray_address or os.environ.get("RAY_ADDRESS") or None
+
+
+def this_machine() -> Node:
+    """This machine as the one node of a local cluster, all of it free."""
+    cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
+    return Node("127.0.0.1", cpus, gpus, cpus, gpus)
+
+
+def open_cluster(
+    flags: PlacementFlags, requests: Sequence[RoleRequest], device: str, log_to_driver: bool = False
+) -> tuple[RayCluster, PlacementPlan]:
+    """Join the cluster that the flags name, or start one on this machine; and plan the roles on it."""
+    address = cluster_address(flags)
+    if address:
+        cluster = join_cluster(address, log_to_driver)
+        return cluster, plan_placement(requests, device, cluster.nodes())
+    machine = this_machine()
+    plan = plan_placement(requests, device, [machine])
+    cpus = max(int(plan.need["CPU"]), int(machine.cpus))  # logical: worker slots may exceed the cores
+    return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0, log_to_driver), plan
+
+
+def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> RayCluster:
+    """A Ray cluster of one node that listens on 127.0.0.1 only and ends with this process."""
+    with _loopback_only():
+        context = _init(
+            log_to_driver,
+            address="local",
+            num_cpus=num_cpus,
+            num_gpus=num_gpus,
+            include_dashboard=False,
+            _system_config={
+                "prestart_worker_first_driver": False,  # else one idle process per CPU
+                "enable_metrics_collection": False,
+                # children of a killed worker, such as an engine's own processes, are killed with it
+                "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
+            },
+        )
+    return RayCluster(True, Path(context.address_info["session_dir"]))
+
+
+def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
+    """Connect to a running cluster. UserError if there is none at ``address``."""
+    try:
+        context = _init(log_to_driver, address=address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"--ray_address {address}: no Ray cluster answers there: {error}", "ray start --head"
+        ) from error
+    return RayCluster(False, Path(context.address_info["session_dir"]))
+
+
+def _init(log_to_driver: bool, **options: Any) -> Any:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    return ray.init(
+        namespace=f"openrl-{uuid.uuid4().hex[:8]}",
+        log_to_driver=log_to_driver,
+        logging_level="error",
+        runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}},
+        **options,
+    )
+
+
+def import_path() -> list[str]:
+    """Directories from which workers import what this process can: the package, plugins, the user's files.
+
+    Nothing is uploaded: on several nodes these must be on a shared file system, or installed on each.
+    """
+    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    package_home = Path(__file__).resolve().parents[2]
+    known = dict.fromkeys([package_home, *(Path(entry or ".").resolve() for entry in sys.path)])
+    return [str(p) for p in known if p.is_dir() and not any(p.is_relative_to(home) for home in installed)]
+
+
+@contextmanager
+def _loopback_only() -> Iterator[None]:
+    """Make Ray take 127.0.0.1 for this node, so that all its servers listen there alone.
+
+    The address given to ``ray.init`` does not do it: Ray replaces a loopback address by the machine's.
+    This is the switch that it uses on macOS and Windows.
+    """
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before

@@ -1,0 +1,285 @@
+"""Worker groups whose workers live in Ray actors, one process per rank."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from itertools import count
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from openrl.cluster.group import (
+    END,
+    Handle,
+    WorkerContext,
+    WorkerDied,
+    all_ended,
+    check_shards,
+    gather_ranks,
+    is_async,
+    iterate,
+    maybe_await,
+    raised_by,
+)
+from openrl.cluster.ray_cluster import RayCluster, Reservation
+from openrl.registry import load_plugins
+
+log = logging.getLogger(__name__)
+
+ITEMS_AHEAD = 2  # items of a stream that may wait unread; then its generator pauses
+CLOSE_S = 30.0  # patience for a worker's own close()
+SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as an object of their own
+
+
+class PlainHost:
+    """The actor around a worker whose methods are plain: one call at a time, on the main thread."""
+
+    def where(self) -> tuple[str, int, int]:
+        """(address of the node, a port that is free on it, process id)"""
+        address = ray.util.get_node_ip_address()
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+            return address, probe.getsockname()[1], os.getpid()
+
+    def build(self, worker_class: type, context: WorkerContext, *args: Any) -> None:
+        """Here and not in the constructor, so that errors keep their type."""
+        load_plugins(context.plugins)
+        self._worker = worker_class(context, *args)
+        self._failed: dict[int, Exception] = {}
+
+    def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._worker, method)(*args, **kwargs)
+
+    def stream(self, key: int, method: str, *args: Any) -> Any:
+        """Items of a generator. An error ends the stream and waits for ``ended``: as an item it would
+        travel on, inside a handle, and be raised in the wrong place."""
+        try:
+            for item in getattr(self._worker, method)(*args):  # not yield from: Ray drives us by send()
+                yield item
+        except Exception as error:
+            self._failed[key] = error
+
+    def ended(self, key: int) -> None:
+        """Raise the error that ended a stream, if one did."""
+        if key in self._failed:
+            raise self._failed.pop(key)
+
+    def close(self) -> None:
+        if hasattr(self._worker, "close"):
+            self._worker.close()
+
+
+class AsyncHost(PlainHost):
+    """The actor around a worker with coroutine methods: many calls at a time, on one event loop."""
+
+    async def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await maybe_await(getattr(self._worker, method)(*args, **kwargs))
+
+    async def stream(self, key: int, method: str, *args: Any) -> Any:
+        try:
+            async with aclosing(iterate(getattr(self._worker, method)(*args))) as items:
+                async for item in items:
+                    yield item
+        except Exception as error:
+            self._failed[key] = error
+
+    async def close(self) -> None:
+        if hasattr(self._worker, "close"):
+            await maybe_await(self._worker.close())
+
+
+class RayGroup:
+    """See ``WorkerGroup``. Made by ``create``."""
+
+    def __init__(self, role: str, cluster: RayCluster, actors: list[Any], timeout: float | None) -> None:
+        self.role, self.size = role, len(actors)
+        self._cluster, self._actors, self.timeout = cluster, actors, timeout
+        self._places: list[tuple[str, int, int]] = []  # (address, free port, process id) of each rank
+        self._stream_keys = count()
+        self._broken = False  # a rank died or hangs: no use in asking the workers to close
+
+    @classmethod
+    async def create(
+        cls,
+        cluster: RayCluster,
+        reservation: Reservation,
+        role: str,
+        worker_class: type,
+        *args: Any,
+        timeout: float | None = 3600,
+        concurrency: int = 1000,
+        plugins: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> RayGroup:
+        """One actor in every slot of the role's row; builds ``worker_class(context, *args)`` in each.
+
+        ``concurrency`` bounds the calls that run at a time in a worker with coroutine methods; others run
+        one. ``env`` is set before the worker's process starts, over ``worker_env``'s defaults. What
+        constructors raise is raised here, and the actors are gone.
+        """
+        plan = reservation.plan
+        size = len(plan.rows[role])
+        env = worker_env(plan.device, size, cluster.local) | (env or {})
+        host, options = (AsyncHost, {"max_concurrency": concurrency}) if is_async(worker_class) else (PlainHost, {})
+        actor = ray.remote(host)
+        actors = [
+            actor.options(
+                runtime_env={"env_vars": env},
+                **options,
+                **reservation.actor_options(role, rank),
+            ).remote()
+            for rank in range(size)
+        ]
+        group = cls(role, cluster, actors, timeout)
+        try:
+            group._places = await group._answers("start", [a.where.remote() for a in actors])
+            address, port, _ = group._places[0]
+            contexts = [
+                WorkerContext(role, rank, size, local_rank, address, port, plugins, env)
+                for rank, local_rank in enumerate(plan.local_ranks(role))
+            ]
+            shared = group._share(args)
+            builds = [
+                a.build.remote(worker_class, context, *shared) for a, context in zip(actors, contexts, strict=True)
+            ]
+            await group._answers("__init__", builds)
+        except BaseException:
+            group._kill()
+            raise
+        return group
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        shared = self._share(args)
+        named = dict(zip(kwargs, self._share(tuple(kwargs.values())), strict=True))
+        return await self._answers(method, [a.invoke.remote(method, *shared, **named) for a in self._actors])
+
+    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        check_shards(self.role, method, shards, self.size)
+        calls = [a.invoke.remote(method, *shard) for a, shard in zip(self._actors, shards, strict=True)]
+        return await self._answers(method, calls)
+
+    async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return (await self._answers(method, [self._actors[0].invoke.remote(method, *args, **kwargs)]))[0]
+
+    async def stream(self, rank: int, method: str, *args: Any) -> AsyncGenerator[Any]:
+        async with self._open_stream(rank, method, args) as next_ref:
+            while (ref := (await self._gather(method, {rank: next_ref()}))[0]) is not END:
+                yield (await self._gather(method, {rank: self._answer(rank, method, ref)}))[0]
+
+    async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
+        shared = self._share(args)
+        async with AsyncExitStack() as stack:
+            streams = [
+                await stack.enter_async_context(self._open_stream(rank, method, shared)) for rank in range(self.size)
+            ]
+            while True:
+                handles = await self._gather(method, {rank: next_ref() for rank, next_ref in enumerate(streams)})
+                if all_ended(self.role, method, handles):
+                    return
+                yield handles
+
+    async def close(self) -> None:
+        """Let the workers close, unless one died or hangs; then end their processes."""
+        if not self._broken and self._actors:
+            try:
+                calls = {rank: self._answer(rank, "close", a.close.remote()) for rank, a in enumerate(self._actors)}
+                await gather_ranks(self.role, "close", calls, CLOSE_S, self._describe)
+            except Exception as error:
+                log.warning("%s did not close cleanly and is killed: %s", self.role, error)
+        self._kill()
+
+    def _kill(self) -> None:
+        for actor in self._actors:
+            ray.kill(actor)
+        self._actors.clear()
+
+    def _share(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Arguments that go to every rank, stored once instead of once per rank."""
+        if self.size == 1:
+            return args
+        return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
+
+    @asynccontextmanager
+    async def _open_stream(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
+        """Start a generator on a rank; gives a function whose result is the next item's handle, or END."""
+        key, host = next(self._stream_keys), self._actors[rank]
+        streaming = host.stream.options(num_returns="streaming", _generator_backpressure_num_objects=ITEMS_AHEAD)
+        refs = streaming.remote(key, method, *args)
+        over = False
+
+        async def next_ref() -> Any:
+            nonlocal over
+            ref = await anext(refs, END)
+            if ref is END:
+                over = True
+                await self._answer(rank, method, host.ended.remote(key))
+            elif ref == refs.completed():  # not an item: the stream broke off
+                over = True
+                await self._answer(rank, method, ref)
+            return ref
+
+        try:
+            yield next_ref
+        finally:
+            if not over:
+                ray.cancel(refs)
+
+    async def _answers(self, method: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
+        return await self._gather(method, {rank: self._answer(rank, method, ref) for rank, ref in enumerate(refs)})
+
+    async def _gather(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
+        try:
+            return await gather_ranks(self.role, method, pending, self.timeout, self._describe)
+        except (WorkerDied, TimeoutError):
+            self._broken = True
+            raise
+
+    async def _answer(self, rank: int, method: str, ref: ray.ObjectRef) -> Any:
+        """A call's result; the worker's own exception, or WorkerDied."""
+        try:
+            return await ref
+        except RayTaskError as error:
+            cause = error.cause
+            cause.add_note(raised_by(self.role, rank, method))
+            raise cause from error
+        except RayActorError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise WorkerDied(
+                f"{self.role} rank {rank} died in {method} ({self._place(rank)}): {reason}{self._last_words(rank)}"
+            ) from error
+
+    def _place(self, rank: int) -> str:
+        if not self._places:
+            return "its process never answered"
+        address, _, pid = self._places[rank]
+        return f"process {pid} on {address}"
+
+    def _describe(self, rank: int) -> str:
+        return f"rank {rank}: {self._place(rank)}, not known to have died{self._last_words(rank)}"
+
+    def _last_words(self, rank: int) -> str:
+        """The end of what the worker wrote to its standard error, where its log lies on this machine."""
+        if not self._places:
+            return ""
+        files = list((self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err"))
+        lines = [line for f in files for line in f.read_text(errors="replace").splitlines() if line.strip(" :")][-5:]
+        return "".join(f"\n    {line}" for line in lines)
+
+
+def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
+    """Environment of a role's processes: what the user's own environment sets is left as it is.
+
+    On a CPU the ranks of a role share the cores (roles take turns); Ray's default is one thread. On a
+    cluster of our own, collectives stay on the loopback interface.
+    """
+    env = {}
+    if device == "cpu":
+        env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
+    if local:
+        env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    return {name: os.environ.get(name, value) for name, value in env.items()}

@@ -1,0 +1,393 @@
+"""One suite over every kind of worker group, and what only separate processes can show."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import aclosing, asynccontextmanager
+
+import numpy as np
+import psutil
+import pytest
+import ray
+
+from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
+from openrl.cluster.placement import RoleRequest, plan_placement
+from openrl.cluster.ray_cluster import start_cluster
+from openrl.cluster.ray_group import ITEMS_AHEAD, RayGroup
+from openrl.errors import UserError
+
+pytestmark = pytest.mark.slow
+
+
+class PlainWorker:
+    def __init__(self, context: WorkerContext, offset: int = 0) -> None:
+        if offset < 0:
+            raise UserError(f"offset {offset}", "give a positive one")
+        self.context, self.offset, self.calls = context, offset, 0
+        self.kept: list[object] = []
+
+    def add(self, x: int, *, y: int = 0) -> tuple[int, int]:
+        self.calls += 1
+        return self.context.rank, x + y + self.offset
+
+    def count(self) -> int:
+        return self.calls
+
+    def fail_on(self, rank: int) -> None:
+        if self.context.rank == rank:
+            raise UserError("row 7 has no answer", "see --label_key")
+
+    def items(self, n: int) -> object:
+        yield from (np.full(4, 10 * self.context.rank + i) for i in range(n))
+
+    def uneven(self) -> object:
+        yield from range(1 + self.context.rank)
+
+    def break_off(self) -> object:
+        yield 0
+        if self.context.rank == 1:
+            raise UserError("row 7 has no answer", "see --label_key")
+        yield 1
+
+    def keep(self, item: object) -> None:
+        self.kept.append(item)
+
+    def kept_sums(self) -> list[int]:
+        return [int(np.sum(item)) for item in self.kept]
+
+    def pid_of_child(self) -> int:
+        return subprocess.Popen(["sleep", "600"]).pid
+
+    def describe(self) -> tuple[WorkerContext, str | None, bool]:
+        return self.context, os.environ.get("OMP_NUM_THREADS"), "group_test_plugin" in sys.modules
+
+    def die_or_hang(self, rank: int) -> None:
+        if self.context.rank == rank:
+            print("the last thing I said", file=sys.stderr, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+
+
+class AsyncWorker:
+    def __init__(self, context: WorkerContext) -> None:
+        self.context, self.released, self.produced, self.closed = context, asyncio.Event(), 0, asyncio.Event()
+
+    async def two_with_a_wait(self) -> object:
+        yield 1
+        await self.released.wait()
+        yield 2
+
+    async def release(self) -> None:
+        self.released.set()
+
+    async def many(self, n: int) -> object:
+        try:
+            for i in range(n):
+                self.produced = i + 1
+                yield i
+        finally:
+            self.closed.set()
+
+    async def count(self) -> int:
+        return self.produced
+
+    async def closed_if(self, wait: bool) -> bool:
+        return wait and await self.closed.wait()
+
+    async def hang_on(self, rank: int) -> int:
+        if self.context.rank == rank:
+            await asyncio.Event().wait()
+        return self.context.rank
+
+    async def pid_then_hang(self) -> object:
+        yield os.getpid()
+        await asyncio.Event().wait()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    plugins = tmp_path_factory.mktemp("plugins")
+    (plugins / "group_test_plugin.py").write_text("")
+    sys.path.append(str(plugins))
+    cluster = start_cluster(num_cpus=8, num_gpus=0)
+    yield cluster
+    processes = psutil.Process().children(recursive=True)
+    cluster.close()
+    sys.path.remove(str(plugins))
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive, "processes left behind"
+
+
+async def create(cluster, reservation, worker_class, *args, **options) -> RayGroup:
+    return await RayGroup.create(cluster, reservation, "tester", worker_class, *args, timeout=60, **options)
+
+
+async def reserve(cluster, size):
+    return await cluster.reserve(plan_placement([RoleRequest("tester", 1, size)], "cpu", []), timeout=60)
+
+
+@asynccontextmanager
+async def ray_group(cluster, worker_class, *args, size=2, **options):
+    """A group of its own for tests that break it or look at its processes."""
+    reservation = await reserve(cluster, size)
+    try:
+        group = await create(cluster, reservation, worker_class, *args, **options)
+        try:
+            yield group
+        finally:
+            await group.close()
+    finally:
+        reservation.release()
+
+
+@pytest.fixture(scope="module", params=["local", "ray"])
+def make(request):
+    """make(worker_class, *args): a group of two, made once per class and arguments."""
+    made: dict[tuple, object] = {}
+    if request.param == "ray":
+        cluster = request.getfixturevalue("cluster")
+
+    async def make_ray(worker_class, *args):
+        return await create(cluster, await reserve(cluster, 2), worker_class, *args)
+
+    def of(worker_class, *args):
+        key = (worker_class, *args)
+        if key not in made:
+            if request.param == "local":
+                made[key] = LocalGroup.create("tester", 2, worker_class, *args, timeout=60)
+            else:
+                made[key] = asyncio.run(make_ray(worker_class, *args))
+        return made[key]
+
+    yield of
+    for group in made.values():
+        asyncio.run(group.close())
+
+
+def test_call_gives_every_worker_the_same_arguments_and_keeps_rank_order(make):
+    group = make(PlainWorker, 100)
+    assert asyncio.run(group.call("add", 1, y=20)) == [(0, 121), (1, 121)]
+
+
+def test_scatter_gives_each_worker_its_own(make):
+    group = make(PlainWorker, 100)
+    assert asyncio.run(group.scatter("add", [(1,), (2,)])) == [(0, 101), (1, 102)]
+    with pytest.raises(ValueError, match=r"tester\.add: 3 shards for 2 workers"):
+        asyncio.run(group.scatter("add", [(1,), (2,), (3,)]))
+
+
+def test_first_asks_worker_0_alone(make):
+    group = make(PlainWorker, 100)
+    before = asyncio.run(group.call("count"))
+    assert asyncio.run(group.first("add", 5)) == (0, 105)
+    assert asyncio.run(group.call("count")) == [before[0] + 1, before[1]]
+
+
+def test_stream_gives_the_items_of_one_worker(make):
+    async def scenario():
+        return [int(item[0]) async for item in make(PlainWorker, 100).stream(1, "items", 5)]
+
+    assert asyncio.run(scenario()) == [10, 11, 12, 13, 14]
+
+
+def test_stream_gives_items_as_they_come(make):
+    group = make(AsyncWorker)
+
+    async def scenario():
+        seen = []
+        async for item in group.stream(0, "two_with_a_wait"):
+            seen.append(item)
+            if item == 1:  # the generator cannot go on until this very call
+                await group.first("release")
+        return seen
+
+    assert asyncio.run(scenario()) == [1, 2]
+
+
+def test_leaving_a_stream_closes_its_generator(make):
+    group = make(AsyncWorker)
+
+    async def scenario():
+        async with aclosing(group.stream(1, "many", 1000)) as items:
+            async for item in items:
+                if item == 3:
+                    break
+        assert await group.scatter("closed_if", [(False,), (True,)]) == [False, True]  # hangs if it is not closed
+
+    asyncio.run(scenario())
+
+
+def test_handles_carry_items_to_another_group(make):
+    source, target = make(PlainWorker, 100), make(PlainWorker, 200)
+
+    async def scenario():
+        turns = 0
+        async for handles in source.stream_handles("items", 3):
+            assert len(handles) == 2
+            turns += 1
+            await target.call("keep", handles[1])
+        return turns
+
+    assert asyncio.run(scenario()) == 3
+    assert asyncio.run(target.call("kept_sums")) == [[40, 44, 48]] * 2
+
+
+def test_streams_that_do_not_end_together_are_an_error(make):
+    async def scenario():
+        return [handles async for handles in make(PlainWorker, 100).stream_handles("uneven")]
+
+    with pytest.raises(RuntimeError, match=r"tester\.uneven: rank 0 ended its stream before"):
+        asyncio.run(scenario())
+
+
+async def collect_stream(group):
+    return [item async for item in group.stream(1, "break_off")]
+
+
+async def collect_handles(group):
+    return [handles async for handles in group.stream_handles("break_off")]
+
+
+@pytest.mark.parametrize(
+    ("run", "method"),
+    [
+        (lambda group: group.call("fail_on", 1), "fail_on"),
+        (lambda group: group.scatter("fail_on", [(1,), (1,)]), "fail_on"),
+        (collect_stream, "break_off"),
+        (collect_handles, "break_off"),
+    ],
+)
+def test_errors_arrive_as_they_were_raised(make, run, method):
+    group = make(PlainWorker, 100)
+
+    async def scenario():
+        await run(group)
+
+    with pytest.raises(UserError) as caught:
+        asyncio.run(scenario())
+    assert type(caught.value) is UserError
+    assert (caught.value.message, caught.value.remedy) == ("row 7 has no answer", "see --label_key")
+    assert f"raised by tester rank 1 in {method}" in caught.value.__notes__
+    assert len(asyncio.run(group.call("count"))) == 2  # and the group goes on
+
+
+def test_a_timeout_names_role_method_and_ranks(make):
+    group = make(AsyncWorker)
+    group.timeout = 0.5
+    try:
+        with pytest.raises(WorkerTimeout, match=r"tester\.hang_on: no answer from rank 1 of 2 asked within 0\.5 s"):
+            asyncio.run(group.call("hang_on", 1))
+    finally:
+        group.timeout = 60
+
+
+# --- what only separate processes can show
+
+
+def test_workers_know_their_place_and_import_plugins(cluster):
+    async def scenario():
+        async with ray_group(
+            cluster, PlainWorker, plugins=("group_test_plugin",), env={"OMP_NUM_THREADS": "3"}
+        ) as group:
+            return await group.call("describe")
+
+    places = asyncio.run(scenario())
+    for rank, (context, threads, plugin_loaded) in enumerate(places):
+        assert (context.role, context.rank, context.world_size, context.local_rank) == ("tester", rank, 2, rank)
+        assert (context.master_addr, context.master_port) == ("127.0.0.1", places[0][0].master_port)
+        assert 1024 <= context.master_port < 65536
+        assert threads == context.env["OMP_NUM_THREADS"] == "3"
+        assert plugin_loaded
+
+
+def test_everything_listens_on_loopback_only(cluster):
+    async def scenario():
+        async with ray_group(cluster, PlainWorker, size=1):
+            return [
+                (process.name(), connection.laddr.ip)
+                for process in psutil.Process().children(recursive=True)
+                for connection in process.net_connections("inet")
+                if connection.status == psutil.CONN_LISTEN
+            ]
+
+    servers = asyncio.run(scenario())
+    assert servers
+    assert {ip for _, ip in servers} <= {"127.0.0.1", "::ffff:127.0.0.1", "::1"}, servers
+
+
+def test_a_constructor_error_arrives_as_it_was_raised(cluster):
+    async def scenario():
+        async with ray_group(cluster, PlainWorker, -1):
+            pass
+
+    with pytest.raises(UserError, match="offset -1"):
+        asyncio.run(scenario())
+
+
+def test_handles_do_not_hold_the_data(cluster):
+    async def scenario():
+        async with ray_group(cluster, PlainWorker) as group:
+            return [type(h) async for handles in group.stream_handles("items", 1) for h in handles]
+
+    assert asyncio.run(scenario()) == [ray.ObjectRef, ray.ObjectRef]
+
+
+def test_an_unread_stream_pauses_its_generator(cluster):
+    async def scenario():
+        async with ray_group(cluster, AsyncWorker, size=1) as group:
+            async for item in group.stream(0, "many", 200):
+                # read: item + 1; waiting: ITEMS_AHEAD; one more may be in the generator's hands
+                assert await group.first("count") <= item + 1 + ITEMS_AHEAD + 1
+
+    asyncio.run(scenario())
+
+
+def test_a_killed_worker_is_named_at_once(cluster):
+    async def scenario():
+        async with ray_group(cluster, PlainWorker) as group:
+            await group.call("die_or_hang", 1)  # rank 0 would hang for ever
+
+    with pytest.raises(WorkerDied, match=r"tester rank 1 died in die_or_hang \(process \d+ on 127") as caught:
+        asyncio.run(scenario())
+    assert "the last thing I said" in str(caught.value)
+
+
+def test_a_worker_killed_between_items_is_named(cluster):
+    async def scenario(collect):
+        async with ray_group(cluster, AsyncWorker) as group:
+            await collect(group)
+
+    async def by_item(group):
+        async for pid in group.stream(1, "pid_then_hang"):
+            os.kill(pid, signal.SIGKILL)
+
+    async def by_handle(group):
+        async for handles in group.stream_handles("pid_then_hang"):
+            os.kill(await handles[1], signal.SIGKILL)
+
+    for collect in (by_item, by_handle):
+        with pytest.raises(WorkerDied, match="tester rank 1 died in pid_then_hang"):
+            asyncio.run(scenario(collect))
+
+
+def test_closing_ends_the_workers_and_their_children(cluster):
+    async def scenario():
+        async with ray_group(cluster, PlainWorker) as group:
+            children = [psutil.Process(pid) for pid in await group.call("pid_of_child")]
+            return children + [child.parent() for child in children]
+
+    _, alive = psutil.wait_procs(asyncio.run(scenario()), timeout=20)
+    assert not alive
+
+
+def test_a_plan_too_large_for_a_local_cluster_is_refused_at_once(cluster):
+    plan = plan_placement([RoleRequest("actor", 1, 9), RoleRequest("vllm", 2, 1)], "cpu", [])
+    with pytest.raises(UserError) as caught:
+        asyncio.run(cluster.reserve(plan, timeout=600))
+    assert "needs 9 CPUs on one node for actor, the largest free node has" in str(caught.value)
+    assert "needs 11 CPUs in all" in str(caught.value)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from openrl.cluster.placement import Node, RoleRequest, Slot, plan_placement, role_requests
+from openrl.config.rollout import EngineFlags, PlacementFlags
+
+
+def gpu_node(name: str, gpus: int, free: int | None = None, cpus: int = 64) -> Node:
+    return Node(name, cpus, gpus, cpus, gpus if free is None else free)
+
+
+def requests(**ranks: tuple[int, int]) -> list[RoleRequest]:
+    return [RoleRequest(name, *shape) for name, shape in ranks.items()]
+
+
+def test_every_rank_gets_a_bundle_of_its_own():
+    plan = plan_placement(requests(actor=(2, 2), reference=(1, 1), vllm=(2, 1)), "cuda", [])
+    assert plan.node_groups == (2, 2, 1, 1, 1)
+    assert plan.rows == {
+        "actor": (Slot(0), Slot(1), Slot(2), Slot(3)),
+        "reference": (Slot(4),),
+        "vllm": (Slot(5), Slot(6)),
+    }
+    assert plan.need == {"GPU": 7, "CPU": 7}
+    assert plan.local_ranks("actor") == [0, 1, 0, 1]
+    assert [plan.locate(b) for b in range(7)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0)]
+
+
+def test_on_a_cpu_a_bundle_is_a_worker_slot():
+    plan = plan_placement([RoleRequest("actor", 1, None), RoleRequest("vllm", 1, 1)], "cpu", [gpu_node("a", 8)])
+    assert plan.need == {"CPU": 2}
+    assert plan.notes(cores=2) == []
+    assert plan.notes(cores=1) == ["2 worker slots on 1 core: ranks share cores, so this is slower, not wrong"]
+
+
+def test_ranks_left_open_take_every_gpu_of_a_node_busy_ones_too():
+    plan = plan_placement([RoleRequest("actor", 2, None)], "cuda", [gpu_node("a", 4), gpu_node("b", 8, free=1)])
+    assert plan.node_groups == (8, 8)
+
+
+def test_flags_left_open_follow_the_actor():
+    flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=4, ref_num_nodes=1, critic_num_gpus_per_node=2)
+    made = role_requests(flags, EngineFlags(vllm_num_engines=3), ["actor", "critic", "reference", "reward"])
+    assert made == [
+        RoleRequest("actor", 2, 4),
+        RoleRequest("critic", 2, 2),
+        RoleRequest("reference", 1, 4),
+        RoleRequest("reward", 2, 4),
+        RoleRequest("vllm", 3, 1),
+    ]
+
+
+EIGHT = [gpu_node("a", 8)]
+TWICE_FOUR = [gpu_node("a", 4), gpu_node("b", 4)]
+
+
+@pytest.mark.parametrize(
+    ("roles", "cluster", "expected"),
+    [
+        ({"actor": (1, 4), "vllm": (4, 1)}, EIGHT, []),
+        ({"actor": (2, 4)}, EIGHT, []),  # two node groups may share a node
+        ({"actor": (2, 4)}, TWICE_FOUR, []),
+        ({"actor": (1, 2), "critic": (1, 3), "vllm": (2, 1)}, TWICE_FOUR, []),
+        (
+            {"actor": (1, 3)},
+            [gpu_node("a", 4, free=2), gpu_node("b", 2)],
+            ["needs 3 GPUs on one node for actor, the largest free node has 2"],
+        ),
+        ({"actor": (2, 4), "vllm": (1, 1)}, EIGHT, ["needs 9 GPUs in all, the cluster has 8 free on 1 node"]),
+        (
+            {"actor": (1, 3), "critic": (1, 3), "reference": (1, 2)},
+            TWICE_FOUR,
+            ["needs 2 GPUs on one node for reference, after the other roles the nodes have 1, 1 free"],
+        ),
+        (
+            {"actor": (1, 2)},
+            [],
+            [
+                "needs 2 GPUs on one node for actor, the largest free node has 0",
+                "needs 2 GPUs in all, the cluster has 0 free on 0 nodes",
+                "needs 2 CPUs on one node for actor, the largest free node has 0",
+                "needs 2 CPUs in all, the cluster has 0 free on 0 nodes",
+            ],
+        ),
+        (
+            {"actor": (1, 4)},
+            [gpu_node("a", 8, cpus=3)],
+            [
+                "needs 4 CPUs on one node for actor, the largest free node has 3",
+                "needs 4 CPUs in all, the cluster has 3 free on 1 node",
+            ],
+        ),
+        # the widest first, into the tightest hole: role order alone would put vllm on node a and fail
+        ({"vllm": (2, 1), "actor": (1, 4)}, [gpu_node("a", 4), gpu_node("b", 2)], []),
+    ],
+)
+def test_problems_say_what_is_missing(roles, cluster, expected):
+    assert plan_placement(requests(**roles), "cuda", cluster).problems(cluster) == expected
+
+
+def test_the_table_shows_each_role():
+    text = plan_placement(requests(actor=(2, 2), vllm=(1, 1)), "cuda", []).render()
+    assert text.splitlines()[0] == "Placement on cuda: 5 GPUs, 5 CPUs"
+    cells = [line.split() for line in text.splitlines()[2:]]
+    assert cells == [["actor", "4", "2", "x", "2", "0-3", "1"], ["vllm", "1", "1", "x", "1", "4", "1"]]
