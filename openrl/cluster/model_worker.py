@@ -3,54 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
-from openrl.config.learning import DeepSpeedFlags
-from openrl.config.model import ModelFlags
 from openrl.tracking.metrics import Metric
-from openrl.training.build import EngineKind, build_engine
-from openrl.training.deepspeed_engine import init_distributed
-from openrl.training.optimizers import OptimSpec
-from openrl.training.updates import LossOf
+from openrl.training.build import ModelSpec, build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.engine import LossOf, TrainEngine
 from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import Bucket, fill_buckets
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """Everything a rank needs to build its share of one model."""
-
-    kind: EngineKind  # which column the model computes: log-probs, values or rewards
-    path: str
-    model: ModelFlags
-    deepspeed: DeepSpeedFlags
-    optim: OptimSpec | None  # None: only evaluated
-    device: str  # "cpu" or "cuda"
-    seed: int
-    temperature: float = 1.0
-    value_head: str = "score"
-
-
 class ModelWorker:
+    """Every rank of a role gets every call: collectives hide inside."""
+
     def __init__(self, context: WorkerContext, spec: ModelSpec) -> None:
         self.context, self.spec = context, spec
 
     def start(self) -> None:
-        """Join the ranks of this role and load the model. Collective."""
-        init_distributed(self.context, self.spec.device, self.spec.deepspeed.dist_timeout)
-        self.engine = build_engine(self.spec)
+        """Join the ranks of this role and load the model."""
+        c = self.context
+        timeout = self.spec.deepspeed.dist_timeout
+        init_distributed(c.rank, c.world_size, c.master_addr, c.master_port, self.spec.device, timeout)
+        self.engine: TrainEngine = build_engine(self.spec)
 
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
-        """The model's column for the rows of this rank's shard, (B, T) or (B,), fp32."""
+        """The model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32."""
         return self.engine.forward(batch, micro_batches)
 
     def update(self, batch: ExperienceBatch, plans: list[StepPlan], loss_of: LossOf) -> list[dict[str, Metric]]:
-        """One optimizer step per plan; metrics of each step on this rank."""
+        """One optimizer step per plan; the metrics of each on this rank."""
         return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[Bucket | None]:
@@ -66,10 +50,3 @@ class ModelWorker:
 
     def export(self, directory: str) -> None:
         self.engine.export(Path(directory))
-
-    def parameter_count(self) -> int:
-        return sum(p.numel() for p in self.engine.parameters())
-
-    def peak_memory(self) -> int:
-        """Bytes at the peak so far on this rank's GPU; 0 on a CPU."""
-        return torch.cuda.max_memory_allocated() if self.spec.device == "cuda" else 0

@@ -37,7 +37,9 @@ def request_seed(run_seed: int, step: int, prompt_id: str, sample: int) -> int:
 class RolloutWorker:
     """All methods are coroutines: collecting, syncing and checks share one event loop."""
 
-    def __init__(self, context: WorkerContext, backend: str, spec: EngineSpec, model: ModelFlags, reward: RewardFlags) -> None:
+    def __init__(
+        self, context: WorkerContext, backend: str, spec: EngineSpec, model: ModelFlags, reward: RewardFlags
+    ) -> None:
         self.context, self.backend = context, backend
         self.spec = replace(spec, seed=spec.seed + context.rank)
         self.tokenizer = load_tokenizer(model.pretrain, trust_remote_code=model.trust_remote_code)
@@ -60,7 +62,9 @@ class RolloutWorker:
                 task.cancel()
 
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> tuple[int, Group]:
-        group = Group(prompt, await asyncio.gather(*(self._sample(prompt, i, request) for i in range(request.n_samples))))
+        group = Group(
+            prompt, await asyncio.gather(*(self._sample(prompt, i, request) for i in range(request.n_samples)))
+        )
         if self.reward and request.scored:
             for trajectory, score in zip(group.trajectories, await self.reward.score(group), strict=True):
                 trajectory.score = score

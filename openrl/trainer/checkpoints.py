@@ -1,10 +1,10 @@
 """Checkpoints on disk: written aside, renamed when complete, old ones removed afterwards.
 
-    <ckpt_path>/step_000004/
-        manifest.json     schema version, step, flags of the run; its presence in a renamed directory means complete
-        state.json        what the driver must know to go on: data position, KL controller, counters
-        actor/ critic/    what each training engine wrote of itself
-        hf/               a Hugging Face copy, with --save_hf_ckpt
+<ckpt_path>/step_000004/
+    manifest.json     schema version, step, flags of the run; its presence in a renamed directory means complete
+    state.json        what the driver must know to go on: data position, KL controller, counters
+    actor/ critic/    what each training engine wrote of itself
+    hf/               a Hugging Face copy, with --save_hf_ckpt
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from openrl.config.derived import COMPLETE_CHECKPOINTS
+from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 
 SCHEMA_VERSION = 1
 
 
 class Checkpoints:
-    """The checkpoints of one run. ``keep`` newest are retained, 0 keeps all."""
+    """The checkpoints of one run. With --overwrite_ckpt those of an earlier run go once the first new one is complete."""
 
-    def __init__(self, directory: str, keep: int) -> None:
-        self.directory, self.keep = Path(directory), keep
+    def __init__(self, flags: CheckpointFlags) -> None:
+        self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
+        self._stale = self.complete() if flags.overwrite_ckpt else []
+        self.start_from = next(reversed(self.complete()), None) if flags.load_checkpoint else None
 
     async def save(
         self, step: int, state: dict[str, Any], flags: dict[str, Any], write: Callable[[Path], Awaitable[None]]
@@ -43,24 +47,32 @@ class Checkpoints:
             shutil.rmtree(final)
         os.rename(aside, final)
         sync_directory(self.directory)
-        self._retain()
+        self._retain(final)
         return final
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(p.parent for p in self.directory.glob("step_*/manifest.json"))
+        return sorted(p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS))
 
-    def newest(self) -> Path | None:
-        return next(reversed(self.complete()), None)
-
-    def clear(self) -> None:
-        """Remove every checkpoint (--overwrite_ckpt)."""
-        for path in [*self.directory.glob("step_*"), *self.directory.glob(".writing_step_*")]:
-            shutil.rmtree(path)
-
-    def _retain(self) -> None:
+    def _retain(self, newest: Path) -> None:
+        """Remove what an earlier run left, then all but the ``keep`` newest; 0 keeps all."""
+        for path in self._stale:
+            if path != newest:
+                shutil.rmtree(path)
+        self._stale = []
         for path in self.complete()[: -self.keep] if self.keep else []:
             shutil.rmtree(path)
+
+
+def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """One line on the flags that differ between a checkpoint and the run that resumes it."""
+    names = sorted(name for name, value in now.items() if before.get(name) != value)
+    return f"flags that differ: {', '.join(names)}" if names else "same flags"
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """The step after which a checkpoint was written; -1 for none."""
+    return -1 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
 
 
 def read_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:

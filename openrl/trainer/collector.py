@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
+from openrl.trainer.waiting import all_or_first_error
 from openrl.types import Group, Prompt
+
+OnGroup = Callable[[int, int], None]
+"""``on_group(done, total)``: told of each group that has arrived."""
 
 
 class Collector:
     def __init__(self, engines: WorkerGroup) -> None:
         self.engines = engines
 
-    async def collect(
-        self, prompts: list[Prompt], request: CollectRequest, on_group: Callable[[int, int], None]
-    ) -> list[Group]:
+    async def collect(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> list[Group]:
         """One group per prompt, in the order of ``prompts`` whatever the order of arrival.
 
         Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as they
@@ -37,16 +37,5 @@ class Collector:
                 done += 1
                 on_group(done, len(prompts))
 
-        await all_or_first_error([drain(rank) for rank in range(size)])
+        await all_or_first_error(drain(rank) for rank in range(size))
         return [g for g in groups if g is not None]
-
-
-async def all_or_first_error(work: list[Coroutine[Any, Any, None]]) -> None:
-    """Wait for all; the first failure cancels the rest and is raised as it is."""
-    tasks = [asyncio.create_task(w) for w in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,22 +1,22 @@
 """One step, function by function. The pipeline knows how each stage is done, never when.
 
- Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
-   |  collect    trainer/collector     Collector.collect(prompts, request) -> [Group]
-   |             agents                Agent.run(prompt, generate, sampling) -> Trajectory
-   |             rollout/engine        generate(token_ids, sampling) -> Completion
-   |             rewards               Reward.score(group) -> [Score]
-   |  collate    algorithms/batching   collate(groups, pad_id) -> ExperienceBatch
-   |  annotate   trainer/pipeline      reward, policy, reference, critic: ModelWorker.forward
-   |  credit     algorithms/shaping    shape_rewards, place_rewards; then algorithms/advantages: estimator(batch)
-   |  update     algorithms/batching   plan_steps(...) -> StepPlan of each step and rank
-   |             training/updates      forward -> policy loss -> step_loss -> backward, one optimizer step
-   v  publish    weights/buckets       fill_buckets -> load_bucket ... finish_sync -> version
+Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
+  |  collect    trainer/collector     Collector.collect(prompts, request) -> [Group]
+  |             agents                Agent.run(prompt, generate, sampling) -> Trajectory
+  |             rollout/engine        generate(token_ids, sampling) -> Completion
+  |             rewards               Reward.score(group) -> [Score]
+  |  collate    algorithms/batching   collate(groups, pad_id) -> ExperienceBatch
+  |  annotate   trainer/pipeline      reward, policy, reference, critic: ModelWorker.forward
+  |  credit     algorithms/shaping    shape_rewards, place_rewards; then algorithms/advantages: estimator(batch)
+  |  update     algorithms/batching   plan_steps(...) -> StepPlan of each step and rank
+  |             training/updates      forward -> policy loss -> step_loss -> backward, one optimizer step
+  v  publish    weights/buckets       fill_buckets -> load_bucket ... finish_sync -> version
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,24 +25,148 @@ from torch import Tensor
 from openrl.algorithms.batching import collate, join_rows, plan_steps, split_rows
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
-from openrl.config.rollout import SamplingFlags
-from openrl.errors import UserError
+from openrl.config.learning import RolloutBatchFlags
+from openrl.config.model import Dtype
+from openrl.config.run import DebugFlags
 from openrl.tracking.metrics import Metric, merge_all
-from openrl.trainer.collector import Collector
+from openrl.trainer.collector import Collector, OnGroup
 from openrl.trainer.credit import Credit
+from openrl.trainer.losses import Losses
+from openrl.trainer.roles import Roles, Stage
+from openrl.trainer.waiting import all_or_first_error
+from openrl.training.engine import LossOf
 from openrl.types import ExperienceBatch, Group, Prompt, Sampling
+from openrl.weights.sync import check_gap
 
 
-@dataclass(frozen=True)
-class Roles:
-    """The worker groups of a run; None where the run has no such model."""
+class Pipeline:
+    """The stages of one step over the worker groups. Sampling, credit and losses are handed in ready."""
 
-    policy: WorkerGroup
-    rollout: WorkerGroup
-    critic: WorkerGroup | None = None
-    reference: WorkerGroup | None = None
-    reward: WorkerGroup | None = None
+    def __init__(
+        self,
+        roles: Roles,
+        *,
+        sampling: Sampling,
+        credit: Credit,
+        losses: Losses,
+        batch: RolloutBatchFlags,
+        debug: DebugFlags,
+        bucket_bytes: int,
+        pad_id: int,
+        param_dtype: Dtype,
+    ) -> None:
+        self.roles, self.sampling, self.credit, self.losses = roles, sampling, credit, losses
+        self.batch, self.debug, self.bucket_bytes, self.pad_id = batch, debug, bucket_bytes, pad_id
+        self.collector = Collector(roles.rollout)
+        self.param_dtype = param_dtype
+        self.version = 0
 
-    def models(self) -> dict[str, WorkerGroup]:
-        named = {"actor": self.policy, "critic": self.critic, "reference": self.reference, "reward": self.reward}
-        return {name: group for name, group in named.items() if group is not None}
+    # -- collect ------------------------------------------------------------------------------------
+
+    async def collect(self, prompts: list[Prompt], step: int, on_group: OnGroup) -> list[Group]:
+        """``n_samples_per_prompt`` scored answers to each prompt."""
+        return await self.collector.collect(prompts, self._request(step), on_group)
+
+    def _request(self, step: int) -> CollectRequest:
+        seed = (self.debug.seed, step) if self.debug.full_determinism else None
+        return CollectRequest(self.batch.n_samples_per_prompt, self.sampling, seed)
+
+    # -- learn --------------------------------------------------------------------------------------
+
+    async def learn(self, groups: list[Group], step: int, stage: Stage) -> dict[str, Metric]:
+        """Groups -> batch -> advantages -> optimizer steps. The engines still hold the old weights."""
+        batch = collate(groups, self.pad_id)
+        with stage("annotate"):
+            batch = await self.annotate(batch)
+        batch, metrics = self.credit(batch)
+        with stage("train"):
+            metrics |= await self.update(batch, step)
+        self.credit.adapt(metrics, len(batch))
+        return metrics
+
+    async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
+        """Fill the columns that models compute: rewards, old and reference log-probs, values."""
+        wanted = {
+            "rewards": self.roles.reward,
+            "old_logprobs": self.roles.policy if self.losses.needs_old_logprobs else None,
+            "ref_logprobs": self.roles.reference,
+            "values": self.roles.critic,
+        }
+        present = {name: group for name, group in wanted.items() if group is not None}
+        columns = await all_or_first_error(self.forward(group, batch) for group in present.values())
+        return batch.replace(**dict(zip(present, columns, strict=True)))
+
+    async def forward(self, group: WorkerGroup, batch: ExperienceBatch) -> Tensor:
+        """One forward-only pass of a role over all rows, spread over its ranks."""
+        split = split_rows(batch.lengths.tolist(), group.size, self.batch.micro_rollout_batch_size)
+        work = [(batch.select(rows), micro) for rows, micro in zip(split.shards, split.micro_batches, strict=True)]
+        return join_rows(split.shards, await group.scatter("forward", work), batch.token_ids.shape[1])
+
+    async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
+        """Every optimizer step of this rollout, for policy and critic."""
+        losses = self.losses.of(self.credit.kl.coef)
+        trained = self._trained()
+        reports = await all_or_first_error(self._train(g, losses[name], batch, step) for name, g in trained.items())
+        return {
+            f"{role}/{name}": m for role, report in zip(trained, reports, strict=True) for name, m in report.items()
+        }
+
+    async def _train(self, group: WorkerGroup, loss_of: LossOf, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
+        generator = torch.Generator().manual_seed(
+            self.debug.seed * 1_000_003 + step
+        )  # a stream for each step of a seed
+        sizes, flags = (group.size, self.batch.train_batch_size, self.batch.micro_train_batch_size), self.batch
+        plan = plan_steps(batch, *sizes, flags.max_epochs, generator)
+        work = [
+            (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of)
+            for rank, rows in enumerate(plan.shards)
+        ]
+        reports = await group.scatter("update", work)
+        return merge_all(report for rank in reports for report in rank)
+
+    # -- publish ------------------------------------------------------------------------------------
+
+    async def publish(self) -> int:
+        """Give the policy's weights to every engine, one call per bucket; return the confirmed version."""
+        version = self.version + 1
+        async for ranks in self.roles.policy.stream_handles("send_weights", version, self.bucket_bytes):
+            await self.roles.rollout.call("load_bucket", ranks[0])
+        confirmed = await self.roles.rollout.call("finish_sync", version)
+        if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
+            raise RuntimeError(f"weights {version} were sent, but engines report {wrong} (engine: version)")
+        self.version = version
+        return version
+
+    async def check_sync(self, prompts: list[Prompt], max_tokens: int = 16) -> float:
+        """Sample a little and compare the engines' log-probs with the trainer's: the largest gap in nats.
+
+        Raises UserError if they are not the same model (see ``weights/sync.py``).
+        """
+        sampling = replace(self.sampling, max_tokens=min(max_tokens, self.sampling.max_tokens), top_p=1.0, top_k=-1)
+        request = CollectRequest(1, sampling, seed=(self.debug.seed, 0), scored=False)
+        batch = collate(await self.collector.collect(prompts, request, lambda done, total: None), self.pad_id)
+        logprobs = await self.forward(self.roles.policy, batch)
+        mask = batch.loss_mask
+        return check_gap(batch.rollout_logprobs[mask], logprobs[mask], self.param_dtype, self.version)
+
+    # -- leaving and returning ----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        return {"version": self.version, "kl": self.credit.kl.state()}
+
+    async def save(self, directory: Path) -> None:
+        """Each trained role writes itself below ``directory``."""
+        for name, group in self._trained().items():
+            await group.call("save", str(directory / name))
+
+    async def load(self, directory: Path, state: dict[str, Any]) -> None:
+        for name, group in self._trained().items():
+            await group.call("load", str(directory / name))
+        self.version = state["version"] - 1  # the next publish sends these weights again, as the same version
+        self.credit.kl.load_state(state["kl"])
+
+    async def export(self, directory: Path) -> None:
+        await self.roles.policy.call("export", str(directory))
+
+    def _trained(self) -> dict[str, WorkerGroup]:
+        return {"actor": self.roles.policy} | ({"critic": self.roles.critic} if self.roles.critic else {})

@@ -1,0 +1,46 @@
+"""Pass rates on a fixed set of prompts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from openrl.cluster.rollout_worker import CollectRequest
+from openrl.config.data import PromptEvalFlags
+from openrl.tracking.metrics import Mean, Metric
+from openrl.trainer.collector import Collector, OnGroup
+from openrl.types import Group, Prompt, Sampling
+
+PASS_RATE = "eval/pass_rate"  # over all sources; the figure that reports and pictures show
+
+
+class Evaluation:
+    """Answers the same prompts each time, ``--eval_n_samples_per_prompt`` times each."""
+
+    def __init__(self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int) -> None:
+        self.prompts = prompts
+        self.request = CollectRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1))
+
+    async def run(self, collector: Collector, on_group: OnGroup) -> dict[str, Metric]:
+        return eval_metrics(await collector.collect(self.prompts, self.request, on_group))
+
+
+def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
+    """Mean verdict and length over all answers, and per source under the name ``val-core/<source>/acc/mean@N``.
+
+    A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
+    """
+    verdicts: dict[str, list[float]] = defaultdict(list)
+    lengths = []
+    for group in groups:
+        for trajectory in group.trajectories:
+            lengths.append(trajectory.response_length)
+            if score := trajectory.score:
+                verdicts[group.prompt.source].append(score.reward if score.passed is None else score.passed)
+    samples = max((len(g.trajectories) for g in groups), default=0)
+    metrics: dict[str, Metric] = {
+        f"val-core/{source}/acc/mean@{samples}": Mean(sum(v), len(v)) for source, v in verdicts.items()
+    }
+    everything = [v for source in verdicts.values() for v in source]
+    metrics[PASS_RATE] = Mean(sum(everything), len(everything))
+    metrics["eval/response_length"] = Mean(sum(lengths), len(lengths))
+    return metrics

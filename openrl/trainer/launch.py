@@ -1,0 +1,124 @@
+"""From a checked config to a finished run: where all parts of an RL run are put together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+
+from openrl.algorithms.credit import CreditPlan
+from openrl.config import derived
+from openrl.config.commands import PPOConfig
+from openrl.data.prompts import PromptStream
+from openrl.tracking.loggers import build_trackers, run_name
+from openrl.tracking.progress import Column, Progress
+from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
+from openrl.trainer.checkpoints import Checkpoints, step_of
+from openrl.trainer.credit import Credit
+from openrl.trainer.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.losses import Losses
+from openrl.trainer.pipeline import Pipeline
+from openrl.trainer.prepare import Inputs, effective_flags, write_config
+from openrl.trainer.rl_trainer import RLTrainer
+from openrl.trainer.roles import Roles, start_roles
+from openrl.types import Sampling
+
+COLUMNS = (
+    Column("rollout/reward", "reward {:.3f}"),
+    Column("actor/kl", "KL {:.4f}"),
+    Column("rollout/response_length", "length {:.1f}"),
+    Column("perf/samples_per_second", "{:.0f} samples/s"),
+)
+
+
+async def train(config: PPOConfig, inputs: Inputs) -> RunSummary:
+    """Start everything, train, save, report. Whatever happens, no process outlives the call."""
+    run_dir, console = Path(config.checkpoint.save_path), Console()
+    write_config(config, run_dir)
+    for report in inputs.reports:
+        console.print(report.line(), highlight=False)
+    name = run_name(config.logging, "ppo")
+    steps = derived.total_steps(config.batch, len(inputs.prompts))
+    optimizer_steps = derived.total_optimizer_steps(config.batch, len(inputs.prompts))
+    checkpoints = Checkpoints(config.checkpoint)
+    done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
+    with Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress:
+        async with start_roles(config, inputs.device, optimizer_steps, progress.stage) as roles:
+            summary = await build_trainer(config, inputs, roles, checkpoints, progress).fit()
+    leave(run_dir, name, summary, console)
+    return summary
+
+
+def build_trainer(
+    config: PPOConfig, inputs: Inputs, roles: Roles, checkpoints: Checkpoints, progress: Progress
+) -> RLTrainer:
+    """The trainer over running worker groups."""
+    flags, run_dir = effective_flags(config), Path(config.checkpoint.save_path)
+    return RLTrainer(
+        build_pipeline(config, inputs, roles),
+        PromptStream(inputs.prompts, config.debug.seed),
+        progress.total,
+        inputs.tokenizer,
+        batch=config.batch,
+        checkpoint=config.checkpoint,
+        evaluate=config.evaluation,
+        evaluation=build_evaluation(config, inputs),
+        checkpoints=checkpoints,
+        trackers=build_trackers(
+            config.logging,
+            run_dir,
+            name=progress.title,
+            config=flags,
+            keep_until=step_of(checkpoints.start_from),
+            samples=config.samples,
+        ),
+        progress=progress,
+        flags=flags,
+    )
+
+
+def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
+    plan = CreditPlan(
+        estimator=derived.estimator(config),
+        options=config.options["advantage_estimator"],
+        shaping=config.shaping,
+        norm_scopes=derived.reward_norm_scopes(config),
+        whiten_advantages=derived.whiten_advantages(config),
+        max_new_tokens=config.sampling.generate_max_len,
+        whiten_std=not config.algorithm.no_advantage_std_norm,
+        kl_estimator=config.kl.kl_estimator,
+    )
+    s = config.sampling
+    return Pipeline(
+        roles,
+        sampling=Sampling(s.generate_max_len, s.temperature, s.top_p, s.top_k),
+        credit=Credit(plan, config.kl),
+        losses=Losses.from_config(config),
+        batch=config.batch,
+        debug=config.debug,
+        bucket_bytes=config.engine.sync_bucket_mb * 2**20,
+        pad_id=inputs.tokenizer.pad_token_id,
+        param_dtype=config.model.param_dtype,
+    )
+
+
+def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
+    if not inputs.eval_prompts:
+        return None
+    sampling = Sampling(config.sampling.generate_max_len, config.evaluation.eval_temperature)
+    return Evaluation(config.evaluation, inputs.eval_prompts, sampling, config.debug.seed)
+
+
+def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
+    """What a run leaves for people: summary.json, reward.png, a table."""
+    write_summary(run_dir / "summary.json", summary)
+    curve = {"value": ("rollout/reward", "Training reward"), "evaluation": (PASS_RATE, "Evaluation pass rate")}
+    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=name, **curve)
+    artefacts = {
+        "model": run_dir,
+        "metrics": run_dir / "metrics.jsonl",
+        "rollouts": run_dir / "samples.jsonl",
+        "learning curve": run_dir / "reward.png",
+        "flags": run_dir / "config.yaml",
+    }
+    console.print(summary_table(summary, artefacts))

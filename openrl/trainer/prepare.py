@@ -1,0 +1,76 @@
+"""Everything that is read and checked before any process starts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.commands import PPOConfig
+from openrl.config.rollout import DeviceFlags
+from openrl.data.prompts import PromptReport, load_eval_prompts, load_prompts
+from openrl.data.tokenizer import load_tokenizer
+from openrl.errors import UserError
+from openrl.files import write_atomically
+from openrl.flags.dump import dump_yaml
+from openrl.rewards.build import check_reward_source
+from openrl.types import Prompt
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an RL run starts from."""
+
+    device: Device
+    tokenizer: PreTrainedTokenizerBase
+    prompts: list[Prompt]
+    eval_prompts: list[Prompt]
+    reports: list[PromptReport]
+
+
+def prepare(config: PPOConfig) -> Inputs:
+    """Read tokenizer and data, try the reward file. Raises UserError for the first thing that does not fit."""
+    check_reward_source(config.reward)
+    tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
+    prompts, report = load_prompts(config.data, tokenizer, config.sampling.prompt_max_len)
+    eval_prompts, reports = [], [report]
+    if config.evaluation.eval_dataset:
+        eval_prompts, report = load_eval_prompts(
+            config.evaluation, config.data, tokenizer, config.sampling.prompt_max_len
+        )
+        reports.append(report)
+    if len(prompts) < config.batch.rollout_batch_size:
+        raise UserError(
+            f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {len(prompts)}",
+            f"--rollout_batch_size {len(prompts)} or less, or more prompts",
+        )
+    return Inputs(resolve_device(config.device), tokenizer, prompts, eval_prompts, reports)
+
+
+def resolve_device(flags: DeviceFlags) -> Device:
+    """--device, with auto settled. Raises UserError for cuda where there is none."""
+    if flags.device == "cpu":
+        return "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if flags.device == "cuda":
+        raise UserError("--device cuda: torch finds no GPU here", "--device cpu, or a CUDA build of torch")
+    return "cpu"
+
+
+def effective_flags(config: Any) -> dict[str, Any]:
+    """Every flag of a config with its value, as plain data; kept beside checkpoints."""
+    return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
+
+
+def write_config(config: Any, run_dir: Path) -> None:
+    """The effective flags as config.yaml, which --config reads."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(run_dir / "config.yaml", dump_yaml(config))

@@ -1,0 +1,170 @@
+"""The loop of a reinforcement-learning run: the pipeline's stages in order, and around them logs, evaluation, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.data import PromptEvalFlags
+from openrl.config.learning import RolloutBatchFlags
+from openrl.config.run import CheckpointFlags
+from openrl.data.prompts import PromptStream
+from openrl.tracking.loggers import Trackers
+from openrl.tracking.metrics import Metric, to_floats
+from openrl.tracking.progress import Progress
+from openrl.tracking.report import RunSummary
+from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.pipeline import Pipeline
+from openrl.trainer.rollout_metrics import rollout_metrics
+
+
+@dataclass
+class Totals:
+    """What the run has done so far; travels in checkpoints."""
+
+    samples: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    eval_pass_before: float | None = None
+    eval_pass_after: float | None = None
+
+
+class RLTrainer:
+    """``flags`` are the effective ones, kept beside each checkpoint. All collaborators come in ready."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        stream: PromptStream,
+        total_steps: int,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        batch: RolloutBatchFlags,
+        checkpoint: CheckpointFlags,
+        evaluate: PromptEvalFlags,
+        evaluation: Evaluation | None,
+        checkpoints: Checkpoints,
+        trackers: Trackers,
+        progress: Progress,
+        flags: Mapping[str, Any],
+    ) -> None:
+        self.pipeline, self.stream, self.total_steps, self.tokenizer = pipeline, stream, total_steps, tokenizer
+        self.batch, self.checkpoint, self.evaluate_flags = batch, checkpoint, evaluate
+        self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
+        self.progress, self.flags = progress, flags
+        self.step, self.totals = 0, Totals()
+
+    async def fit(self) -> RunSummary:
+        if self.checkpoints.start_from:
+            await self.restore(self.checkpoints.start_from)
+        elif self.checkpoint.load_checkpoint:
+            self.progress.note(
+                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path}, starting fresh"
+            )
+        with self.progress.stage("sync"):
+            await self.pipeline.publish()
+            await self.pipeline.check_sync(self.stream.peek(8))
+        if self.evaluate_flags.eval_before_train and self.step == 0:
+            self.trackers.log(0, await self.evaluate())
+            self.totals.eval_pass_before = self.totals.eval_pass_after
+        self.progress.lap()
+        while self.step < self.total_steps:
+            await self.train_step()
+        await self.export(Path(self.checkpoint.save_path))
+        self.trackers.close()
+        return self.summary()
+
+    async def train_step(self) -> None:
+        """One rollout and what is learnt from it. Everything random follows from seed and step."""
+        step = self.step + 1
+        with self.progress.stage("rollout") as tell:
+            groups = await self.pipeline.collect(self.stream.take(self.batch.rollout_batch_size), step, tell)
+        measured: dict[str, Metric] = rollout_metrics(groups)
+        measured |= await self.pipeline.learn(groups, step, self.progress.stage)
+        with self.progress.stage("sync"):
+            await self.pipeline.publish()
+        self.step = step
+        values = to_floats(measured) | self.pace(measured)
+        values |= await self.periodic(step)
+        self.trackers.log(step, values)
+        self.trackers.log_samples(step, groups)
+        self.progress.advance(step, values)
+
+    async def periodic(self, step: int) -> dict[str, float]:
+        """Evaluation and checkpoint when they are due; returns the evaluation's figures."""
+        values: dict[str, float] = {}
+        if due(step, self.evaluate_flags.eval_steps, self.total_steps):
+            values = await self.evaluate()
+        if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
+            with self.progress.stage("checkpoint"):
+                await self.save(step)
+        return values
+
+    def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
+        """Seconds of this step by stage, and its throughput."""
+        laps = self.progress.lap()
+        seconds, samples = laps["time/step"], int(measured["rollout/samples"].value or 0)
+        tokens = int(measured["rollout/tokens"].value or 0)
+        self.totals.samples += samples
+        self.totals.tokens += tokens
+        self.totals.seconds += seconds
+        return laps | {"perf/samples_per_second": samples / seconds, "perf/tokens_per_second": tokens / seconds}
+
+    async def evaluate(self) -> dict[str, float]:
+        assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
+        with self.progress.stage("evaluation") as tell:
+            values = to_floats(await self.evaluation.run(self.pipeline.collector, tell))
+        self.totals.eval_pass_after = values[PASS_RATE]
+        return values
+
+    # -- leaving and returning ------------------------------------------------------------------------
+
+    async def save(self, step: int) -> None:
+        state = {
+            "step": step,
+            "stream": self.stream.state(),
+            "pipeline": self.pipeline.state(),
+            "totals": vars(self.totals),
+        }
+
+        async def write(directory: Path) -> None:
+            await self.pipeline.save(directory)
+            if self.checkpoint.save_hf_ckpt:
+                await self.export(directory / "hf")
+
+        await self.checkpoints.save(step, state, dict(self.flags), write)
+
+    async def restore(self, checkpoint: Path) -> None:
+        """Go on where ``checkpoint`` stands: weights, optimizers, random state, data position, KL controller."""
+        state, flags = read_state(checkpoint)
+        await self.pipeline.load(checkpoint, state["pipeline"])
+        self.stream.load_state(state["stream"])
+        self.step, self.totals = state["step"], Totals(**state["totals"])
+        self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
+
+    async def export(self, directory: Path) -> None:
+        """The policy as a Hugging Face directory, tokenizer included."""
+        with self.progress.stage("export"):
+            await self.pipeline.export(directory)
+            self.tokenizer.save_pretrained(directory)
+
+    def summary(self) -> RunSummary:
+        t = self.totals
+        return RunSummary(
+            steps=self.step,
+            seconds_by_stage=dict(self.progress.seconds_by_stage),
+            samples_per_second=t.samples / t.seconds if t.seconds else 0.0,
+            tokens_per_second=t.tokens / t.seconds if t.seconds else 0.0,
+            eval_pass_before=t.eval_pass_before,
+            eval_pass_after=t.eval_pass_after,
+        )
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Every N steps and after the last one; -1 is never."""
+    return every > 0 and (step % every == 0 or step == last)

@@ -1,0 +1,117 @@
+"""The worker groups of a run: which models it has, what each is built from, and how all are started and closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.cluster.group import WorkerGroup
+from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.placement import ENGINES, role_requests
+from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
+from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.rollout_worker import RolloutWorker
+from openrl.config import derived
+from openrl.config.commands import PPOConfig
+from openrl.config.learning import LearningRateFlags
+from openrl.rollout.engine import engine_spec
+from openrl.trainer.waiting import all_or_first_error
+from openrl.training.build import EngineKind, ModelSpec
+from openrl.training.optimizers import OptimSpec
+
+Stage = Callable[[str], AbstractContextManager[Any]]
+"""``with stage("train"): ...`` counts and shows the time spent inside."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The worker groups of a run; None where the run has no such model."""
+
+    policy: WorkerGroup
+    rollout: WorkerGroup
+    critic: WorkerGroup | None = None
+    reference: WorkerGroup | None = None
+    reward: WorkerGroup | None = None
+
+
+@dataclass(frozen=True)
+class RoleModel:
+    """What distinguishes one model role from another."""
+
+    kind: EngineKind
+    path: str
+    rate: LearningRateFlags | None = None  # None: only evaluated
+
+
+def role_models(config: PPOConfig) -> dict[str, RoleModel]:
+    """Every model of the run, by role."""
+    others, policy = config.others, config.model.pretrain
+    table = {
+        "actor": RoleModel("logprobs", policy, config.actor_optim),
+        "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim),
+        "reference": RoleModel("logprobs", others.ref_pretrain or policy),
+        "reward": RoleModel("rewards", others.reward_pretrain or ""),
+    }
+    return {role: table[role] for role in derived.model_roles(config)}
+
+
+def model_spec(config: PPOConfig, role: RoleModel, device: str, optimizer_steps: int) -> ModelSpec:
+    optim = role.rate and OptimSpec.from_flags(role.rate, config.optim, optimizer_steps)
+    return ModelSpec(
+        kind=role.kind,
+        path=role.path,
+        model=config.model,
+        deepspeed=config.deepspeed,
+        optim=optim,
+        device=device,
+        seed=config.debug.seed,
+        temperature=config.sampling.temperature,
+        value_head=config.others.value_head_prefix,
+    )
+
+
+@asynccontextmanager
+async def start_roles(config: PPOConfig, device: str, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
+    """Start all groups side by side, on a cluster that is joined or started; leave no process behind."""
+    models = role_models(config)
+    requests = role_requests(config.placement, config.engine, models)
+    with stage("start"):
+        cluster, plan = open_cluster(config.placement, requests, device)
+    groups: dict[str, WorkerGroup] = {}
+    try:
+        with stage("start"):
+            reservation = await cluster.reserve(plan, config.placement.placement_timeout)
+            specs = {role: model_spec(config, model, device, optimizer_steps) for role, model in models.items()}
+            starting = {role: _start_model(config, cluster, reservation, role, spec) for role, spec in specs.items()}
+            starting[ENGINES] = _start_engines(config, cluster, reservation, device)
+            groups = dict(zip(starting, await all_or_first_error(starting.values()), strict=True))
+        yield Roles(
+            policy=groups["actor"],
+            rollout=groups[ENGINES],
+            critic=groups.get("critic"),
+            reference=groups.get("reference"),
+            reward=groups.get("reward"),
+        )
+    finally:
+        await all_or_first_error(group.close() for group in groups.values())
+        cluster.close()
+
+
+async def _start_model(
+    config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, spec: ModelSpec
+) -> WorkerGroup:
+    limits = {"timeout": config.placement.rpc_timeout, "plugins": config.debug.plugin}
+    group = await RayGroup.create(cluster, reservation, role, ModelWorker, spec, **limits)
+    await group.call("start")
+    return group
+
+
+async def _start_engines(config: PPOConfig, cluster: RayCluster, reservation: Reservation, device: str) -> WorkerGroup:
+    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, device)
+    args = (config.engine.rollout_backend, spec, config.model, config.reward)
+    limits = {"timeout": config.placement.rpc_timeout, "plugins": config.debug.plugin}
+    group = await RayGroup.create(cluster, reservation, ENGINES, RolloutWorker, *args, **limits)
+    await group.call("start")
+    return group

@@ -1,0 +1,49 @@
+"""What the rollouts of one step looked like, before anything is learnt from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from openrl.tracking.metrics import Max, Mean, Metric, Min, Sum
+from openrl.types import Finish, Group, Trajectory
+
+
+def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
+    """Lengths, rewards and their parts, ends, zero-signal groups. A figure nobody measured is absent."""
+    rows = [t for g in groups for t in g.trajectories]
+    lengths = [t.response_length for t in rows]
+    metrics: dict[str, Metric] = {
+        "rollout/samples": Sum(len(rows)),
+        "rollout/tokens": Sum(sum(lengths)),
+        "rollout/prompt_length": mean(len(g.prompt.token_ids) for g in groups),
+        "rollout/response_length": mean(lengths),
+        "rollout/response_length_max": Max(max(lengths)),
+        "rollout/truncated_share": mean(t.finish is Finish.LENGTH for t in rows),
+        "rollout/policy_version_min": Min(min(t.policy_versions[0] for t in rows)),
+    }
+    return metrics | _reward_metrics(groups, rows)
+
+
+def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Metric]:
+    scores = [t.score for t in rows if t.score]
+    if not scores:
+        return {}
+    metrics: dict[str, Metric] = {
+        "rollout/reward": mean(s.reward for s in scores),
+        "rollout/reward_max": Max(max(s.reward for s in scores)),
+        "rollout/reward_min": Min(min(s.reward for s in scores)),
+        "rollout/zero_variance_groups": mean(g.is_flat for g in groups),
+    }
+    verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
+    if verdicts:
+        metrics["rollout/pass_rate"] = mean(verdicts)
+        metrics["rollout/all_right_groups"] = mean(v == 1 for v in verdicts)
+        metrics["rollout/all_wrong_groups"] = mean(v == 0 for v in verdicts)
+    for part in sorted({name for s in scores for name in s.parts}):
+        metrics[f"reward/{part}"] = mean(s.parts[part] for s in scores if part in s.parts)
+    return metrics
+
+
+def mean(values: Iterable[float]) -> Mean:
+    listed = list(values)
+    return Mean(float(sum(listed)), len(listed))
