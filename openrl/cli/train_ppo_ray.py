@@ -13,11 +13,12 @@ def run(config: PPOConfig) -> None:
     import asyncio  # heavy libraries are imported after the flags are known to be right
 
     from openrl.trainer.launch import train
-    from openrl.trainer.plan import describe
     from openrl.trainer.prepare import prepare
 
     inputs = prepare(config)
     if config.debug.dry_run:
+        from openrl.trainer.plan import describe
+
         print(describe(config, inputs))
     else:
         asyncio.run(train(config, inputs))
