@@ -6,7 +6,9 @@ reading this page loads neither torch nor any engine. ``docs/adding.md`` shows h
 
 from __future__ import annotations
 
+from typing import Any
+
 from openrl.registry import Registry
 
-advantage_estimators = Registry("advantage_estimator", home="openrl.algorithms.advantages")
-policy_losses = Registry("policy_loss", home="openrl.algorithms.policy_losses")
+advantage_estimators: Registry[Any] = Registry("advantage_estimator", home="openrl.algorithms.advantages")
+policy_losses: Registry[Any] = Registry("policy_loss", home="openrl.algorithms.policy_losses")
