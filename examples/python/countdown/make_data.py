@@ -1,0 +1,99 @@
+"""Countdown problems as JSONL: reach the target with every number, once each, by + - * /.
+
+    python examples/python/countdown/make_data.py --output_dir data --seed 0
+
+writes sft.jsonl, rl.jsonl and eval.jsonl. A row is {"input": "3 8 1 -> 24:", "label": {"numbers": [3, 8, 1],
+"target": 24}, "output": "8*3*1"}. A problem is its sorted numbers with its target; the files share none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Term:
+    """A value and how it is written; ``rank`` says how tightly the writing binds: 1 sum, 2 product, 3 number."""
+
+    value: Fraction
+    text: str
+    rank: int = 3
+
+
+def combine(left: Term, symbol: str, right: Term) -> Term | None:
+    """``left symbol right`` with as few parentheses as it needs; None for a division by zero."""
+    if symbol == "/" and right.value == 0:
+        return None
+    a, b = left.value, right.value
+    value = a + b if symbol == "+" else a - b if symbol == "-" else a * b if symbol == "*" else a / b
+    rank = 1 if symbol in "+-" else 2
+    keeps_right = right.rank > rank or (right.rank == rank and symbol in "+*")
+    text = (left.text if left.rank >= rank else f"({left.text})") + symbol
+    return Term(value, text + (right.text if keeps_right else f"({right.text})"), rank)
+
+
+def random_solution(rng: random.Random, numbers: list[int], operators: str) -> Term | None:
+    """Join two random terms until one is left."""
+    terms = [Term(Fraction(n), str(n)) for n in numbers]
+    while len(terms) > 1:
+        left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
+        term = combine(left, rng.choice(operators), right)
+        if term is None:
+            return None
+        terms.append(term)
+    return terms[0]
+
+
+def make_problems(rng: random.Random, count: int, sizes: list[int], largest: int, operators: str) -> list[dict]:
+    """``count`` different solvable problems with one solution each."""
+    problems: dict[tuple, dict] = {}
+    attempts = 0
+    while len(problems) < count:
+        attempts += 1
+        if attempts > 1000 * count:
+            raise SystemExit(f"only {len(problems)} different problems found, {count} wanted: allow more numbers")
+        numbers = [rng.randint(1, 9) for _ in range(rng.choice(sizes))]
+        solution = random_solution(rng, numbers, operators)
+        if solution is None or solution.value.denominator != 1 or not 1 <= solution.value <= largest:
+            continue
+        target = int(solution.value)
+        row = {
+            "input": f"{' '.join(map(str, numbers))} -> {target}:",
+            "label": {"numbers": numbers, "target": target},
+            "output": solution.text,
+        }
+        problems.setdefault((*sorted(numbers), target), row)
+    return list(problems.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output_dir", type=Path, required=True)
+    parser.add_argument("--sft_rows", type=int, default=4096, help="problems with a worked solution")
+    parser.add_argument("--rl_rows", type=int, default=4096, help="problems for reinforcement learning")
+    parser.add_argument("--eval_rows", type=int, default=256, help="problems seen in neither")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[3, 4], help="how many numbers a problem has")
+    parser.add_argument("--largest_target", type=int, default=50)
+    parser.add_argument("--operators", default="+-*/")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+
+    counts = {"sft": args.sft_rows, "rl": args.rl_rows, "eval": args.eval_rows}
+    rng = random.Random(args.seed)
+    problems = make_problems(rng, sum(counts.values()), args.sizes, args.largest_target, args.operators)
+    rng.shuffle(problems)
+    args.output_dir.mkdir(parents=True, exist_ok=True)
+    for name, count in counts.items():
+        rows, problems = problems[:count], problems[count:]
+        path = args.output_dir / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        print(f"{path}: {count} problems, e.g. {rows[0]['input']} {rows[0]['output']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""What a reward is: it scores the answers to one prompt."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from openrl.types import Group, Score
+
+
+class Reward(Protocol):
+    async def score(self, group: Group) -> list[Score]:
+        """One score per trajectory, in their order. Several groups may be scored at a time.
+
+        Raises UserError, with the row, if the reward's code fails or returns something else.
+        """
+
+    async def close(self) -> None:
+        """Free processes and connections; calls that still run fail."""

@@ -1,0 +1,144 @@
+from collections import Counter
+
+import pytest
+from datasets import Dataset
+
+from openrl.config.data import PromptDataFlags, PromptEvalFlags
+from openrl.data.order import SeededOrder
+from openrl.data.prompts import PromptBuilder, PromptStream, load_eval_prompts, load_prompts
+from openrl.errors import UserError
+from openrl.types import Prompt
+from tests.tiny import tiny_tokenizer
+
+CHAT = "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt %}a({% endif %}"
+
+
+def tokenizer(chat=False):
+    made = tiny_tokenizer()
+    made.chat_template = CHAT if chat else None
+    return made
+
+
+def build(rows, limit=100, chat=False, **flags):
+    flags = PromptDataFlags(prompt_data="data", apply_chat_template=chat, **flags)
+    builder = PromptBuilder(flags, tokenizer(chat), limit)
+    return builder.build(Dataset.from_list(rows), "rows.jsonl", flag="prompt_data", tag="train")
+
+
+def test_a_prompt_carries_text_tokens_label_source_and_id():
+    rows = [{"input": "1 2:", "answer": 3}, {"input": "45:", "answer": 9}]
+    prompts, report = build(rows, label_key="answer")
+    first = prompts[0]
+    assert (first.id, first.text, first.label, first.source) == ("train:0", "1 2:", 3, "default")
+    assert tokenizer().decode(first.token_ids) == "1 2:"
+    assert [p.id for p in prompts] == ["train:0", "train:1"]
+    assert report.line() == "rows.jsonl: 2 prompts, longest 4 tokens"
+
+
+def test_keys_reach_into_nested_columns():
+    rows = [{"task": {"question": "1:", "truth": {"target": 7}}, "tag": "easy"}]
+    prompts, _ = build(rows, input_key="task.question", label_key="task.truth.target")
+    assert (prompts[0].text, prompts[0].label, prompts[0].source) == ("1:", 7, "easy")
+
+
+def test_source_comes_from_the_named_column_then_from_the_usual_ones():
+    row = {"input": "1:", "mine": "a", "data_source": "b", "tag": "c"}
+    assert build([row], datasource_key="mine")[0][0].source == "a"
+    assert build([row])[0][0].source == "b"
+    assert build([{"input": "1:", "tag": "c"}])[0][0].source == "c"
+
+
+def test_without_label_key_the_label_is_empty():
+    assert build([{"input": "1:"}])[0][0].label == ""
+
+
+def test_template_takes_the_prompt_as_it_is():
+    prompts, _ = build([{"input": "{1} {}"}], input_template="q: {} a {x}:")
+    assert prompts[0].text == "q: {1} {} a {x}:"
+
+
+def test_chat_template_takes_text_and_chat_lists():
+    prompts, _ = build([{"input": "1:"}], chat=True, input_template="<{}>")
+    assert prompts[0].text == "u(<1:>)a("
+    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}, {"role": "user", "content": "3"}]
+    prompts, _ = build([{"input": chat}], chat=True, input_template="<{}>")
+    assert prompts[0].text == "u(1)a(2)u(<3>)a("
+
+
+def test_long_prompts_are_left_out_counted_and_reported():
+    prompts, report = build([{"input": "1234"}, {"input": "12"}, {"input": "123"}], limit=3)
+    assert [p.id for p in prompts] == ["train:1", "train:2"]
+    assert (report.rows, report.too_long, report.longest, report.limit) == (3, 1, 4, 3)
+    assert report.line() == ("rows.jsonl: 2 prompts, longest 4 tokens; 1 of 3 left out, longer than --prompt_max_len 3")
+
+
+def test_nothing_left_is_an_error_with_the_length_that_would_do():
+    with pytest.raises(UserError, match=r"all 2 prompts .* --prompt_max_len 1; the shortest has 2 tokens") as error:
+        build([{"input": "12"}, {"input": "123"}], limit=1)
+    assert error.value.remedy == "--prompt_max_len 3"
+
+
+def test_missing_keys_list_those_that_exist():
+    rows = [{"prompt": "1:", "info": {"truth": 1}}]
+    with pytest.raises(UserError, match=r"--input_key: rows.jsonl has no key 'input'; it has prompt, info, info.truth"):
+        build(rows)
+    with pytest.raises(UserError, match=r"--label_key: .* no key 'info.answer'"):
+        build(rows, input_key="prompt", label_key="info.answer")
+
+
+def test_bad_rows_are_all_named_by_number_and_reason():
+    rows = [{"input": "1"}, {"input": None}, {"input": "2"}, {"input": ""}]
+    with pytest.raises(UserError, match=r"--prompt_data: rows.jsonl .*\n  rows 1, 3: empty"):
+        build(rows)
+    with pytest.raises(UserError, match="row 0: expected text, found int"):
+        build([{"input": 5}])
+    with pytest.raises(UserError, match="row 0: a chat list needs --apply_chat_template"):
+        build([{"input": [{"role": "user", "content": "1"}]}])
+    with pytest.raises(UserError, match="row 0: the chat ends with the assistant"):
+        build([{"input": [{"role": "assistant", "content": "1"}]}], chat=True)
+    with pytest.raises(UserError, match="row 0: a chat message is not of the form"):
+        build([{"input": [{"from": "user", "value": "1"}]}], chat=True)
+
+
+def test_training_and_evaluation_read_their_own_sources(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    Dataset.from_list([{"input": "1:"}, {"input": "2:"}]).to_json(tmp_path / "train.jsonl")
+    Dataset.from_list([{"input": "3:"}, {"input": "4:"}]).to_json(tmp_path / "eval.jsonl")
+    data = PromptDataFlags(prompt_data=str(tmp_path / "train.jsonl"), max_samples=1)
+    evaluation = PromptEvalFlags(eval_dataset=str(tmp_path / "eval.jsonl"), eval_max_samples=1)
+    assert [(p.id, p.text) for p in load_prompts(data, tokenizer(), 9)[0]] == [("train:0", "1:")]
+    assert [(p.id, p.text) for p in load_eval_prompts(evaluation, data, tokenizer(), 9)[0]] == [("eval:0", "3:")]
+
+
+def test_order_passes_through_all_rows_and_differs_between_passes():
+    order = SeededOrder(50, seed=1)
+    first, second = order.take(50), order.take(50)
+    assert sorted(first) == sorted(second) == list(range(50))
+    assert first != second != list(range(50))
+    assert SeededOrder(50, seed=2).take(50) != first
+
+
+def test_order_does_not_depend_on_how_it_is_taken():
+    whole = SeededOrder(7, seed=3).take(40)
+    pieces = SeededOrder(7, seed=3)
+    assert [i for n in (1, 5, 2, 20, 12) for i in pieces.take(n)] == whole
+
+
+@pytest.mark.parametrize("taken", [0, 3, 7, 11, 14])
+def test_stream_resumes_exactly(taken):
+    prompts = [Prompt(f"train:{i}", [i], str(i)) for i in range(7)]
+    stream = PromptStream(prompts, seed=5)
+    stream.take(taken)
+    resumed = PromptStream(prompts, seed=5)
+    resumed.load_state(stream.state())
+    assert stream.peek(9) == resumed.peek(9)
+    assert stream.take(9) == resumed.take(9)
+    assert Counter(p.id for p in PromptStream(prompts, 5).take(14)) == {p.id: 2 for p in prompts}
+
+
+def test_resume_with_other_data_or_seed_is_refused():
+    state = SeededOrder(7, seed=5).state()
+    with pytest.raises(UserError, match="the checkpoint has size 7, this run 8"):
+        SeededOrder(8, seed=5).load_state(state)
+    with pytest.raises(UserError, match="the checkpoint has seed 5, this run 6"):
+        SeededOrder(7, seed=6).load_state(state)

@@ -1,0 +1,123 @@
+import pytest
+import torch
+from datasets import Dataset
+
+from openrl.config.data import SupervisedDataFlags
+from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate
+from openrl.errors import UserError
+from tests.tiny import EOS, PAD, tiny_tokenizer
+
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}({{ m.content }}"
+    "{% if m.role == 'assistant' %}{{ eos_token }}\n{% else %}){% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}a({% endif %}"
+)
+THINKING = CHAT.replace("a({% endif %}", "a(think:{% endif %}")  # opens a thought that the full dialogue lacks
+
+
+def build(rows, max_len=100, template=None, tokenizer=None, **flags):
+    tokenizer = tokenizer or tiny_tokenizer()
+    tokenizer.chat_template = template
+    flags = {"input_template": None, "output_key": "output"} | flags
+    flags = SupervisedDataFlags(dataset="data", max_len=max_len, apply_chat_template=template is not None, **flags)
+    return SupervisedBuilder(flags, tokenizer).build(Dataset.from_list(rows), "rows.jsonl")
+
+
+def learned(row):
+    """The text of the trained tokens."""
+    return tiny_tokenizer().decode([t for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m])
+
+
+def text(row):
+    return tiny_tokenizer().decode(row.token_ids)
+
+
+def test_the_answer_and_the_end_are_learned_and_nothing_else():
+    rows, report = build([{"input": "1 2:", "output": "1+2"}])
+    assert (text(rows[0]), learned(rows[0])) == ("1 2:1+2<eos>", "1+2<eos>")
+    assert report.line() == "rows.jsonl: 1 examples, 4 tokens to learn"
+
+
+def test_a_cut_answer_gets_no_end_of_text():
+    rows, report = build([{"input": "12:", "output": "345"}], max_len=6)
+    assert (text(rows[0]), learned(rows[0])) == ("12:345", "345")  # the end alone did not fit
+    assert report.cut == 1
+    rows, report = build([{"input": "12:", "output": "345"}], max_len=7)
+    assert (learned(rows[0]), report.cut) == ("345<eos>", 0)
+
+
+def test_rows_without_room_for_an_answer_are_left_out_and_counted():
+    rows, report = build([{"input": "123456", "output": "7"}, {"input": "1", "output": "2345678"}], max_len=6)
+    assert [text(r) for r in rows] == ["123456"[:1] + "23456"]
+    assert report.line() == (
+        "rows.jsonl: 1 examples, 5 tokens to learn; 1 cut at --max_len 6; "
+        "1 of 2 left out, their prompt alone fills --max_len 6"
+    )
+    with pytest.raises(UserError, match=r"every prompt of rows.jsonl fills --max_len 3"):
+        build([{"input": "123", "output": "4"}], max_len=3)
+
+
+def test_a_token_over_the_border_is_learned():
+    """A byte-pair tokenizer that merges "2" and "3": the border of prompt "12" and answer "34" lies inside "23"."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {t: i for i, t in enumerate(["<eos>", "1", "2", "3", "4", "23"])}
+    backend = Tokenizer(models.BPE(vocabulary, [("2", "3")]))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")
+    rows, _ = build([{"input": "12", "output": "34"}], tokenizer=tokenizer)
+    assert rows[0] == SupervisedRow([1, 5, 4, 0], [False, True, True, True])
+
+
+def test_default_template_wraps_the_prompt():
+    flags = SupervisedDataFlags(dataset="data")
+    rows, _ = build([{"input": "1", "output": "2"}], input_template=flags.input_template)
+    assert flags.input_template == "User: {}\nAssistant: "
+    assert learned(rows[0]) == "2<eos>"
+
+
+def test_chat_rows_learn_the_last_assistant_message():
+    chat = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]
+    rows, _ = build([{"input": [*chat, {"role": "user", "content": "3"}, {"role": "assistant", "content": "4"}]}],
+                    template=CHAT, output_key=None)  # fmt: skip
+    assert learned(rows[0]) == "4<eos>"
+    assert text(rows[0]).endswith("u(3)a(4<eos>")
+    rows, _ = build([{"input": "1", "output": "2"}], template=CHAT)
+    assert text(rows[0]) == "u(1)a(2<eos>"
+
+
+def test_a_template_that_rewrites_the_prompt_trains_on_the_prompt_of_sampling():
+    rows, _ = build([{"input": "1", "output": "2"}], template=THINKING)
+    assert (text(rows[0]), learned(rows[0])) == ("u(1)a(think:2<eos>", "2<eos>")
+
+
+def test_bad_rows_are_named():
+    with pytest.raises(UserError, match=r"--output_key: rows.jsonl has no key 'output'; it has input"):
+        build([{"input": "1"}])
+    with pytest.raises(UserError, match="row 1: empty"):
+        build([{"input": "1", "output": "2"}, {"input": "1", "output": None}])
+    with pytest.raises(UserError, match="row 0: no answer"):
+        build([{"input": "1"}], output_key=None)
+
+
+def test_collate_pads_on_the_right():
+    batch = collate([SupervisedRow([5, 6, 7], [False, True, True]), SupervisedRow([8, EOS], [False, True])], PAD)
+    assert batch.token_ids.tolist() == [[5, 6, 7], [8, EOS, PAD]]
+    assert batch.attention_mask.tolist() == [[True] * 3, [True, True, False]]
+    assert batch.loss_mask.tolist() == [[False, True, True], [False, True, False]]
+    assert batch.turn_ids.tolist() == [[-1, 0, 0], [-1, 0, -1]]
+
+
+def test_an_end_of_text_that_pads_is_still_learned_where_it_is_real():
+    batch = collate([SupervisedRow([5, 6, EOS], [False, True, True]), SupervisedRow([8, EOS], [False, True])], EOS)
+    assert (batch.token_ids[1] == EOS).tolist() == [False, True, True]
+    assert batch.loss_mask[1].tolist() == [False, True, False]
+
+
+def test_stream_resumes_exactly_in_mid_pass():
+    rows = [SupervisedRow([i, i + 1], [False, True]) for i in range(5)]
+    stream = SupervisedStream(rows, PAD, seed=1)
+    stream.take(3)
+    resumed = SupervisedStream(rows, PAD, seed=1)
+    resumed.load_state(stream.state())
+    assert torch.equal(stream.take(4).token_ids, resumed.take(4).token_ids)
