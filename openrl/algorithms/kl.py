@@ -41,6 +41,32 @@ def _limited(d: Tensor, estimator: str) -> Tensor:
     return formula(inside)
 
 
+def reference_support(ref_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """What ``full_kl`` needs of the reference: ids and log-probs of its ``top_k`` likeliest tokens, both (..., K).
+
+    ``ref_logits`` (..., V), already divided by the temperature; ``top_k`` 0 or above V takes the whole vocabulary.
+    """
+    logprobs = ref_logits.log_softmax(-1)
+    vocabulary = logprobs.shape[-1]
+    top = logprobs.topk(top_k if 0 < top_k < vocabulary else vocabulary, dim=-1)
+    return top.indices, top.values
+
+
+def full_kl(logits: Tensor, ids: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """KL(policy || reference) of the next-token distributions, (...), exact with the whole vocabulary as support.
+
+    With K < V the other tokens count as one bucket, which bounds the KL from below (data-processing inequality).
+    ``logits`` (..., V) of the policy, divided by the temperature; ``ids`` and ``ref_logprobs`` of ``reference_support``.
+    """
+    logprobs = logits.log_softmax(-1).gather(-1, ids)
+    kl = (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
+    if ids.shape[-1] == logits.shape[-1]:
+        return kl
+    tiny = torch.finfo(logits.dtype).tiny
+    rest, ref_rest = ((1 - lp.exp().sum(-1)).clamp(min=tiny) for lp in (logprobs, ref_logprobs))
+    return kl + rest * (rest.log() - ref_rest.log())
+
+
 class FixedKL:
     """A coefficient that stays."""
 
