@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import re
 import shutil
 import textwrap
 from typing import Any
@@ -48,7 +49,8 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
         notes.append("also " + ", ".join(f"--{name}" for name in spec.alias))
     metavar = placeholder(spec.type)
     form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-    section.add_argument(f"--{spec.name}", help=f"{spec.help} ({'; '.join(notes)})".replace("%", "%%"), **form)
+    spellings = [f"--{spec.name}"] if metavar or spec.default is False else [f"--{spec.name}", f"--no_{spec.name}"]
+    section.add_argument(*spellings, help=f"{spec.help} ({'; '.join(notes)})".replace("%", "%%"), **form)
 
 
 def _default(spec: FlagSpec) -> str:
@@ -58,12 +60,22 @@ def _default(spec: FlagSpec) -> str:
 
 
 def _components(spec: FlagSpec, width: int) -> str:
-    """One line per component: its name and the first line of its docstring."""
+    """One line per component: its name and what it says of itself."""
     entries = spec.registry.entries()
     column = max(len(entry.name) for entry in entries) + 2
-    lines = []
-    for entry in entries:
-        first = (inspect.getdoc(entry.component) or "").partition("\n")[0]
-        line = f"{entry.name:<{column}}{first}"
-        lines.append(line if len(line) < width - 4 else line[: width - 7].rstrip() + "...")
-    return "\n".join(lines)
+    room = width - column - 2
+    return "\n".join(
+        f"{entry.name:<{column}}{textwrap.shorten(summary(entry.component), room, placeholder=' ...')}".rstrip()
+        for entry in entries
+    )
+
+
+def summary(component: Any) -> str:
+    """The first phrase of the docstring, without links. An object is described by the first function given to it."""
+    if inspect.isroutine(component) or inspect.isclass(component):
+        functions = [component]
+    else:
+        own = {name: value for name, value in vars(component).items() if value is not getattr(type(component), name, 0)}
+        functions = list(filter(inspect.isroutine, own.values()))
+    text = next((" ".join(f.__doc__.split()) for f in functions if f.__doc__), "")
+    return re.split(r"[,;:]? *\(?https?://|[.;] |\.$", text, maxsplit=1)[0]

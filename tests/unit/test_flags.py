@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ import pytest
 
 from openrl.flags.checks import Problem, check
 from openrl.flags.dump import dump_yaml
-from openrl.flags.help import help_text
+from openrl.flags.help import help_text, summary
 from openrl.flags.parser import GENERAL, import_plugins, load, read_request, resolve
 from openrl.flags.schema import REQUIRED, chosen_options, collect_flags, flag, group, part
 from openrl.flags.sources import read_file
@@ -34,9 +35,9 @@ class StrictOptions:
 
 @losses.register("clip", options=ClipOptions)
 def clip() -> None:
-    """Clipped objective.
+    """Clipped objective, https://example.org/paper eq. 7; and more.
 
-    And more.
+    And still more.
     """
 
 
@@ -332,6 +333,13 @@ def test_dump_names_sections_and_help(tmp_path, capsys):
     assert load(Command, ["--config", str(file)], prog="p", description="") == want
 
 
+def test_a_dump_that_cannot_be_written(tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        load(Command, ["--pretrain", "m", "--dump_config", str(tmp_path / "a" / "b")], prog="p", description="")
+    assert end.value.code == 2
+    assert "--dump_config: cannot write" in capsys.readouterr().err
+
+
 def test_problems_go_to_stderr_with_code_2(capsys):
     with pytest.raises(SystemExit) as end:
         load(Command, ["--micro", "3"], prog="python -m toy", description="")
@@ -411,13 +419,28 @@ def test_help_has_sections_choices_and_defaults(monkeypatch):
         "Text with {} in it; 100% optional. (default: None)",
         "Batch. (> 0; default: 8; also --batch_size)",
         "The model. (required)",
+        "  --shuffle, --no_shuffle",
         "Shuffle. (default: on)",
         "Choices of --loss:",
-        "  clip    Clipped objective.",
+        "  clip    Clipped objective\n",
         "Options of --loss clip:",
         "  --dump_config TEXT",
     ]:
         assert line in text
+
+
+def test_components_that_are_objects_describe_themselves_by_their_own_functions():
+    def own() -> None:
+        """Says this. And that."""
+
+    @dataclass
+    class Holder:
+        """Says nothing of its instances."""
+
+        rule: Callable[[], None] = soft
+
+    assert summary(Holder(own)) == "Says this"
+    assert summary(Holder()) == ""
 
 
 @pytest.mark.parametrize(
