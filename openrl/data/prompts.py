@@ -19,6 +19,7 @@ from openrl.data.rows import (
     as_text,
     column,
     prompt_text,
+    read_in_chunks,
     require_column,
     wrap,
     wrap_last_user,
@@ -26,8 +27,6 @@ from openrl.data.rows import (
 from openrl.data.tokenizer import leading_ids, require_chat_template
 from openrl.errors import UserError
 from openrl.types import Prompt
-
-CHUNK = 1000  # rows tokenised in one call
 
 
 @dataclass(frozen=True)
@@ -83,25 +82,17 @@ class PromptBuilder:
         require_column(rows, self.flags.input_key, "input_key", source)
         if self.flags.label_key is not None:
             require_column(rows, self.flags.label_key, "label_key", source)
-        bad, prompts = BadRows(flag, source), []
-        for start in range(0, len(rows), CHUNK):
-            texts: list[str] = []
-            read: list[tuple[int, dict[str, Any]]] = []
-            for i, row in enumerate(rows.select(range(start, min(start + CHUNK, len(rows)))), start):
-                try:
-                    texts.append(self._text(column(row, self.flags.input_key)))
-                    read.append((i, row))
-                except BadRow as reason:
-                    bad.add(i, reason)
-            if texts:
-                ids = self.tokenizer(texts, add_special_tokens=False).input_ids
-                prompts += [
-                    self._prompt(f"{tag}:{i}", row, text, t) for (i, row), text, t in zip(read, texts, ids, strict=True)
-                ]
+        bad = BadRows(flag, source)
+        prompts: list[Prompt] = []
+        for chunk in read_in_chunks(rows, self._text, bad):
+            ids = self.tokenizer([text for _, _, text in chunk], add_special_tokens=False).input_ids
+            prompts += [self._prompt(f"{tag}:{i}", row, text, t) for (i, row, text), t in zip(chunk, ids, strict=True)]
         bad.raise_if_any()
         return self._filter(prompts, source, flag)
 
-    def _text(self, value: Any) -> str:
+    def _text(self, row: dict[str, Any]) -> str:
+        """The prompt as the model sees it. Raises BadRow."""
+        value = column(row, self.flags.input_key)
         if self.flags.apply_chat_template:
             messages = as_messages(value)
             if messages[-1]["role"] == "assistant":

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from openrl.errors import UserError
 
-Message = dict[str, Any]
+CHUNK = 1000  # rows
 MISSING = object()
+Message = dict[str, Any]
+T = TypeVar("T")
 
 
 class BadRow(Exception):
@@ -40,6 +42,21 @@ class BadRows:
         )
 
 
+def read_in_chunks(
+    rows: Dataset, read: Callable[[dict[str, Any]], T], bad: BadRows
+) -> Iterator[list[tuple[int, dict[str, Any], T]]]:
+    """Lists of (row number, row, ``read(row)``), to be tokenised in one call each; where ``read`` raises goes to ``bad``."""
+    for start in range(0, len(rows), CHUNK):
+        chunk = []
+        for i, row in enumerate(rows.select(range(start, min(start + CHUNK, len(rows)))), start):
+            try:
+                chunk.append((i, row, read(row)))
+            except BadRow as reason:
+                bad.add(i, reason)
+        if chunk:
+            yield chunk
+
+
 def column(row: dict[str, Any], key: str) -> Any:
     """The value of ``key``, whose dots reach into nested columns; MISSING if there is none."""
     if key in row:
@@ -59,7 +76,7 @@ def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
         raise UserError(f"--{key_flag}: {source} has no key {key!r}; it has {keys}")
 
 
-def _all_keys(row: dict[str, Any], prefix: str = "") -> Iterable[str]:
+def _all_keys(row: dict[str, Any], prefix: str = "") -> Iterator[str]:
     for name, value in row.items():
         yield prefix + name
         if isinstance(value, dict):

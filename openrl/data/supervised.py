@@ -23,6 +23,7 @@ from openrl.data.rows import (
     as_text,
     column,
     prompt_text,
+    read_in_chunks,
     require_column,
     wrap,
     wrap_last_user,
@@ -30,8 +31,6 @@ from openrl.data.rows import (
 from openrl.data.tokenizer import leading_ids, require_chat_template
 from openrl.errors import UserError
 from openrl.types import ExperienceBatch
-
-CHUNK = 1000  # rows tokenised in one call
 
 
 @dataclass(frozen=True)
@@ -86,15 +85,11 @@ class SupervisedBuilder:
         for key, flag in ((self.flags.input_key, "input_key"), (self.flags.output_key, "output_key")):
             if key is not None:
                 require_column(rows, key, flag, source)
-        bad, examples, cut, dropped = BadRows("dataset", source), [], 0, 0
-        for start in range(0, len(rows), CHUNK):
-            pairs: list[tuple[str, str]] = []
-            for i, row in enumerate(rows.select(range(start, min(start + CHUNK, len(rows)))), start):
-                try:
-                    pairs.append(self._texts(row))
-                except BadRow as reason:
-                    bad.add(i, reason)
-            for example, whole in self._tokenise(pairs):
+        bad = BadRows("dataset", source)
+        examples: list[SupervisedRow] = []
+        cut = dropped = 0
+        for chunk in read_in_chunks(rows, self._texts, bad):
+            for example, whole in self._tokenise([texts for _, _, texts in chunk]):
                 keep = any(example.loss_mask)
                 dropped += not keep
                 cut += keep and not whole
@@ -139,8 +134,6 @@ class SupervisedBuilder:
 
     def _tokenise(self, pairs: list[tuple[str, str]]) -> list[tuple[SupervisedRow, bool]]:
         """Each example with whether all of it fits into --max_len."""
-        if not pairs:
-            return []
         encoded = self.tokenizer(
             [prompt + answer for prompt, answer in pairs], add_special_tokens=False, return_offsets_mapping=True
         )

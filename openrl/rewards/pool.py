@@ -124,11 +124,14 @@ class RewardProcess:
 
 
 class RewardPool:
-    """``size`` worker processes behind one coroutine; calls beyond that wait without using up their time."""
+    """Up to ``size`` worker processes behind one coroutine, started as calls overlap.
+
+    Calls beyond ``size`` wait without using up their time.
+    """
 
     def __init__(self, file: RewardFile, size: int, timeout: float) -> None:
         self._processes = [RewardProcess(file, timeout) for _ in range(size)]
-        self._idle: queue.SimpleQueue[RewardProcess] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[RewardProcess] = queue.LifoQueue()
         for process in self._processes:
             self._idle.put(process)
         self._threads = ThreadPoolExecutor(size, thread_name_prefix="reward")

@@ -49,7 +49,9 @@ def random_solution(rng: random.Random, numbers: list[int], operators: str) -> T
     return terms[0]
 
 
-def make_problems(rng: random.Random, count: int, sizes: list[int], largest: int, operators: str) -> list[dict]:
+def make_problems(
+    rng: random.Random, count: int, *, sizes: list[int], largest_number: int, largest_target: int, operators: str
+) -> list[dict]:
     """``count`` different solvable problems with one solution each."""
     problems: dict[tuple, dict] = {}
     attempts = 0
@@ -57,9 +59,9 @@ def make_problems(rng: random.Random, count: int, sizes: list[int], largest: int
         attempts += 1
         if attempts > 1000 * count:
             raise SystemExit(f"only {len(problems)} different problems found, {count} wanted: allow more numbers")
-        numbers = [rng.randint(1, 9) for _ in range(rng.choice(sizes))]
+        numbers = [rng.randint(1, largest_number) for _ in range(rng.choice(sizes))]
         solution = random_solution(rng, numbers, operators)
-        if solution is None or solution.value.denominator != 1 or not 1 <= solution.value <= largest:
+        if solution is None or solution.value.denominator != 1 or not 1 <= solution.value <= largest_target:
             continue
         target = int(solution.value)
         row = {
@@ -78,6 +80,7 @@ def main() -> None:
     parser.add_argument("--rl_rows", type=int, default=4096, help="problems for reinforcement learning")
     parser.add_argument("--eval_rows", type=int, default=256, help="problems seen in neither")
     parser.add_argument("--sizes", type=int, nargs="+", default=[3, 4], help="how many numbers a problem has")
+    parser.add_argument("--largest_number", type=int, default=9)
     parser.add_argument("--largest_target", type=int, default=50)
     parser.add_argument("--operators", default="+-*/")
     parser.add_argument("--seed", type=int, default=0)
@@ -85,7 +88,14 @@ def main() -> None:
 
     counts = {"sft": args.sft_rows, "rl": args.rl_rows, "eval": args.eval_rows}
     rng = random.Random(args.seed)
-    problems = make_problems(rng, sum(counts.values()), args.sizes, args.largest_target, args.operators)
+    problems = make_problems(
+        rng,
+        sum(counts.values()),
+        sizes=args.sizes,
+        largest_number=args.largest_number,
+        largest_target=args.largest_target,
+        operators=args.operators,
+    )
     rng.shuffle(problems)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for name, count in counts.items():
