@@ -1,0 +1,119 @@
+"""Ragged random batches with several turns, holes and a row without sampled tokens, in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrl.algorithms.batching import turn_ids
+from openrl.algorithms.credit import CreditPlan, assign_credit
+from openrl.algorithms.shaping import RunningMoments
+from openrl.config.shaping import RewardShapingFlags
+from openrl.extension_points import advantage_estimators
+from openrl.types import ExperienceBatch, LossInputs
+
+GROUP_SIZES = (4, 1, 3, 5)
+
+
+def loss_masks(rows: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Attention and loss masks (rows, width): a prompt, then sampled tokens with holes. Row 2 samples nothing."""
+    lengths = torch.randint(width // 2, width + 1, (rows, 1), generator=generator)
+    prompts = torch.randint(1, 3, (rows, 1), generator=generator)
+    at = torch.arange(width)
+    attention = at < lengths
+    sampled = (at >= prompts) & attention & (torch.rand(rows, width, generator=generator) < 0.7)
+    sampled[:, 3] |= attention[:, 3]  # every row has one, but for
+    sampled[2] = False
+    return attention, sampled
+
+
+def random_batch(seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_SIZES) -> ExperienceBatch:
+    """Every column that an estimator may read. Groups are shuffled, so that position says nothing."""
+    g = torch.Generator().manual_seed(seed)
+    rows = sum(sizes)
+    attention, mask = loss_masks(rows, width, g)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+    group_ids = torch.cat([torch.full((n,), 10 - i) for i, n in enumerate(sizes)])[torch.randperm(rows, generator=g)]
+    episode_ids = group_ids * 2 + torch.randint(0, 2, (rows,), generator=g)
+    return ExperienceBatch(
+        token_ids=torch.randint(0, 50, (rows, width), generator=g),
+        attention_mask=attention,
+        loss_mask=mask,
+        rollout_logprobs=-normal(rows, width).abs(),
+        group_ids=group_ids,
+        rewards=normal(rows),
+        truncated=torch.rand(rows, generator=g) < 0.3,
+        passed=torch.rand(rows, generator=g).double(),
+        turn_ids=turn_ids(mask),
+        sources=["ab"[int(n) % 2] for n in group_ids],
+        old_logprobs=-normal(rows, width).abs(),
+        ref_logprobs=-normal(rows, width).abs(),
+        values=normal(rows, width),
+        greedy_rewards=normal(rows),
+        reward_parts={"format": normal(rows), "right": normal(rows)},
+        part_weights={"right": 2.0},
+        episode_ids=episode_ids,
+        step_ids=torch.arange(rows),
+        state_ids=torch.randint(0, 2, (rows,), generator=g),
+    )
+
+
+def credit(batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any) -> ExperienceBatch:
+    """``assign_credit`` by one estimator with its suggestions; ``changes`` are shaping flags or plan fields."""
+    entry = advantage_estimators[name]
+    suggests = entry.suggests
+    own = {key: changes.pop(key) for key in list(changes) if key in CreditPlan.__dataclass_fields__}
+    shaping = RewardShapingFlags(**changes)
+    plan = {
+        "estimator": entry,
+        "options": entry.options() if options is None and entry.options else options,
+        "shaping": shaping,
+        "norm_scopes": (
+            shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none"),
+            shaping.reward_norm_std or suggests.get("reward_norm_std", "none"),
+        ),
+        "whiten_advantages": suggests.get("whiten_advantages", False),
+        "max_new_tokens": 16,
+    }
+    return assign_credit(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())[0]
+
+
+def outcome_batch(rewards: list[float], groups: list[int], tokens: int = 2, **columns: Any) -> ExperienceBatch:
+    """Rows of one prompt token and ``tokens`` sampled ones, for hand-computed values."""
+    rows = len(rewards)
+    mask = torch.ones(rows, tokens + 1, dtype=torch.bool)
+    mask[:, 0] = False
+    given = {
+        "token_ids": torch.zeros(rows, tokens + 1, dtype=torch.long),
+        "attention_mask": torch.ones_like(mask),
+        "loss_mask": mask,
+        "rollout_logprobs": torch.zeros(rows, tokens + 1, dtype=torch.float64),
+        "group_ids": torch.tensor(groups),
+        "rewards": torch.tensor(rewards, dtype=torch.float64),
+        "truncated": torch.zeros(rows, dtype=torch.bool),
+        "passed": torch.full((rows,), torch.nan, dtype=torch.float64),
+        "sources": ["default"] * rows,
+    } | columns
+    return ExperienceBatch(turn_ids=turn_ids(given["loss_mask"]), **given)
+
+
+def loss_inputs(seed: int = 0, width: int = 12, spread: float = 0.3) -> LossInputs:
+    """Old and new log-probs about ``spread`` nats apart; rows of a random batch."""
+    batch = random_batch(seed, width)
+    g = torch.Generator().manual_seed(seed + 1000)
+    step = spread * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64)
+    return LossInputs(
+        logprobs=batch.old_logprobs + step,
+        old_logprobs=batch.old_logprobs,
+        rollout_logprobs=batch.rollout_logprobs,
+        advantages=torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64) * batch.loss_mask,
+        loss_mask=batch.loss_mask,
+        turn_ids=batch.turn_ids,
+        rewards=batch.rewards,
+        marked=torch.rand(batch.loss_mask.shape, generator=g) < 0.3,
+    )

@@ -1,0 +1,58 @@
+import pytest
+
+from openrl.algorithms.filtering import group_mean, keep, signal_metrics
+from openrl.types import Finish, Group, Prompt, Score, Trajectory
+
+PROMPT = Prompt("p", [1], "")
+
+
+def group(*scores: Score | None) -> Group:
+    return Group(PROMPT, [Trajectory(PROMPT, [1, 2], [False, True], [0.0, 0.0], Finish.STOP, score=s) for s in scores])
+
+
+def rewards(*values: float) -> Group:
+    return group(*(Score(v) for v in values))
+
+
+@pytest.mark.parametrize(
+    ("kept", "values"), [(True, (0, 1)), (False, (0, 0)), (False, (1, 1)), (True, (0, 0, 0, 1)), (False, ())]
+)
+def test_bounds_are_strict(kept, values):
+    assert keep(rewards(*values), 0, 1) is kept
+
+
+def test_the_verdict_comes_before_the_reward():
+    mixed = group(Score(5.0, passed=1.0), Score(-5.0, passed=0.0), Score(0.25))
+    assert group_mean(mixed) == pytest.approx(1.25 / 3)
+    assert group_mean(mixed, "reward") == pytest.approx(0.25 / 3)
+    assert keep(mixed, 0, 1)
+    assert not keep(mixed, 0.1, 1, "reward")
+
+
+def test_a_named_part_can_be_the_key():
+    parts = group(Score(0, parts={"format": 1.0}), Score(0, parts={"format": 0.0}))
+    assert keep(parts, 0, 1, "format")
+    assert not keep(parts, 0, 1)
+
+
+def test_failed_samples_neither_save_nor_sink_a_group():
+    assert keep(group(None, Score(1.0), Score(0.0)), 0, 1)
+    assert not keep(group(None, Score(1.0)), 0, 1)
+    assert not keep(group(None, None), 0, 1)
+
+
+def test_signal_metrics():
+    groups = [
+        group(Score(1, passed=1), Score(1, passed=1)),
+        group(Score(0, passed=0), Score(0, passed=0)),
+        group(Score(0, passed=0), Score(1, passed=1)),
+        rewards(3),
+    ]
+    assert signal_metrics(groups) == {
+        "zero_variance": 0.75,
+        "singletons": 0.25,
+        "all_right": pytest.approx(1 / 3),
+        "all_wrong": pytest.approx(1 / 3),
+    }
+    assert set(signal_metrics([rewards(1, 2)])) == {"zero_variance", "singletons"}  # no verdict: absent, not 0
+    assert signal_metrics([]) == {}

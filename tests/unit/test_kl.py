@@ -1,0 +1,91 @@
+import math
+
+import pytest
+import torch
+
+from openrl.algorithms.kl import ALIASES, AdaptiveKL, FixedKL, full_kl, kl_estimate, reference_support
+
+LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
+BY_HAND = {  # d = 0.5, -1
+    "k1": [0.5, -1],
+    "abs": [0.5, 1],
+    "k2": [0.125, 0.5],
+    "k3": [0.106531, 0.718282],
+    "k1+": [0.5, -1],
+    "k3+": [0.106531, 0.718282],
+}
+
+
+@pytest.mark.parametrize(("estimator", "expected"), BY_HAND.items())
+def test_values_by_hand(estimator, expected):
+    assert kl_estimate(LOGPROBS, REFERENCE, estimator).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"), [("k1", [3, -3, 0.1]), ("k2", [4.5, 4.5, 0.005]), ("k3", [2.0498, 10, 0.00484])]
+)
+def test_results_stay_within_ten(estimator, expected):
+    d = torch.tensor([3.0, -3.0, 0.1])
+    assert kl_estimate(d, torch.zeros(3), estimator).tolist() == pytest.approx(expected, abs=1e-4)
+    far = kl_estimate(torch.tensor([-1e9, 1e9, -800.0]), torch.zeros(3), estimator)
+    assert bool((far.abs() <= 10 + 1e-4).all())
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_aliases(alias):
+    assert torch.equal(kl_estimate(LOGPROBS, REFERENCE, alias), kl_estimate(LOGPROBS, REFERENCE, ALIASES[alias]))
+
+
+def gradient(estimator, values):
+    logprobs = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+    kl_estimate(logprobs, torch.zeros(len(values)), estimator).sum().backward()
+    return logprobs.grad.tolist()
+
+
+def test_plus_estimators_have_the_gradient_of_k2():
+    assert gradient("k3+", [0.5, -1.0]) == gradient("k1+", [0.5, -1.0]) == gradient("k2", [0.5, -1.0]) == [0.5, -1.0]
+    assert gradient("k3", [0.5, -1.0]) == pytest.approx([1 - math.exp(-0.5), 1 - math.e])
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "abs", "k1+", "k3+"])
+def test_tokens_that_drifted_furthest_keep_a_gradient(estimator):
+    inside, outside = gradient(estimator, [-2.0, -300.0])
+    assert inside < 0
+    assert outside < 0
+    assert math.isfinite(outside)
+
+
+def test_full_kl_is_exact_and_bounded_from_below_by_fewer_tokens():
+    torch.manual_seed(0)
+    logits, ref = torch.randn(2, 3, 11, dtype=torch.float64), torch.randn(2, 3, 11, dtype=torch.float64)
+    p, q = logits.softmax(-1), ref.softmax(-1)
+    expected = torch.tensor(
+        [[sum(float(a * (a / b).log()) for a, b in zip(p[i, j], q[i, j], strict=True)) for j in range(3)] for i in range(2)]
+    )
+    exact = full_kl(logits, *reference_support(ref, 0))
+    assert torch.allclose(exact, expected.double(), atol=1e-9)
+    partly = [full_kl(logits, *reference_support(ref, k)) for k in (2, 5, 10)]
+    assert bool((partly[0] <= partly[1] + 1e-12).all() and (partly[1] <= exact + 1e-12).all())
+    assert torch.allclose(partly[2], exact)  # ten tokens and a bucket of one
+    assert bool((full_kl(ref, *reference_support(ref, 4)).abs() < 1e-12).all())
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.12, 0.200256), (0.5, 0.200256), (0.01, 0.199744)])
+def test_adaptive_coefficient(kl, expected):
+    controller = AdaptiveKL(0.2, target=0.1, horizon=10000)
+    controller.update(kl, n_samples=64)
+    assert controller.coef == pytest.approx(expected, abs=1e-9)
+
+
+def test_controllers_resume():
+    controller = AdaptiveKL(1.0, target=0.1, horizon=100)
+    controller.update(0.2, 50)
+    assert controller.coef == pytest.approx(1.1)
+    resumed = AdaptiveKL(1.0, target=0.1, horizon=100)
+    resumed.load_state(controller.state())
+    resumed.update(0.05, 50)
+    assert resumed.coef == pytest.approx(1.1 * 0.9)
+    fixed = FixedKL(0.3)
+    fixed.update(9.0, 50)
+    fixed.load_state(fixed.state())
+    assert fixed.coef == 0.3
