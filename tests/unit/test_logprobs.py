@@ -49,7 +49,9 @@ def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
 def test_only_one_of_the_two_outputs_carries_a_gradient():
     states, weight, bias, targets = inputs(9, True)
     for pick in (0, 1):
-        expected = torch.autograd.grad(plain(states, weight, bias, targets, TRANSFORMS[1])[pick].sum(), [states, weight])
+        expected = torch.autograd.grad(
+            plain(states, weight, bias, targets, TRANSFORMS[1])[pick].sum(), [states, weight]
+        )
         chunked = token_logprobs(states, weight, bias, targets, TRANSFORMS[1], 4, entropy=True)[pick]
         found = torch.autograd.grad(chunked.sum(), [states, weight])
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,253 @@
+"""What every training engine must do, on one rank: held against plain transformers and plain AdamW."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn.utils import clip_grad_norm_
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from openrl.algorithms.policy_losses import PPOOptions
+from openrl.errors import UserError
+from openrl.training.build import build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.optimizers import build_optimizer, build_scheduler
+from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
+from openrl.types import StepCounts, StepPlan
+from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.tiny import tiny_model_dir
+
+STAGES = (0, 1, 2, 3)
+ARCHITECTURES = {
+    "qwen3": {},
+    "llama": {},
+    "qwen3_moe": {},
+    "gemma2": {"final_logit_softcapping": 3.0, "query_pre_attn_scalar": 32},
+    "granite": {"logits_scaling": 4.0},
+    "cohere": {"logit_scale": 0.25},
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return ragged_batch()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+
+
+def plain_logprobs(path, batch, temperature=1.0):
+    """Row by row without padding, from the model's own logits."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    column = torch.zeros(batch.token_ids.shape)
+    for row, length in enumerate(batch.lengths.tolist()):
+        ids = batch.token_ids[row : row + 1, :length]
+        with torch.no_grad():
+            scores = (model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
+        column[row, 1:length] = scores.gather(-1, ids[0, 1:, None])[:, 0]
+    return column
+
+
+def halves(batch):
+    rows = list(range(len(batch)))
+    return [rows[::2], rows[1::2]]
+
+
+def weights(engine):
+    return {name: tensor.clone() for name, tensor in engine.named_weights()}
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_forward_equals_the_models_own(tmp_path, batch, arch, tied):
+    path = tiny_model_dir(tmp_path, tied=tied, arch=arch, **ARCHITECTURES[arch])
+    engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5))
+    found = engine.forward(batch, [*halves(batch), [-1, -1]])
+    torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_forward_is_the_same_in_every_stage(checkpoint, batch, stage):
+    for optim in (None, optim_spec()):
+        engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
+        found = engine.forward(batch, halves(batch))
+        torch.testing.assert_close(found, plain_logprobs(checkpoint, batch), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("max_norm", [0.0, 0.5])
+def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
+    spec = optim_spec(max_norm=max_norm)
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=spec, gradient_checkpointing=stage == 3))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    optimizer = build_optimizer(model, spec)
+    schedule = build_scheduler(optimizer, spec)
+    mask = batch.loss_mask[:, 1:]
+    for _ in range(3):
+        scores = model(input_ids=batch.token_ids).logits[:, :-1].log_softmax(-1)
+        loss = -scores.gather(-1, batch.token_ids[:, 1:, None])[..., 0][mask].mean()
+        optimizer.zero_grad()
+        loss.backward()
+        norm = float(clip_grad_norm_(model.parameters(), max_norm or math.inf))
+        rate = schedule.get_last_lr()[0]
+        optimizer.step()
+        schedule.step()
+        metrics = engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+        assert metrics["loss"].value == pytest.approx(float(loss.detach()), rel=1e-5)
+        assert metrics["grad_norm"].value == pytest.approx(norm, rel=1e-4)
+        assert metrics["lr"].value == pytest.approx(rate)
+        assert metrics["nonfinite_steps"].value == 0
+    expected = model.state_dict()
+    for name, found in engine.named_weights():
+        torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path, checkpoint, batch, stage, dtype):
+    spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim_spec())
+    plan = StepPlan(halves(batch), counts_of(batch))
+    engine = build_engine(spec)
+    engine.train_step(batch, plan, SupervisedUpdate())
+    engine.train_step(batch, plan, SupervisedUpdate())
+    engine.save(tmp_path)
+    drawn = torch.rand(3)
+    expected = engine.train_step(batch, plan, SupervisedUpdate())
+
+    resumed = build_engine(spec)
+    resumed.load(tmp_path)
+    assert torch.equal(torch.rand(3), drawn)
+    assert resumed.train_step(batch, plan, SupervisedUpdate()) == expected
+    for (name, before), (other, after) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+        assert name == other and torch.equal(before, after), name
+
+
+def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
+    build_engine(engine_spec(checkpoint, zero_stage=1, optim=optim_spec())).save(tmp_path)
+    with pytest.raises(UserError, match="--zero_stage 1, this run has 2"):
+        build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec())).load(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path, checkpoint, batch, stage, dtype):
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim_spec()))
+    plan = StepPlan(halves(batch), counts_of(batch))
+    engine.train_step(batch, plan, SupervisedUpdate())
+    engine.save(tmp_path / "before")
+    poisoned = lambda forward, micro, counts: (forward(micro)[0].sum() * torch.nan, {})  # noqa: E731
+    metrics = engine.train_step(batch, plan, poisoned)
+    assert metrics["nonfinite_steps"].value == 1 and "grad_norm" not in metrics
+    engine.save(tmp_path / "after")
+    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
+    assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
+    assert engine.train_step(batch, plan, SupervisedUpdate())["nonfinite_steps"].value == 0
+
+
+@pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_named_weights_speak_the_checkpoints_names(tmp_path, batch, arch, tied, stage):
+    path = tiny_model_dir(tmp_path, tied=tied, arch=arch)
+    engine = build_engine(engine_spec(path, zero_stage=stage, optim=optim_spec()))
+    stored = load_file(path / "model.safetensors")
+    found = weights(engine)
+    assert found.keys() == stored.keys()
+    assert all(torch.equal(found[name], stored[name]) for name in stored)
+
+    engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+    engine.export(tmp_path / "export")
+    exported = load_file(tmp_path / "export" / "model.safetensors")
+    trained = weights(engine)
+    assert all(torch.equal(trained[name], exported[name]) for name in stored)
+    assert not torch.equal(trained["model.embed_tokens.weight"], stored["model.embed_tokens.weight"])
+    expected = engine.forward(batch, halves(batch))
+    torch.testing.assert_close(plain_logprobs(tmp_path / "export", batch), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_critic_and_its_round_trip(tmp_path, checkpoint, batch, stage):
+    engine = build_engine(engine_spec(checkpoint, "values", zero_stage=stage, optim=optim_spec()))
+    before = engine.forward(batch, halves(batch))
+    assert not before[:, 0].any() and not before[~batch.attention_mask].any()
+    plan = StepPlan(halves(batch), counts_of(batch))
+    losses = [engine.train_step(batch, plan, ValueUpdate(0.0, "token-mean"))["value_loss"].value for _ in range(8)]
+    assert losses[-1] < losses[0]
+
+    engine.export(tmp_path)
+    again = build_engine(engine_spec(tmp_path, "values"))
+    values = engine.forward(batch, halves(batch))
+    torch.testing.assert_close(again.forward(batch, halves(batch)), values, rtol=0, atol=1e-5)
+
+    # As a reward model the same head scores each row at its last token; transformers agrees.
+    rewards = build_engine(engine_spec(tmp_path, "rewards")).forward(batch, halves(batch))
+    plain = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    for row, length in enumerate(batch.lengths.tolist()):
+        with torch.no_grad():
+            expected = plain(input_ids=batch.token_ids[row : row + 1, :length]).logits
+        assert float(rewards[row]) == pytest.approx(float(expected), abs=1e-5)
+
+    # V of the state before token 6 is the head at token 5.
+    ids = batch.token_ids[0:1, :6]
+    with torch.no_grad():
+        assert float(values[0, 6]) == pytest.approx(float(plain(input_ids=ids).logits), abs=1e-5)
+
+
+def test_a_language_model_is_no_reward_model(checkpoint):
+    with pytest.raises(UserError, match=r"score\.weight"):
+        build_engine(engine_spec(checkpoint, "rewards"))
+
+
+def test_a_missing_model_is_one_clear_message(tmp_path):
+    with pytest.raises(UserError, match="nowhere"):
+        build_engine(engine_spec(tmp_path / "nowhere"))
+
+
+def test_an_incomplete_checkpoint_is_refused(tmp_path):
+    path = tiny_model_dir(tmp_path, tied=False)
+    stored = load_file(path / "model.safetensors")
+    save_file({k: v for k, v in stored.items() if k != "lm_head.weight"}, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"lm_head\.weight"):
+        build_engine(engine_spec(path))
+
+
+def test_the_policy_update_on_its_own_batch_has_ratio_one(checkpoint, batch):
+    """Without old log-probs the policy's own are old: ratio 1, no KL, no clipping, gradient of -A log p."""
+    engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=0.1, kl_estimator="k3")
+    metrics = engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), update)
+    mask = batch.loss_mask
+    assert metrics["ratio_max"].value == 1.0
+    assert metrics["ppo_kl"].value == 0.0 and metrics["clip_fraction"].value == 0.0
+    assert metrics["policy_loss"].value == pytest.approx(-float(batch.advantages[mask].mean()), rel=1e-4)
+    d = plain_logprobs(checkpoint, batch)[mask] - batch.ref_logprobs[mask]
+    kl = (torch.expm1(-d) + d).clamp(max=10)
+    assert metrics["kl"].value == pytest.approx(float(kl.mean()), rel=1e-4)
+    assert metrics["kl_loss"].value == pytest.approx(float(kl.mean()), rel=1e-4)
+    assert 0 < metrics["entropy"].value < math.log(66)
+
+
+def test_dummy_rows_change_nothing(checkpoint, batch):
+    results = []
+    for micro_batches in (halves(batch), [[*halves(batch)[0], -1], halves(batch)[1], [-1, -1]]):
+        engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
+        engine.train_step(batch, StepPlan(micro_batches, counts_of(batch)), SupervisedUpdate())
+        results.append(weights(engine))
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_step_of_dummies_alone_moves_nothing(checkpoint, batch):
+    engine = build_engine(engine_spec(checkpoint, optim=optim_spec(weight_decay=0.0)))
+    before = weights(engine)
+    metrics = engine.train_step(batch, StepPlan([[-1, -1]], StepCounts(0, 0, 1)), SupervisedUpdate())
+    assert metrics["grad_norm"].value == 0.0 and metrics["loss"].value is None
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(engine).items())

@@ -1,0 +1,78 @@
+"""Ragged batches of random tokens for tests of training, and specs of engines over tiny models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from openrl.config.learning import DeepSpeedFlags
+from openrl.config.model import ModelFlags
+from openrl.training.build import EngineKind, ModelSpec
+from openrl.training.optimizers import OptimSpec
+from openrl.types import ExperienceBatch, StepCounts
+
+LENGTHS = (12, 7, 9, 5, 12, 4, 8, 10)
+PROMPT = 3
+
+
+def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> ExperienceBatch:
+    """Random tokens with a prompt of three, and every column that an update may need."""
+    g = torch.Generator().manual_seed(seed)
+    shape = (len(lengths), max(lengths))
+    index = torch.arange(shape[1])[None]
+    mask = index < torch.tensor(lengths)[:, None]
+    trained = mask & (index >= PROMPT)
+    noise = {name: torch.randn(shape, generator=g) for name in ("advantages", "returns", "values", "ref_logprobs")}
+    return ExperienceBatch(
+        token_ids=torch.randint(4, 60, shape, generator=g) * mask,
+        attention_mask=mask,
+        loss_mask=trained,
+        rollout_logprobs=-torch.rand(shape, generator=g),
+        group_ids=torch.arange(shape[0]) // 2,
+        rewards=torch.randn(shape[0], generator=g),
+        truncated=torch.zeros(shape[0], dtype=torch.bool),
+        passed=torch.full((shape[0],), torch.nan),
+        turn_ids=torch.where(trained, 0, -1),
+        sources=["default"] * shape[0],
+        **noise,
+    )
+
+
+def counts_of(batch: ExperienceBatch, dp_size: int = 1) -> StepCounts:
+    return StepCounts(int(batch.loss_mask.sum()), int(batch.loss_mask.any(-1).sum()), dp_size)
+
+
+def optim_spec(**changes: object) -> OptimSpec:
+    fields = {
+        "learning_rate": 1e-2,
+        "scheduler": "cosine_with_min_lr",
+        "warmup_ratio": 0.0,
+        "min_lr_ratio": 0.1,
+        "weight_decay": 0.1,
+        "betas": (0.9, 0.95),
+        "max_norm": 1.0,
+        "total_steps": 8,
+    }
+    return OptimSpec(**(fields | changes))  # type: ignore[arg-type]
+
+
+def engine_spec(
+    path: Path,
+    kind: EngineKind = "logprobs",
+    *,
+    zero_stage: int = 0,
+    dtype: str = "fp32",
+    optim: OptimSpec | None = None,
+    temperature: float = 1.0,
+    chunk_size: int = 1024,
+    gradient_checkpointing: bool = False,
+) -> ModelSpec:
+    deepspeed = DeepSpeedFlags(
+        zero_stage=zero_stage,
+        logits_chunk_size=chunk_size,
+        gradient_checkpointing=gradient_checkpointing,
+        dist_timeout=60,
+    )
+    model = ModelFlags(pretrain=str(path), param_dtype=dtype)
+    return ModelSpec(kind, str(path), model, deepspeed, optim, "cpu", seed=0, temperature=temperature)

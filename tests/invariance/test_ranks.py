@@ -1,0 +1,144 @@
+"""One or two ranks, ZeRO 0 to 3, any cut into micro-batches: the same gradient, the same trained weights.
+
+Two gloo ranks are spawned once and run every case; the single rank runs in this process.
+"""
+
+import socket
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from openrl.algorithms.policy_losses import PPOOptions
+from openrl.training.build import build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.updates import PolicyUpdate
+from openrl.types import StepPlan
+from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.slow
+
+STAGES = (0, 1, 2, 3)
+ONE_RANK = {
+    "whole": [[0, 1, 2, 3, 4, 5, 6, 7]],
+    "halves": [[0, 1, 2, 3], [4, 5, 6, 7]],
+    "ragged": [[7], [5, 2, -1], [0, 1, 3, 4], [6]],
+}
+# Rows of the batch for each rank, then micro-batches within them; -1 keeps the ranks in step.
+TWO_RANKS = {
+    "even": [([0, 2, 4, 6], [[0, 1], [2, 3]]), ([1, 3, 5, 7], [[0, 1], [2, 3]])],
+    "uneven": [([0, 3, 5], [[0, 1], [2, -1], [-1]]), ([1, 2, 4, 6, 7], [[0, 1], [2, 3], [4]])],
+}
+UPDATE = PolicyUpdate("ppo", PPOOptions(), "seq-mean-token-mean", kl_coef=0.3, kl_estimator="k3")
+OPTIM = optim_spec(learning_rate=1e-3)
+
+
+def batch_with_old_logprobs():
+    batch = ragged_batch()
+    return batch.replace(old_logprobs=-2.0 + 0.5 * batch.returns)
+
+
+def two_steps(spec, rows, micro_batches, dp_size, directory):
+    """Train two steps, with a save after the first; the gradient norm of the first."""
+    batch = batch_with_old_logprobs()
+    plan = StepPlan(micro_batches, counts_of(batch, dp_size))
+    engine = build_engine(spec)
+    first = engine.train_step(batch.select(rows), plan, UPDATE)
+    engine.save(directory)
+    engine.train_step(batch.select(rows), plan, UPDATE)
+    return engine, plan, first["grad_norm"].value
+
+
+def write(directory, engine, norm):
+    weights = {name: tensor.clone() for name, tensor in engine.named_weights()}
+    if engine.layout.rank == 0:
+        save_file(weights | {"grad_norm": torch.tensor(norm, dtype=torch.float64)}, directory / "trained.safetensors")
+
+
+def rank_of_two(rank, port, checkpoint, root):
+    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=60)
+    for stage in STAGES:
+        spec = engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7)
+        for name, shards in TWO_RANKS.items():
+            directory = root / f"{stage}-{name}"
+            engine, plan, norm = two_steps(spec, *shards[rank], 2, directory)
+            write(directory, engine, norm)
+        resumed = build_engine(spec)  # the last cut again, from its save after the first step
+        resumed.load(directory)
+        resumed.train_step(batch_with_old_logprobs().select(shards[rank][0]), plan, UPDATE)
+        for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+            assert torch.equal(a, b), (stage, name)
+        in_bf16(checkpoint, stage, rank)
+
+
+def in_bf16(checkpoint, stage, rank):
+    """bf16 runs and learns: the loss of the same batch falls."""
+    rows, micro_batches = TWO_RANKS["uneven"][rank]
+    batch = batch_with_old_logprobs()
+    plan = StepPlan(micro_batches, counts_of(batch, 2))
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim_spec(learning_rate=3e-3)))
+    reports = [engine.train_step(batch.select(rows), plan, UPDATE) for _ in range(6)]
+    both = torch.tensor([m["policy_loss"].total + UPDATE.kl_coef * m["kl_loss"].total for m in reports])
+    torch.distributed.all_reduce(both)
+    assert both[-1] < both[0], (stage, both)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def expected(checkpoint, tmp_path_factory):
+    """One rank, ZeRO 0, one micro-batch."""
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    return one_rank(checkpoint, tmp_path_factory.mktemp("expected"), 0, ONE_RANK["whole"])
+
+
+def one_rank(checkpoint, directory, stage, micro_batches):
+    spec = engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7)
+    engine, _, norm = two_steps(spec, list(range(8)), micro_batches, 1, directory)
+    write(directory, engine, norm)
+    return directory
+
+
+def gradient(directory):
+    """The clipped gradient of the first step, from Adam's first moment: (1 - beta1) * g. Each optimizer group is
+    flat over ranks in stages 1 and 2, padded at its end."""
+    ranks = [load_file(path) for path in sorted(directory.glob("rank_*.safetensors"))]
+    names = sorted((n for n in ranks[0] if n.startswith("exp_avg.")), key=lambda n: int(n.split(".")[1]))
+    return [torch.cat([r[n].flatten() for r in ranks]) for n in names]
+
+
+def assert_same_training(found, expected, *, by_group):
+    a, b = (load_file(d / "trained.safetensors") for d in (found, expected))
+    assert float(a.pop("grad_norm")) == pytest.approx(float(b.pop("grad_norm")), rel=1e-6)
+    assert a.keys() == b.keys()
+    for name in a:  # Adam turns a rounding error in a gradient near zero into one of the size of a step
+        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    if by_group:
+        parts = gradient(expected)
+        for flat in gradient(found):
+            part = []
+            while sum(map(len, part)) + (len(parts[0]) if parts else len(flat) + 1) <= len(flat):
+                part.append(parts.pop(0))
+            whole = torch.cat(part)
+            assert float((flat[: len(whole)] - whole).norm() / whole.norm()) < 2e-6
+        assert not parts
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("cut", ONE_RANK)
+def test_one_rank(tmp_path, checkpoint, expected, stage, cut):
+    found = one_rank(checkpoint, tmp_path, stage, ONE_RANK[cut])
+    assert_same_training(found, expected, by_group=stage in (1, 2))
+
+
+def test_two_ranks(tmp_path, checkpoint, expected):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    torch.multiprocessing.spawn(rank_of_two, (port, checkpoint, tmp_path), nprocs=2)
+    for stage in STAGES:
+        for cut in TWO_RANKS:
+            assert_same_training(tmp_path / f"{stage}-{cut}", expected, by_group=stage in (1, 2))
