@@ -63,7 +63,9 @@ def random_batch(seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_
     )
 
 
-def credit(batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any) -> ExperienceBatch:
+def credit(
+    batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any
+) -> ExperienceBatch:
     """``assign_credit`` by one estimator with its suggestions; ``changes`` are shaping flags or plan fields."""
     entry = advantage_estimators[name]
     suggests = entry.suggests
@@ -107,9 +109,10 @@ def loss_inputs(seed: int = 0, width: int = 12, spread: float = 0.3) -> LossInpu
     batch = random_batch(seed, width)
     g = torch.Generator().manual_seed(seed + 1000)
     step = spread * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64)
+    old = batch.old_logprobs.clamp(max=-0.02)
     return LossInputs(
-        logprobs=batch.old_logprobs + step,
-        old_logprobs=batch.old_logprobs,
+        logprobs=(old + step).clamp(max=-0.01),
+        old_logprobs=old,
         rollout_logprobs=batch.rollout_logprobs,
         advantages=torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64) * batch.loss_mask,
         loss_mask=batch.loss_mask,

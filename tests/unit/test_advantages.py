@@ -276,7 +276,15 @@ def test_inserted_environment_tokens_change_nothing(name):
     at = [0, 1, 2, 3, 3, 3, 4, 5, 6, 7]  # two copies of column 3, neither sampled
     columns = {
         f: getattr(batch, f)[:, at]
-        for f in "token_ids attention_mask rollout_logprobs old_logprobs ref_logprobs values turn_ids".split()
+        for f in [
+            "token_ids",
+            "attention_mask",
+            "rollout_logprobs",
+            "old_logprobs",
+            "ref_logprobs",
+            "values",
+            "turn_ids",
+        ]
     }
     mask = batch.loss_mask[:, at].clone()
     mask[:, 4:6] = False
