@@ -24,16 +24,27 @@ QUIET = {
 
 
 def command(
-    config_type: type, run: Callable[[Any], None], *, prog: str, description: str, argv: Sequence[str] | None = None
+    config_type: type,
+    prepare: Callable[[Any], Any],
+    run: Callable[[Any, Any], None],
+    *,
+    prog: str,
+    description: str,
+    argv: Sequence[str] | None = None,
 ) -> int:
-    """The exit code of ``run(config)``; --help, --dump_config and problems with flags end the process in ``load``.
+    """The exit code of ``run(config, prepare(config))``; --help, --dump_config and problems with flags end the process
+    in ``load``.
 
-    A UserError, wherever it was raised, is one message without a traceback. Any other exception is a defect: it passes.
+    A UserError, wherever it was raised, is one message without a traceback: 2 while preparing, which starts nothing, 1
+    afterwards. Any other exception is a defect: it passes.
     """
     config = load(config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description)
     silence()
+    started = False
     try:
-        run(config)
+        inputs = prepare(config)
+        started = True
+        run(config, inputs)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)
         return 130
@@ -41,8 +52,8 @@ def command(
         user_error = find_user_error(error)
         if user_error is None:
             raise
-        print(f"{prog}: {user_error}", file=sys.stderr)
-        return 1
+        print(f"{prog}: {user_error}" + ("" if started else "\nnothing was started"), file=sys.stderr)
+        return 1 if started else 2
     return 0
 
 

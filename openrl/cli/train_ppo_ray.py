@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
 
 
-def run(config: PPOConfig) -> None:
-    """Read and check everything, then train; with --dry_run print the plan instead."""
-    import asyncio  # heavy libraries are imported after the flags are known to be right
+def prepare(config: PPOConfig) -> Any:
+    """Read and check everything that can be wrong before a process starts."""
+    from openrl.trainer.prepare import prepare  # heavy libraries are imported after the flags are known to be right
 
-    from openrl.trainer.launch import train
-    from openrl.trainer.prepare import prepare
+    return prepare(config)
 
-    inputs = prepare(config)
+
+def run(config: PPOConfig, inputs: Any) -> None:
+    """Train; with --dry_run print the plan instead."""
     if config.debug.dry_run:
         from openrl.trainer.plan import describe
 
         print(describe(config, inputs))
-    else:
-        asyncio.run(train(config, inputs))
+        return
+    import asyncio
+
+    from openrl.trainer.launch import train
+
+    asyncio.run(train(config, inputs))
 
 
 if __name__ == "__main__":
-    sys.exit(command(PPOConfig, run, prog="train_ppo_ray", description=__doc__ or ""))
+    sys.exit(command(PPOConfig, prepare, run, prog="train_ppo_ray", description=__doc__ or ""))

@@ -45,7 +45,7 @@ class Checkpoints:
         sync_tree(aside)
         if final.exists():  # a rerun of the same step after a resume
             shutil.rmtree(final)
-        os.rename(aside, final)
+        aside.rename(final)
         sync_directory(self.directory)
         self._retain(final)
         return final

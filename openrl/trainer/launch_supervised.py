@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
+from transformers import PreTrainedTokenizerBase
 
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
 from openrl.config import derived
 from openrl.config.commands import SFTConfig
-from openrl.data.supervised import SupervisedStream, load_supervised
+from openrl.data.supervised import SupervisedReport, SupervisedRow, SupervisedStream, load_supervised
 from openrl.data.tokenizer import load_tokenizer
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, step_of
-from openrl.trainer.prepare import effective_flags, resolve_device, write_config
+from openrl.trainer.prepare import Device, effective_flags, resolve_device, write_config
 from openrl.trainer.supervised_trainer import SupervisedTrainer
 from openrl.training.build import ModelSpec
 from openrl.training.optimizers import OptimSpec
@@ -29,27 +31,46 @@ COLUMNS = (
 )
 
 
-async def train_sft(config: SFTConfig) -> RunSummary | None:
-    """Read the data, train, save, report; with --dry_run only the first. Raises UserError before anything is built."""
-    device, console, run_dir = resolve_device(config.device), Console(), Path(config.checkpoint.save_path)
+@dataclass(frozen=True)
+class SupervisedInputs:
+    """What a supervised run starts from."""
+
+    device: Device
+    tokenizer: PreTrainedTokenizerBase
+    rows: list[SupervisedRow]
+    report: SupervisedReport
+    steps: int  # optimizer steps
+
+
+def prepare_sft(config: SFTConfig) -> SupervisedInputs:
+    """Read tokenizer and data. Raises UserError for the first thing that does not fit."""
+    device = resolve_device(config.device)
     tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
     rows, report = load_supervised(config.data, tokenizer)
-    steps = derived.supervised_steps(config.batch, len(rows))
-    console.print(f"{report.line()}\n{steps} optimizer steps of {config.batch.train_batch_size}", highlight=False)
-    if config.debug.dry_run:
-        return None
+    return SupervisedInputs(device, tokenizer, rows, report, derived.supervised_steps(config.batch, len(rows)))
+
+
+def describe_sft(config: SFTConfig, inputs: SupervisedInputs) -> str:
+    """The text of --dry_run."""
+    return f"{inputs.report.line()}\n{inputs.steps} optimizer steps of {config.batch.train_batch_size} rows"
+
+
+async def train_sft(config: SFTConfig, inputs: SupervisedInputs) -> RunSummary:
+    """Train, save, report."""
+    console, run_dir, tokenizer = Console(), Path(config.checkpoint.save_path), inputs.tokenizer
+    console.print(describe_sft(config, inputs), highlight=False)
     write_config(config, run_dir)
     checkpoints, flags = Checkpoints(config.checkpoint), effective_flags(config)
     name, done = run_name(config.logging, "sft"), max(step_of(checkpoints.start_from), 0)
-    model = LocalGroup.create("model", 1, ModelWorker, model_spec(config, device, steps))
-    with Progress(name, steps, COLUMNS, done=done, console=console, every=config.logging.logging_steps) as progress:
+    model = LocalGroup.create("model", 1, ModelWorker, model_spec(config, inputs))
+    with Progress(name, inputs.steps, COLUMNS, done=done, console=console, every=config.logging.logging_steps) as progress:
         with progress.stage("start"):
             await model.call("start")
         trainer = SupervisedTrainer(
             model,
             SupervisedUpdate(),
-            SupervisedStream(rows, tokenizer.pad_token_id, config.debug.seed),
-            steps,
+            SupervisedStream(inputs.rows, tokenizer.pad_token_id, config.debug.seed),
+            inputs.steps,
             tokenizer,
             batch=config.batch,
             checkpoint=config.checkpoint,
@@ -65,14 +86,14 @@ async def train_sft(config: SFTConfig) -> RunSummary | None:
     return summary
 
 
-def model_spec(config: SFTConfig, device: str, steps: int) -> ModelSpec:
+def model_spec(config: SFTConfig, inputs: SupervisedInputs) -> ModelSpec:
     return ModelSpec(
         kind="logprobs",
         path=config.model.pretrain,
         model=config.model,
         deepspeed=config.deepspeed,
-        optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
-        device=device,
+        optim=OptimSpec.from_flags(config.learning_rate, config.optim, inputs.steps),
+        device=inputs.device,
         seed=config.debug.seed,
     )
 

@@ -314,12 +314,13 @@ class BothErrors(RemoteError, UserError):
     """As Ray's: also an instance of the worker's class."""
 
 
-def end_of(error: BaseException | None) -> int:
-    def run(config: SFTConfig) -> None:
+def end_of(error: BaseException | None, while_preparing: bool = False) -> int:
+    def fail(*_: object) -> None:
         if error:
             raise error
 
-    return command(SFTConfig, run, prog="openrl", description="", argv=SFT.split())
+    prepare, run = (fail, print) if while_preparing else (lambda config: None, fail)
+    return command(SFTConfig, prepare, run, prog="openrl", description="", argv=SFT.split())
 
 
 WRONG_ROW = UserError("row 3 is wrong", "mend it")
@@ -331,6 +332,11 @@ WRONG_ROW = UserError("row 3 is wrong", "mend it")
 def test_user_errors_end_with_one_message(error, capsys):
     assert end_of(error) == 1
     assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\n"
+
+
+def test_an_error_before_the_start_is_told_apart(capsys):
+    assert end_of(WRONG_ROW, while_preparing=True) == 2
+    assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\nnothing was started\n"
 
 
 def test_causes_are_searched():
@@ -360,7 +366,7 @@ def test_help_loads_no_heavy_library(command_type):
         "from openrl.cli.run import command\n"
         f"from openrl.config.commands import {command_type}\n"
         "try:\n"
-        f"    command({command_type}, None, prog='p', description='d', argv=['--help'])\n"
+        f"    command({command_type}, None, None, prog='p', description='d', argv=['--help'])\n"
         "finally:\n"
         f"    print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
