@@ -107,7 +107,8 @@ def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tenso
     rho, rows = log_rho.exp(), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
     per_token = masked_mean(raw, mask, -1).clamp(-LIMIT, LIMIT)
-    probability_gap = (old_logprobs.exp() - rollout_logprobs.exp()).abs().masked_fill(~mask, 0)
+    old_p, rollout_p = (logprobs.clamp(max=0).exp() for logprobs in (old_logprobs, rollout_logprobs))
+    probability_gap = (old_p - rollout_p).abs().masked_fill(~mask, 0)
     columns = {
         "kl": masked_mean(-raw, mask),
         "k3_kl": masked_mean(torch.expm1(log_rho) - log_rho, mask),

@@ -1,0 +1,205 @@
+"""Trajectories to rows, rows to ranks and micro-batches: nothing lost, nothing twice, nobody waits."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from openrl.algorithms.batching import collate, join_rows, plan_steps, split_rows, turn_ids
+from openrl.errors import UserError
+from openrl.types import Finish, Group, Prompt, Score, StepCounts, Trajectory
+from tests.batches import random_batch
+
+
+def trajectory(mask, reward=1.0, **fields):
+    n = len(mask)
+    score = None if reward is None else Score(reward, **fields.pop("score", {}))
+    prompt = fields.pop("prompt", Prompt("p", [1], "", source="math", meta={"difficulty": 0.25}))
+    known = {"finish": Finish.STOP} | fields
+    return Trajectory(
+        prompt, list(range(1, n + 1)), [bool(m) for m in mask], [-0.5 * m for m in mask], score=score, **known
+    )
+
+
+PROMPT = Prompt("p", [1], "")
+
+
+def test_collate_by_hand():
+    groups = [
+        Group(
+            PROMPT,
+            [trajectory([0, 1, 1, 0, 1], 2.0, finish=Finish.LENGTH), trajectory([0, 1], -1.0)],
+            greedy_reward=0.5,
+        ),
+        Group(PROMPT, [trajectory([0, 0, 1], 0.0, score={"passed": 1.0, "parts": {"format": 0.5}})], greedy_reward=1.5),
+    ]
+    batch = collate(groups, pad_id=99, difficulty_key="difficulty")
+    assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5], [1, 2, 99, 99, 99], [1, 2, 3, 99, 99]]
+    assert batch.lengths.tolist() == [5, 2, 3]
+    assert batch.response_lengths.tolist() == [3, 1, 1]
+    assert batch.rollout_logprobs[0].tolist() == [0, -0.5, -0.5, 0, -0.5]
+    assert batch.turn_ids.tolist() == [[-1, 0, 0, -1, 1], [-1, 0, -1, -1, -1], [-1, -1, 0, -1, -1]]
+    assert batch.group_ids.tolist() == [0, 0, 1]
+    assert batch.rewards.tolist() == [2, -1, 0]
+    assert batch.truncated.tolist() == [True, False, False]
+    assert [math.isnan(p) for p in batch.passed.tolist()] == [True, True, False]
+    assert batch.difficulty.tolist() == [0.25] * 3
+    assert batch.greedy_rewards.tolist() == [0.5, 0.5, 1.5]
+    assert batch.reward_parts["format"].isnan().tolist() == [True, True, False]
+    assert batch.sources == ["math"] * 3
+    assert batch.process_rewards is None
+    assert batch.episode_ids is None
+
+
+def test_failed_and_unscored_trajectories_keep_their_rows():
+    group = Group(PROMPT, [trajectory([0, 1, 1], 1.0, finish=Finish.ERROR), trajectory([0, 1, 1], None)])
+    batch = collate([group], pad_id=0)
+    assert batch.members.tolist() == [False, True]
+    assert math.isnan(batch.rewards[1])
+
+
+def test_steps_of_agents_become_columns():
+    steps = [
+        trajectory([0, 1, 1], 1.0, episode="a", step=0, state="s", score={"token_rewards": [0, 0.25, 0.75]}),
+        trajectory([0, 1], 0.0, episode="a", step=1, state="t", metrics={"invalid_actions": 2.0}),
+        trajectory([0, 1], 0.0, episode="b", step=0, state="s"),
+    ]
+    batch = collate([Group(PROMPT, steps)], pad_id=0)
+    assert batch.episode_ids.tolist() == [0, 0, 1]
+    assert batch.step_ids.tolist() == [0, 1, 0]
+    assert batch.state_ids.tolist() == [0, 1, 0]
+    assert batch.process_rewards.tolist() == [[0, 0.25, 0.75], [0, 0, 0], [0, 0, 0]]
+    assert batch.invalid_actions.tolist() == [0, 2, 0]
+
+
+def test_a_missing_difficulty_names_the_row():
+    bare = trajectory([0, 1], prompt=Prompt("train:17", [1], ""))
+    with pytest.raises(UserError, match="train:17"):
+        collate([Group(PROMPT, [bare])], pad_id=0, difficulty_key="level")
+
+
+@pytest.mark.parametrize(
+    ("mask", "turns"),
+    [("0110100", [-1, 0, 0, -1, 1, -1, -1]), ("0000000", [-1] * 7), ("0111111", [-1, 0, 0, 0, 0, 0, 0])],
+)
+def test_turn_ids(mask, turns):
+    assert turn_ids(torch.tensor([[c == "1" for c in mask]])).tolist() == [turns]
+
+
+# -- plans -----------------------------------------------------------------------------------------------
+
+CASES = list(itertools.product([1, 2, 3, 5], [1, 4, 6, 13, 20], [1, 3], [1, 2]))
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def rows_of_steps(plan):
+    """[step][rank][micro-batch] of rows of the batch, -1 for dummies."""
+    return [
+        [[[shard[i] if i >= 0 else -1 for i in micro] for micro in rank.micro_batches] for shard, rank in zip(plan.shards, step, strict=True)]
+        for step in plan.steps
+    ]  # fmt: skip
+
+
+def real(step):
+    return [row for rank in step for micro in rank for row in micro if row >= 0]
+
+
+@pytest.mark.parametrize(("dp_size", "train_batch_size", "micro", "epochs"), CASES)
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_every_row_trains_once_an_epoch(dp_size, train_batch_size, micro, epochs, shuffled):
+    batch = random_batch(0)
+    n = len(batch)
+    plan = plan_steps(batch, dp_size, train_batch_size, micro, epochs, seeded() if shuffled else None)
+    steps = rows_of_steps(plan)
+    per_epoch = -(-n // train_batch_size)
+    assert len(steps) == per_epoch * epochs
+    for epoch in range(epochs):
+        mine = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(row for step in mine for row in real(step)) == list(range(n))
+        assert [len(real(step)) for step in mine] == [
+            min(train_batch_size, n - i) for i in range(0, n, train_batch_size)
+        ]
+    shipped = [row for shard in plan.shards for row in shard if row >= 0]
+    assert sorted(shipped) == list(range(n))  # each row goes to one rank, once
+    for step, planned in zip(steps, plan.steps, strict=True):
+        assert len({len(rank) for rank in step}) == 1  # the same number of collectives on every rank
+        assert all(1 <= len(rows) <= micro for rank in step for rows in rank)
+        assert (
+            max(len(rank) for rank in step) <= -(-max(len(real([rank])) for rank in step) // micro) or real(step) == []
+        )
+        counts = StepCounts(
+            int(batch.loss_mask[real(step)].sum()), int(batch.loss_mask[real(step)].any(-1).sum()), dp_size
+        )
+        assert {rank.counts for rank in planned} == {counts}
+
+
+def test_steps_do_not_depend_on_ranks_or_micro_batches():
+    batch = random_batch(1)
+    plans = [plan_steps(batch, dp, 4, micro, 3, seeded()) for dp, micro in ((1, 1), (2, 3), (3, 2))]
+    compositions = [[sorted(real(step)) for step in rows_of_steps(plan)] for plan in plans]
+    assert compositions[0] == compositions[1] == compositions[2]
+    first, second, third = (compositions[0][i : i + 4] for i in (0, 4, 8))
+    assert first != second != third  # epochs differ
+    assert compositions[0] != [sorted(real(s)) for s in rows_of_steps(plan_steps(batch, 1, 4, 1, 3, seeded(1)))]
+
+
+def test_ranks_get_even_shares_and_like_lengths_meet():
+    batch = random_batch(2, sizes=(8, 8))
+    plan = plan_steps(batch, 2, 8, 2)
+    lengths = batch.lengths
+    for step in rows_of_steps(plan):
+        assert [len(real([rank])) for rank in step] == [4, 4]
+        for rank in step:
+            assert [int(lengths[r]) for micro in rank for r in micro] == sorted((int(lengths[r]) for r in real([rank])), reverse=True)  # fmt: skip
+
+
+def test_a_rank_without_rows_gets_a_dummy_that_can_be_selected():
+    batch = random_batch(0, sizes=(3,))
+    plan = plan_steps(batch, 4, 8, 2)
+    assert plan.shards[3] == [-1]
+    shard = batch.select(plan.shards[3])
+    dummy = shard.select(plan.steps[0][3].micro_batches[0])
+    assert dummy.loss_mask.tolist() == [[False]]
+    assert dummy.attention_mask.tolist() == [[True]]
+
+
+@pytest.mark.parametrize("micro", [1, 2, 5])
+@pytest.mark.parametrize("dp_size", [1, 2, 4, 20])
+def test_forward_passes_come_back_in_order(dp_size, micro):
+    batch = random_batch(3)
+    split = split_rows(batch.lengths.tolist(), dp_size, micro)
+    assert len({len(rank) for rank in split.micro_batches}) == 1
+    columns = []
+    for shard, micros in zip(split.shards, split.micro_batches, strict=True):
+        part = batch.select(shard)
+        column = torch.zeros(part.token_ids.shape, dtype=torch.long)
+        for rows in micros:
+            small = part.select(rows).token_ids
+            for row, values in zip(rows, small, strict=True):
+                if row >= 0:
+                    column[row, : len(values)] = values
+        columns.append(column)
+    joined = join_rows(split.shards, columns, batch.token_ids.shape[1])
+    real_tokens = batch.attention_mask
+    assert torch.equal(joined * real_tokens, batch.token_ids * real_tokens)
+    per_row = [batch.select(shard).rewards for shard in split.shards]
+    assert torch.equal(join_rows(split.shards, per_row, 0), batch.rewards)
+
+
+def test_forward_work_is_spread_by_length():
+    split = split_rows([9, 1, 8, 2, 7, 3, 6, 4], 2, 8)
+    loads = [sum([9, 1, 8, 2, 7, 3, 6, 4][row] for row in shard) for shard in split.shards]
+    assert loads == [20, 20]
+
+
+def test_selecting_rows_keeps_every_column_aligned():
+    batch = random_batch(4)
+    picked = batch.select([5, -1, 0])
+    assert picked.rewards.tolist() == [float(batch.rewards[5]), float(batch.rewards[0]), float(batch.rewards[0])]
+    assert picked.reward_parts["right"].tolist() == batch.reward_parts["right"][[5, 0, 0]].tolist()
+    assert picked.sources == [batch.sources[5], batch.sources[0], batch.sources[0]]
+    assert picked.members.tolist() == [bool(batch.members[5]), False, bool(batch.members[0])]

@@ -1,0 +1,196 @@
+"""Rollout correction: weights, rejection and mismatch by hand, by the obvious version, and at 100 nats."""
+
+import math
+
+import pytest
+import torch
+
+from openrl.algorithms.off_policy import correct_rollouts, importance_weights, mismatch_metrics
+from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags, rejection_tests
+from openrl.errors import UserError
+from tests.batches import outcome_batch, random_batch
+
+
+def rows(*log_rho):
+    """Rows of sampled tokens with these log(old / rollout)."""
+    width = max(map(len, log_rho))
+    mask = torch.tensor([[False] + [i < len(r) for i in range(width)] for r in log_rho])
+    gaps = torch.tensor([[0.0] + list(r) + [0.0] * (width - len(r)) for r in log_rho], dtype=torch.float64)
+    rollout = torch.full_like(gaps, -3.0)
+    columns = {"rollout_logprobs": rollout, "old_logprobs": rollout + gaps, "loss_mask": mask}
+    return outcome_batch([0.0] * len(log_rho), list(range(len(log_rho))), tokens=width, **columns)
+
+
+def corrected(batch, **flags):
+    return correct_rollouts(batch, RolloutCorrectionFlags(enable_vllm_is_correction=True, **flags))
+
+
+def logs(*ratios):
+    return [math.log(r) for r in ratios]
+
+
+def test_tis_and_icepop_by_hand():
+    batch = rows(logs(0.4, 0.8, 6.0))
+    tis, _ = corrected(batch)
+    assert tis.is_weights[0].tolist() == pytest.approx([0, 0.5, 0.8, 5.0])
+    icepop, metrics = corrected(batch, vllm_is_correction_type="icepop")
+    assert icepop.is_weights[0].tolist() == pytest.approx([0, 0, 0.8, 0])
+    assert torch.equal(icepop.loss_mask, batch.loss_mask)  # denominators stay
+    assert metrics["is_weight_ess"] == pytest.approx(1 / 3)
+    assert metrics["is_ratio_low"] + metrics["is_ratio_high"] == pytest.approx(2 / 3)
+
+
+def test_seq_mask_tis_drops_sequences_and_keeps_weights_as_they_are():
+    batch = rows(logs(9.0, 1 / 9), logs(0.1, 0.2), logs(6.0, 7.0))
+    weights = corrected(batch, vllm_is_correction_type="seq-mask-tis")[0].is_weights
+    assert weights[:, 1:].tolist() == [pytest.approx([9, 1 / 9]), [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("level", "expected"), [("token", [2, 3, 0.5]), ("geometric", [3 ** (1 / 3)] * 3), ("sequence", [3, 3, 3])]
+)
+def test_levels_by_hand(level, expected):
+    weights = corrected(rows(logs(2.0, 3.0, 0.5)), vllm_is_level=level)[0].is_weights
+    assert weights[0, 1:].tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop"])
+@pytest.mark.parametrize("level", ["token", "geometric", "segment", "sequence"])
+def test_weights_equal_the_obvious_version(level, kind):
+    batch = random_batch(1)
+    flags = {"vllm_is_level": level, "vllm_is_correction_type": kind, "vllm_is_truncated_threshold": (0.6, 1.5)}
+    got = corrected(batch, **flags)[0].is_weights
+    gap = (batch.old_logprobs - batch.rollout_logprobs).tolist()
+    for row, t in batch.loss_mask.nonzero().tolist():
+        tokens = batch.loss_mask[row].nonzero().flatten().tolist()
+        turn = [u for u in tokens if batch.turn_ids[row, u] == batch.turn_ids[row, t]]
+        cover = {"token": [t], "geometric": tokens, "segment": turn, "sequence": tokens}[level]
+        log_weight = sum(gap[row][u] for u in cover) / (1 if level == "sequence" else len(cover))
+        weight = math.exp(log_weight)
+        expected = min(max(weight, 0.6), 1.5) if kind == "tis" else weight * (0.6 <= weight <= 1.5)
+        assert float(got[row, t]) == pytest.approx(expected)
+    assert float(got.masked_fill(batch.loss_mask, 0).abs().max()) == 0
+
+
+def test_normalised_weights_have_mean_one():
+    batch = random_batch(2)
+    weights = corrected(batch, vllm_is_batch_normalize=True)[0].is_weights
+    assert float(weights[batch.loss_mask].mean()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["tis", "icepop", "seq-mask-tis"])
+@pytest.mark.parametrize("gap", [100.0, -100.0, 1e6])
+def test_a_mismatch_of_100_nats_is_finite(gap, kind):
+    for level in ("token", "geometric", "segment", "sequence"):
+        flags = {"vllm_is_correction_type": kind, "vllm_is_level": level, "rollout_rs": REJECTION_TESTS}
+        batch, metrics = corrected(rows([gap, 0.0, gap], [0.0]), rollout_rs_threshold=("2.0",), **flags)
+        assert bool(batch.is_weights.isfinite().all())
+        assert all(math.isfinite(value) for value in metrics.values()), metrics
+        assert batch.members.tolist() == [False, True]
+
+
+# -- rejection -------------------------------------------------------------------------------------------
+
+
+def kept(batch, *tests, thresholds):
+    flags = RolloutCorrectionFlags(rollout_rs=tests, rollout_rs_threshold=thresholds)
+    return correct_rollouts(batch, flags)
+
+
+def test_token_rejection_by_hand():
+    batch, metrics = kept(rows([-1.0] * 5, [0.5] * 5), "token_k1", thresholds=("0.5_2.0",))
+    assert batch.loss_mask[:, 1:].tolist() == [[False] * 5, [True] * 5]
+    assert metrics["rejected_tokens"] == metrics["rejected_sequences"] == 0.5
+    assert batch.is_weights is None
+
+
+def test_k1_bounds_are_of_rollout_over_old():
+    lopsided = kept(rows(logs(5.0), logs(0.15)), "token_k1", thresholds=("0.1_1.2",))[0]
+    assert lopsided.members.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("test", REJECTION_TESTS)
+def test_every_test_accepts_small_and_rejects_large_divergence(test):
+    batch = rows([0.01, -0.01, 0.02], [2.5, 2.0, 3.0], [-2.5, -2.0, -3.0])
+    assert kept(batch, test, thresholds=("1.1",))[0].members.tolist() == [True, False, False]
+
+
+def test_a_sequence_falls_with_its_mean_its_sum_or_its_worst_token():
+    batch = rows(logs(2.0, 0.5, 1.0), logs(1.4, 1.4, 1.4))
+    verdicts = {
+        ("seq_mean_k1", "1.3"): [True, False],
+        ("seq_sum_k1", "2.5"): [True, False],
+        ("seq_mean_k1", "1.5"): [True, True],
+        ("seq_max_k2", "0.1"): [False, True],  # log(2)^2 / 2 = 0.24, log(1.4)^2 / 2 = 0.057
+        ("seq_max_k3", "0.2"): [False, True],  # 0.31 and 0.064
+        ("seq_sum_k2", "0.2"): [False, True],
+    }
+    for (test, threshold), expected in verdicts.items():
+        assert kept(batch, test, thresholds=(threshold,))[0].members.tolist() == expected, test
+
+
+def test_chained_tests_must_all_pass():
+    batch = rows(logs(2.0, 0.5), logs(1.4, 1.4), logs(1.0, 1.0))
+    both = kept(batch, "seq_mean_k1", "seq_max_k2", thresholds=("1.3", "0.1"))[0]
+    assert both.members.tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("names", "thresholds", "complaint"),
+    [
+        (("token_k4",), ("2",), "no such test"),
+        (("seq_max_k1",), ("2",), "no such test"),
+        (("token_k1",), ("2_0.5",), "does not fit"),
+        (("token_k1",), ("0.5",), "does not fit"),
+        (("token_k2",), ("0.5_2",), "does not fit"),
+        (("token_k2",), ("much",), "does not fit"),
+        (("token_k1", "token_k2", "token_k3"), ("2", "1"), "2 values for 3 tests"),
+        (("token_k1",), (), "0 values for 1 tests"),
+    ],
+)
+def test_bad_rejection_flags(names, thresholds, complaint):
+    with pytest.raises(UserError, match=complaint):
+        rejection_tests(RolloutCorrectionFlags(rollout_rs=names, rollout_rs_threshold=thresholds))
+
+
+def test_one_number_bounds_both_sides():
+    (test,) = rejection_tests(RolloutCorrectionFlags(rollout_rs=("seq_mean_k1",), rollout_rs_threshold=("2",)))
+    assert (test.level, test.estimator) == ("seq_mean", "k1")
+    assert (test.low, test.high) == pytest.approx((-math.log(2), math.log(2)))
+
+
+# -- mismatch --------------------------------------------------------------------------------------------
+
+
+def test_equal_policies_have_no_mismatch():
+    metrics = correct_rollouts(rows([0.0, 0.0], [0.0]), RolloutCorrectionFlags())[1]
+    assert metrics.pop("ess") == metrics.pop("ppl_ratio") == 1
+    assert set(metrics.values()) == {0.0}
+
+
+def test_mismatch_by_hand():
+    batch = rows(logs(2.0, 0.5), logs(4.0))
+    metrics = mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+    assert metrics["kl"] == pytest.approx(-math.log(4) / 3)
+    assert metrics["k3_kl"] == pytest.approx((2 - 1 - math.log(2) + 0.5 - 1 + math.log(2) + 3 - math.log(4)) / 3)
+    assert metrics["ppl_ratio"] == pytest.approx((1 + 0.25) / 2)
+    assert metrics["chi2_token"] == pytest.approx((4 + 0.25 + 16) / 3 - 1)
+    assert metrics["chi2_sequence"] == pytest.approx((1 + 16) / 2 - 1)
+    assert metrics["ess"] == pytest.approx((6.5 / 3) ** 2 / (20.25 / 3))
+    assert metrics["logprob_gap_max"] == pytest.approx(math.log(4))
+    assert metrics["prob_gap_max"] == pytest.approx(3 * math.exp(-3))
+
+
+def test_nothing_sampled_measures_nothing():
+    batch = rows([0.3])
+    assert mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask & False) == {}
+    empty = batch.replace(loss_mask=batch.loss_mask & False)
+    assert bool(corrected(empty)[0].is_weights.isfinite().all())
+
+
+def test_weights_carry_no_gradient():
+    batch = rows([0.3, -0.2])
+    live = batch.replace(old_logprobs=batch.old_logprobs.clone())
+    flags = RolloutCorrectionFlags(enable_vllm_is_correction=True)
+    weights = importance_weights(live.old_logprobs - live.rollout_logprobs, live.loss_mask, live.turn_ids, flags)
+    assert not weights.requires_grad
