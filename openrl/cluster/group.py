@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -178,7 +178,7 @@ async def iterate(items: Any) -> AsyncGenerator[Any]:
 async def gather_ranks(
     role: str,
     method: str,
-    pending: dict[int, Awaitable[Any]],
+    pending: Mapping[int, Awaitable[Any]],
     timeout: float | None,
     describe: Callable[[int], str] = lambda rank: "",
 ) -> list[Any]:
@@ -195,8 +195,8 @@ async def gather_ranks(
         await asyncio.wait(tasks.values(), timeout=timeout or None, return_when=asyncio.FIRST_EXCEPTION)
         if any(task.done() and task.exception() for task in tasks.values()):
             await asyncio.wait(tasks.values(), timeout=1.0)
-            errors = [task.exception() for task in tasks.values() if task.done() and task.exception()]
-            raise min(errors, key=lambda error: not isinstance(error, WorkerDied))  # type: ignore[type-var]
+            errors = [error for task in tasks.values() if task.done() and (error := task.exception())]
+            raise min(errors, key=lambda error: not isinstance(error, WorkerDied))
         missing = [rank for rank, task in tasks.items() if not task.done()]
         if missing:
             details = "".join(f"\n  {line}" for rank in missing if (line := describe(rank)))

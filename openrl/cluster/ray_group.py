@@ -59,7 +59,8 @@ class PlainHost:
         """Items of a generator. An error ends the stream and waits for ``ended``: as an item it would
         travel on, inside a handle, and be raised in the wrong place."""
         try:
-            for item in getattr(self._worker, method)(*args):  # not yield from: Ray drives us by send()
+            # not yield from: Ray drives this generator by send(), which not every iterator has
+            for item in getattr(self._worker, method)(*args):  # noqa: UP028
                 yield item
         except Exception as error:
             self._failed[key] = error
@@ -69,7 +70,7 @@ class PlainHost:
         if key in self._failed:
             raise self._failed.pop(key)
 
-    def close(self) -> None:
+    def close(self) -> Any:
         if hasattr(self._worker, "close"):
             self._worker.close()
 

@@ -1,0 +1,234 @@
+"""The text of --dry_run: where ranks go, how a rollout is cut, what memory it takes. Starts nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass, fields
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from openrl.cluster.placement import ENGINES, PlacementPlan, plan_placement, role_requests, text_table
+from openrl.cluster.ray_cluster import cluster_address, this_machine
+from openrl.config import derived
+from openrl.config.commands import PPOConfig
+from openrl.config.learning import DeepSpeedFlags, RolloutBatchFlags
+from openrl.config.rollout import PlacementFlags
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec, engine_spec
+from openrl.trainer.prepare import Inputs
+from openrl.trainer.roles import RoleModel, role_models
+
+BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+FP32 = 4
+
+
+def describe(config: PPOConfig, inputs: Inputs) -> str:
+    """Placement, batch arithmetic and memory estimate of a run. UserError if a model's config does not load."""
+    models = role_models(config)
+    plan = plan_placement(role_requests(config.placement, config.engine, models), inputs.device, [this_machine()])
+    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, inputs.device)
+    memory = memory_by_role(config, models, plan, spec)
+    batch = batch_rows(config.batch, len(inputs.prompts), plan)
+    parts = [
+        *(report.line() for report in inputs.reports),
+        plan.render(),
+        *placement_remarks(config.placement, plan),
+        text_table("Batches", ("", "count", ""), batch),
+        memory_table(memory, plan),
+        "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
+    ]
+    return "\n\n".join(parts)
+
+
+def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
+    """What stands in the way of the plan, or what to know about it."""
+    if address := cluster_address(flags):
+        return [f"The cluster at {address} was not asked; this is the plan for nodes like this machine."]
+    if plan.device == "cpu":
+        return plan.notes(os.cpu_count() or 1)
+    return [f"Does not fit this machine: {problem}." for problem in plan.problems([this_machine()])]
+
+
+# -- batches ------------------------------------------------------------------------------------------------
+
+
+def batch_rows(batch: RolloutBatchFlags, n_prompts: int, plan: PlacementPlan) -> list[tuple[str, str, str]]:
+    """(what, count, how it comes about) from the prompts of a step to the optimizer steps of the run."""
+    ranks = len(plan.rows["actor"])
+    samples = derived.samples_per_step(batch)
+    steps = derived.total_steps(batch, n_prompts)
+    trained, scored = micro_batches(batch, ranks)
+    return [
+        ("prompts per step", f"{batch.rollout_batch_size:,}", f"of {n_prompts:,}, {batch.num_episodes} times"),
+        ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
+        (
+            "optimizer steps per step",
+            f"{derived.optimizer_steps_per_rollout(batch):,}",
+            f"of {batch.train_batch_size} samples, {batch.max_epochs} times over",
+        ),
+        (
+            "micro-batches per rank and optimizer step",
+            f"{trained:,}",
+            f"of {batch.micro_train_batch_size} samples on {ranks} ranks",
+        ),
+        (
+            "micro-batches per rank and forward-only pass",
+            f"{scored:,}",
+            f"of {batch.micro_rollout_batch_size} samples on {ranks} ranks",
+        ),
+        ("steps", f"{steps:,}", "--max_steps" if batch.max_steps > 0 else "all episodes"),
+        ("optimizer steps in all", f"{derived.total_optimizer_steps(batch, n_prompts):,}", ""),
+        ("samples in all", f"{steps * samples:,}", ""),
+    ]
+
+
+def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
+    """Micro-batches that each rank runs: (in one optimizer step, in one forward-only pass over the rollout)."""
+    step = min(batch.train_batch_size, derived.samples_per_step(batch))
+    return (
+        math.ceil(math.ceil(step / ranks) / batch.micro_train_batch_size),
+        math.ceil(math.ceil(derived.samples_per_step(batch) / ranks) / batch.micro_rollout_batch_size),
+    )
+
+
+# -- memory -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """The sizes of a language model that memory depends on."""
+
+    parameters: int  # tied weights once
+    backbone: int  # parameters without the output head
+    hidden: int
+    layers: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that one rank holds, by what they are for."""
+
+    weights: int
+    gradients: int = 0
+    masters: int = 0
+    moments: int = 0
+    logits: int = 0
+    cache: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
+    """Sizes from a model's config alone; no weight is read or allocated."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: its config does not load as a language model: {error}") from error
+    text = config.get_text_config()
+    heads = text.num_attention_heads
+    return ModelShape(
+        parameters=sum(p.numel() for p in model.parameters()),
+        backbone=sum(p.numel() for p in model.base_model.parameters()),
+        hidden=text.hidden_size,
+        layers=text.num_hidden_layers,
+        kv_heads=getattr(text, "num_key_value_heads", None) or heads,
+        head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
+        vocabulary=text.vocab_size,
+    )
+
+
+def memory_by_role(
+    config: PPOConfig, models: dict[str, RoleModel], plan: PlacementPlan, spec: EngineSpec
+) -> dict[str, Memory]:
+    """What one rank of each role holds."""
+    shapes = {path: model_shape(path, config.model.trust_remote_code) for path in {m.path for m in models.values()}}
+    result = {}
+    for role, model in models.items():
+        shape = shapes[model.path]
+        micro = config.batch.micro_train_batch_size if model.rate else config.batch.micro_rollout_batch_size
+        result[role] = model_memory(
+            shape,
+            model,
+            config.model.param_dtype,
+            config.deepspeed,
+            len(plan.rows[role]),
+            micro * derived.max_model_len(config.sampling),
+        )
+    result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, config.engine.rollout_backend)
+    return result
+
+
+def model_memory(
+    shape: ModelShape, model: RoleModel, dtype: str, flags: DeepSpeedFlags, ranks: int, micro_batch_tokens: int
+) -> Memory:
+    """One rank of a model under DeepSpeed.
+
+    Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the weights
+    (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are their own masters.
+    Logits exist for one chunk of tokens at a time, in fp32, with their gradient where one is taken.
+    """
+    parameters = shape.parameters if model.kind == "logprobs" else shape.backbone + shape.hidden
+    stage = flags.zero_stage
+    weights = parameters * BYTES[dtype] // (ranks if stage == 3 else 1)
+    chunk = min(flags.logits_chunk_size or micro_batch_tokens, micro_batch_tokens)
+    logits = chunk * shape.vocabulary * FP32 if model.kind == "logprobs" else 0
+    if model.rate is None:
+        return Memory(weights, logits=logits)
+    shard = parameters // (ranks if stage >= 1 else 1)
+    return Memory(
+        weights=weights,
+        gradients=parameters * FP32 // (ranks if stage >= 2 else 1),
+        masters=0 if stage == 0 and dtype == "fp32" else shard * FP32,
+        moments=2 * shard * FP32,
+        logits=2 * logits,
+    )
+
+
+def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
+    """One engine: its copy of the weights, and the key-value cache that vLLM sets aside for good."""
+    weights = shape.parameters * BYTES[spec.dtype]
+    if backend != "vllm":
+        return Memory(weights)
+    if spec.device == "cpu":
+        return Memory(weights, cache=int(spec.kv_cache_gb * 2**30))
+    share = int(torch.cuda.get_device_properties(0).total_memory * spec.gpu_memory_utilization)
+    return Memory(weights, cache=max(share - weights, 0))
+
+
+def memory_table(memory: dict[str, Memory], plan: PlacementPlan) -> str:
+    """One row per role, in bytes per rank; on one machine without GPUs the ranks' sum beside what it has."""
+    names = [f.name for f in fields(Memory)]
+    rows = [
+        (role, str(len(plan.rows[role])), *(size(getattr(m, name)) for name in names), size(m.total))
+        for role, m in memory.items()
+    ]
+    table = text_table("Memory per rank, estimated", ("role", "ranks", *names, "sum"), rows)
+    if plan.device == "cpu":
+        total = sum(m.total * len(plan.rows[role]) for role, m in memory.items())
+        table += f"\nAll ranks: {size(total)}; this machine has {size(machine_memory())}."
+    return table
+
+
+def machine_memory() -> int:
+    """Bytes of main memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def size(count: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    if count == 0:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from openrl.cluster.placement import RoleRequest, plan_placement
+from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec
+from openrl.trainer.plan import (
+    Memory,
+    ModelShape,
+    batch_rows,
+    engine_memory,
+    micro_batches,
+    model_memory,
+    model_shape,
+    size,
+)
+from openrl.trainer.roles import RoleModel
+from tests.tiny import tiny_model_dir
+
+SHAPE = ModelShape(parameters=1000, backbone=800, hidden=10, layers=2, kv_heads=1, head_dim=5, vocabulary=20)
+POLICY = RoleModel("logprobs", "", LearningRateFlags())
+REFERENCE = RoleModel("logprobs", "")
+CRITIC = RoleModel("values", "", LearningRateFlags())
+
+
+def memory(model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8) -> Memory:
+    return model_memory(SHAPE, model, dtype, DeepSpeedFlags(zero_stage=stage, logits_chunk_size=chunk), ranks, 64)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "stage", "ranks", "weights", "gradients", "masters", "moments"),
+    [
+        ("fp32", 0, 2, 4000, 4000, 0, 8000),  # the weights are their own masters
+        ("bf16", 0, 2, 2000, 4000, 4000, 8000),
+        ("bf16", 1, 2, 2000, 4000, 2000, 4000),
+        ("bf16", 2, 2, 2000, 2000, 2000, 4000),
+        ("bf16", 3, 2, 1000, 2000, 2000, 4000),
+        ("fp32", 3, 4, 1000, 1000, 1000, 2000),
+        ("bf16", 3, 1, 2000, 4000, 4000, 8000),
+    ],
+)
+def test_each_zero_stage_shards_one_thing_more(dtype, stage, ranks, weights, gradients, masters, moments):
+    # logits: 8 tokens * 20 words * 4 bytes, and as much for their gradient
+    expected = Memory(weights, gradients, masters, moments, logits=1280)
+    assert memory(POLICY, dtype, stage, ranks) == expected
+
+
+def test_models_that_are_only_evaluated_hold_weights_alone():
+    assert memory(REFERENCE, "bf16", 2, 2) == Memory(2000, logits=640)
+    assert memory(REFERENCE, "bf16", 3, 2) == Memory(1000, logits=640)
+
+
+def test_scalar_models_have_a_head_of_one_row_and_no_logits():
+    assert memory(CRITIC, "bf16", 0, 1) == Memory(1620, 3240, 3240, 6480)
+
+
+def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
+    assert memory(REFERENCE, "bf16", 0, 1, chunk=0).logits == 64 * 20 * 4
+    assert memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4  # never more than there are
+
+
+def test_an_engine_holds_weights_and_its_cache():
+    spec = EngineSpec("m", dtype="fp32", kv_cache_gb=0.5)
+    assert engine_memory(SHAPE, spec, "vllm") == Memory(4000, cache=2**29)
+    assert engine_memory(SHAPE, spec, "hf") == Memory(4000)
+
+
+def test_micro_batches_round_up_per_rank():
+    batch = RolloutBatchFlags(
+        rollout_batch_size=10, n_samples_per_prompt=3, train_batch_size=12, micro_train_batch_size=4,
+        micro_rollout_batch_size=8,
+    )  # fmt: skip
+    assert micro_batches(batch, ranks=1) == (3, 4)  # 12 / 4, 30 / 8
+    assert micro_batches(batch, ranks=2) == (2, 2)  # 6 / 4, 15 / 8
+
+
+def test_batch_arithmetic_from_prompts_to_optimizer_steps():
+    batch = RolloutBatchFlags(
+        rollout_batch_size=8, n_samples_per_prompt=4, train_batch_size=16, micro_train_batch_size=4,
+        micro_rollout_batch_size=8, num_episodes=2, max_epochs=3,
+    )  # fmt: skip
+    plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
+    assert [(what, count) for what, count, _ in batch_rows(batch, 41, plan)] == [
+        ("prompts per step", "8"),
+        ("samples per step", "32"),
+        ("optimizer steps per step", "6"),  # 32 / 16, three times over
+        ("micro-batches per rank and optimizer step", "2"),  # 16 / 2 / 4
+        ("micro-batches per rank and forward-only pass", "2"),  # 32 / 2 / 8
+        ("steps", "11"),  # 82 prompts in eights
+        ("optimizer steps in all", "66"),
+        ("samples in all", "352"),
+    ]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_shapes_come_from_the_config_and_equal_the_model(tmp_path, tied):
+    path = str(tiny_model_dir(tmp_path, tied=tied))
+    model = AutoModelForCausalLM.from_pretrained(path)
+    shape = model_shape(path, trust_remote_code=False)
+    assert shape.parameters == model.num_parameters()
+    assert shape.backbone == model.model.num_parameters()
+    assert (shape.parameters == shape.backbone) is tied
+    assert shape.vocabulary == model.get_output_embeddings().weight.shape[0]
+    cache = model(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values.layers
+    assert (len(cache), *cache[0].keys.shape[1::2]) == (shape.layers, shape.kv_heads, shape.head_dim)
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(UserError, match="no-such-model: its config does not load"):
+        model_shape(str(tmp_path / "no-such-model"), trust_remote_code=False)
+
+
+def test_sizes_for_people():
+    assert [size(n) for n in (0, 1000, 1536, 3 * 2**20, 5 * 2**40)] == [
+        "-",
+        "1000 B",
+        "1.5 KiB",
+        "3.0 MiB",
+        "5120.0 GiB",
+    ]
