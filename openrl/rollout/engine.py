@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
+from openrl.config.model import Dtype, ModelFlags
+from openrl.config.rollout import EngineFlags, SamplingFlags
+from openrl.config.run import DebugFlags
+from openrl.errors import UserError
 from openrl.types import Completion, Sampling
 from openrl.weights.buckets import Bucket
 
@@ -15,16 +20,93 @@ class RolloutEngine(Protocol):
     """Version of the weights that now generate; 0 before the first sync."""
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
-        """Continue ``token_ids``. Requests run concurrently; the engine batches them as they come."""
+        """Continue ``token_ids``. Requests run concurrently; the engine batches them as they come.
+
+        Log-probs are those of the distribution that was sampled: after temperature, top_k, top_p and the rest; at
+        temperature 0 (greedy) those of temperature 1. An end-of-text token or the token that completes a stop text is
+        the last of the completion. Raises UserError if the prompt leaves no room for a token.
+        """
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
-        """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks."""
+        """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks.
+
+        Takes at most ``max_model_len - 1`` tokens.
+        """
 
     async def load_bucket(self, bucket: Bucket) -> None:
         """Take one bucket of new weights. Nothing changes for generation until ``finish_sync``."""
 
     async def finish_sync(self, version: int) -> int:
-        """Switch to the buckets received, drop cached prefixes, return the version now in force."""
+        """Switch to the buckets received, drop cached prefixes, return the version now in force.
+
+        Raises UserError if the buckets do not hold the whole model, by name. An engine that could not keep
+        its old weights then refuses every later request.
+        """
 
     async def close(self) -> None:
         """Free everything; no request is running."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """All that an engine is told when it starts."""
+
+    model: str  # directory or Hugging Face name
+    dtype: Dtype = "bf16"
+    device: Literal["cpu", "cuda"] = "cpu"
+    max_model_len: int = 2048  # tokens of prompt and response together
+    seed: int = 0  # of requests that bring none
+    max_num_seqs: int | None = None  # sequences decoded at a time; None: the engine's default
+    gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
+    kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
+    engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
+    enforce_eager: bool = False
+    enable_prefix_caching: bool = False
+    trust_remote_code: bool = False
+    deterministic: bool = False
+    """Equal requests give equal bits, in whatever order and company they arrive. Kernels sum in an order that depends
+    on the size of the batch, so each request runs alone and prefixes are not shared: exact, and slower."""
+
+
+def engine_spec(
+    model: ModelFlags, engine: EngineFlags, sampling: SamplingFlags, debug: DebugFlags, device: Literal["cpu", "cuda"]
+) -> EngineSpec:
+    """The spec that a run's flags ask for; on a CPU all engines are taken to share one machine."""
+    return EngineSpec(
+        model=model.pretrain,
+        dtype=model.param_dtype,
+        device=device,
+        max_model_len=sampling.prompt_max_len + sampling.generate_max_len,
+        seed=debug.seed,
+        max_num_seqs=engine.vllm_max_num_seqs,
+        gpu_memory_utilization=engine.vllm_gpu_memory_utilization,
+        engines_per_machine=engine.vllm_num_engines,
+        enforce_eager=engine.enforce_eager,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        trust_remote_code=model.trust_remote_code,
+        deterministic=debug.full_determinism,
+    )
+
+
+async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
+    """An engine that is ready for requests. ``backend`` is a value of --rollout_backend; only its library is imported."""
+    if backend == "vllm":
+        from openrl.rollout.vllm_engine import VLLMEngine
+
+        return await VLLMEngine.start(spec)
+    if backend == "hf":
+        from openrl.rollout.hf_engine import HFEngine
+
+        return await HFEngine.start(spec)
+    raise ValueError(f"unknown rollout backend {backend!r}")
+
+
+def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:
+    """New tokens a request may have: ``max_tokens``, or less if the model length ends before."""
+    room = max_model_len - len(token_ids)
+    if not token_ids or room < 1:
+        raise UserError(
+            f"a prompt of {len(token_ids)} tokens cannot be continued by an engine of {max_model_len} tokens",
+            "--prompt_max_len and --generate_max_len: the engine takes their sum",
+        )
+    return min(sampling.max_tokens, room)

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from openrl.types import WeightManifest
 
+_ALIGNMENT = 16  # bytes; every tensor starts at a multiple, so that it can be viewed in place in any dtype
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -19,13 +21,18 @@ class Bucket:
     data: Tensor  # (bytes,) uint8, on the CPU
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors, as views of ``data``."""
-        offset = 0
-        for name, dtype, shape in zip(self.manifest.names, self.manifest.dtypes, self.manifest.shapes, strict=True):
+        """The named tensors, as views of ``data``. Raises ValueError if ``data`` is too short or too long."""
+        end = 0
+        manifest = self.manifest
+        for name, dtype, shape in zip(manifest.names, manifest.dtypes, manifest.shapes, strict=True):
             kind = getattr(torch, dtype)
-            size = int(torch.Size(shape).numel()) * kind.itemsize
-            yield name, self.data[offset : offset + size].clone().view(kind).view(shape)
-            offset += size
+            start = _aligned(end)
+            end = start + torch.Size(shape).numel() * kind.itemsize
+            if end > self.data.numel():
+                break
+            yield name, self.data[start:end].view(kind).view(shape)
+        if end != self.data.numel():
+            raise ValueError(f"bucket of {self.data.numel()} bytes does not hold what its manifest names")
 
 
 def fill_buckets(weights: Iterable[tuple[str, Tensor]], version: int, bucket_bytes: int) -> Iterator[Bucket]:
@@ -40,16 +47,27 @@ def fill_buckets(weights: Iterable[tuple[str, Tensor]], version: int, bucket_byt
             yield _flatten(pending, version)
             pending, size = [], 0
         pending.append((name, tensor.detach()))
-        size += tensor.nbytes
+        size = _aligned(size) + tensor.nbytes
     if pending:
         yield _flatten(pending, version)
 
 
 def _flatten(named: list[tuple[str, Tensor]], version: int) -> Bucket:
+    starts, end = [], 0
+    for _, tensor in named:
+        starts.append(_aligned(end))
+        end = starts[-1] + tensor.nbytes
+    data = torch.zeros(end, dtype=torch.uint8)
+    for start, (_, tensor) in zip(starts, named, strict=True):
+        data[start : start + tensor.nbytes].copy_(tensor.contiguous().view(-1).view(torch.uint8))
     manifest = WeightManifest(
         version=version,
-        names=tuple(n for n, _ in named),
-        dtypes=tuple(str(t.dtype).removeprefix("torch.") for _, t in named),
-        shapes=tuple(tuple(t.shape) for _, t in named),
+        names=tuple(name for name, _ in named),
+        dtypes=tuple(str(tensor.dtype).removeprefix("torch.") for _, tensor in named),
+        shapes=tuple(tuple(tensor.shape) for _, tensor in named),
     )
-    return Bucket(manifest, torch.cat([t.contiguous().view(-1).view(torch.uint8).cpu() for _, t in named]))
+    return Bucket(manifest, data)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,194 @@
+"""transformers as the rollout engine: the trainer's own implementation, for models vLLM lacks and for checks."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.sampler import draw
+from openrl.types import Completion, Finish, Sampling
+from openrl.weights.buckets import Bucket
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_MAX_NUM_SEQS = 64
+
+
+@dataclass(eq=False)
+class _Request:
+    """One completion in the making."""
+
+    prompt: list[int]
+    sampling: Sampling
+    room: int  # new tokens it may have
+    generator: torch.Generator
+    reply: asyncio.Future[tuple[list[int], list[float], Finish]]
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+
+class HFEngine:
+    """``RolloutEngine`` over a model of transformers.
+
+    Waiting requests are decoded together until the last of them ends; later ones form the next batch. The model runs in
+    one thread of its own, which also loads weights, so that the event loop stays free and nothing overlaps.
+    """
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.policy_version = 0
+        self._spec = spec
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
+        self._seeds = random.Random(spec.seed)
+        self._waiting: list[_Request] = []
+        self._decoding: asyncio.Task[None] | None = None
+        self._received: list[Bucket] = []
+
+    @classmethod
+    async def start(cls, spec: EngineSpec) -> HFEngine:
+        engine = cls(spec)
+        await engine._in_thread(engine._load_model)
+        return engine
+
+    def _load_model(self) -> None:
+        spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
+        self._tokenizer = AutoTokenizer.from_pretrained(spec.model, **remote)
+        model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=_DTYPES[spec.dtype], **remote)
+        self._model = model.to(spec.device).eval()
+        self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
+
+    # -- requests -----------------------------------------------------------------------------------
+
+    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        room = room_for(token_ids, sampling, self._spec.max_model_len)
+        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
+        generator = torch.Generator().manual_seed(seed)
+        request = _Request(list(token_ids), sampling, room, generator, asyncio.get_running_loop().create_future())
+        self._waiting.append(request)
+        if self._decoding is None or self._decoding.done():
+            self._decoding = asyncio.create_task(self._decode_waiting())
+        oldest = self.policy_version
+        tokens, logprobs, finish = await request.reply
+        return Completion(tokens, logprobs, finish, (oldest, self.policy_version))
+
+    async def _decode_waiting(self) -> None:
+        """Batch after batch, until nobody waits. A failing batch fails its requests, not the engine."""
+        limit = 1 if self._spec.deterministic else self._spec.max_num_seqs or _MAX_NUM_SEQS
+        await asyncio.sleep(0)  # requests that start together go together
+        while self._waiting:
+            batch, self._waiting = self._waiting[:limit], self._waiting[limit:]
+            batch = [request for request in batch if not request.reply.done()]  # its caller gave up
+            try:
+                await self._in_thread(self._decode, batch, asyncio.get_running_loop())
+            except Exception as error:
+                for request in batch:
+                    if not request.reply.done():
+                        request.reply.set_exception(error)
+
+    @torch.inference_mode()
+    def _decode(self, batch: list[_Request], loop: asyncio.AbstractEventLoop) -> None:
+        """Sample every request of a left-padded batch to its end; finished rows leave the batch and its cache."""
+        if not batch:
+            return
+        device, width = self._spec.device, max(len(r.prompt) for r in batch)
+        mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch], device=device)
+        tokens = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in batch], device=device)
+        cache = DynamicCache(config=self._model.config)
+        while batch:
+            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+            logits = self._model(
+                input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+            ).logits[:, -1]
+            going = []
+            for row, (request, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
+                finish = self._extend(request, row_logits)
+                if finish is None:
+                    going.append(row)
+                else:
+                    loop.call_soon_threadsafe(_answer, request, finish)
+            if len(going) < len(batch):
+                batch = [batch[row] for row in going]
+                cache.batch_select_indices(torch.tensor(going, dtype=torch.long, device=device))
+                mask = mask[going]
+            tokens = torch.tensor([[r.tokens[-1]] for r in batch], device=device)
+            mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
+
+    def _extend(self, request: _Request, logits: Tensor) -> Finish | None:
+        """Draw one more token; why the request ends with it, or None."""
+        seen = torch.tensor(request.prompt + request.tokens)
+        token, logprob = draw(logits, seen, request.sampling, request.generator)
+        request.tokens.append(token)
+        request.logprobs.append(logprob)
+        if token in self._eos and not request.sampling.ignore_eos:
+            return Finish.STOP
+        if request.sampling.stop:
+            text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
+            if any(stop in text for stop in request.sampling.stop):
+                return Finish.STOP
+        return Finish.LENGTH if len(request.tokens) >= request.room else None
+
+    async def logprobs(self, token_ids: list[int]) -> list[float]:
+        room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
+        return await self._in_thread(self._score, list(token_ids))
+
+    @torch.inference_mode()
+    def _score(self, token_ids: list[int]) -> list[float]:
+        ids = torch.tensor([token_ids], device=self._spec.device)
+        logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+        return [0.0, *logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()]
+
+    # -- weights ------------------------------------------------------------------------------------
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        self._received.append(bucket)
+
+    async def finish_sync(self, version: int) -> int:
+        received, self._received = self._received, []
+        await self._in_thread(self._switch, received)
+        self.policy_version = version
+        return version
+
+    def _switch(self, received: list[Bucket]) -> None:
+        """Build the model anew from checkpoint names, through transformers' own renaming and tying."""
+        state = {
+            name: tensor.clone() for bucket in received for name, tensor in bucket.tensors()
+        }  # buckets are borrowed
+        model, report = type(self._model).from_pretrained(
+            None,
+            config=self._model.config,
+            state_dict=state,
+            dtype=_DTYPES[self._spec.dtype],
+            output_loading_info=True,
+        )
+        if wrong := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
+            raise UserError(
+                f"weight sync does not fit the model: {wrong}", "weights must carry the names of the checkpoint"
+            )
+        self._model = model.to(self._spec.device).eval()
+
+    async def close(self) -> None:
+        if self._decoding is not None:
+            self._decoding.cancel()
+        self._thread.shutdown(wait=True)
+
+    async def _in_thread(self, function: Any, *args: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+
+
+def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
+    """The tokenizer's end of text and those of generation_config.json: chat models often have two."""
+    listed = getattr(generation, "eos_token_id", None)
+    ids = listed if isinstance(listed, list) else [listed]
+    return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)
+
+
+def _answer(request: _Request, finish: Finish) -> None:
+    if not request.reply.done():
+        request.reply.set_result((request.tokens, request.logprobs, finish))

@@ -1,0 +1,185 @@
+"""vLLM as the rollout engine: its scheduler and worker run in processes of their own. The only home of vLLM."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import Any
+
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec, room_for
+from openrl.types import Completion, Finish, Sampling
+from openrl.weights.buckets import Bucket
+from openrl.weights.shared_memory import BucketFile, BucketFiles
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+_NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
+
+
+def _set_environment(spec: EngineSpec) -> None:
+    """What vLLM takes from the environment alone. Must run before its first import; a user's own values win."""
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR" if spec.device == "cpu" else "WARNING",
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
+    if spec.device == "cpu":
+        # vLLM's own binding puts every engine of a machine on the same cores, so we count threads instead. One core
+        # stays for the scheduler: the process that steps the worker, and idles only while it computes.
+        cores = len(os.sched_getaffinity(0)) - 1
+        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+        defaults["OMP_NUM_THREADS"] = str(max(1, cores // spec.engines_per_machine))
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+class VLLMEngine:
+    """``RolloutEngine`` over ``AsyncLLM``. One request per sample, each with its own id and seed."""
+
+    def __init__(self, spec: EngineSpec, llm: Any) -> None:
+        self.policy_version = 0
+        self._spec, self._llm = spec, llm
+        self._ids = itertools.count()
+        self._files = BucketFiles()
+        self._received: list[BucketFile] = []
+        self._names: frozenset[str] | None = None  # of the first sync; every later one brings the same
+        self._broken = ""  # why this engine cannot generate any more
+
+    @classmethod
+    async def start(cls, spec: EngineSpec) -> VLLMEngine:
+        """Load the model and wait until it is ready; the event loop stands still meanwhile (20 s and more)."""
+        _set_environment(spec)
+        from vllm import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        cpu = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)} if spec.device == "cpu" else {}
+        max_num_seqs = 1 if spec.deterministic else spec.max_num_seqs
+        arguments = AsyncEngineArgs(
+            model=spec.model,
+            dtype=_DTYPES[spec.dtype],
+            max_model_len=spec.max_model_len,
+            seed=spec.seed,
+            gpu_memory_utilization=spec.gpu_memory_utilization,
+            # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync would not reach them
+            enforce_eager=spec.enforce_eager or spec.device == "cpu",
+            enable_prefix_caching=spec.enable_prefix_caching and not spec.deterministic,
+            trust_remote_code=spec.trust_remote_code,
+            logprobs_mode="processed_logprobs",
+            worker_extension_cls="openrl.rollout.vllm_worker.WeightSyncExtension",
+            disable_log_stats=True,
+            use_tqdm_on_load=False,
+            **cpu,
+            **({"max_num_seqs": max_num_seqs} if max_num_seqs else {}),
+        )
+        try:
+            return cls(spec, AsyncLLM.from_engine_args(arguments))
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"vLLM cannot start with {spec.model}: {error}",
+                "the log above for the first error; --rollout_backend hf for models that vLLM does not know",
+            ) from error
+
+    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        params = SamplingParams(
+            max_tokens=room_for(token_ids, sampling, self._spec.max_model_len),
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+            repetition_penalty=sampling.repetition_penalty,
+            stop=list(sampling.stop),
+            include_stop_str_in_output=True,
+            ignore_eos=sampling.ignore_eos,
+            seed=sampling.seed,
+            logprobs=0,  # the sampled token's alone
+            detokenize=bool(sampling.stop),
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        oldest = self.policy_version
+        reply = (await self._run(token_ids, params)).outputs[0]
+        if reply.finish_reason not in _FINISH:
+            raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
+        sampled = list(reply.token_ids)
+        logprobs = [entry[token].logprob for token, entry in zip(sampled, reply.logprobs, strict=True)]
+        return Completion(sampled, logprobs, _FINISH[reply.finish_reason], (oldest, self.policy_version))
+
+    async def logprobs(self, token_ids: list[int]) -> list[float]:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
+        params = SamplingParams(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        entries = (await self._run(token_ids, params)).prompt_logprobs
+        return [0.0] + [entry[token].logprob for token, entry in zip(token_ids[1:], entries[1:], strict=True)]
+
+    async def _run(self, token_ids: list[int], params: Any) -> Any:
+        """The final output of one request. Raises RuntimeError if vLLM's processes died."""
+        from vllm import TokensPrompt
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        if self._broken:
+            raise UserError(f"this rollout engine is out of use: {self._broken}")
+        final = None
+        try:
+            prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+            async for output in self._llm.generate(prompt, params, f"openrl-{next(self._ids)}"):
+                final = output
+        except EngineDeadError as error:
+            self._broken = "a process of vLLM died; its log above says why (out of memory is the usual reason)"
+            raise RuntimeError(self._broken) from error
+        if final is None:
+            raise RuntimeError("vLLM ended a request without an output")
+        return final
+
+    # -- weights ------------------------------------------------------------------------------------
+
+    async def load_bucket(self, bucket: Bucket) -> None:
+        self._received.append(self._files.put(bucket))
+
+    async def finish_sync(self, version: int) -> int:
+        received, self._received = self._received, []
+        try:
+            names = self._check_names(received)
+            await self._load(received)
+        finally:
+            self._files.clear()
+        if self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
+            self._broken = "requests were running during a weight sync, so cached prefixes of old weights remain"
+            raise RuntimeError(self._broken)
+        self._names, self.policy_version = names, version
+        return version
+
+    def _check_names(self, received: list[BucketFile]) -> frozenset[str]:
+        """Refuse a sync that differs from the first one while the old weights are still untouched."""
+        names = frozenset(name for file in received for name in file.manifest.names)
+        known = names if self._names is None else self._names
+        for complaint, wrong in (("lacks", known - names), ("brings unknown", names - known)):
+            if wrong:
+                raise UserError(f"weight sync {complaint} tensors: {_few(sorted(wrong))}", _NAMES)
+        return names
+
+    async def _load(self, received: list[BucketFile]) -> None:
+        messages = [file.message() for file in received]
+        try:
+            reports = await self._llm.collective_rpc("openrl_load_weights", args=(messages,))
+        except Exception as error:
+            self._broken = f"vLLM could not load the synchronised weights: {error}"
+            raise UserError(self._broken, _NAMES) from error
+        if absent := sorted({name for report in reports for name in report["absent"]}):
+            self._broken = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded: {_few(absent)}"
+            raise UserError(self._broken, _NAMES)
+
+    async def close(self) -> None:
+        self._llm.shutdown()
+        self._files.clear()
+
+
+def _few(names: list[str], most: int = 20) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

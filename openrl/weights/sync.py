@@ -1,0 +1,42 @@
+"""Does the engine hold the trainer's weights? The check that follows the first sync of a run."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from openrl.errors import UserError
+
+# What is judged, and how far it may go, in nats.
+# fp32: two summation orders differ by 1e-6 to 1e-4, Gemma's soft-capped logits by up to 1e-3.
+# Half types: one rounding is 2^-9 (bf16) or 2^-12 (fp16) of a logit of order ten, and an unlikely token can move by
+# 0.5 in bf16, so only the mean can be judged: 0.01 is usual for bf16 and an eighth of it for fp16, while one stale
+# or scrambled matrix shifts the mean by 0.3 and more.
+TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.05)}
+
+
+def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, version: int) -> float:
+    """The largest gap, in nats, between the log-probs (n,) that both give to the same sampled tokens.
+
+    ``dtype`` ("fp32", "bf16", "fp16") is what both compute in, ``version`` that of the weights both should hold.
+    Raises UserError if the gap is too large for ``dtype``: the engine does not generate with the trainer's weights.
+    """
+    if engine_logprobs.shape != trainer_logprobs.shape or engine_logprobs.numel() == 0:
+        raise ValueError(
+            f"cannot compare {tuple(engine_logprobs.shape)} with {tuple(trainer_logprobs.shape)} log-probs"
+        )
+    gaps = (engine_logprobs.float() - trainer_logprobs.float()).abs()
+    found = {"largest": gaps.max().item(), "mean": gaps.mean().item()}  # both NaN if one gap is
+    judged, tolerance = TOLERANCES[dtype]
+    if found[judged] <= tolerance:
+        return found["largest"]
+    worst = int(torch.where(gaps.isnan(), torch.inf, gaps).argmax())
+    raise UserError(
+        f"after the weight sync to version {version} the rollout engine and the trainer disagree: over {gaps.numel()} "
+        f"sampled tokens their log-probs differ by {found['mean']:.2g} in the mean and {found['largest']:.2g} at most "
+        f"(allowed in {dtype}: {judged} {tolerance:g}); at the worst the engine says {engine_logprobs[worst].item():.4f}, "
+        f"the trainer {trainer_logprobs[worst].item():.4f}. Training would follow another policy than the one that "
+        "samples. Likely causes: the engine keeps an old copy of some weights (a tied output head, packed experts), reads "
+        "a name differently, or implements this architecture differently (attention scaling, rotary embedding, router)",
+        "--rollout_backend hf, which generates with the trainer's own implementation",
+    )

@@ -1,0 +1,295 @@
+"""One suite for every rollout engine: what they return is what a plain forward pass of transformers says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
+from openrl.types import Completion, Finish, Sampling
+from openrl.weights.buckets import fill_buckets
+from tests.tiny import EOS, tiny_model_dir
+
+pytestmark = pytest.mark.slow
+
+MAX_MODEL_LEN = 128
+CLOSE = 1e-4  # fp32, two implementations
+MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "tied": ({"tied": True}, {"enable_prefix_caching": True}),
+    "untied": ({"tied": False}, {"deterministic": True}),
+    "experts": ({"tied": True, "arch": "qwen3_moe"}, {}),
+}
+
+
+@dataclass
+class Bench:
+    """An engine, the directory it started from, and the weights that it should hold by now."""
+
+    engine: RolloutEngine
+    runner: asyncio.Runner
+    directory: Path
+    spec: EngineSpec
+    oracle: PreTrainedModel
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(asyncio.wait_for(work, 120))
+
+    def generate(self, prompts: list[list[int]], samplings: list[Sampling]) -> list[Completion]:
+        async def together() -> list[Completion]:
+            pairs = zip(prompts, samplings, strict=True)
+            return await asyncio.gather(*(self.engine.generate(p, s) for p, s in pairs))
+
+        return self.run(together())
+
+    def sync(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 40_000) -> int:
+        async def send() -> int:
+            for bucket in fill_buckets(weights.items(), version, bucket_bytes):
+                await self.engine.load_bucket(bucket)
+            return await self.engine.finish_sync(version)
+
+        return self.run(send())
+
+    def expected(self, prompt: list[int], tokens: list[int], sampling: Sampling) -> Tensor:
+        """Log-probs of ``tokens`` after ``prompt`` by one plain forward, the distribution cut token by token."""
+        with torch.no_grad():
+            logits = self.oracle(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
+        rows = [slow_logprobs(row, prompt + tokens[:i], sampling) for i, row in enumerate(logits)]
+        return torch.stack([row[token] for row, token in zip(rows, tokens, strict=True)])
+
+
+def slow_logprobs(logits: Tensor, seen: list[int], sampling: Sampling) -> Tensor:
+    """The sampled distribution, written out: penalty, temperature, min_p, top_k, top_p."""
+    logits = logits.clone()
+    for token in set(seen):
+        logits[token] = (
+            logits[token] / sampling.repetition_penalty
+            if logits[token] > 0
+            else logits[token] * sampling.repetition_penalty
+        )
+    logits = logits / (sampling.temperature or 1.0)
+    probs = logits.softmax(-1)
+    probs[probs < sampling.min_p * probs.max()] = 0
+    ranked = probs.argsort(descending=True).tolist()
+    kept, mass = [], 0.0
+    for rank, token in enumerate(ranked):
+        if (sampling.top_k > 0 and rank >= sampling.top_k) or mass >= sampling.top_p * probs.sum():
+            break
+        kept.append(token)
+        mass += probs[token].item()
+    out = torch.full_like(probs, -torch.inf)
+    out[kept] = (probs[kept] / probs[kept].sum()).log()
+    return out
+
+
+def checkpoint(directory: Path) -> dict[str, Tensor]:
+    return load_file(directory / "model.safetensors")
+
+
+def prompts_of(count: int, seed: int) -> list[list[int]]:
+    """Prompts of 1 to 40 ordinary tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 41, (count,), generator=generator).tolist()
+    return [torch.randint(4, 66, (n,), generator=generator).tolist() for n in lengths]
+
+
+def new_weights(bench: Bench, tmp_path: Path, seed: int) -> tuple[dict[str, Tensor], PreTrainedModel]:
+    """Other random weights for the bench's model, as a checkpoint names them, and the model that has them."""
+    shape = next(fields for name, (fields, _) in MODELS.items() if name == bench.directory.parent.name)
+    path = tiny_model_dir(tmp_path, seed=seed, **shape)
+    return checkpoint(path), AutoModelForCausalLM.from_pretrained(path)
+
+
+@pytest.fixture(scope="module", params=[(b, m) for b in ("hf", "vllm") for m in MODELS], ids="-".join)
+def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    backend, name = request.param
+    shape, options = MODELS[name]
+    home = tmp_path_factory.mktemp("models") / name
+    home.mkdir()
+    directory = tiny_model_dir(home, **shape)
+    spec = EngineSpec(str(directory), dtype="fp32", max_model_len=MAX_MODEL_LEN, **options)
+    with asyncio.Runner() as runner:
+        engine = runner.run(start_engine(backend, spec))
+        yield Bench(engine, runner, directory, spec, AutoModelForCausalLM.from_pretrained(directory))
+        runner.run(engine.close())
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(24),
+        Sampling(24, temperature=0.6),
+        Sampling(24, temperature=1.4, top_k=5),
+        Sampling(24, top_p=0.6),
+        Sampling(24, min_p=0.2),
+        Sampling(24, repetition_penalty=1.5),
+    ],
+    ids=["plain", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"],
+)
+def test_logprobs_of_sampled_tokens(bench: Bench, sampling: Sampling) -> None:
+    prompts = prompts_of(16, seed=1)
+    samplings = [replace(sampling, seed=i, max_tokens=4 + 2 * i) for i in range(16)]
+    for prompt, wanted, reply in zip(prompts, samplings, bench.generate(prompts, samplings), strict=True):
+        expected = bench.expected(prompt, reply.token_ids, wanted)
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
+
+
+def test_logprobs_of_given_tokens(bench: Bench) -> None:
+    for tokens in [*prompts_of(4, seed=2), list(range(4, 66)) * 2]:
+        got = bench.run(bench.engine.logprobs(tokens))
+        assert got[0] == 0.0
+        expected = bench.expected(tokens[:1], tokens[1:], Sampling(1)) if len(tokens) > 1 else torch.zeros(0)
+        torch.testing.assert_close(torch.tensor(got[1:]), expected, atol=CLOSE, rtol=0)
+
+
+def test_finish_reasons(bench: Bench) -> None:
+    prompts, samplings = prompts_of(24, seed=3), [Sampling(40, seed=i) for i in range(24)]
+    replies = bench.generate(prompts, samplings)
+    for reply in replies:
+        assert EOS not in reply.token_ids[:-1]
+        if reply.finish is Finish.STOP:
+            assert reply.token_ids[-1] == EOS
+        else:
+            assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 40)
+            assert reply.token_ids[-1] != EOS
+    assert {reply.finish for reply in replies} == {Finish.STOP, Finish.LENGTH}
+    for reply in bench.generate(prompts, [replace(s, ignore_eos=True) for s in samplings]):
+        assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 40)
+
+
+def test_stop_text_ends_and_stays(bench: Bench) -> None:
+    decode = AutoTokenizer.from_pretrained(bench.directory).decode
+    free = Sampling(40, seed=5, ignore_eos=True)
+    (whole,) = bench.generate([[7, 8, 9]], [free])
+    stop = decode(whole.token_ids, skip_special_tokens=True)[10:12]
+    until = next(n for n in range(41) if stop in decode(whole.token_ids[:n], skip_special_tokens=True))
+    (cut,) = bench.generate([[7, 8, 9]], [replace(free, stop=("never in it", stop))])
+    assert (cut.finish, cut.token_ids) == (Finish.STOP, whole.token_ids[:until])
+    assert len(cut.logprobs) == until
+
+
+def test_seeds(bench: Bench) -> None:
+    def sample(seed: int) -> list[int]:
+        return bench.generate([[7, 8, 9]], [Sampling(20, seed=seed, ignore_eos=True)])[0].token_ids
+
+    assert sample(1) == sample(1)
+    assert sample(1) != sample(2)
+    unseeded = bench.generate([[7, 8, 9]] * 4, [Sampling(20, ignore_eos=True)] * 4)
+    assert len({tuple(reply.token_ids) for reply in unseeded}) == 4
+
+
+def test_greedy(bench: Bench) -> None:
+    """top_k 1 and temperature 0 both take the likeliest token; they differ in the log-prob by definition."""
+    sharp, cold = bench.generate(
+        [[7, 8, 9]] * 2, [Sampling(12, top_k=1, ignore_eos=True), Sampling(12, temperature=0.0, ignore_eos=True)]
+    )
+    tokens: list[int] = []
+    for _ in range(12):
+        with torch.no_grad():
+            tokens.append(int(bench.oracle(torch.tensor([[7, 8, 9, *tokens]])).logits[0, -1].argmax()))
+    assert sharp.token_ids == cold.token_ids == tokens
+    assert sharp.logprobs == [0.0] * 12
+    expected = bench.expected([7, 8, 9], tokens, Sampling(12))
+    torch.testing.assert_close(torch.tensor(cold.logprobs), expected, atol=CLOSE, rtol=0)
+
+
+def test_model_length_is_the_limit(bench: Bench) -> None:
+    prompt = (list(range(4, 66)) * 3)[: MAX_MODEL_LEN - 3]
+    (reply,) = bench.generate([prompt], [Sampling(50, seed=1, ignore_eos=True)])
+    assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 3)
+    for bad in ([], [*prompt, 4, 5, 6]):
+        with pytest.raises(UserError, match="cannot be continued"):
+            bench.generate([bad], [Sampling(1)])
+
+
+def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
+    """Three times, in many buckets: nothing changes before finish_sync, and then everything does."""
+    prompts = prompts_of(6, seed=4)
+    first = bench.engine.policy_version
+    for version in (first + 1, first + 2, first + 3):
+        weights, model = new_weights(bench, tmp_path / str(version), seed=version)
+        buckets = list(fill_buckets(weights.items(), version, 40_000))
+        assert len(buckets) > 3
+        before = bench.run(bench.engine.logprobs(prompts[0]))
+        for bucket in buckets:
+            bench.run(bench.engine.load_bucket(bucket))
+        assert bench.run(bench.engine.logprobs(prompts[0])) == before
+        assert bench.run(bench.engine.finish_sync(version)) == bench.engine.policy_version == version
+        bench.oracle = model
+        replies = bench.generate(prompts, [Sampling(16, seed=i) for i in range(6)])
+        for prompt, reply in zip(prompts, replies, strict=True):
+            expected = bench.expected(prompt, reply.token_ids, Sampling(16))
+            torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
+            assert reply.policy_versions == (version, version)
+        after = bench.run(bench.engine.logprobs(prompts[0]))
+        assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5
+
+
+def test_incomplete_sync_is_refused(bench: Bench) -> None:
+    weights = checkpoint(bench.directory)
+    version = bench.engine.policy_version + 1
+    assert bench.sync(weights, version) == version
+    bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+    (gone,) = [name for name in weights if name.endswith("layers.1.self_attn.k_proj.weight")]
+    lacking = {name: tensor + 1 for name, tensor in weights.items() if name != gone}
+    for bad, named in ((lacking, gone), (weights | {"model.surprise.weight": torch.ones(3)}, "surprise"), ({}, gone)):
+        with pytest.raises(UserError, match=named.replace(".", r"\.")):
+            bench.sync(bad, version + 1)
+    assert bench.engine.policy_version == version
+    test_logprobs_of_given_tokens(bench)  # the old weights, whole
+    assert bench.sync(weights, version + 2) == version + 2
+
+
+def arrivals(bench: Bench, order: list[int]) -> list[Completion]:
+    """The same 12 requests, started in the given order, each after a different number of turns of the loop."""
+    prompts = prompts_of(12, seed=6)
+    replies: dict[int, Completion] = {}
+
+    async def one(request: int, turns: int) -> None:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        replies[request] = await bench.engine.generate(prompts[request], Sampling(24, seed=request))
+
+    async def all_of_them() -> None:
+        await asyncio.gather(*(one(request, 7 * place % 5) for place, request in enumerate(order)))
+
+    bench.run(all_of_them())
+    return [replies[request] for request in range(12)]
+
+
+@pytest.mark.parametrize("bench", [("hf", "untied"), ("vllm", "untied")], ids="-".join, indirect=True)
+def test_deterministic_engine_ignores_order_and_restarts(bench: Bench, request: pytest.FixtureRequest) -> None:
+    """Bit for bit: in another order, after a sync of the same weights, and in an engine started anew."""
+    assert bench.spec.deterministic
+    bench.sync(checkpoint(bench.directory), bench.engine.policy_version + 1)
+    bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+    outcomes = [arrivals(bench, order) for order in (list(range(12)), list(range(11, -1, -1)))]
+    again = bench.runner.run(start_engine(request.node.callspec.params["bench"][0], bench.spec))
+    other = replace(bench, engine=again)
+    try:
+        outcomes.append(arrivals(other, [5, 1, 9, 0, 11, 3, 7, 2, 10, 4, 8, 6]))
+        wrong_names = {f"module.{name}": tensor for name, tensor in checkpoint(bench.directory).items()}
+        with pytest.raises(UserError, match="module"):
+            other.sync(wrong_names, 1)  # the first sync of this engine: it cannot know better than the model
+        refuses_or_keeps(other)
+    finally:
+        bench.run(again.close())
+    bits = [[(reply.token_ids, reply.logprobs, reply.finish) for reply in outcome] for outcome in outcomes]
+    assert bits[0] == bits[1] == bits[2]
+
+
+def refuses_or_keeps(bench: Bench) -> None:
+    """After a failed sync: the old weights, or a clear refusal; never something in between."""
+    try:
+        test_logprobs_of_given_tokens(bench)
+    except UserError as error:
+        assert "out of use" in str(error)
