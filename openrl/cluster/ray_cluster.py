@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 import sysconfig
 import time
@@ -23,6 +24,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from openrl.cluster.placement import Node, PlacementPlan, RoleRequest, plan_placement
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
+
+CONNECT_S = 10.0  # patience for a cluster's address to answer
 
 
 @dataclass
@@ -165,14 +168,28 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
 
 
 def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
-    """Connect to a running cluster. UserError if there is none at ``address``."""
+    """Connect to a running cluster: host:port, or "auto" for the one on this machine.
+
+    Raises UserError if none answers there.
+    """
     try:
+        if address != "auto":
+            _knock(address)
         context = _init(log_to_driver, address=address)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, ValueError) as error:  # Ray's ConnectionError among them
         raise UserError(
-            f"--ray_address {address}: no Ray cluster answers there: {error}", "ray start --head"
+            f"--ray_address {address}: no Ray cluster answers there ({error})",
+            "the host:port that `ray start --head` printed",
         ) from error
     return RayCluster(False, Path(context.address_info["session_dir"]))
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError unless something listens at host:port; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        raise ValueError("not of the form host:port")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 def _init(log_to_driver: bool, **options: Any) -> Any:
