@@ -241,7 +241,11 @@ def test_incomplete_sync_is_refused(bench: Bench) -> None:
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
     (gone,) = [name for name in weights if name.endswith("layers.1.self_attn.k_proj.weight")]
     lacking = {name: tensor + 1 for name, tensor in weights.items() if name != gone}
-    for bad, named in ((lacking, gone), (weights | {"model.surprise.weight": torch.ones(3)}, "surprise"), ({}, gone)):
+    for bad, named in (
+        (lacking, gone),
+        (weights | {"model.surprise.weight": torch.ones(3)}, "surprise"),
+        ({}, "embed_tokens"),
+    ):
         with pytest.raises(UserError, match=named.replace(".", r"\.")):
             bench.sync(bad, version + 1)
     assert bench.engine.policy_version == version
