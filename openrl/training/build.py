@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
@@ -36,6 +37,7 @@ class ModelSpec:
 
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     """Load the model and start its engine. Collective; the process group must be initialised."""
+    disable_progress_bar()  # the bars of many workers on one terminal tell nothing
     random.seed(spec.seed)
     np.random.seed(spec.seed)
     torch.manual_seed(spec.seed)

@@ -134,8 +134,9 @@ class DeepSpeedEngine:
                 return norm
             self._engine.step()
             return norm
+        scale = self._missing_loss_scale()
         self._engine.step()
-        return float(self._engine.get_global_grad_norm()) if self._engine.was_step_applied() else math.inf
+        return float(self._engine.get_global_grad_norm()) / scale if self._engine.was_step_applied() else math.inf
 
     def _missing_loss_scale(self) -> float:
         """DeepSpeed scales fp16 losses itself, except in stage 0, where it only undoes the scale."""
@@ -209,7 +210,7 @@ class DeepSpeedEngine:
     def _shape(self) -> dict[str, Any]:
         """What must not change between saving and loading, by the flag that sets it."""
         return {
-            "actor ranks": self.layout.world_size,
+            "ranks": self.layout.world_size,
             "--zero_stage": self.stage,
             "--param_dtype": self.dtype,
             "parameters": self.parameter_count(),

@@ -86,7 +86,7 @@ def test_forward_is_the_same_in_every_stage(checkpoint, batch, stage):
 @pytest.mark.parametrize("max_norm", [0.0, 0.5])
 def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
     spec = optim_spec(max_norm=max_norm)
-    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=spec, gradient_checkpointing=stage == 3))
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=spec, gradient_checkpointing=stage != 1))
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     optimizer = build_optimizer(model, spec)
     schedule = build_scheduler(optimizer, spec)
@@ -108,6 +108,21 @@ def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
     expected = model.state_dict()
     for name, found in engine.named_weights():
         torch.testing.assert_close(found, expected[name], rtol=1e-4, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(tmp_path, checkpoint, batch, stage, dtype):
+    """Bias correction makes the first update lr * g / |g|, whatever the gradient's size and type."""
+    spec = optim_spec(learning_rate=1e-3, weight_decay=0.0)
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=spec))
+    engine.save(tmp_path / "before")
+    engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+    engine.save(tmp_path / "after")
+    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
+    moved = torch.cat([(after[n] - before[n]).abs().flatten() for n in before if n.startswith("master.")])
+    assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
+    assert float((moved > 0.99e-3).float().mean()) > 0.8  # the rest: padding and characters that do not occur
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -171,6 +186,15 @@ def test_named_weights_speak_the_checkpoints_names(tmp_path, batch, arch, tied, 
     assert not torch.equal(trained["model.embed_tokens.weight"], stored["model.embed_tokens.weight"])
     expected = engine.forward(batch, halves(batch))
     torch.testing.assert_close(plain_logprobs(tmp_path / "export", batch), expected, rtol=0, atol=1e-5)
+
+
+def test_bf16_is_exported_as_bf16(tmp_path, checkpoint, batch):
+    engine = build_engine(engine_spec(checkpoint, zero_stage=2, dtype="bf16", optim=optim_spec()))
+    engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+    engine.export(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in engine.named_weights())
 
 
 @pytest.mark.parametrize("stage", [0, 3])
