@@ -287,6 +287,11 @@ class SelectingLoss:
         return self.loss(inputs, options)
 
 
+def mark_tokens(batch: ExperienceBatch, loss: PolicyLoss, options: Any, generator: torch.Generator) -> ExperienceBatch:
+    """Fill ``marked`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and ``advantages`` then."""
+    return batch.replace(marked=loss.select(batch, options, generator)) if isinstance(loss, SelectingLoss) else batch
+
+
 def covariance(batch: ExperienceBatch) -> Tensor:
     """(A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside the mask."""
     mask = batch.loss_mask

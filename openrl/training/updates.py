@@ -49,7 +49,8 @@ class PolicyUpdate:
             marked=batch.marked,
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
-        loss = step_loss(token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
+        per_token = token_losses.per_token if batch.is_weights is None else token_losses.per_token * batch.is_weights
+        loss = step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const, batch.loss_weights)
         metrics = {"policy_loss": _share(loss, batch, counts)}
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
         if batch.old_logprobs is None:  # the weights are still those that sampled: how far is the engine from them?

@@ -60,7 +60,10 @@ def test_full_kl_is_exact_and_bounded_from_below_by_fewer_tokens():
     logits, ref = torch.randn(2, 3, 11, dtype=torch.float64), torch.randn(2, 3, 11, dtype=torch.float64)
     p, q = logits.softmax(-1), ref.softmax(-1)
     expected = torch.tensor(
-        [[sum(float(a * (a / b).log()) for a, b in zip(p[i, j], q[i, j], strict=True)) for j in range(3)] for i in range(2)]
+        [
+            [sum(float(a * (a / b).log()) for a, b in zip(p[i, j], q[i, j], strict=True)) for j in range(3)]
+            for i in range(2)
+        ]
     )
     exact = full_kl(logits, *reference_support(ref, 0))
     assert torch.allclose(exact, expected.double(), atol=1e-9)
@@ -68,6 +71,13 @@ def test_full_kl_is_exact_and_bounded_from_below_by_fewer_tokens():
     assert bool((partly[0] <= partly[1] + 1e-12).all() and (partly[1] <= exact + 1e-12).all())
     assert torch.allclose(partly[2], exact)  # ten tokens and a bucket of one
     assert bool((full_kl(ref, *reference_support(ref, 4)).abs() < 1e-12).all())
+
+
+def test_full_kl_is_finite_where_nothing_is_left_outside_the_support():
+    certain = torch.tensor([[500.0, 0.0, -500.0]], requires_grad=True)
+    kl = full_kl(certain, *reference_support(torch.tensor([[0.0, 300.0, -900.0]]), 1))
+    kl.sum().backward()
+    assert bool(kl.isfinite().all() and certain.grad.isfinite().all())
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.12, 0.200256), (0.5, 0.200256), (0.01, 0.199744)])

@@ -22,6 +22,12 @@ def test_step_loss_by_hand(mode, expected):
     assert float(step_loss(LOSSES, MASK, twice, mode, 4)) == pytest.approx(2 * expected)
 
 
+def test_one_sequence_is_its_own_mean():
+    counts = StepCounts(tokens=3, sequences=1, dp_size=1)
+    assert float(step_loss(LOSSES[:1], MASK[:1], counts, "seq-mean-token-sum")) == 6
+    assert float(step_loss(LOSSES[:1], MASK[:1], counts, "seq-mean-token-mean")) == 2
+
+
 def test_rows_may_weigh_differently():
     weights = torch.tensor([2.0, 1.0, 5.0])
     assert float(step_loss(LOSSES, MASK, COUNTS, "token-mean", weights=weights)) == pytest.approx((2 * 6 + 4) / 4)

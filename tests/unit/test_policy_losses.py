@@ -270,8 +270,9 @@ def selection(name, options, seed=0):
     batch = random_batch(3)
     g = torch.Generator().manual_seed(1)
     batch = batch.replace(advantages=5 * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64))
-    marked = policy_losses[name].component.select(batch, options, torch.Generator().manual_seed(seed))
-    return batch, marked, losses.covariance(batch)
+    generator = torch.Generator().manual_seed(seed)
+    batch = losses.mark_tokens(batch, policy_losses[name].component, options, generator)
+    return batch, batch.marked, losses.covariance(batch)
 
 
 def test_kl_cov_marks_the_highest_covariances():
@@ -288,6 +289,11 @@ def test_clip_cov_marks_a_seeded_choice_inside_the_range():
     assert bool(((cov[marked] > 1) & (cov[marked] < 5)).all())
     assert torch.equal(marked, selection("clip_cov", options)[1])
     assert any(not torch.equal(marked, selection("clip_cov", options, seed)[1]) for seed in range(1, 5))
+
+
+def test_other_losses_mark_nothing():
+    batch = random_batch(3)
+    assert losses.mark_tokens(batch, policy_losses["ppo"].component, OPTIONS["ppo"], torch.Generator()).marked is None
 
 
 def test_nothing_to_mark_marks_nothing():
