@@ -18,6 +18,8 @@ from openrl.flags.parser import load
 QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' own bars obey it too
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's new behaviour, without the warning about the old one
 }
 """Environment that keeps libraries from talking over the progress bar; what the user has set stays."""
@@ -68,8 +70,8 @@ def silence() -> None:
 def find_user_error(error: BaseException) -> UserError | None:
     """The UserError in ``error``, its causes and, for a group, its members; None if there is none.
 
-    Ray raises an instance of both its own class and the worker's, which prints the worker's traceback, and keeps the
-    worker's exception in ``.cause``: causes come first.
+    Ray raises an instance of both its own class and the worker's, which prints the worker's traceback; the worker's
+    exception itself is in its ``.cause``, and that one is wanted.
     """
     seen: set[int] = set()
 
@@ -80,7 +82,7 @@ def find_user_error(error: BaseException) -> UserError | None:
         for inner in (getattr(e, "cause", None), e.__cause__, *getattr(e, "exceptions", ())):
             if isinstance(inner, BaseException):
                 yield from innermost(inner)
-        if isinstance(e, UserError):
+        if isinstance(e, UserError) and not hasattr(e, "cause"):
             yield e
 
     return next(innermost(error), None)

@@ -344,6 +344,10 @@ def test_causes_are_searched():
     outer.__cause__ = RemoteError(WRONG_ROW)
     assert find_user_error(outer) is WRONG_ROW
     assert find_user_error(ValueError()) is None
+    wrapped = BothErrors(WRONG_ROW)  # as a worker group raises it: the worker's own error, from Ray's
+    plain = UserError("row 3 is wrong", "mend it")
+    wrapped.cause, plain.__cause__ = plain, wrapped
+    assert find_user_error(plain) is plain
     loop = RemoteError(ValueError())
     loop.cause = loop
     assert find_user_error(loop) is None

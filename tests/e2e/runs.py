@@ -1,0 +1,88 @@
+"""Running the commands as a user does, on a tiny model and a task that can be learnt in a few steps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.tiny import tiny_model_dir
+
+REWARD = '''
+def reward_func(queries, prompts, labels, **kwargs):
+    """The share of digits in the response: a policy of random characters can climb it at once."""
+    responses = [q[len(p):] for q, p in zip(queries, prompts)]
+    shares = [sum(c.isdigit() for c in r) / max(len(r), 1) for r in responses]
+    return {"rewards": shares, "scores": shares, "extra_logs": {"digits": shares}}
+'''
+TIMEOUT = 400  # seconds
+
+
+def make_task(folder: Path, rows: int = 40) -> Path:
+    """A model directory, prompts.jsonl and reward.py under ``folder``; returns it."""
+    tiny_model_dir(folder).rename(folder / "model")
+    records = [{"input": f"{a}+{b}=", "label": str(a + b)} for a in range(10) for b in range(10)][:rows]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+def ppo_flags(task: Path, out: Path, **changes: object) -> list[str]:
+    """Flags of a small GRPO run; ``changes`` replace or add flags, True is a switch, None leaves one out."""
+    flags: dict[str, object] = {
+        "pretrain": task / "model",
+        "prompt_data": task / "prompts.jsonl",
+        "label_key": "label",
+        "remote_rm_url": task / "reward.py",
+        "device": "cpu",
+        "param_dtype": "fp32",
+        "advantage_estimator": "group_norm",
+        "n_samples_per_prompt": 4,
+        "rollout_batch_size": 8,
+        "train_batch_size": 16,
+        "micro_train_batch_size": 8,
+        "prompt_max_len": 16,
+        "generate_max_len": 12,
+        "actor_learning_rate": 1e-3,
+        "lr_scheduler": "linear",
+        "max_steps": 4,
+        "save_path": out,
+        "ckpt_path": out / "checkpoints",
+        "exp_name": "tiny",
+    }
+    words: list[str] = []
+    for name, value in (flags | changes).items():
+        if value is None or value is False:
+            continue
+        values = value if isinstance(value, (list, tuple)) else [value]
+        words += [f"--{name}"] if value is True else [f"--{name}", *map(str, values)]
+    return words
+
+
+def start(command: str, flags: list[str], **env: str) -> subprocess.Popen[str]:
+    """``python -m openrl.cli.<command>`` in a process group of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", f"openrl.cli.{command}", *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **env},
+        start_new_session=True,
+    )
+
+
+def run(command: str, flags: list[str], code: int = 0, **env: str) -> str:
+    """The command's output; fails with it if the exit code is another one."""
+    process = start(command, flags, **env)
+    try:
+        output, _ = process.communicate(timeout=TIMEOUT)
+    finally:
+        process.kill()
+    assert process.returncode == code, f"exit code {process.returncode}, expected {code}:\n{output}"
+    return output
+
+
+def metrics(out: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,130 @@
+"""The main command on the real Ray, DeepSpeed and vLLM: what a run leaves, a resume after a kill, every role."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.e2e.runs import make_task, metrics, ppo_flags, run, start
+
+TIMINGS = ("time/", "perf/")
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(task, tmp_path_factory) -> tuple[Path, str]:
+    """Four steps without interruption, every request seeded."""
+    out = tmp_path_factory.mktemp("whole")
+    return out, run("train_ppo_ray", ppo_flags(task, out, **EXACT))
+
+
+EXACT = {
+    "full_determinism": True,
+    "save_steps": 2,
+    "use_kl_loss": True,
+    "kl_estimator": "k3",
+    "kl_target": 0.1,
+}
+
+
+def test_what_a_run_leaves(whole_run):
+    out, output = whole_run
+    assert [m["step"] for m in metrics(out)] == [1, 2, 3, 4]
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["steps"] == 4 and summary["samples_per_second"] > 0
+    assert {"start", "rollout", "train", "sync"} <= summary["seconds_by_stage"].keys()
+    samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 16 and {"prompt", "response", "reward", "parts", "policy_versions"} <= samples[0].keys()
+    assert yaml.safe_load((out / "config.yaml").read_text())["n_samples_per_prompt"] == 4
+    assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
+    model = AutoModelForCausalLM.from_pretrained(out)
+    assert AutoTokenizer.from_pretrained(out)("1+2=").input_ids
+    assert model.dtype == torch.float32
+    assert "tiny 4/4" in output
+
+
+def test_engine_and_trainer_agree_in_every_step(whole_run):
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in metrics(whole_run[0]))
+
+
+def test_the_policy_moves_and_the_engines_follow(whole_run, task):
+    out, _ = whole_run
+    before, after = load_file(task / "model/model.safetensors"), load_file(out / "model.safetensors")
+    assert all(not torch.equal(before[name], after[name]) for name in before)
+    assert [m["rollout/policy_version_min"] for m in metrics(out)] == [1, 2, 3, 4]
+
+
+def test_resume_after_a_kill_is_bit_equal(whole_run, task, tmp_path):
+    """The driver is killed (SIGKILL) once step 2 is saved; the resumed run ends as the uninterrupted one."""
+    flags = ppo_flags(task, tmp_path, **EXACT)
+    process = start("train_ppo_ray", flags)
+    kill_when(process, (tmp_path / "checkpoints/step_000002").exists)
+    output = run("train_ppo_ray", [*flags, "--load_checkpoint"])
+    assert "resumed from" in output and "load_checkpoint" in output  # the one flag that differs is named
+    whole, _ = whole_run
+    expected, found = load_file(whole / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    assert untimed(metrics(tmp_path)) == untimed(metrics(whole))
+
+
+def kill_when(process, happened) -> None:
+    """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it started."""
+    family = psutil.Process(process.pid)
+    deadline = time.monotonic() + 300
+    while not happened():
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "the run never got there"
+        time.sleep(0.02)  # polling a file of another process
+    children = family.children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=180)  # Ray's agents look for their parent now and then
+    assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
+
+
+def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
+    return [{k: v for k, v in r.items() if not k.startswith(TIMINGS)} for r in records]
+
+
+def test_every_role_with_two_actor_ranks(task, tmp_path):
+    """GAE with critic, reference and a reward model as Ray roles; two actor ranks, ZeRO 3, bf16; evaluation too."""
+    AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).save_pretrained(tmp_path / "reward")
+    changes = {
+        "remote_rm_url": None,
+        "reward_pretrain": tmp_path / "reward",
+        "advantage_estimator": "gae",
+        "n_samples_per_prompt": 1,
+        "rollout_batch_size": 16,
+        "actor_num_gpus_per_node": 2,
+        "critic_num_gpus_per_node": 1,
+        "ref_num_gpus_per_node": 1,
+        "reward_num_gpus_per_node": 1,
+        "vllm_num_engines": 2,
+        "zero_stage": 3,
+        "param_dtype": "bf16",
+        "max_steps": 2,
+        "save_hf_ckpt": True,
+        "save_steps": 2,
+    }
+    run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
+    records = metrics(tmp_path)
+    assert [m["step"] for m in records] == [1, 2]
+    for name in ("critic/value_loss", "actor/policy_loss", "actor/kl", "rollout/reward"):
+        assert all(abs(m[name]) < 100 for m in records), name
+    saved = tmp_path / "checkpoints/step_000002"
+    assert {"actor", "critic", "hf"} <= {p.name for p in saved.iterdir()}
+    assert AutoModelForCausalLM.from_pretrained(saved / "hf").dtype == torch.bfloat16
