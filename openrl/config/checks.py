@@ -31,7 +31,7 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Pro
 
 @check(PPOConfig)
 def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Problems:
-    world = actor_world(config)
+    world = actor_world(config.placement, config.device.device)
     if world is not None:
         yield from ranks_share_a_step(config, world)
 

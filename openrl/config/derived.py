@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
-from openrl.config.rollout import SamplingFlags
+from openrl.config.rollout import PlacementFlags, SamplingFlags
 from openrl.config.shaping import NormScope
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.registry import Entry
@@ -54,7 +53,7 @@ def max_model_len(sampling: SamplingFlags) -> int:
 # -- models ---------------------------------------------------------------------------------------------
 
 
-def estimator(config: PPOConfig) -> Entry[Callable[..., Any]]:
+def estimator(config: PPOConfig) -> Entry[Any]:
     """The chosen --advantage_estimator."""
     return advantage_estimators[config.algorithm.advantage_estimator]
 
@@ -82,14 +81,14 @@ def model_roles(config: PPOConfig) -> tuple[str, ...]:
     return tuple(role for role, needed in wanted.items() if needed)
 
 
-def actor_world(config: PPOConfig) -> int | None:
+def actor_world(placement: PlacementFlags, device: str) -> int | None:
     """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a CPU."""
-    per_node = config.placement.actor_num_gpus_per_node
+    per_node = placement.actor_num_gpus_per_node
     if per_node is None:
-        if config.device.device != "cpu":
+        if device != "cpu":
             return None
         per_node = 1
-    return config.placement.actor_num_nodes * per_node
+    return placement.actor_num_nodes * per_node
 
 
 # -- what loss and estimator suggest ------------------------------------------------------------------------

@@ -102,7 +102,8 @@ class KLFlags:
     )
     use_kl_loss: bool = flag(False, "Put the KL term in the loss instead of the reward.")
     kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = flag(
-        "k1", "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|; k1+ and k3+ have the gradient of k2."
+        "k1",
+        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|; k1+ and k3+ have the gradient of k2.",
     )
     kl_target: float | None = flag(
         None, "KL that the adaptive controller steers to. None: the coefficient is fixed.", bounds="> 0"

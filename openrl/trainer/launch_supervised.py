@@ -63,7 +63,9 @@ async def train_sft(config: SFTConfig, inputs: SupervisedInputs) -> RunSummary:
     checkpoints, flags = Checkpoints(config.checkpoint), effective_flags(config)
     name, done = run_name(config.logging, "sft"), max(step_of(checkpoints.start_from), 0)
     model = LocalGroup.create("model", 1, ModelWorker, model_spec(config, inputs))
-    with Progress(name, inputs.steps, COLUMNS, done=done, console=console, every=config.logging.logging_steps) as progress:
+    with Progress(
+        name, inputs.steps, COLUMNS, done=done, console=console, every=config.logging.logging_steps
+    ) as progress:
         with progress.stage("start"):
             await model.call("start")
         trainer = SupervisedTrainer(

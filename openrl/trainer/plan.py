@@ -17,7 +17,7 @@ from openrl.config.learning import DeepSpeedFlags, RolloutBatchFlags
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, engine_spec
-from openrl.trainer.prepare import Inputs
+from openrl.trainer.prepare import Inputs, check_batches
 from openrl.trainer.roles import RoleModel, role_models
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -25,9 +25,13 @@ FP32 = 4
 
 
 def describe(config: PPOConfig, inputs: Inputs) -> str:
-    """Placement, batch arithmetic and memory estimate of a run. UserError if a model's config does not load."""
+    """Placement, batch arithmetic and memory estimate of a run.
+
+    Raises UserError if a model's config does not load, or the batches do not divide among the ranks.
+    """
     models = role_models(config)
     plan = plan_placement(role_requests(config.placement, config.engine, models), inputs.device, [this_machine()])
+    check_batches(config, len(plan.rows["actor"]))
     spec = engine_spec(config.model, config.engine, config.sampling, config.debug, inputs.device)
     memory = memory_by_role(config, models, plan, spec)
     batch = batch_rows(config.batch, len(inputs.prompts), plan)

@@ -11,6 +11,8 @@ import torch
 import yaml
 from transformers import PreTrainedTokenizerBase
 
+from openrl.config import derived
+from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
 from openrl.config.rollout import DeviceFlags
 from openrl.data.prompts import PromptReport, load_eval_prompts, load_prompts
@@ -37,10 +39,15 @@ class Inputs:
 
 def prepare(config: PPOConfig) -> Inputs:
     """Read tokenizer and data, try the reward file. Raises UserError for the first thing that does not fit."""
+    device = resolve_device(config.device)
+    world = derived.actor_world(config.placement, device)
+    if world is not None:
+        check_batches(config, world)
     check_reward_source(config.reward)
     tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
     prompts, report = load_prompts(config.data, tokenizer, config.sampling.prompt_max_len)
-    eval_prompts, reports = [], [report]
+    eval_prompts: list[Prompt] = []
+    reports = [report]
     if config.evaluation.eval_dataset:
         eval_prompts, report = load_eval_prompts(
             config.evaluation, config.data, tokenizer, config.sampling.prompt_max_len
@@ -51,7 +58,13 @@ def prepare(config: PPOConfig) -> Inputs:
             f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {len(prompts)}",
             f"--rollout_batch_size {len(prompts)} or less, or more prompts",
         )
-    return Inputs(resolve_device(config.device), tokenizer, prompts, eval_prompts, reports)
+    return Inputs(device, tokenizer, prompts, eval_prompts, reports)
+
+
+def check_batches(config: PPOConfig, actor_ranks: int) -> None:
+    """Raises UserError if an optimizer step does not divide among the ranks; only the cluster may know their number."""
+    if problems := list(ranks_share_a_step(config, actor_ranks)):
+        raise UserError("\n".join(map(str, problems)))
 
 
 def resolve_device(flags: DeviceFlags) -> Device:

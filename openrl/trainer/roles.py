@@ -17,6 +17,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.rollout.engine import engine_spec
+from openrl.trainer.prepare import Device, check_batches
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
@@ -57,8 +58,8 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     return {role: table[role] for role in derived.model_roles(config)}
 
 
-def model_spec(config: PPOConfig, role: RoleModel, device: str, optimizer_steps: int) -> ModelSpec:
-    optim = role.rate and OptimSpec.from_flags(role.rate, config.optim, optimizer_steps)
+def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int) -> ModelSpec:
+    optim = None if role.rate is None else OptimSpec.from_flags(role.rate, config.optim, optimizer_steps)
     return ModelSpec(
         kind=role.kind,
         path=role.path,
@@ -73,7 +74,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: str, optimizer_steps:
 
 
 @asynccontextmanager
-async def start_roles(config: PPOConfig, device: str, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
+async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
     """Start all groups side by side, on a cluster that is joined or started; leave no process behind."""
     models = role_models(config)
     requests = role_requests(config.placement, config.engine, models)
@@ -81,6 +82,7 @@ async def start_roles(config: PPOConfig, device: str, optimizer_steps: int, stag
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
     try:
+        check_batches(config, len(plan.rows["actor"]))
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             specs = {role: model_spec(config, model, device, optimizer_steps) for role, model in models.items()}
@@ -102,16 +104,21 @@ async def start_roles(config: PPOConfig, device: str, optimizer_steps: int, stag
 async def _start_model(
     config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, spec: ModelSpec
 ) -> WorkerGroup:
-    limits = {"timeout": config.placement.rpc_timeout, "plugins": config.debug.plugin}
-    group = await RayGroup.create(cluster, reservation, role, ModelWorker, spec, **limits)
-    await group.call("start")
-    return group
+    return await _start(config, cluster, reservation, role, ModelWorker, spec)
 
 
-async def _start_engines(config: PPOConfig, cluster: RayCluster, reservation: Reservation, device: str) -> WorkerGroup:
+async def _start_engines(
+    config: PPOConfig, cluster: RayCluster, reservation: Reservation, device: Device
+) -> WorkerGroup:
     spec = engine_spec(config.model, config.engine, config.sampling, config.debug, device)
     args = (config.engine.rollout_backend, spec, config.model, config.reward)
-    limits = {"timeout": config.placement.rpc_timeout, "plugins": config.debug.plugin}
-    group = await RayGroup.create(cluster, reservation, ENGINES, RolloutWorker, *args, **limits)
+    return await _start(config, cluster, reservation, ENGINES, RolloutWorker, *args)
+
+
+async def _start(
+    config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, worker_class: type, *args: Any
+) -> WorkerGroup:
+    timeout, plugins = config.placement.rpc_timeout, config.debug.plugin
+    group = await RayGroup.create(cluster, reservation, role, worker_class, *args, timeout=timeout, plugins=plugins)
     await group.call("start")
     return group

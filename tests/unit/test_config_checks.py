@@ -110,7 +110,7 @@ def test_suggested_batch_sizes_work():
 
 def test_world_size_is_asked_again_when_the_cluster_is_known():
     config = ppo(PPO)
-    assert derived.actor_world(config) is None
+    assert derived.actor_world(config.placement, config.device.device) is None
     assert not list(ranks_share_a_step(config, 32))
     assert [str(p) for p in ranks_share_a_step(config, 64)] == [
         "--train_batch_size, --micro_train_batch_size: 128 samples are not a multiple of 4 * 64 "
@@ -276,8 +276,8 @@ def test_models_that_a_run_needs():
     assert derived.model_roles(ppo(GRPO + " --init_kl_coef 0")) == ("actor",)
     words = "--pretrain m --prompt_data d --reward_pretrain r --actor_num_nodes 2 --actor_num_gpus_per_node 4"
     assert derived.model_roles(ppo(words)) == ("actor", "critic", "reference", "reward")
-    assert derived.actor_world(ppo(words)) == 8
-    assert derived.actor_world(ppo(PPO + " --device cpu")) == 1
+    assert derived.actor_world(ppo(words).placement, "auto") == 8
+    assert derived.actor_world(ppo(PPO).placement, "cpu") == 1
     assert derived.max_model_len(ppo(PPO + " --max_new_tokens 24").sampling) == 1048
 
 

@@ -6,7 +6,11 @@ python examples/python/countdown/make_model.py --output_dir model --seed 0
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+
+os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which warns where it finds no GPU
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
