@@ -66,6 +66,13 @@ def random_batch(seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_
 def credit(
     batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any
 ) -> ExperienceBatch:
+    """``measured_credit`` without its metrics."""
+    return measured_credit(batch, name, options, kl_coef, **changes)[0]
+
+
+def measured_credit(
+    batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any
+) -> tuple[ExperienceBatch, dict[str, float]]:
     """``assign_credit`` by one estimator with its suggestions; ``changes`` are shaping flags or plan fields."""
     entry = advantage_estimators[name]
     suggests = entry.suggests
@@ -82,7 +89,7 @@ def credit(
         "whiten_advantages": suggests.get("whiten_advantages", False),
         "max_new_tokens": 16,
     }
-    return assign_credit(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())[0]
+    return assign_credit(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())
 
 
 def outcome_batch(rewards: list[float], groups: list[int], tokens: int = 2, **columns: Any) -> ExperienceBatch:

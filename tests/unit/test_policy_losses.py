@@ -282,6 +282,10 @@ def test_kl_cov_marks_the_highest_covariances():
     assert float(cov[marked].min()) > float(cov[batch.loss_mask & ~marked].max())
 
 
+def test_a_small_share_still_marks_one_token():
+    assert int(selection("kl_cov", losses.KLCovOptions(kl_cov_ratio=1e-9))[1].sum()) == 1
+
+
 def test_clip_cov_marks_a_seeded_choice_inside_the_range():
     options = losses.ClipCovOptions(clip_cov_ratio=0.05, clip_cov_range=(1.0, 5.0))
     batch, marked, cov = selection("clip_cov", options)

@@ -15,7 +15,7 @@ from openrl.algorithms.shaping import (
     whiten,
 )
 from openrl.config.shaping import RewardShapingFlags
-from tests.batches import credit, outcome_batch, random_batch
+from tests.batches import credit, measured_credit, outcome_batch, random_batch
 
 REWARDS, GROUPS = [1, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]
 NORMS = {
@@ -94,6 +94,12 @@ def test_scores_go_to_the_last_sampled_token():
 def test_process_rewards_stay_where_they_were_earned():
     process = of(0, 0.25, 0, 0.5)[None]
     batch = outcome_batch([2], [0], tokens=3, process_rewards=process)
+    assert place_scores(batch, of(2.0)).tolist() == [[0, 0.25, 0, 1.75]]
+
+
+def test_a_process_reward_on_an_environment_token_moves_to_the_end():
+    mask = torch.tensor([[0, 1, 0, 1]]).bool()
+    batch = outcome_batch([2], [0], tokens=3, loss_mask=mask, process_rewards=of(0, 0.25, 0.5, 0)[None])
     assert place_scores(batch, of(2.0)).tolist() == [[0, 0.25, 0, 1.75]]
 
 
@@ -211,3 +217,22 @@ def test_rewards_that_are_no_numbers_stop_the_step():
         credit(batch, "dr_grpo")
     unsampled = torch.tensor([[0, 1, 1], [0, 0, 0]]).bool()
     assert credit(batch.replace(loss_mask=unsampled), "dr_grpo").advantages.tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+def test_what_shaping_did_is_measured():
+    batch = outcome_batch([30, 1, 2, 3], [0, 1, 1, 1], truncated=torch.tensor([False, False, False, True]))
+    flags = {"token_reward_clip": 0.5, "advantage_clip": 0.4, "mask_truncated": True}
+    metrics = measured_credit(batch, "group_norm", **flags)[1]
+    assert metrics == {
+        "reward_clip_fraction": 0.25,  # 30 of at most 10
+        "singleton_groups": 1.0,
+        "token_reward_clip_fraction": 0.25,  # -1 and 1 on the last of two tokens each, of 8
+        "masked_truncated": 1.0,
+        "advantage_clip_fraction": pytest.approx(2 / 6),  # the row at -0.5; the one at 0.5 is masked
+    }
+    lonely = torch.zeros(4, 3, dtype=torch.bool).index_fill(0, torch.tensor([1]), True)
+    lonely[:, :2] = False
+    assert measured_credit(batch.replace(loss_mask=lonely), "reinforce")[1]["whitening_skipped"] == 1
+    running = measured_credit(batch, "reinforce", reward_norm_mean="running")[1]
+    assert running["reward_running_mean"] == 4
+    assert running["reward_running_std"] == pytest.approx((50 / 3) ** 0.5)  # of 10, 1, 2, 3
