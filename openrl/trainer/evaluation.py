@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.tracking.metrics import Mean, Metric
-from openrl.trainer.collector import Collector, OnGroup
+from openrl.trainer.collector import OnGroup
 from openrl.types import Group, Prompt, Sampling
+
+Collect = Callable[[list[Prompt], CollectRequest, OnGroup], Awaitable[list[Group]]]
 
 PASS_RATE = "eval/pass_rate"  # over all sources; the figure that reports and pictures show
 
@@ -20,8 +23,8 @@ class Evaluation:
         self.prompts = prompts
         self.request = CollectRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1))
 
-    async def run(self, collector: Collector, on_group: OnGroup) -> dict[str, Metric]:
-        return eval_metrics(await collector.collect(self.prompts, self.request, on_group))
+    async def run(self, collect: Collect, on_group: OnGroup) -> dict[str, Metric]:
+        return eval_metrics(await collect(self.prompts, self.request, on_group))
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:

@@ -6,7 +6,7 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
   |             rollout/engine        generate(token_ids, sampling) -> Completion
   |             rewards               Reward.score(group) -> [Score]
   |  collate    algorithms/batching   collate(groups, pad_id) -> ExperienceBatch
-  |  annotate   trainer/pipeline      reward, policy, reference, critic: ModelWorker.forward
+  |  annotate   trainer/pipeline      policy, reference, critic: ModelWorker.forward
   |  credit     algorithms/shaping    shape_rewards, place_rewards; then algorithms/advantages: estimator(batch)
   |  update     algorithms/batching   plan_steps(...) -> StepPlan of each step and rank
   |             training/updates      forward -> policy loss -> step_loss -> backward, one optimizer step
@@ -35,7 +35,7 @@ from openrl.trainer.losses import Losses
 from openrl.trainer.roles import Roles, Stage
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
-from openrl.types import ExperienceBatch, Group, Prompt, Sampling
+from openrl.types import ExperienceBatch, Group, Prompt, Sampling, Score
 from openrl.weights.sync import check_gap
 
 
@@ -63,11 +63,22 @@ class Pipeline:
 
     # -- collect ------------------------------------------------------------------------------------
 
-    async def collect(self, prompts: list[Prompt], step: int, on_group: OnGroup) -> list[Group]:
-        """``n_samples_per_prompt`` scored answers to each prompt."""
-        return await self.collector.collect(prompts, self._request(step), on_group)
+    async def collect(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> list[Group]:
+        """Scored answers to each prompt, in the order of the prompts."""
+        groups = await self.collector.collect(prompts, request, on_group)
+        if self.roles.reward and request.scored:
+            await self._score(self.roles.reward, groups)
+        return groups
 
-    def _request(self, step: int) -> CollectRequest:
+    async def _score(self, reward: WorkerGroup, groups: list[Group]) -> None:
+        """Fill in what the reward model says; the engines' side had no reward of its own."""
+        rewards = await self.forward(reward, collate(groups, self.pad_id))
+        rows = [trajectory for group in groups for trajectory in group.trajectories]
+        for trajectory, value in zip(rows, rewards.tolist(), strict=True):
+            trajectory.score = Score(value)
+
+    def request(self, step: int) -> CollectRequest:
+        """What a training step asks for: --n_samples_per_prompt answers to each prompt."""
         seed = (self.debug.seed, step) if self.debug.full_determinism else None
         return CollectRequest(self.batch.n_samples_per_prompt, self.sampling, seed)
 
@@ -85,9 +96,8 @@ class Pipeline:
         return metrics
 
     async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
-        """Fill the columns that models compute: rewards, old and reference log-probs, values."""
+        """Fill the columns that models compute: old and reference log-probs, values."""
         wanted = {
-            "rewards": self.roles.reward,
             "old_logprobs": self.roles.policy if self.losses.needs_old_logprobs else None,
             "ref_logprobs": self.roles.reference,
             "values": self.roles.critic,

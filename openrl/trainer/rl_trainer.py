@@ -83,7 +83,8 @@ class RLTrainer:
         """One rollout and what is learnt from it. Everything random follows from seed and step."""
         step = self.step + 1
         with self.progress.stage("rollout") as tell:
-            groups = await self.pipeline.collect(self.stream.take(self.batch.rollout_batch_size), step, tell)
+            prompts = self.stream.take(self.batch.rollout_batch_size)
+            groups = await self.pipeline.collect(prompts, self.pipeline.request(step), tell)
         measured: dict[str, Metric] = rollout_metrics(groups)
         measured |= await self.pipeline.learn(groups, step, self.progress.stage)
         with self.progress.stage("sync"):
@@ -118,7 +119,7 @@ class RLTrainer:
     async def evaluate(self) -> dict[str, float]:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
-            values = to_floats(await self.evaluation.run(self.pipeline.collector, tell))
+            values = to_floats(await self.evaluation.run(self.pipeline.collect, tell))
         self.totals.eval_pass_after = values[PASS_RATE]
         return values
 
