@@ -86,19 +86,16 @@ class RayCluster:
             raise self._refusal(lacks)
         # the widest node groups first: the narrow ones then fill the gaps
         order = sorted(range(len(plan.node_groups)), key=lambda g: -plan.node_groups[g])
-        granted = {g: placement_group([plan.bundle] * plan.node_groups[g], strategy="STRICT_PACK") for g in order}
-        reservation = Reservation(plan, [granted[g] for g in range(len(plan.node_groups))])
-        deadline = time.monotonic() + (timeout or float("inf"))
+        asked = {g: placement_group([plan.bundle] * plan.node_groups[g], strategy="STRICT_PACK") for g in order}
+        reservation = Reservation(plan, [asked[g] for g in range(len(plan.node_groups))])
         try:
-            for group in reservation.groups:
-                # a thread, since Ray's awaitable form starts a process per placement group
-                while not await asyncio.to_thread(group.wait, min(1.0, max(0.0, deadline - time.monotonic()))):
-                    if time.monotonic() >= deadline:
-                        reservation.release()
-                        raise self._refusal(await self._lacking(plan), timeout)
+            granted_all = await _granted(reservation.groups, timeout)
         except BaseException:
             reservation.release()
             raise
+        if not granted_all:
+            reservation.release()
+            raise self._refusal(await self._lacking(plan), timeout)
         return reservation
 
     async def _lacking(self, plan: PlacementPlan) -> list[str]:
@@ -121,6 +118,16 @@ class RayCluster:
     def close(self) -> None:
         """Disconnect; a cluster of our own ends, with every process in it."""
         ray.shutdown()
+
+
+async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
+    """Wait for all groups; in a thread, since Ray's awaitable form starts a process per group."""
+    deadline = time.monotonic() + (timeout or float("inf"))
+    for group in groups:
+        while not await asyncio.to_thread(group.wait, 1):
+            if time.monotonic() >= deadline:
+                return False
+    return True
 
 
 def cluster_address(flags: PlacementFlags) -> str | None:

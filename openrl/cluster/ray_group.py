@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -18,6 +19,7 @@ from openrl.cluster.group import (
     Handle,
     WorkerContext,
     WorkerDied,
+    WorkerTimeout,
     all_ended,
     check_shards,
     gather_ranks,
@@ -236,7 +238,7 @@ class RayGroup:
     async def _gather(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
         try:
             return await gather_ranks(self.role, method, pending, self.timeout, self._describe)
-        except (WorkerDied, TimeoutError):
+        except (WorkerDied, WorkerTimeout):
             self._broken = True
             raise
 
@@ -267,9 +269,16 @@ class RayGroup:
         """The end of what the worker wrote to its standard error, where its log lies on this machine."""
         if not self._places:
             return ""
-        files = list((self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err"))
-        lines = [line for f in files for line in f.read_text(errors="replace").splitlines() if line.strip(" :")][-5:]
-        return "".join(f"\n    {line}" for line in lines)
+        logs = (self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err")
+        lines = [line for log_file in logs for line in _tail(log_file).splitlines() if line.strip(" :")]
+        return "".join(f"\n    {line}" for line in lines[-5:])
+
+
+def _tail(file: Path, size: int = 4096) -> str:
+    """The last bytes of a log file, as text."""
+    with file.open("rb") as opened:
+        opened.seek(max(file.stat().st_size - size, 0))
+        return opened.read().decode(errors="replace")
 
 
 def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
