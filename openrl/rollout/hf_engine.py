@@ -54,7 +54,12 @@ class HFEngine:
     @classmethod
     async def start(cls, spec: EngineSpec) -> HFEngine:
         engine = cls(spec)
-        await engine._in_thread(engine._load_model)
+        try:
+            await engine._in_thread(engine._load_model)
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"transformers cannot load {spec.model}: {error}", "--pretrain: a directory or a name"
+            ) from error
         return engine
 
     def _load_model(self) -> None:

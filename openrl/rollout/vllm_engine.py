@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
+from collections.abc import Coroutine
 from typing import Any
 
 from openrl.errors import UserError
@@ -14,23 +16,26 @@ from openrl.weights.shared_memory import BucketFile, BucketFiles
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+_HEALTH_SECONDS = 5.0  # between looks whether vLLM is alive, while it owes an answer
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
 
 
 def _set_environment(spec: EngineSpec) -> None:
     """What vLLM takes from the environment alone. Must run before its first import; a user's own values win."""
+    on_cpu = spec.device == "cpu"
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR" if spec.device == "cpu" else "WARNING",
+        "VLLM_LOGGING_LEVEL": "ERROR" if on_cpu else "WARNING",  # on a CPU it warns of every accelerator it lacks
         "VLLM_HOST_IP": "127.0.0.1",
     }
-    if spec.device == "cpu":
-        # vLLM's own binding puts every engine of a machine on the same cores, so we count threads instead. One core
-        # stays for the scheduler: the process that steps the worker, and idles only while it computes.
-        cores = len(os.sched_getaffinity(0)) - 1
-        defaults["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-        defaults["OMP_NUM_THREADS"] = str(max(1, cores // spec.engines_per_machine))
+    if on_cpu:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        # vLLM's own binding puts all engines of a machine on the same cores, so we count threads instead; Ray has already
+        # set 1. One core is left to the process that schedules: it is busy whenever the model is.
+        if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            cores = len(os.sched_getaffinity(0)) - 1
+            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // spec.engines_per_machine))
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -75,10 +80,10 @@ class VLLMEngine:
         )
         try:
             return cls(spec, AsyncLLM.from_engine_args(arguments))
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"vLLM cannot start with {spec.model}: {error}",
-                "the log above for the first error; --rollout_backend hf for models that vLLM does not know",
+                "look for the first error in the log above; --rollout_backend hf runs models that vLLM does not know",
             ) from error
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
@@ -120,20 +125,36 @@ class VLLMEngine:
         return [0.0] + [entry[token].logprob for token, entry in zip(token_ids[1:], entries[1:], strict=True)]
 
     async def _run(self, token_ids: list[int], params: Any) -> Any:
-        """The final output of one request. Raises RuntimeError if vLLM's processes died."""
-        from vllm import TokensPrompt
-        from vllm.v1.engine.exceptions import EngineDeadError
-
+        """The final output of one request."""
         if self._broken:
             raise UserError(f"this rollout engine is out of use: {self._broken}")
-        final = None
+        return await self._while_alive(self._final_output(token_ids, params))
+
+    async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of ``work``; RuntimeError if vLLM's processes die meanwhile.
+
+        vLLM wakes the requests that run when a process dies, but not one that is just being handed over, so we look.
+        """
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        task = asyncio.create_task(work)
         try:
-            prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-            async for output in self._llm.generate(prompt, params, f"openrl-{next(self._ids)}"):
-                final = output
+            while not (await asyncio.wait({task}, timeout=_HEALTH_SECONDS))[0]:
+                await self._llm.check_health()
+            return task.result()
         except EngineDeadError as error:
             self._broken = "a process of vLLM died; its log above says why (out of memory is the usual reason)"
             raise RuntimeError(self._broken) from error
+        finally:
+            task.cancel()
+
+    async def _final_output(self, token_ids: list[int], params: Any) -> Any:
+        from vllm import TokensPrompt
+
+        final = None
+        prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+        async for output in self._llm.generate(prompt, params, f"openrl-{next(self._ids)}"):
+            final = output
         if final is None:
             raise RuntimeError("vLLM ended a request without an output")
         return final
@@ -168,9 +189,10 @@ class VLLMEngine:
     async def _load(self, received: list[BucketFile]) -> None:
         messages = [file.message() for file in received]
         try:
-            reports = await self._llm.collective_rpc("openrl_load_weights", args=(messages,))
+            loading = self._llm.collective_rpc("openrl_load_weights", args=(messages,))
+            reports = await self._while_alive(loading)
         except Exception as error:
-            self._broken = f"vLLM could not load the synchronised weights: {error}"
+            self._broken = self._broken or f"vLLM could not load the synchronised weights: {error}"
             raise UserError(self._broken, _NAMES) from error
         if absent := sorted({name for report in reports for name in report["absent"]}):
             self._broken = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded: {_few(absent)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -297,3 +298,29 @@ def refuses_or_keeps(bench: Bench) -> None:
         test_logprobs_of_given_tokens(bench)
     except UserError as error:
         assert "out of use" in str(error)
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_missing_model(backend: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere"):
+        asyncio.run(start_engine(backend, EngineSpec(str(tmp_path / "nowhere"))))
+
+
+def test_dead_vllm_says_so(tmp_path: Path) -> None:
+    """Killed in the middle of a request, as the kernel does when memory runs out; then nothing is left behind."""
+    before = set(multiprocessing.active_children())
+
+    async def die() -> None:
+        engine = await start_engine("vllm", EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512))
+        request = asyncio.create_task(engine.generate([5, 6, 7], Sampling(500, ignore_eos=True)))
+        await asyncio.sleep(0)
+        for process in set(multiprocessing.active_children()) - before:
+            process.kill()
+        with pytest.raises(RuntimeError, match="a process of vLLM died"):
+            await asyncio.wait_for(request, 60)
+        with pytest.raises(UserError, match="a process of vLLM died"):
+            await engine.generate([5, 6, 7], Sampling(4))
+        await engine.close()
+
+    asyncio.run(die())
+    assert set(multiprocessing.active_children()) <= before
