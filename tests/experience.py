@@ -47,7 +47,7 @@ def optim_spec(**changes: object) -> OptimSpec:
     fields = {
         "learning_rate": 1e-2,
         "scheduler": "cosine_with_min_lr",
-        "warmup_ratio": 0.0,
+        "warmup_steps": 0,
         "min_lr_ratio": 0.1,
         "weight_decay": 0.1,
         "betas": (0.9, 0.95),

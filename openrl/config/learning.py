@@ -67,12 +67,21 @@ class OptimizerFlags:
         "cosine_with_min_lr", "Learning-rate schedule, by its transformers name, in optimizer steps."
     )
     lr_warmup_ratio: float = flag(0.03, "Share of all optimizer steps with rising learning rate.", bounds="[0, 1]")
+    lr_warmup_steps: int | None = flag(
+        None, "Optimizer steps with rising learning rate. None: by --lr_warmup_ratio.", bounds=">= 0"
+    )
     min_lr_ratio: float = flag(
         0.1, "Lowest learning rate as a share of the peak; only schedules with a floor.", bounds="[0, 1]"
     )
     l2: float = flag(0.0, "Decoupled weight decay; biases and norms excluded.", bounds=">= 0")
     adam_betas: tuple[float, float] = flag((0.9, 0.95), "Adam's beta1 and beta2.", bounds="[0, 1)")
     max_norm: float = flag(1.0, "Clip the global gradient norm to this; 0: no clipping.", bounds=">= 0")
+    max_nonfinite_steps: int = flag(
+        5,
+        "A step with a non-finite gradient is skipped and counted; the run stops after this many in a row and saves "
+        "the batch. 0: stops at the first.",
+        bounds=">= 0",
+    )
 
 
 @group("Algorithm")
@@ -88,6 +97,26 @@ class AlgorithmFlags:
         "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the estimator suggests.",
     )
     no_advantage_std_norm: bool = flag(False, "Whitening subtracts the mean only.")
+    loss_agg_norm_const: float | None = flag(
+        None,
+        "Tokens by which seq-mean-token-sum-norm divides each sequence's sum. None: generate_max_len.",
+        bounds="> 0",
+    )
+    rl_loss_coef: float = flag(
+        1.0, "Multiplies policy loss and KL loss, not the entropy and the supervised term.", bounds=">= 0"
+    )
+    entropy_loss_coef: float = flag(
+        0.0, "Subtracts this times the entropy at the sampling temperature. 0: only logged, without gradient."
+    )
+    sft_loss_coef: float = flag(
+        0.0, "Adds this times the negative log-likelihood of good samples. 0: off.", bounds=">= 0"
+    )
+    sft_pos_threshold: float = flag(0.0, "A sample is good if its unshaped reward is above this.")
+    freezing_actor_steps: int = flag(
+        -1,
+        "Critic warm-up: steps up to this number, counted from 0, train the critic only. -1: none.",
+        bounds="-1 or >= 0",
+    )
     value_clip: float = flag(
         0.5, "New values are clipped to old value +- this in the value loss; 0: off.", bounds=">= 0"
     )
@@ -101,9 +130,13 @@ class KLFlags:
         bounds=">= 0",
     )
     use_kl_loss: bool = flag(False, "Put the KL term in the loss instead of the reward.")
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+"] = flag(
+    kl_loss_coef: float | None = flag(
+        None, "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.", bounds="> 0"
+    )
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "kl", "mse", "low_var_kl"] = flag(
         "k1",
-        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|; k1+ and k3+ have the gradient of k2.",
+        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|; k1+ and k3+ have the gradient of k2; "
+        "kl is k1, mse k2, low_var_kl k3.",
     )
     kl_target: float | None = flag(
         None, "KL that the adaptive controller steers to. None: the coefficient is fixed.", bounds="> 0"

@@ -18,6 +18,7 @@ from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, step_of
+from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.prepare import Device, effective_flags, resolve_device, write_config
 from openrl.trainer.supervised_trainer import SupervisedTrainer
 from openrl.training.build import ModelSpec
@@ -77,6 +78,7 @@ async def train_sft(config: SFTConfig, inputs: SupervisedInputs) -> RunSummary:
             batch=config.batch,
             checkpoint=config.checkpoint,
             checkpoints=checkpoints,
+            guard=NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir),
             trackers=build_trackers(
                 config.logging, run_dir, name=name, config=flags, keep_until=step_of(checkpoints.start_from)
             ),

@@ -44,13 +44,14 @@ class RoleModel:
     kind: EngineKind
     path: str
     rate: LearningRateFlags | None = None  # None: only evaluated
+    frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     """Every model of the run, by role."""
     others, policy = config.others, config.model.pretrain
     table = {
-        "actor": RoleModel("logprobs", policy, config.actor_optim),
+        "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config)),
         "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim),
         "reference": RoleModel("logprobs", others.ref_pretrain or policy),
         "reward": RoleModel("rewards", others.reward_pretrain or ""),
@@ -59,7 +60,8 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
 
 
 def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int) -> ModelSpec:
-    optim = None if role.rate is None else OptimSpec.from_flags(role.rate, config.optim, optimizer_steps)
+    own_steps = optimizer_steps - role.frozen_steps * derived.optimizer_steps_per_rollout(config.batch)
+    optim = None if role.rate is None else OptimSpec.from_flags(role.rate, config.optim, own_steps)
     return ModelSpec(
         kind=role.kind,
         path=role.path,

@@ -19,6 +19,7 @@ from openrl.tracking.metrics import merge_all, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.training.engine import LossOf
 from openrl.types import ExperienceBatch
 
@@ -46,13 +47,14 @@ class SupervisedTrainer:
         batch: SupervisedBatchFlags,
         checkpoint: CheckpointFlags,
         checkpoints: Checkpoints,
+        guard: NonFiniteGuard,
         trackers: Trackers,
         progress: Progress,
         flags: Mapping[str, Any],
     ) -> None:
         self.model, self.loss_of, self.stream, self.total_steps = model, loss_of, stream, total_steps
         self.tokenizer, self.batch, self.checkpoint, self.checkpoints = tokenizer, batch, checkpoint, checkpoints
-        self.trackers, self.progress, self.flags = trackers, progress, flags
+        self.guard, self.trackers, self.progress, self.flags = guard, trackers, progress, flags
         self.step, self.totals = 0, Totals()
 
     async def fit(self) -> RunSummary:
@@ -92,6 +94,7 @@ class SupervisedTrainer:
             for rank, rows in enumerate(plan.shards)
         ]
         reports = await self.model.scatter("update", work)
+        self.guard.check("model", self.step + 1, batch, plan, reports)
         return to_floats(merge_all(report for rank in reports for report in rank))
 
     # -- leaving and returning ------------------------------------------------------------------------

@@ -115,13 +115,16 @@ class DeepSpeedEngine:
             metrics.append(of_micro_batch)
             self._engine.backward(loss * self._missing_loss_scale(), scale_wrt_gas=False)
         rate = self._scheduler.get_last_lr()[0]
+        searching = getattr(self._loss_scaler(), "cur_scale", 1.0) > 1.0
         norm = self._apply_gradients()
         finite = math.isfinite(norm)
         if finite:
             self._scheduler.step()
             metrics.append({"grad_norm": Mean(norm, 1.0)})
         if self.layout.rank == 0:  # all ranks agree, one of them counts
-            metrics.append({"nonfinite_steps": Sum(float(not finite))})
+            metrics.append({"nonfinite_steps": Sum(float(not finite and not searching))})
+            if searching:
+                metrics.append({"loss_scale_skips": Sum(float(not finite))})
         return merge_all([*metrics, {"lr": Last(rate)}])
 
     def _apply_gradients(self) -> float:

@@ -36,7 +36,8 @@ class TrainEngine(Protocol):
     def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         """Forward and backward over the plan's micro-batches, one optimizer step. Metrics of this rank:
         those of ``loss_of``, ``grad_norm`` before clipping, ``lr``, ``nonfinite_steps`` (a gradient with inf or NaN
-        skips the step and leaves weights, optimizer and schedule as they were)."""
+        skips the step and leaves weights, optimizer and schedule as they were; in fp16 it counts as
+        ``loss_scale_skips`` as long as the loss scale can still fall)."""
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights under the names that ``save_pretrained`` writes, in the type of the parameters; tied weights

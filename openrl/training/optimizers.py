@@ -21,7 +21,7 @@ class OptimSpec:
 
     learning_rate: float
     scheduler: str
-    warmup_ratio: float
+    warmup_steps: int
     min_lr_ratio: float
     weight_decay: float
     betas: tuple[float, float]
@@ -33,7 +33,7 @@ class OptimSpec:
         return cls(
             rate.learning_rate,
             optim.lr_scheduler,
-            optim.lr_warmup_ratio,
+            math.ceil(optim.lr_warmup_ratio * total_steps) if optim.lr_warmup_steps is None else optim.lr_warmup_steps,
             optim.min_lr_ratio,
             optim.l2,
             optim.adam_betas,
@@ -57,11 +57,10 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> AdamW:
 
 def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
     """The schedule ``spec.scheduler``; step it once after each optimizer step."""
-    warmup = math.ceil(spec.warmup_ratio * spec.total_steps)
     extra: dict[str, dict[str, Any]] = {
         "cosine_with_min_lr": {"min_lr_rate": spec.min_lr_ratio},
         "warmup_stable_decay": {
-            "num_decay_steps": max((spec.total_steps - warmup) // 10, 1),
+            "num_decay_steps": max((spec.total_steps - spec.warmup_steps) // 10, 1),
             "min_lr_ratio": spec.min_lr_ratio,
         },
         "polynomial": {"lr_end": 0.0},
@@ -69,7 +68,7 @@ def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
     return get_scheduler(
         spec.scheduler,
         optimizer,
-        num_warmup_steps=warmup,
+        num_warmup_steps=spec.warmup_steps,
         num_training_steps=spec.total_steps,
         scheduler_specific_kwargs=extra.get(spec.scheduler),
     )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from openrl.algorithms.kl import kl_estimate
 from openrl.algorithms.masked import step_loss
+from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.learning import LossAggMode
 from openrl.extension_points import policy_losses
@@ -20,7 +21,9 @@ from openrl.types import ExperienceBatch, LossInputs, StepCounts
 
 @dataclass(frozen=True)
 class PolicyUpdate:
-    """Policy loss, and the KL to the reference where ``kl_estimator`` is given.
+    """rl_coef * (policy loss + kl_coef * KL to the reference) - entropy_coef * entropy + sft_coef * NLL of good samples.
+
+    Every term is aggregated by ``agg_mode``. Weights of rows and tokens in the batch multiply the policy loss alone.
 
     Without ``old_logprobs`` in the batch the policy's own count as old: right for a batch that is trained on in one
     step by the policy that made it.
@@ -32,11 +35,18 @@ class PolicyUpdate:
     norm_const: float | None = None  # tokens, for seq-mean-token-sum-norm
     kl_coef: float = 0.0
     kl_estimator: str | None = None  # None: no KL in the loss
+    rl_coef: float = 1.0
+    entropy_coef: float = 0.0  # 0: the entropy is measured, without gradient
+    sft_coef: float = 0.0
+    sft_threshold: float = 0.0  # good samples have an unshaped reward above it
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]:
         logprobs, entropies = forward(batch, entropy=True)
+        assert entropies is not None
+        if not self.entropy_coef:
+            entropies = entropies.detach()  # what its gradient would need is freed here
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         inputs = LossInputs(
             logprobs=logprobs,
@@ -49,19 +59,29 @@ class PolicyUpdate:
             marked=batch.marked,
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
-        per_token = token_losses.per_token if batch.is_weights is None else token_losses.per_token * batch.is_weights
-        loss = step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const, batch.loss_weights)
-        metrics = {"policy_loss": _share(loss, batch, counts)}
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
         if batch.old_logprobs is None:  # the weights are still those that sampled: how far is the engine from them?
             columns["logprob_gap"] = (logprobs - batch.rollout_logprobs).abs()
+        terms = {"policy_loss": (self.rl_coef, self._policy_loss(token_losses.per_token, batch, counts))}
         if self.kl_estimator is not None:
-            kl = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
-            kl_loss = step_loss(kl, batch.loss_mask, counts, self.agg_mode, self.norm_const)
-            metrics["kl_loss"] = _share(kl_loss, batch, counts)
-            loss = loss + self.kl_coef * kl_loss
-            columns["kl"] = kl
-        return loss, metrics | _means(columns, batch.loss_mask) | _extremes(logprobs - old_logprobs, batch.loss_mask)
+            columns["kl"] = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
+            terms["kl_loss"] = (self.rl_coef * self.kl_coef, self._divided(columns["kl"], batch, counts))
+        if self.entropy_coef:
+            terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))
+        if self.sft_coef:
+            good = good_sample_nll(logprobs, batch.rewards, self.sft_threshold)
+            terms["sft_loss"] = (self.sft_coef, self._divided(good, batch, counts))
+        total = torch.stack([coef * term for coef, term in terms.values()]).sum()
+        metrics = {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
+        return total, metrics | _means(columns, batch.loss_mask) | _extremes(logprobs - old_logprobs, batch.loss_mask)
+
+    def _policy_loss(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
+        if batch.is_weights is not None:
+            per_token = per_token * batch.is_weights
+        return step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const, batch.loss_weights)
+
+    def _divided(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
+        return step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
 
 
 @dataclass(frozen=True)

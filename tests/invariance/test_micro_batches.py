@@ -17,6 +17,14 @@ CUTS = [
 ]
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 UPDATES = [PolicyUpdate("ppo", PPOOptions(), mode, 9.0, kl_coef=0.3, kl_estimator="k3") for mode in MODES]
+TERMS = {"kl_coef": 0.3, "kl_estimator": "k3+", "entropy_coef": 0.2, "sft_coef": 0.4, "rl_coef": 0.7}
+UPDATES += [PolicyUpdate("ppo", PPOOptions(), mode, 9.0, **TERMS) for mode in MODES]
+UPDATES += [
+    PolicyUpdate(
+        "ppo", PPOOptions(), "seq-mean-token-mean", rl_coef=0.0, **{"entropy_coef": 0.0, "sft_coef": 0.0} | term
+    )
+    for term in ({"entropy_coef": -0.2}, {"sft_coef": 0.4, "sft_threshold": -0.5})
+]
 UPDATES += [ValueUpdate(0.2, mode, 9.0) for mode in MODES]
 UPDATES += [SupervisedUpdate()]
 
@@ -32,7 +40,9 @@ def test_any_cut_gives_the_same_gradient(model, update):
     batch = ragged_batch()
     with torch.no_grad():  # an old policy near enough that some tokens are clipped and some are not
         old = model(batch.token_ids, batch.attention_mask)[0] + 0.3 * batch.returns
-    batch = batch.replace(old_logprobs=old)
+    g = torch.Generator().manual_seed(1)
+    weights = {"loss_weights": torch.rand(len(batch), generator=g), "is_weights": torch.rand(old.shape, generator=g)}
+    batch = batch.replace(old_logprobs=old, **weights)
 
     def forward(micro, entropy=False):
         return model(micro.token_ids, micro.attention_mask, entropy)

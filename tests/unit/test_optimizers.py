@@ -42,6 +42,11 @@ def test_cosine_with_min_lr_by_hand():
     assert found == pytest.approx(expected)
 
 
+def test_warmup_in_steps_takes_the_place_of_the_ratio():
+    assert rates("constant_with_warmup", lr_warmup_steps=4)[:6] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+    assert rates("constant_with_warmup", lr_warmup_steps=0)[0] == pytest.approx(1)
+
+
 def test_linear_ends_at_zero_and_wsd_at_its_floor():
     assert rates("linear")[-1] == pytest.approx(0.0)
     warmup_stable_decay = rates("warmup_stable_decay", min_lr_ratio=0.2)

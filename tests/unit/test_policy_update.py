@@ -1,0 +1,98 @@
+"""The terms of the policy's loss, each held against numbers made by hand."""
+
+import pytest
+import torch
+
+from openrl.algorithms.policy_losses import PPOOptions
+from openrl.trainer.losses import Losses
+from openrl.training.updates import PolicyUpdate
+from openrl.types import StepCounts
+from tests.batches import outcome_batch
+from tests.unit.test_config_checks import ppo
+
+COUNTS = StepCounts(tokens=4, sequences=2, dp_size=1)
+ADVANTAGE, ENTROPY, LOGPROB, REF = 2.0, 3.0, -1.0, -1.5
+
+
+def loss_and_gradient(**changes):
+    """Two rows of two sampled tokens, rewards 1 and 0, everything equal: (loss, metrics, d loss / d logprobs)."""
+    batch = outcome_batch([1.0, 0.0], [0, 0])
+    shape = batch.loss_mask.shape
+    columns = {name: changes.pop(name) for name in ("is_weights", "loss_weights") if name in changes}
+    batch = batch.replace(advantages=torch.full(shape, ADVANTAGE), ref_logprobs=torch.full(shape, REF), **columns)
+    logprobs = torch.full(shape, LOGPROB, requires_grad=True)
+    entropies = torch.full(shape, ENTROPY) * (logprobs / LOGPROB)  # so that a gradient can be seen
+
+    def forward(micro, entropy=False):
+        return logprobs, entropies
+
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", **changes)
+    loss, metrics = update(forward, batch, COUNTS)
+    loss.backward()
+    return float(loss.detach()), {k: m.value for k, m in metrics.items()}, logprobs.grad[:, 1:]
+
+
+def test_policy_loss_alone():
+    loss, metrics, gradient = loss_and_gradient()
+    assert loss == metrics["policy_loss"] == pytest.approx(-ADVANTAGE)  # ratio 1
+    assert torch.allclose(gradient, torch.tensor(-ADVANTAGE / 4))
+    assert metrics["entropy"] == pytest.approx(ENTROPY)  # measured, no gradient
+    assert not metrics.keys() & {"entropy_loss", "sft_loss", "kl_loss"}
+
+
+def test_entropy_is_a_bonus_with_a_gradient():
+    loss, metrics, gradient = loss_and_gradient(entropy_coef=0.5)
+    assert loss == pytest.approx(-ADVANTAGE - 0.5 * ENTROPY)
+    assert metrics["policy_loss"] == pytest.approx(-ADVANTAGE)
+    assert torch.allclose(gradient, torch.tensor((-ADVANTAGE - 0.5 * ENTROPY / LOGPROB) / 4))
+
+
+def test_good_samples_are_imitated():
+    loss, metrics, gradient = loss_and_gradient(sft_coef=0.1, sft_threshold=0.5)
+    assert metrics["sft_loss"] == pytest.approx(-LOGPROB / 2)  # half of the tokens are good ones
+    assert loss == pytest.approx(-ADVANTAGE + 0.1 * -LOGPROB / 2)
+    assert torch.allclose(gradient, torch.tensor([[-2.1] * 2, [-2.0] * 2]) / 4)
+
+
+def test_rl_coef_weighs_policy_and_kl_and_nothing_else():
+    loss, metrics, _ = loss_and_gradient(
+        rl_coef=0.25, kl_coef=0.3, kl_estimator="k2", entropy_coef=0.5, sft_coef=0.1, sft_threshold=0.5
+    )
+    kl = (LOGPROB - REF) ** 2 / 2
+    assert metrics["kl_loss"] == metrics["kl"] == pytest.approx(kl)
+    assert loss == pytest.approx(0.25 * (-ADVANTAGE + 0.3 * kl) - 0.5 * ENTROPY + 0.1 * 0.5)
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k1+", "k3+", "mse"])
+def test_estimators_with_the_gradient_of_k2(estimator):
+    _, _, gradient = loss_and_gradient(rl_coef=1.0, kl_coef=1.0, kl_estimator=estimator)
+    assert torch.allclose(gradient, torch.tensor((LOGPROB - REF - ADVANTAGE) / 4))
+
+
+def test_weights_of_tokens_and_rows_multiply_the_policy_loss_alone():
+    is_weights = torch.tensor([[9.0, 0.5, 1.0], [9.0, 2.0, 0.0]])
+    _, metrics, gradient = loss_and_gradient(
+        is_weights=is_weights, loss_weights=torch.tensor([0.5, 1.5]), kl_coef=1.0, kl_estimator="k2"
+    )
+    weights = torch.tensor([[0.25, 0.5], [3.0, 0.0]])
+    assert metrics["policy_loss"] == pytest.approx(-ADVANTAGE * float(weights.sum()) / 4)
+    assert metrics["kl_loss"] == pytest.approx((LOGPROB - REF) ** 2 / 2)
+    assert torch.allclose(gradient, (LOGPROB - REF - ADVANTAGE * weights) / 4)
+
+
+def test_flags_reach_the_losses():
+    losses = Losses.from_config(
+        ppo(
+            "--pretrain m --prompt_data d --remote_rm_url r.py --entropy_loss_coef 0.01 --sft_loss_coef 0.2 "
+            "--sft_pos_threshold 0.5 --rl_loss_coef 2 --use_kl_loss --kl_estimator low_var_kl --kl_loss_coef 0.3 "
+            "--loss_agg_mode seq-mean-token-sum-norm --loss_agg_norm_const 100"
+        )
+    )
+    actor = losses.actor
+    assert (actor.entropy_coef, actor.sft_coef, actor.sft_threshold, actor.rl_coef) == (0.01, 0.2, 0.5, 2.0)
+    assert (actor.norm_const, losses.critic.norm_const, actor.kl_estimator) == (100.0, 100.0, "low_var_kl")
+
+
+def test_norm_const_defaults_to_the_longest_response():
+    config = ppo("--pretrain m --prompt_data d --remote_rm_url r.py --generate_max_len 77")
+    assert Losses.from_config(config).actor.norm_const == 77.0
