@@ -5,8 +5,8 @@ They import nothing and reach no network. What a Hub name stands for shows when 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,17 +41,27 @@ def models_exist(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig, SFTConfig, environment=True)
 def policy_exists(config: PPOConfig | SFTConfig, given: Given) -> Problems:
-    yield from model_problems("pretrain", config.model.pretrain)
+    yield from model_problems("pretrain", config.model.pretrain, MODEL_FILES | TOKENIZER_FILES)
 
 
-def model_problems(flag: str, name: str | None) -> Problems:
+MODEL_FILES = {"config.json": ("config.json",), "the file of weights": ("*.safetensors", "*.bin")}
+TOKENIZER_FILES = {
+    "the tokenizer": ("tokenizer*", "vocab*", "*.model")
+}  # without it transformers makes an empty one up
+
+
+def model_problems(flag: str, name: str | None, files: Mapping[str, tuple[str, ...]] = MODEL_FILES) -> Problems:
+    """``files`` are what the directory must hold: what each is, and patterns of which one must be there."""
     if name is None or not is_local(name):
         return
     directory = Path(name).expanduser()
     if not directory.is_dir():
         yield Problem((flag,), f"no such directory: {name}", "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
-    elif not (directory / "config.json").is_file():
-        yield Problem((flag,), f"{name} holds no model: config.json is missing", "what save_pretrained wrote")
+        return
+    missing = [what for what, patterns in files.items() if not any(any(directory.glob(p)) for p in patterns)]
+    if missing:
+        message = f"{name} holds no whole model: {' and '.join(missing)} missing"
+        yield Problem((flag,), message, "what save_pretrained of model and tokenizer wrote")
 
 
 @check(PPOConfig, environment=True)
@@ -101,15 +111,18 @@ def outputs_are_writable(config: PPOConfig | SFTConfig, given: Given) -> Problem
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
-    """A directory that exists or can be made."""
+    """A directory that exists or can be made. One is made beside it for a moment: permissions do not tell all."""
     if name is None:
         return
     directory = Path(name).expanduser().absolute()
     nearest = next(path for path in (directory, *directory.parents) if path.exists())
     if not nearest.is_dir():
         yield Problem((flag,), f"{nearest} is a file, no directory", "another path")
-    elif not os.access(nearest, os.W_OK | os.X_OK):
-        yield Problem((flag,), f"{nearest} is not writable", "another path")
+        return
+    try:
+        tempfile.TemporaryDirectory(prefix=".openrl_", dir=nearest).cleanup()
+    except OSError as error:
+        yield Problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
 
 
 @check(PPOConfig, SFTConfig, environment=True)

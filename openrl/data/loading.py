@@ -28,7 +28,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     if path.is_file():
         rows = _load_file(path, flag)
     elif path.is_dir() and any((path / f).exists() for f in ("state.json", "dataset_dict.json")):
-        rows = _choose_split(load_from_disk(path), split, source, flag)
+        rows = _choose_split(_load_saved(path, flag), split, source, flag)
     elif path.is_dir() or _may_be_hub_name(source):
         rows = _load_named(source, split, flag)
     else:
@@ -67,6 +67,16 @@ def _bad_lines(path: Path, show: int = 5) -> str:
                     yield f"line {number}: {error.msg} at column {error.colno}"
 
     return "; ".join(islice(reasons(), show))
+
+
+def _load_saved(path: Path, flag: str) -> Dataset | DatasetDict:
+    """What ``save_to_disk`` wrote."""
+    try:
+        return load_from_disk(path)
+    except IndexError as error:  # so it ends where there are no rows
+        raise UserError(f"--{flag}: {path} has no rows") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"--{flag}: cannot read {path}: {error}") from error
 
 
 def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: str) -> Dataset:

@@ -73,7 +73,7 @@ def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
     """Raises UserError, listing the keys there are, if the first row lacks ``key``."""
     if column(rows[0], key) is MISSING:
         keys = ", ".join(_all_keys(rows[0]))
-        raise UserError(f"--{key_flag}: {source} has no key {key!r}; it has {keys}")
+        raise UserError(f"--{key_flag}: {source} has no key {key!r}; it has {keys}", f"--{key_flag} with one of these")
 
 
 def _all_keys(row: dict[str, Any], prefix: str = "") -> Iterator[str]:

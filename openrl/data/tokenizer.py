@@ -16,14 +16,15 @@ def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedT
     end of text is lost. Raises UserError if there is no tokenizer or it knows no end-of-text token.
     """
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise UserError(f"there is no model directory {path}", "the path given to --pretrain")
+        raise UserError(f"--pretrain: there is no model directory {path}")
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"cannot load the tokenizer of {path}: {error}") from error
+    except Exception as error:  # a KeyError, say, or what code beside the model raises: the files are the user's
+        raise UserError(f"--pretrain: cannot load the tokenizer of {path}: {type(error).__name__}: {error}") from error
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"the tokenizer of {path} has no end-of-text token", "set eos_token in its tokenizer_config.json"
+            f"--pretrain: the tokenizer of {path} has no end-of-text token",
+            "set eos_token in its tokenizer_config.json",
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -20,6 +20,8 @@ from openrl.rewards.pool import RewardFailure, RewardFile, RewardPool
 from openrl.rewards.worker import Rows
 from openrl.types import Group, Prompt, Score
 
+REMEDY = "return one finite number for each item of queries"
+
 
 class BadReply(Exception):
     """The function returned something else than scores. ``row`` is the first one at fault, None for the whole."""
@@ -42,7 +44,7 @@ class FileReward:
         try:
             return read_scores(await self._pool.call(rows), len(rows))
         except BadReply as bad:
-            raise self._error(str(bad), group.prompt, rows, bad.row) from None
+            raise self._error(str(bad), group.prompt, rows, bad.row, REMEDY) from None
         except RewardFailure as failure:
             raise self._error(str(failure), group.prompt, rows, failure.row) from None
 
@@ -59,7 +61,7 @@ class FileReward:
             responses=[t.text for t in group.trajectories],
         )
 
-    def _error(self, reason: str, prompt: Prompt, rows: Rows, at: int | None) -> UserError:
+    def _error(self, reason: str, prompt: Prompt, rows: Rows, at: int | None, remedy: str = "") -> UserError:
         responses = rows.responses if at is None else [rows.responses[at]]
         lines = [
             f"--remote_rm_url: {self.file}: {reason}",
@@ -68,7 +70,7 @@ class FileReward:
             f"  label     {_short(prompt.label)}",
             *(f"  response  {_short(text)}" for text in responses[:8]),
         ]
-        return UserError("\n".join(lines))
+        return UserError("\n".join(lines), remedy)
 
 
 def _short(value: Any, most: int = 200) -> str:

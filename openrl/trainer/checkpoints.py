@@ -34,25 +34,32 @@ class Checkpoints:
     async def save(
         self, step: int, state: dict[str, Any], flags: dict[str, Any], write: Callable[[Path], Awaitable[None]]
     ) -> Path:
-        """``write(directory)`` puts the engines' parts into the directory before it is renamed."""
+        """``write(directory)`` puts the engines' parts into the directory before it is renamed.
+
+        If it raises, the checkpoints are as before; what it wrote goes with the next save.
+        """
+        for left_over in self.directory.glob(".writing_*"):
+            shutil.rmtree(left_over)
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
-        shutil.rmtree(aside, ignore_errors=True)
         aside.mkdir(parents=True)
         await write(aside)
         write_json(aside / "state.json", state)
         write_json(aside / "manifest.json", {"schema_version": SCHEMA_VERSION, "step": step, "flags": flags})
         sync_tree(aside)
-        if final.exists():  # a rerun of the same step after a resume
-            shutil.rmtree(final)
-        aside.rename(final)
-        sync_directory(self.directory)
+        if final.exists():  # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
+            final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
+            aside.rename(final)
+            shutil.rmtree(replaced)
+        else:
+            aside.rename(final)
+        sync(self.directory)
         self._retain(final)
         return final
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS))
+        return sorted((p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS)), key=step_of)
 
     def _retain(self, newest: Path) -> None:
         """Remove what an earlier run left, then all but the ``keep`` newest; 0 keeps all."""
@@ -91,13 +98,12 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Force the files to disk, so that the rename never publishes empty ones after a power cut."""
-    for path in directory.rglob("*"):
-        if path.is_file():
-            sync_directory(path)
+    """Force files and directories to disk, so that the rename never publishes empty ones after a power cut."""
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
 
 
-def sync_directory(path: Path) -> None:
+def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,0 +1,350 @@
+"""What a user can get wrong, through the real commands: one clear message, nothing started, no traceback.
+
+Whole processes where the process is the point; elsewhere the same command in this process, which saves its imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+from pathlib import Path
+
+import datasets
+import psutil
+import pytest
+
+from openrl.cli import train_ppo_ray, train_sft
+from openrl.cli.run import command
+from openrl.cluster.group import LocalGroup
+from openrl.cluster.rollout_worker import CollectRequest, RolloutWorker
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.model import ModelFlags
+from openrl.config.reward import RewardFlags
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec
+from openrl.types import Prompt, Sampling
+from tests.e2e.runs import make_task, ppo_flags, start
+
+COMMANDS = {"train_ppo_ray": (PPOConfig, train_ppo_ray), "train_sft": (SFTConfig, train_sft)}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(autouse=True)
+def no_bars():
+    """The commands say so by environment variables, which come too late for what this process has imported."""
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture
+def attempt(capsys, tmp_path):
+    """Run a command in this process; its message on stderr, once the exit code is right and nothing was written."""
+
+    def attempt(flags: list[str], code: int = 2, prog: str = "train_ppo_ray") -> str:
+        config_type, module = COMMANDS[prog]
+        before = set(tmp_path.iterdir())
+        try:
+            found = command(config_type, module.prepare, module.run, prog=prog, description="", argv=flags)
+        except SystemExit as end:
+            found = end.code
+        out, err = capsys.readouterr()
+        assert found == code, err
+        assert set(tmp_path.iterdir()) == before
+        return out if code == 0 else err
+
+    return attempt
+
+
+def finish(process) -> tuple[int, str]:
+    output, _ = process.communicate(timeout=300)
+    return process.returncode, output
+
+
+# -- flags and paths: all at once, by a real process -------------------------------------------------------
+
+
+def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_path):
+    (tmp_path / "occupied").write_text("")
+    changes = {
+        "pretrain": tmp_path / "no_model",
+        "prompt_data": tmp_path / "none.jsonl",
+        "remote_rm_url": tmp_path / "none.py",
+        "n_samples_per_prompt": 1,
+        "train_batch_size": 12,
+        "micro_train_batch_size": 5,
+        "save_path": tmp_path / "occupied" / "run",
+        "ckpt_path": tmp_path / "occupied",
+        "actor_lerning_rate": 1e-3,
+        "generate-max-len": 4,
+        "kl_target": "low",
+    }
+    code, output = finish(start("train_ppo_ray", ppo_flags(task, tmp_path / "out", **changes)))
+    assert code == 2 and "Traceback" not in output
+    assert output.startswith("train_ppo_ray: 11 problems, nothing was started\n")
+    for line, remedy in (
+        ("--actor_lerning_rate: no such flag", "--actor_learning_rate"),
+        ("--generate-max-len: no such flag", "--generate_max_len"),
+        ("--kl_target: ", None),
+        ("--rollout_batch_size, --n_samples_per_prompt, --train_batch_size: 8 * 1 = 8 samples", "--train_batch_size 8"),
+        ("--train_batch_size, --micro_train_batch_size: 12 samples are not a multiple of 5", "--micro_train_batch_size 4"),
+        ("--advantage_estimator, --n_samples_per_prompt: group_norm compares", "--n_samples_per_prompt 8"),
+        (f"--pretrain: no such directory: {tmp_path}/no_model", "a model directory"),
+        (f"--prompt_data: no such file or directory: {tmp_path}/none.jsonl", "one of"),
+        (f"--remote_rm_url: no such file: {tmp_path}/none.py", None),
+        (f"--save_path: {tmp_path}/occupied is a file, no directory", "another path"),
+        (f"--ckpt_path: {tmp_path}/occupied is a file, no directory", "another path"),
+    ):  # fmt: skip
+        found = re.search(rf"\d+\. {re.escape(line)}.*\n(?: +try: (.*))?", output)
+        assert found, (line, output)
+        assert remedy is None or found[1].startswith(remedy)
+    assert not (tmp_path / "out").exists()
+
+
+def test_supervised_flags_and_paths_are_reported_together(tmp_path):
+    words = f"--pretrain ./no_model --dataset ./none.jsonl --train_batch_size 9 --micro_train_batch_size 2 --max_length 3 --save_path {tmp_path}"
+    code, output = finish(start("train_sft", words.split()))
+    assert code == 2 and "Traceback" not in output
+    assert output.startswith("train_sft: 4 problems, nothing was started\n")
+    for flags in ("--max_length", "--train_batch_size, --micro_train_batch_size", "--pretrain", "--dataset"):
+        assert f". {flags}: " in output
+
+
+@pytest.mark.parametrize("place", ["/proc/openrl", "/sys/openrl"])
+def test_a_place_that_not_even_root_can_write_to(attempt, task, place):
+    flags = ppo_flags(task, Path(place))
+    message = attempt(flags)
+    assert f"--save_path: {Path(place).parent} is not writable" in message
+    assert f"--ckpt_path: {Path(place).parent} is not writable" in message
+
+
+def test_a_device_that_is_settled_late_still_ends_before_the_start(attempt, task, tmp_path, monkeypatch):
+    """--device auto becomes cpu once torch is asked: the number of ranks, and so the batches, are known then."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    message = attempt(ppo_flags(task, tmp_path / "out", device="auto", actor_num_nodes=3))
+    assert (
+        "--train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node: 16 samples do not divide among 3" in message
+    )
+    assert "try: a number of actor ranks that divides 16, such as 2" in message
+    assert message.endswith("nothing was started\n")
+
+
+# -- model and tokenizer -----------------------------------------------------------------------------------
+
+
+def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
+    shutil.copytree(task / "model", copy := tmp_path / "model")
+    flags = ppo_flags(task, tmp_path / "out", pretrain=copy, ref_pretrain=copy)
+    (copy / "model.safetensors").unlink()
+    message = attempt(flags)
+    for flag in ("pretrain", "ref_pretrain"):
+        assert f"--{flag}: {copy} holds no whole model: the file of weights missing" in message
+    for path in copy.glob("tokenizer*"):
+        path.unlink()
+    assert f"--pretrain: {copy} holds no whole model: the file of weights and the tokenizer missing" in attempt(flags)
+    shutil.copy(task / "model/model.safetensors", copy)
+    (copy / "tokenizer.json").write_text("{}")
+    message = attempt(flags)
+    assert f"train_ppo_ray: --pretrain: cannot load the tokenizer of {copy}" in message
+    assert message.count("\n") < 8 and message.endswith("nothing was started\n")
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_a_chat_template_is_asked_for_and_there_is_none(attempt, task, tmp_path, prog):
+    message = attempt(flags_of(prog, task, tmp_path / "out", apply_chat_template=True), prog=prog)
+    assert f"{prog}: --apply_chat_template: the tokenizer of {task}/model has no chat template" in message
+    assert "try: leave the flag out, or wrap prompts with --input_template" in message
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def flags_of(prog: str, task: Path, out: Path, **changes: object) -> list[str]:
+    """Flags of a small run of either command; ``data`` names its rows."""
+    data = changes.pop("data", task / "prompts.jsonl")
+    if prog == "train_ppo_ray":
+        return ppo_flags(task, out, **({"prompt_data": data} | changes))
+    given = {"pretrain": task / "model", "dataset": data, "output_key": "label", "save_path": out} | changes
+    given |= {"ckpt_path": out / "checkpoints", "device": "cpu"}
+    return [
+        word
+        for name, value in given.items()
+        for word in ([f"--{name}"] if value is True else [f"--{name}", str(value)])
+    ]
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_a_dataset_without_the_key_lists_the_keys_it_has(attempt, task, tmp_path, prog):
+    rows = [{"question": "1+1=", "meta": {"answer": "2"}}] * 8
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    message = attempt(flags_of(prog, task, tmp_path / "out", data=tmp_path / "rows.jsonl"), prog=prog)
+    assert f"--input_key: {tmp_path}/rows.jsonl has no key 'input'; it has question, meta, meta.answer" in message
+    assert "try: --input_key with one of these\nnothing was started" in message
+    flags = flags_of(prog, task, tmp_path / "out", data=tmp_path / "rows.jsonl", input_key="question")
+    other = "label_key" if prog == "train_ppo_ray" else "output_key"
+    assert f"--{other}: {tmp_path}/rows.jsonl has no key 'label'" in attempt(flags, prog=prog)
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+@pytest.mark.parametrize("name", ["empty.jsonl", "blank.jsonl", "empty.json", "head.csv", "saved", "nothing"])
+def test_a_dataset_without_rows(attempt, task, tmp_path, prog, name):
+    path = tmp_path / name
+    if name == "saved":
+        datasets.Dataset.from_dict({"input": [], "label": []}).save_to_disk(path)
+    elif name == "nothing":
+        path.mkdir()
+    else:
+        text = {"empty.jsonl": "", "blank.jsonl": "\n\n", "empty.json": "[]", "head.csv": "input,label\n"}
+        path.write_text(text[name])
+    message = attempt(flags_of(prog, task, tmp_path / "out", data=path), prog=prog)
+    flag = "prompt_data" if prog == "train_ppo_ray" else "dataset"
+    assert message.startswith(f"{prog}: --{flag}: ") and str(path) in message
+    assert message.count("\n") <= 3 and message.endswith("nothing was started\n")
+
+
+def test_rows_that_cannot_be_used_are_named(attempt, task, tmp_path):
+    rows = [{"input": "1+1=", "label": "2"}, {"input": "", "label": "3"}, {"input": None, "label": "4"}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    message = attempt(ppo_flags(task, tmp_path / "out", prompt_data=tmp_path / "rows.jsonl"))
+    assert "rows 1, 2: empty" in message
+
+
+def test_fewer_prompts_than_a_step_takes(attempt, task, tmp_path):
+    message = attempt(ppo_flags(task, tmp_path / "out", rollout_batch_size=64))
+    assert "--rollout_batch_size 64 prompts a step, but --prompt_data has 40" in message
+
+
+def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path):
+    rows = [{"input": "1" * n, "label": ""} for n in range(1, 21)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"prompt_data": tmp_path / "rows.jsonl", "dry_run": True}
+    plan = attempt(ppo_flags(task, tmp_path / "out", prompt_max_len=16, **data), code=0)
+    line = f"{tmp_path}/rows.jsonl: 16 prompts, longest 20 tokens; 4 of 20 left out, longer than --prompt_max_len 16"
+    assert plan.startswith(line)
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"input": "1" * 20, "label": ""}))
+    message = attempt(ppo_flags(task, tmp_path / "out", prompt_max_len=16, **data))
+    assert "all 1 prompts" in message and "try: --prompt_max_len 20" in message
+
+
+# -- rewards: the file -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def reward_func(:\n    pass", "SyntaxError"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (reward.py, line 1)"),
+        ("x = 1 / 0", "ZeroDivisionError: division by zero (reward.py, line 1)"),
+        ("import os\nos._exit(3)", "the reward process exited with status 3"),
+        ("def my_reward(q, p, l):\n    return [0.0]", "it defines no function 'reward_func', but my_reward"),
+    ],
+)
+def test_a_reward_file_that_cannot_be_used(attempt, task, tmp_path, source, said):
+    (tmp_path / "reward.py").write_text(source)
+    message = attempt(ppo_flags(task, tmp_path / "out", remote_rm_url=tmp_path / "reward.py"))
+    assert message.startswith("train_ppo_ray: --remote_rm_url: ") and f"{tmp_path}/reward.py" in message
+    assert said in message and message.endswith("nothing was started\n")
+
+
+def test_no_reward_at_all_and_no_such_function(attempt, task, tmp_path):
+    assert "--remote_rm_url, --reward_pretrain: no source of rewards" in attempt(
+        ppo_flags(task, tmp_path / "out", remote_rm_url=None)
+    )
+    message = attempt(ppo_flags(task, tmp_path / "out", remote_rm_url=f"{task}/reward.py:judge"))
+    assert "it defines no function 'judge', but reward_func" in message
+
+
+# -- rewards: their values ---------------------------------------------------------------------------------
+
+ROW = """
+def reward_func(queries, prompts, labels, responses):
+    values = [1.0] * len(queries)
+    for i, prompt in enumerate(prompts):
+        if prompt.endswith("7+7="):
+            {fault}
+    return values
+"""
+
+
+def collect_with(task: Path, reward: Path) -> None:
+    """Answer two prompts with the real engine, agent and reward in this process."""
+    model = ModelFlags(pretrain=str(task / "model"), param_dtype="fp32")
+    spec = EngineSpec(model=model.pretrain, dtype="fp32", max_model_len=16)
+    flags = RewardFlags(remote_rm_url=str(reward), reward_timeout=5.0)
+
+    async def scenario() -> None:
+        group = LocalGroup.create("vllm", 1, RolloutWorker, "hf", spec, model, flags)
+        await group.call("start")
+        try:
+            tokenize = group._workers[0].tokenizer
+            prompts = [Prompt(f"train:{i}", tokenize(t).input_ids, t, label=t) for i, t in enumerate(["1+2=", "7+7="])]
+            request = CollectRequest(n_samples=3, sampling=Sampling(max_tokens=4), seed=(0, 1))
+            async for _ in group.stream(0, "collect", list(enumerate(prompts)), request):
+                pass
+        finally:
+            await group.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("raise ValueError('no verdict on ' + labels[i])", "ValueError: no verdict on 7+7= (reward.py, line 6)"),
+        ("return values[1:]", "it returned 2 rewards for 3 rows"),
+        ("return []", "it returned 0 rewards for 3 rows"),
+        ("values[1] = float('nan')", "rewards must be finite, it returned nan"),
+        ("values[1] = float('inf')", "rewards must be finite, it returned inf"),
+        ("values[1] = None", "rewards must be numbers, it returned None"),
+        ("return {'scores': values}", "it returned no 'rewards', but 'scores'"),
+        ("while True: pass", "nothing came back within 5 s (--reward_timeout)"),
+        ("import os; os._exit(3)", "the reward process exited with status 3"),
+    ],
+)
+def test_a_reward_that_fails_shows_the_row(task, tmp_path, fault, said):
+    (tmp_path / "reward.py").write_text(ROW.format(fault=fault))
+    with pytest.raises(UserError) as caught:
+        collect_with(task, tmp_path / "reward.py")
+    lines = str(caught.value).splitlines()
+    assert lines[0].startswith(f"--remote_rm_url: {tmp_path}/reward.py:reward_func: ") and said in lines[0]
+    assert lines[1:4] == ["  row       train:1", "  prompt    '7+7='", "  label     '7+7='"]
+    shown = sum(line.startswith("  response  ") for line in lines)
+    assert shown == (1 if "values[1]" in fault or "raise" in fault else 3)
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_ends_the_run_with_one_message(task, tmp_path):
+    """In the real run the error comes from a worker's process; nothing of the run outlives it."""
+    (tmp_path / "reward.py").write_text(
+        ROW.format(fault="raise ValueError('no verdict on ' + labels[i])").replace("7+7=", "=")
+    )
+    marker = f"bad_input_{tmp_path.name}"
+    flags = ppo_flags(task, tmp_path / "out", remote_rm_url=tmp_path / "reward.py", rollout_backend="hf")
+    code, output = finish(start("train_ppo_ray", flags, OPENRL_TEST_MARKER=marker))
+    assert code == 1 and "Traceback" not in output, output
+    message = output[output.index("train_ppo_ray: ") :]
+    assert message.startswith(
+        f"train_ppo_ray: --remote_rm_url: {tmp_path}/reward.py:reward_func: ValueError: no verdict on "
+    )
+    assert "(reward.py, line 6)" in message and "  row       train:" in message and "  response  " in message
+    assert message.count("\n") < 10
+    _, alive = psutil.wait_procs(marked(marker), timeout=30)
+    assert not alive
+
+
+def marked(marker: str) -> list[psutil.Process]:
+    """Processes that were started with this marker in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("OPENRL_TEST_MARKER") == marker:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
