@@ -1,0 +1,124 @@
+"""Checkpoints on disk: complete or absent, the newest found, old ones removed only afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from openrl.config.run import CheckpointFlags
+from openrl.errors import UserError
+from openrl.trainer import checkpoints as module
+from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state, step_of
+
+
+def opened(directory: Path, **flags: object) -> Checkpoints:
+    return Checkpoints(CheckpointFlags(ckpt_path=str(directory), **flags))
+
+
+def save(checkpoints: Checkpoints, step: int, content: str = "weights", error: Exception | None = None) -> Path:
+    async def write(directory: Path) -> None:
+        (directory / "actor").mkdir()
+        (directory / "actor" / "rank0").write_text(content)
+        if error:
+            raise error
+
+    return asyncio.run(checkpoints.save(step, {"step": step}, {"seed": 1}, write))
+
+
+def steps(directory: Path) -> list[int]:
+    """Of the checkpoints that a new run would find."""
+    return [step_of(path) for path in opened(directory).complete()]
+
+
+def test_a_checkpoint_holds_what_was_written_and_the_drivers_state(tmp_path):
+    path = save(opened(tmp_path / "new" / "place"), 4)
+    assert path.name == "step_000004" and (path / "actor/rank0").read_text() == "weights"
+    assert read_state(path) == ({"step": 4}, {"seed": 1})
+    assert [p.name for p in path.parent.iterdir()] == ["step_000004"]
+
+
+def test_a_failing_write_leaves_the_previous_one_and_nothing_that_looks_complete(tmp_path):
+    checkpoints = opened(tmp_path)
+    save(checkpoints, 2)
+    with pytest.raises(OSError, match="disk full"):
+        save(checkpoints, 4, error=OSError("disk full"))
+    assert steps(tmp_path) == [2]
+    assert opened(tmp_path, load_checkpoint=True).start_from == tmp_path / "step_000002"
+    save(checkpoints, 6)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002", "step_000006"]  # no remains either
+
+
+def test_the_name_is_given_only_when_everything_is_on_disk(tmp_path, monkeypatch):
+    """A crash after the writes and before the rename: the manifest is there, the name is not."""
+
+    def crash(directory: Path) -> None:
+        assert {p.name for p in directory.iterdir()} == {"actor", "state.json", "manifest.json"}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "sync_tree", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save(opened(tmp_path), 2)
+    assert steps(tmp_path) == []
+    assert opened(tmp_path, load_checkpoint=True).start_from is None
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, [8]), (2, [6, 8]), (3, [4, 6, 8]), (0, [2, 4, 6, 8])])
+def test_retention_keeps_the_newest(tmp_path, keep, left):
+    checkpoints = opened(tmp_path, max_ckpt_num=keep)
+    for step in (2, 4, 6, 8):
+        save(checkpoints, step)
+    assert steps(tmp_path) == left
+
+
+def test_nothing_is_removed_before_the_new_one_is_complete(tmp_path):
+    checkpoints = opened(tmp_path, max_ckpt_num=1)
+    save(checkpoints, 2)
+
+    async def write(directory: Path) -> None:
+        assert steps(tmp_path) == [2]
+
+    asyncio.run(checkpoints.save(4, {}, {}, write))
+    assert steps(tmp_path) == [4]
+
+
+def test_overwrite_removes_the_earlier_runs_checkpoints_once_there_is_a_new_one(tmp_path):
+    for step in (2, 4, 6):
+        save(opened(tmp_path), step, "earlier")
+    fresh = opened(tmp_path, overwrite_ckpt=True)
+    assert fresh.start_from is None
+    with pytest.raises(OSError):
+        save(fresh, 1, error=OSError())
+    assert steps(tmp_path) == [2, 4, 6]
+    save(fresh, 4, "new")  # of the same name as an earlier one
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000004"]
+    assert (tmp_path / "step_000004/actor/rank0").read_text() == "new"
+    save(fresh, 5)
+    assert steps(tmp_path) == [4, 5]
+
+
+def test_the_newest_is_the_one_with_the_highest_step(tmp_path):
+    checkpoints = opened(tmp_path)
+    for step in (1_000_000, 999_999):  # as text, the other way round
+        save(checkpoints, step)
+    assert step_of(opened(tmp_path, load_checkpoint=True).start_from) == 1_000_000
+    assert opened(tmp_path).start_from is None and step_of(None) == -1
+
+
+def test_another_schema_is_refused(tmp_path):
+    path = save(opened(tmp_path), 2)
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
+    with pytest.raises(UserError, match=r"--load_checkpoint: .*step_000002 has schema version 99, this is 1") as caught:
+        read_state(path)
+    assert "--overwrite_ckpt" in caught.value.remedy
+
+
+def test_flags_that_differ_are_named():
+    assert (
+        changed_flags({"seed": 1, "l2": 0.1}, {"seed": 2, "l2": 0.1, "zero_stage": 2})
+        == "flags that differ: seed, zero_stage"
+    )
+    assert changed_flags({"seed": 1}, {"seed": 1}) == "same flags"

@@ -1,0 +1,280 @@
+"""The small parts of the trainer: what is measured, when things are due, waiting, collecting. Computed by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from openrl.algorithms.credit import CreditPlan
+from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.rollout_worker import CollectRequest, request_seed
+from openrl.config.learning import KLFlags
+from openrl.config.shaping import RewardShapingFlags
+from openrl.errors import UserError
+from openrl.extension_points import advantage_estimators
+from openrl.tracking.metrics import Mean, Sum, to_floats
+from openrl.trainer.collector import Collector
+from openrl.trainer.credit import Credit
+from openrl.trainer.evaluation import eval_metrics
+from openrl.trainer.rl_trainer import due
+from openrl.trainer.rollout_metrics import rollout_metrics
+from openrl.trainer.waiting import all_or_first_error
+from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
+from tests.batches import outcome_batch
+
+
+def trajectory(prompt: Prompt, length: int, score: Score | None, finish: Finish = Finish.STOP, version: int = 1):
+    before = len(prompt.token_ids)
+    return Trajectory(
+        prompt=prompt,
+        token_ids=[*prompt.token_ids, *range(length)],
+        loss_mask=[False] * before + [True] * length,
+        rollout_logprobs=[0.0] * (before + length),
+        finish=finish,
+        policy_versions=(version, version),
+        score=score,
+    )
+
+
+def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") -> Group:
+    prompt = Prompt(name, [1] * prompt_length, name, source=source)
+    return Group(prompt, [trajectory(prompt, *row) for row in rows])
+
+
+# -- what is measured --------------------------------------------------------------------------------------
+
+
+def test_rollout_metrics():
+    groups = [
+        group("a", 2, (3, Score(1.0, 1.0, {"format": 1.0})), (5, Score(0.0, 0.0), Finish.LENGTH)),
+        group("b", 4, (2, Score(-1.0, 0.0, {"format": 0.5})), (6, Score(-1.0, 0.0), Finish.LENGTH, 3)),
+    ]
+    metrics = rollout_metrics(groups)
+    expected = {
+        "rollout/samples": 4,
+        "rollout/tokens": 16,
+        "rollout/prompt_length": 3,
+        "rollout/response_length": 4,
+        "rollout/response_length_max": 6,
+        "rollout/truncated_share": 0.5,
+        "rollout/policy_version_min": 1,
+        "rollout/reward": -0.25,
+        "rollout/reward_max": 1,
+        "rollout/reward_min": -1,
+        "rollout/pass_rate": 0.25,  # of group a 0.5, of group b 0
+        "rollout/zero_variance_groups": 0.5,
+        "rollout/all_right_groups": 0,
+        "rollout/all_wrong_groups": 0.5,
+        "reward/format": 0.75,  # over the two that have this part
+    }
+    assert expected.items() <= to_floats(metrics).items()
+    assert isinstance(metrics["rollout/tokens"], Sum) and metrics["reward/format"] == Mean(1.5, 2)
+
+
+def test_what_nobody_measured_is_absent():
+    unscored = rollout_metrics([group("a", 1, (2, None), (2, None))])
+    assert not [name for name in unscored if "reward" in name or "groups" in name or "pass" in name]
+    without_verdict = rollout_metrics([group("a", 1, (2, Score(1.0)), (2, Score(0.0, 1.0)))])
+    assert without_verdict["rollout/reward"].value == 0.5
+    assert not {"rollout/pass_rate", "rollout/all_right_groups"} & without_verdict.keys()
+
+
+def test_eval_metrics():
+    """By source and over all answers; a reward stands in where there is no verdict."""
+    groups = [
+        group("a", 1, (2, Score(9.0, 1.0)), (4, Score(9.0, 0.0)), source="easy"),
+        group("b", 1, (6, Score(0.0, 1.0)), (8, Score(0.0, 1.0)), source="easy"),
+        group("c", 1, (5, Score(0.5)), (5, None), source="hard"),
+    ]
+    assert to_floats(eval_metrics(groups)) == {
+        "val-core/easy/acc/mean@2": 0.75,
+        "val-core/hard/acc/mean@2": 0.5,
+        "eval/pass_rate": pytest.approx(3.5 / 5),
+        "eval/response_length": 5,
+    }
+
+
+# -- credit and the KL controller --------------------------------------------------------------------------
+
+
+def plan() -> CreditPlan:
+    """Rewards are taken as they are."""
+    return CreditPlan(
+        estimator=advantage_estimators["group_norm"],
+        options=None,
+        shaping=RewardShapingFlags(),
+        norm_scopes=("none", "none"),
+        whiten_advantages=False,
+        max_new_tokens=8,
+    )
+
+
+def scored_batch():
+    """Two answers of two tokens, whose log-probs exceed the reference's by 0.1, 0.3, 0.2 and 0.2: a mean k1 of 0.2."""
+    old = torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]], dtype=torch.float64)
+    above = torch.tensor([[0.0, 0.1, 0.3], [0.0, 0.2, 0.2]], dtype=torch.float64)
+    return outcome_batch([1.0, 0.0], [0, 0], old_logprobs=old, ref_logprobs=old - above)
+
+
+def test_kl_counts_in_the_reward_and_is_measured():
+    batch, metrics = Credit(plan(), KLFlags(init_kl_coef=0.5))(scored_batch())
+    expected = torch.tensor([[0.0, -0.05, 1 - 0.15], [0.0, -0.1, -0.1]], dtype=torch.float64)
+    torch.testing.assert_close(batch.token_rewards, expected)
+    assert metrics["actor/kl"].value == pytest.approx(0.2) and metrics["kl_coef"].value == 0.5
+
+
+def test_kl_in_the_loss_leaves_the_reward_alone():
+    batch, metrics = Credit(plan(), KLFlags(init_kl_coef=0.5, use_kl_loss=True, kl_estimator="k2"))(scored_batch())
+    assert batch.token_rewards.tolist() == [[0, 0, 1], [0, 0, 0]]
+    assert metrics["kl_coef"].value == 0.5
+
+
+def test_the_controller_steers_with_each_steps_samples():
+    """KL 0.2 at a target of 0.19: the error of 1/19 is inside the clip of 0.2; at 0.1 it would be 1 and is clipped."""
+    credit = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.19, kl_horizon=10))
+    _, metrics = credit(scored_batch())
+    credit.adapt(metrics, 2)
+    assert credit.kl.coef == pytest.approx(0.5 * (1 + 1 / 19 * 2 / 10))
+    batch, metrics = credit(scored_batch())
+    assert metrics["kl_coef"].value == credit.kl.coef  # in force from the next step
+    assert batch.token_rewards[1, 1] == pytest.approx(-0.2 * credit.kl.coef)
+
+    steep = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1, kl_horizon=10))
+    steep.adapt(metrics, 2)
+    assert steep.kl.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))
+
+
+def test_a_fixed_coefficient_stays_and_nothing_measured_moves_nothing():
+    fixed = Credit(plan(), KLFlags(init_kl_coef=0.5))
+    fixed.adapt({"actor/kl": Mean(9.0, 1)}, 2)
+    adaptive = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1))
+    adaptive.adapt({}, 2)
+    adaptive.adapt({"actor/kl": Mean(0.0, 0)}, 2)
+    assert fixed.kl.coef == adaptive.kl.coef == 0.5
+
+
+# -- when, and with which seed -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"), [(-1, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (10, [7])]
+)
+def test_due_every_n_steps_and_after_the_last(every, expected):
+    assert [step for step in range(1, 8) if due(step, every, last=7)] == expected
+
+
+def test_every_sampled_sequence_has_a_seed_of_its_own():
+    seeds = [
+        request_seed(run, step, f"train:{p}", i)
+        for run in (0, 1)
+        for step in range(5)
+        for p in range(20)
+        for i in range(5)
+    ]
+    assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**31 for seed in seeds)
+    # no two ways to write one key, and the same figure in every process and version: resumed runs depend on it
+    assert request_seed(1, 11, "a", 1) != request_seed(11, 1, "a", 1)
+    assert request_seed(42, 3, "train:17", 2) == PINNED
+
+
+PINNED = 733333783
+
+
+# -- waiting and collecting ----------------------------------------------------------------------------------
+
+
+def test_all_results_in_order_of_the_work():
+    async def scenario():
+        first_done = asyncio.Event()
+
+        async def late():
+            await first_done.wait()
+            return "late"
+
+        async def early():
+            first_done.set()
+            return "early"
+
+        return await all_or_first_error([late(), early()]), await all_or_first_error([])
+
+    assert asyncio.run(scenario()) == (["late", "early"], [])
+
+
+def test_the_first_error_ends_the_others_before_it_is_raised():
+    ended = []
+
+    async def scenario():
+        async def forever(name):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(name)
+
+        async def failing():
+            await asyncio.sleep(0)
+            raise UserError("row 7")
+
+        await all_or_first_error([forever("a"), failing(), forever("b")])
+
+    with pytest.raises(UserError, match="row 7"):
+        asyncio.run(scenario())
+    assert ended == ["a", "b"]
+
+
+class Player:
+    """Answers its prompts last one first; refuses what is called "bad", hangs on what is called "hang"."""
+
+    def __init__(self, context: WorkerContext, log: list[str]) -> None:
+        self.rank, self.log = context.rank, log
+
+    async def collect(self, prompts, request):
+        self.log.append(f"{self.rank}: {' '.join(p.id for _, p in prompts)}")
+        try:
+            for position, prompt in reversed(prompts):
+                if prompt.id == "bad":
+                    raise UserError("row bad has no answer")
+                if prompt.id == "hang":
+                    await asyncio.Event().wait()
+                rows = [trajectory(prompt, 1, None) for _ in range(request.n_samples)]
+                yield position, Group(prompt, rows)
+        finally:
+            self.log.append(f"{self.rank} ended")
+
+
+def collect(names: str, engines: int) -> tuple[list[Group], list[tuple[int, int]], list[str]]:
+    log: list[str] = []
+    told: list[tuple[int, int]] = []
+
+    async def scenario():
+        players = LocalGroup.create("vllm", engines, Player, log)
+        prompts = [Prompt(name, [1], name) for name in names.split()]
+        on_group = lambda done, total: told.append((done, total))  # noqa: E731
+        try:
+            return await Collector(players).collect(prompts, CollectRequest(2, Sampling(max_tokens=1)), on_group)
+        except UserError as error:
+            log.append(str(error))
+            return []
+
+    return asyncio.run(scenario()), told, log
+
+
+def test_groups_come_in_the_order_of_the_prompts():
+    groups, told, log = collect("a b c d e", engines=2)
+    assert [g.prompt.id for g in groups] == ["a", "b", "c", "d", "e"]
+    assert all(len(g.trajectories) == 2 for g in groups)
+    assert told == [(n, 5) for n in range(1, 6)]
+    assert sorted(log[:2]) == ["0: a c e", "1: b d"]
+
+
+def test_engines_without_a_share_are_not_asked():
+    groups, _, log = collect("a", engines=3)
+    assert [g.prompt.id for g in groups] == ["a"] and log == ["0: a", "0 ended"]
+
+
+def test_the_first_error_of_an_engine_ends_the_rest():
+    groups, told, log = collect("hang bad c d", engines=2)
+    assert groups == [] and told and told[-1][0] < 4
+    assert "row bad has no answer" in log[-1]
+    assert {"0 ended", "1 ended"} <= set(log)  # before the error is raised: nobody generates on
