@@ -54,10 +54,10 @@ def make_problems(
 ) -> list[dict]:
     """``count`` different solvable problems with one solution each."""
     problems: dict[tuple, dict] = {}
-    attempts = 0
+    in_vain = 0
     while len(problems) < count:
-        attempts += 1
-        if attempts > 1000 * count:
+        in_vain += 1
+        if in_vain > 20_000:
             raise SystemExit(f"only {len(problems)} different problems found, {count} wanted: allow more numbers")
         numbers = [rng.randint(1, largest_number) for _ in range(rng.choice(sizes))]
         solution = random_solution(rng, numbers, operators)
@@ -69,8 +69,18 @@ def make_problems(
             "label": {"numbers": numbers, "target": target},
             "output": solution.text,
         }
-        problems.setdefault((*sorted(numbers), target), row)
+        if problems.setdefault((*sorted(numbers), target), row) is row:
+            in_vain = 0
     return list(problems.values())
+
+
+def miss(rng: random.Random, row: dict, operators: str) -> dict:
+    """The row with an expression of the right numbers that misses the target, as a careless teacher would write."""
+    numbers, target = row["label"]["numbers"], row["label"]["target"]
+    while True:
+        attempt = random_solution(rng, numbers, operators)
+        if attempt is not None and attempt.value != target:
+            return {**row, "output": attempt.text}
 
 
 def main() -> None:
@@ -83,6 +93,7 @@ def main() -> None:
     parser.add_argument("--largest_number", type=int, default=9)
     parser.add_argument("--largest_target", type=int, default=50)
     parser.add_argument("--operators", default="+-*/")
+    parser.add_argument("--wrong_share", type=float, default=0.0, help="worked solutions that miss their target")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -100,6 +111,9 @@ def main() -> None:
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for name, count in counts.items():
         rows, problems = problems[:count], problems[count:]
+        if name == "sft":
+            wrong = set(rng.sample(range(count), int(args.wrong_share * count)))
+            rows = [miss(rng, row, args.operators) if i in wrong else row for i, row in enumerate(rows)]
         path = args.output_dir / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         print(f"{path}: {count} problems, e.g. {rows[0]['input']} {rows[0]['output']}")
