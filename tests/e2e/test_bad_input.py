@@ -26,6 +26,7 @@ from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.types import Prompt, Sampling
 from tests.e2e.runs import make_task, ppo_flags, start
+from tests.tiny import tiny_tokenizer
 
 COMMANDS = {"train_ppo_ray": (PPOConfig, train_ppo_ray), "train_sft": (SFTConfig, train_sft)}
 
@@ -282,7 +283,7 @@ def collect_with(task: Path, reward: Path) -> None:
         group = LocalGroup.create("vllm", 1, RolloutWorker, "hf", spec, model, flags)
         await group.call("start")
         try:
-            tokenize = group._workers[0].tokenizer
+            tokenize = tiny_tokenizer()
             prompts = [Prompt(f"train:{i}", tokenize(t).input_ids, t, label=t) for i, t in enumerate(["1+2=", "7+7="])]
             request = CollectRequest(n_samples=3, sampling=Sampling(max_tokens=4), seed=(0, 1))
             async for _ in group.stream(0, "collect", list(enumerate(prompts)), request):
