@@ -71,17 +71,15 @@ def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
 
 
 def _step_columns(trajectories: list[Trajectory]) -> dict[str, Tensor]:
-    """Columns of batches whose rows are steps of agent episodes; none for other batches."""
-    if any(t.episode is None for t in trajectories):
-        return {}
+    """Which step of which episode a row is, and what it answers; a trajectory without an episode is one by itself."""
     return {
-        "episode_ids": _numbered([t.episode for t in trajectories]),
+        "episode_ids": _numbered([row if t.episode is None else t.episode for row, t in enumerate(trajectories)]),
         "step_ids": torch.tensor([t.step for t in trajectories], dtype=torch.long),
-        "state_ids": _numbered([t.state for t in trajectories]),
+        "state_ids": _numbered([t.prompt.id if t.state is None else t.state for t in trajectories]),
     }
 
 
-def _numbered(keys: list[str | None]) -> Tensor:
+def _numbered(keys: list[str | int]) -> Tensor:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
 

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from openrl.errors import UserError
 from openrl.types import Group, Trajectory
 
 
 def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
     """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave no verdict;
-    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score."""
+    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score.
+
+    Raises UserError if the reward has no such part.
+    """
     score = trajectory.score
     if score is None:
         return None
     if key == "score":
         return score.reward if score.passed is None else score.passed
-    return score.reward if key == "reward" else score.parts[key]
+    if key == "reward":
+        return score.reward
+    if key not in score.parts:
+        raise UserError(
+            f"--dynamic_filtering_key {key}: the reward of {trajectory.prompt.id} has no such part",
+            f"one of {', '.join(['score', 'reward', *score.parts])}",
+        )
+    return score.parts[key]
 
 
 def group_mean(group: Group, key: str = "score") -> float | None:
@@ -38,7 +49,7 @@ def signal_metrics(groups: list[Group]) -> dict[str, float]:
     verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
     shares = {
         "zero_variance": sum(g.is_flat for g in groups) / len(groups),
-        "singletons": sum(len(g.rewards) == 1 for g in groups) / len(groups),
+        "single_sample": sum(len(g.rewards) == 1 for g in groups) / len(groups),
     }
     if verdicts:
         shares["all_right"] = sum(v == 1 for v in verdicts) / len(verdicts)

@@ -53,14 +53,14 @@ def importance_weights(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, flags: R
     sequences by their geometric mean and keeps the others' weights as they are. Denominators of the loss do not change.
     """
     low, high = flags.vllm_is_truncated_threshold
-    if flags.vllm_is_correction_type == "seq-mask-tis":
+    if flags.correction_type == "seq-mask-tis":
         weights = log_rho.clamp(-LIMIT, LIMIT).exp()
         mean = at_level(log_rho, mask, turn_ids, "geometric").exp()
         weights = weights * ((mean >= low) & (mean <= high))
     else:
         weights = at_level(log_rho, mask, turn_ids, flags.vllm_is_level).exp()
         inside = (weights >= low) & (weights <= high)
-        weights = weights.clamp(low, high) if flags.vllm_is_correction_type == "tis" else weights * inside
+        weights = weights.clamp(low, high) if flags.correction_type == "tis" else weights * inside
     weights = weights.masked_fill(~mask, 0)
     if flags.vllm_is_batch_normalize:
         weights = weights / masked_mean(weights, mask).clamp(min=1e-8)

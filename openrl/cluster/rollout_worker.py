@@ -26,6 +26,7 @@ class CollectRequest:
     sampling: Sampling
     seed: tuple[int, int] | None = None  # (run seed, step)
     scored: bool = True
+    greedy: bool = False  # also the reward of one answer at temperature 0
 
 
 def request_seed(run_seed: int, step: int, prompt_id: str, sample: int) -> int:
@@ -62,13 +63,21 @@ class RolloutWorker:
                 task.cancel()
 
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> tuple[int, Group]:
-        group = Group(
-            prompt, await asyncio.gather(*(self._sample(prompt, i, request) for i in range(request.n_samples)))
+        greedy = replace(request, sampling=replace(request.sampling, temperature=0.0), n_samples=1, greedy=False)
+        group, *others = await asyncio.gather(
+            self._group(prompt, request), *([self._group(prompt, greedy)] if request.greedy else [])
         )
+        for other in others:
+            group.greedy_reward = other.rewards[0]
+        return position, group
+
+    async def _group(self, prompt: Prompt, request: CollectRequest) -> Group:
+        samples = (self._sample(prompt, i, request) for i in range(request.n_samples))
+        group = Group(prompt, await asyncio.gather(*samples))
         if self.reward and request.scored:
             for trajectory, score in zip(group.trajectories, await self.reward.score(group), strict=True):
                 trajectory.score = score
-        return position, group
+        return group
 
     async def _sample(self, prompt: Prompt, sample: int, request: CollectRequest) -> Trajectory:
         seed = None if request.seed is None else request_seed(*request.seed, prompt.id, sample)

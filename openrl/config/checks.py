@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig, SFTConfig
-from openrl.config.derived import actor_world, estimator, loss_agg_mode, samples_per_step
+from openrl.config.derived import actor_world, estimator, loss_agg_mode, needs_reference, samples_per_step
 from openrl.extension_points import policy_losses
 from openrl.flags.checks import Problem, check
 from openrl.registry import Entry
@@ -90,13 +90,20 @@ class Need:
     fix: str
 
 
-ALWAYS_MET = ("values", "old_logprobs", "reward_parts")  # a critic is started, a pass is run, the reward gives them
+# A critic is started, a pass is run, a row is a step of an episode, maybe its only one; parts show with the first reward.
+ALWAYS_MET = ("values", "old_logprobs", "steps", "reward_parts")
 NEEDS = {
     "siblings": Need(
         lambda config: config.batch.n_samples_per_prompt > 1,
         ("n_samples_per_prompt",),
         "compares the answers to one prompt, and there is one of each",
         "--n_samples_per_prompt 8",
+    ),
+    "greedy_rewards": Need(
+        lambda config: config.others.reward_pretrain is None,
+        ("reward_pretrain",),
+        "compares with the reward of a greedy answer, which a reward model does not see",
+        "--remote_rm_url FILE.py",
     ),
     "no_reward_norm": Need(
         lambda config: config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None,
@@ -134,8 +141,7 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 
 @check(PPOConfig)
 def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
-    kl = config.kl
-    if kl.use_kl_loss and kl.init_kl_coef > 0 and kl.kl_estimator == "k1":
+    if config.kl.use_kl_loss and needs_reference(config) and config.kl.kl_estimator in ("k1", "kl"):
         yield Problem(
             ("use_kl_loss", "kl_estimator"),
             "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the policy is zero",
@@ -191,6 +197,13 @@ def _attention(config: PPOConfig | SFTConfig) -> Problems:
         yield Problem(("attn_implementation", "param_dtype"), f"{name} knows no fp32", "--attn_implementation sdpa")
     if name.startswith("flash_attention") and config.device.device == "cpu":
         yield Problem(("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa")
+
+
+@check(PPOConfig, SFTConfig)
+def one_length_of_warmup(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    flags = ("lr_warmup_steps", "lr_warmup_ratio")
+    if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
+        yield Problem(flags, "two lengths of one warm-up", "leave one out")
 
 
 # -- data, evaluation, checkpoints ------------------------------------------------------------------------

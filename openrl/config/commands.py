@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
 from openrl.config.data import PromptDataFlags, PromptEvalFlags, SupervisedDataFlags
 from openrl.config.learning import (
     AlgorithmFlags,
@@ -43,6 +44,8 @@ class PPOConfig:
     kl: KLFlags = part(KLFlags)
     reward: RewardFlags = part(RewardFlags)
     shaping: RewardShapingFlags = part(RewardShapingFlags)
+    filtering: DynamicFilteringFlags = part(DynamicFilteringFlags)
+    correction: RolloutCorrectionFlags = part(RolloutCorrectionFlags)
     evaluation: PromptEvalFlags = part(PromptEvalFlags)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
     logging: LoggingFlags = part(LoggingFlags)

@@ -22,6 +22,7 @@ class RolloutCorrectionFlags:
         "tis",
         "tis: w clamped to [L, H]; icepop: 0 outside; seq-mask-tis: sequences with mean ratio outside are dropped.",
     )
+    use_icepop: bool = flag(False, "Same as --vllm_is_correction_type icepop.")
     vllm_is_truncated_threshold: tuple[float, float] = flag(
         (0.5, 5.0), "L and H of the correction.", bounds=">= 0 and increasing"
     )
@@ -37,6 +38,10 @@ class RolloutCorrectionFlags:
     rollout_rs_threshold: tuple[str, ...] = flag(
         (), "One per test or one for all: LO_HI bounds of rollout / old for k1, one upper bound for k2 and k3."
     )
+
+    @property
+    def correction_type(self) -> CorrectionType:
+        return "icepop" if self.use_icepop else self.vllm_is_correction_type
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ REJECTION_TESTS = tuple(f"{level}_{k}" for level, ks in _LEVELS.items() for k in
 def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
     """--rollout_rs and --rollout_rs_threshold as tests. Raises UserError for unknown names and unfit thresholds."""
     names, thresholds = flags.rollout_rs, flags.rollout_rs_threshold
+    if thresholds and not names:
+        raise UserError("--rollout_rs_threshold without a test has no effect", "--rollout_rs seq_mean_k1")
     if names and len(thresholds) not in (1, len(names)):
         message = f"--rollout_rs_threshold has {len(thresholds)} values for {len(names)} tests"
         raise UserError(message, "give one for all, or one per test")
@@ -99,7 +106,9 @@ class DynamicFilteringFlags:
         "score", "What is averaged: score (the verdict, else the reward), reward, or a named part of the reward."
     )
     dynamic_filtering_max_batches: int = flag(
-        20, "Most rounds (rollout_batch_size prompts each) spent on one step; 0: no limit.", bounds=">= 0"
+        20,
+        "Most prompts spent on one step, in multiples of rollout_batch_size, and never more than one pass over the data. 0: one pass.",
+        bounds=">= 0",
     )
     dynamic_filtering_shortfall: Literal["train", "skip", "fail"] = flag(
         "train", "When the limit or the data ends first: train on the groups there are, skip the step, or stop."

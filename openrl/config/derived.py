@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from openrl.config.commands import PPOConfig
-from openrl.config.learning import LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.rollout import PlacementFlags, SamplingFlags
 from openrl.config.shaping import NormScope
 from openrl.extension_points import advantage_estimators, policy_losses
@@ -63,7 +63,7 @@ def needs_critic(config: PPOConfig) -> bool:
 
 
 def needs_reference(config: PPOConfig) -> bool:
-    return config.kl.init_kl_coef > 0
+    return kl_coef(config.kl) > 0
 
 
 def needs_reward_model(config: PPOConfig) -> bool:
@@ -94,8 +94,30 @@ def actor_world(placement: PlacementFlags, device: str) -> int | None:
 # -- what loss and estimator suggest ------------------------------------------------------------------------
 
 
+def kl_coef(flags: KLFlags) -> float:
+    """What the KL controller starts from."""
+    return flags.init_kl_coef if flags.kl_loss_coef is None else flags.kl_loss_coef
+
+
 def kl_in_reward(config: PPOConfig) -> bool:
-    return config.kl.init_kl_coef > 0 and not config.kl.use_kl_loss
+    return kl_coef(config.kl) > 0 and not config.kl.use_kl_loss
+
+
+def needs_old_logprobs(config: PPOConfig) -> bool:
+    """Whether something before the update reads the policy's log-probs: KL in the reward, correction, the loss."""
+    corrects = config.correction.enable_vllm_is_correction or bool(config.correction.rollout_rs)
+    loss = policy_losses[config.algorithm.policy_loss_type]
+    return kl_in_reward(config) or corrects or "old_logprobs" in loss.needs
+
+
+def frozen_actor_steps(config: PPOConfig) -> int:
+    """Steps at the start of a run that train the critic only."""
+    return config.algorithm.freezing_actor_steps + 1
+
+
+def loss_agg_norm_const(config: PPOConfig) -> float:
+    """--loss_agg_norm_const, else the longest response; tokens."""
+    return config.algorithm.loss_agg_norm_const or float(config.sampling.generate_max_len)
 
 
 def loss_agg_mode(config: PPOConfig) -> LossAggMode:

@@ -9,6 +9,7 @@ from typing import Any
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.derived import (
     FLOORED_SCHEDULES,
+    loss_agg_mode,
     needs_critic,
     needs_reference,
     needs_reward_model,
@@ -36,7 +37,9 @@ class Idle:
 
 IDLE = (
     Idle(
-        ("critic_pretrain", "critic_num_nodes", "critic_num_gpus_per_node", "critic_learning_rate", "value_clip"),
+        ("critic_pretrain", "critic_num_nodes", "critic_num_gpus_per_node", "critic_learning_rate", "value_clip",
+            "freezing_actor_steps",
+        ),
         needs_critic,
         "the chosen --advantage_estimator has no critic",
         "--advantage_estimator gae",
@@ -52,6 +55,30 @@ IDLE = (
         needs_reference,
         "there is no KL term with --init_kl_coef 0",
         "--init_kl_coef 0.01",
+    ),
+    Idle(
+        ("kl_loss_coef",),
+        lambda config: config.kl.use_kl_loss,
+        "the KL term is in the reward, with --init_kl_coef",
+        "--use_kl_loss",
+    ),
+    Idle(
+        ("init_kl_coef", "kl_target"),
+        lambda config: config.kl.kl_loss_coef is None or not config.kl.use_kl_loss,
+        "--kl_loss_coef fixes the coefficient of the KL loss",
+        "--kl_loss_coef None",
+    ),
+    Idle(
+        ("loss_agg_norm_const",),
+        lambda config: loss_agg_mode(config) == "seq-mean-token-sum-norm",
+        "the chosen --loss_agg_mode does not divide by it",
+        "--loss_agg_mode seq-mean-token-sum-norm",
+    ),
+    Idle(
+        ("sft_pos_threshold",),
+        lambda config: config.algorithm.sft_loss_coef > 0,
+        "there is no supervised term with --sft_loss_coef 0",
+        "--sft_loss_coef 0.1",
     ),
     Idle(
         ("kl_horizon",),
@@ -123,6 +150,30 @@ IDLE = (
         "--difficulty_loss_weight",
     ),
     Idle(
+        (
+            "vllm_is_correction_type", "use_icepop", "vllm_is_truncated_threshold", "vllm_is_level",
+            "vllm_is_batch_normalize",
+        ),
+        lambda config: config.correction.enable_vllm_is_correction,
+        "rollouts are not corrected",
+        "--enable_vllm_is_correction",
+    ),
+    Idle(
+        ("vllm_is_level",),
+        lambda config: config.correction.correction_type != "seq-mask-tis",
+        "seq-mask-tis weighs tokens and masks sequences",
+        "--vllm_is_correction_type tis",
+    ),
+    Idle(
+        (
+            "dynamic_filtering_reward_range", "dynamic_filtering_key", "dynamic_filtering_max_batches",
+            "dynamic_filtering_shortfall",
+        ),
+        lambda config: config.filtering.dynamic_filtering,
+        "groups are not filtered",
+        "--dynamic_filtering",
+    ),
+    Idle(
         ("min_lr_ratio",),
         lambda config: config.optim.lr_scheduler in FLOORED_SCHEDULES,
         "the chosen --lr_scheduler has no floor",
@@ -130,7 +181,7 @@ IDLE = (
         (PPOConfig, SFTConfig),
     ),
     Idle(
-        ("lr_warmup_ratio",),
+        ("lr_warmup_ratio", "lr_warmup_steps"),
         lambda config: config.optim.lr_scheduler != "constant",
         "--lr_scheduler constant has no warm-up",
         "--lr_scheduler constant_with_warmup",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from openrl.config.presets import PRESETS
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.flags.schema import flag, group
 
@@ -11,6 +12,7 @@ Scheduler = Literal[
     "cosine_with_min_lr", "cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt",
     "polynomial", "cosine_with_restarts", "warmup_stable_decay",
 ]  # fmt: skip
+OptimizerName = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -63,6 +65,11 @@ class LearningRateFlags:
 
 @group("Optimizer")
 class OptimizerFlags:
+    optimizer: OptimizerName = flag(
+        "adamw",
+        "adamw: fp32 masters and moments; adamw_bf16: bf16 weights and moments with Kahan compensation; adamw_8bit: "
+        "8-bit moments of bitsandbytes; muon: Muon for the matrices of layers, adamw for the rest.",
+    )
     lr_scheduler: Scheduler = flag(
         "cosine_with_min_lr", "Learning-rate schedule, by its transformers name, in optimizer steps."
     )
@@ -86,6 +93,11 @@ class OptimizerFlags:
 
 @group("Algorithm")
 class AlgorithmFlags:
+    algo_preset: str | None = flag(
+        None,
+        f"Flags of a published recipe in the place of the defaults: {', '.join(PRESETS)}.",
+        presets=PRESETS,
+    )
     advantage_estimator: str = flag("gae", "How rewards become advantages.", registry=advantage_estimators)
     policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
     loss_agg_mode: LossAggMode | None = flag(

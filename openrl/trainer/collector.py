@@ -2,40 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
-from openrl.trainer.waiting import all_or_first_error
 from openrl.types import Group, Prompt
 
 OnGroup = Callable[[int, int], None]
 """``on_group(done, total)``: told of each group that has arrived."""
+
+Replace = Callable[[Group], Prompt | None]
+"""``replace(group)``: the prompt to try because of this group; None if the group will do."""
+
+
+def keep_all(group: Group) -> None:
+    """No group is replaced."""
 
 
 class Collector:
     def __init__(self, engines: WorkerGroup) -> None:
         self.engines = engines
 
-    async def collect(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> list[Group]:
-        """One group per prompt, in the order of ``prompts`` whatever the order of arrival.
+    async def collect(
+        self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
+    ) -> list[Group]:
+        """One group per prompt, in the order of ``prompts`` whatever the order of arrival, then one per replacement.
 
-        Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as they
-        finish. ``on_group(done, total)`` is told of each.
+        Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as they finish. A
+        replacement goes at once to the engine that has just become free, so all stay busy. ``on_group(done, total)``
+        is told of each group that is not replaced.
         """
-        groups: list[Group | None] = [None] * len(prompts)
-        size = self.engines.size
-        done = 0
+        groups: dict[int, Group] = {}
+        started, done, size = len(prompts), 0, self.engines.size
 
-        async def drain(rank: int) -> None:
-            nonlocal done
-            share = list(enumerate(prompts))[rank::size]
-            if not share:
-                return
+        async def drain(rank: int, share: list[tuple[int, Prompt]]) -> None:
+            nonlocal started, done
             async for position, group in self.engines.stream(rank, "collect", share, request):
                 groups[position] = group
-                done += 1
-                on_group(done, len(prompts))
+                if (prompt := replace(group)) is None:
+                    done += 1
+                    on_group(done, len(prompts))
+                else:
+                    running.create_task(drain(rank, [(started, prompt)]))
+                    started += 1
 
-        await all_or_first_error(drain(rank) for rank in range(size))
-        return [g for g in groups if g is not None]
+        try:
+            async with asyncio.TaskGroup() as running:
+                for rank in range(min(size, len(prompts))):
+                    running.create_task(drain(rank, list(enumerate(prompts))[rank::size]))
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+        return [groups[position] for position in sorted(groups)]

@@ -8,8 +8,9 @@ from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.kl import AdaptiveKL, FixedKL, kl_estimate
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
+from openrl.config.derived import kl_coef
 from openrl.config.learning import KLFlags
-from openrl.tracking.metrics import Last, Max, Mean, Metric
+from openrl.tracking.metrics import Last, Mean, Metric
 from openrl.types import ExperienceBatch
 
 
@@ -20,9 +21,9 @@ class Credit:
         self.plan, self.flags = plan, flags
         self.running = RunningMoments()
         self.kl = (
-            FixedKL(flags.init_kl_coef)
+            FixedKL(kl_coef(flags))
             if flags.kl_target is None
-            else AdaptiveKL(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)
+            else AdaptiveKL(kl_coef(flags), flags.kl_target, flags.kl_horizon)
         )
 
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
@@ -50,10 +51,6 @@ def credit_metrics(batch: ExperienceBatch, kl_estimator: str) -> dict[str, Metri
     add("rollout/return", batch.returns)
     if batch.values is not None:
         add("critic/value", batch.values)
-    if batch.old_logprobs is not None:
-        gap = (batch.old_logprobs - batch.rollout_logprobs).abs()
-        add("actor/logprob_gap", gap)
-        metrics["actor/logprob_gap_max"] = Max(float(gap[mask].max()) if tokens else 0.0)
-        if batch.ref_logprobs is not None:
-            add("actor/kl", kl_estimate(batch.old_logprobs, batch.ref_logprobs, kl_estimator))
+    if batch.old_logprobs is not None and batch.ref_logprobs is not None:
+        add("actor/kl", kl_estimate(batch.old_logprobs, batch.ref_logprobs, kl_estimator))
     return metrics

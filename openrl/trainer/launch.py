@@ -17,8 +17,10 @@ from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.credit import Credit
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.losses import Losses
+from openrl.trainer.mismatch import Mismatch
+from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.pipeline import Pipeline
-from openrl.trainer.prepare import Inputs, effective_flags, write_config
+from openrl.trainer.prepare import Inputs, effective_flags, preset_lines, write_config
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.roles import Roles, start_roles
 from openrl.types import Sampling
@@ -35,8 +37,8 @@ async def train(config: PPOConfig, inputs: Inputs) -> RunSummary:
     """Start everything, train, save, report. Whatever happens, no process outlives the call."""
     run_dir, console = Path(config.checkpoint.save_path), Console()
     write_config(config, run_dir)
-    for report in inputs.reports:
-        console.print(report.line(), highlight=False)
+    for line in [*preset_lines(config), *(report.line() for report in inputs.reports)]:
+        console.print(line, highlight=False)
     name = run_name(config.logging, "ppo")
     steps = derived.total_steps(config.batch, len(inputs.prompts))
     optimizer_steps = derived.total_optimizer_steps(config.batch, len(inputs.prompts))
@@ -60,6 +62,7 @@ def build_trainer(
         progress.total,
         inputs.tokenizer,
         batch=config.batch,
+        filtering=config.filtering,
         checkpoint=config.checkpoint,
         evaluate=config.evaluation,
         evaluation=build_evaluation(config, inputs),
@@ -92,6 +95,7 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
     return Pipeline(
         roles,
         sampling=Sampling(s.generate_max_len, s.temperature, s.top_p, s.top_k),
+        mismatch=Mismatch(config.correction),
         credit=Credit(plan, config.kl),
         losses=Losses.from_config(config),
         batch=config.batch,
@@ -99,6 +103,8 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         bucket_bytes=config.engine.sync_bucket_mb * 2**20,
         pad_id=inputs.tokenizer.pad_token_id,
         param_dtype=config.model.param_dtype,
+        guard=NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
+        frozen_actor_steps=derived.frozen_actor_steps(config),
     )
 
 

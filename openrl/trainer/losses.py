@@ -15,22 +15,26 @@ class Losses:
     critic: ValueUpdate
     needs_old_logprobs: bool
     """Whether the policy's log-probs are computed before its update. With one optimizer step per rollout the update's
-    own are the old ones; the KL of the reward needs them earlier."""
+    own are the old ones; what acts on whole rollouts needs them earlier."""
 
     @classmethod
     def from_config(cls, config: PPOConfig) -> Losses:
-        mode, longest = derived.loss_agg_mode(config), float(config.sampling.generate_max_len)
+        mode, norm_const = derived.loss_agg_mode(config), derived.loss_agg_norm_const(config)
         kl_in_loss = config.kl.use_kl_loss and derived.needs_reference(config)
         actor = PolicyUpdate(
             loss_type=config.algorithm.policy_loss_type,
             options=config.options["policy_loss_type"],
             agg_mode=mode,
-            norm_const=longest,
+            norm_const=norm_const,
             kl_estimator=config.kl.kl_estimator if kl_in_loss else None,
+            rl_coef=config.algorithm.rl_loss_coef,
+            entropy_coef=config.algorithm.entropy_loss_coef,
+            sft_coef=config.algorithm.sft_loss_coef,
+            sft_threshold=config.algorithm.sft_pos_threshold,
         )
         several = derived.optimizer_steps_per_rollout(config.batch) > 1
-        critic = ValueUpdate(config.algorithm.value_clip, mode, longest)
-        return cls(actor, critic, several or derived.kl_in_reward(config))
+        critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
+        return cls(actor, critic, several or derived.needs_old_logprobs(config))
 
     def of(self, kl_coef: float) -> dict[str, PolicyUpdate | ValueUpdate]:
         """The loss of each trained role, with the KL coefficient now in force."""

@@ -7,7 +7,7 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
   |             rewards               Reward.score(group) -> [Score]
   |  collate    algorithms/batching   collate(groups, pad_id) -> ExperienceBatch
   |  annotate   trainer/pipeline      policy, reference, critic: ModelWorker.forward
-  |  credit     algorithms/shaping    shape_rewards, place_rewards; then algorithms/advantages: estimator(batch)
+  |  credit     algorithms/credit     rewards -> advantages; around it trainer/mismatch: weights, rejected tokens
   |  update     algorithms/batching   plan_steps(...) -> StepPlan of each step and rank
   |             training/updates      forward -> policy loss -> step_loss -> backward, one optimizer step
   v  publish    weights/buckets       fill_buckets -> load_bucket ... finish_sync -> version
@@ -23,15 +23,19 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.batching import collate, join_rows, plan_steps, split_rows
+from openrl.algorithms.policy_losses import mark_tokens
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
 from openrl.config.run import DebugFlags
+from openrl.extension_points import policy_losses
 from openrl.tracking.metrics import Metric, merge_all
-from openrl.trainer.collector import Collector, OnGroup
+from openrl.trainer.collector import Collector, OnGroup, Replace, keep_all
 from openrl.trainer.credit import Credit
 from openrl.trainer.losses import Losses
+from openrl.trainer.mismatch import Mismatch
+from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.roles import Roles, Stage
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
@@ -47,6 +51,7 @@ class Pipeline:
         roles: Roles,
         *,
         sampling: Sampling,
+        mismatch: Mismatch,
         credit: Credit,
         losses: Losses,
         batch: RolloutBatchFlags,
@@ -54,18 +59,23 @@ class Pipeline:
         bucket_bytes: int,
         pad_id: int,
         param_dtype: Dtype,
+        guard: NonFiniteGuard,
+        frozen_actor_steps: int = 0,
     ) -> None:
-        self.roles, self.sampling, self.credit, self.losses = roles, sampling, credit, losses
+        self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.debug, self.bucket_bytes, self.pad_id = batch, debug, bucket_bytes, pad_id
         self.collector = Collector(roles.rollout)
-        self.param_dtype = param_dtype
+        self.param_dtype, self.guard = param_dtype, guard
+        self.frozen_actor_steps = frozen_actor_steps
         self.version = 0
 
     # -- collect ------------------------------------------------------------------------------------
 
-    async def collect(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> list[Group]:
-        """Scored answers to each prompt, in the order of the prompts."""
-        groups = await self.collector.collect(prompts, request, on_group)
+    async def collect(
+        self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
+    ) -> list[Group]:
+        """Scored answers to each prompt, in the order of the prompts, then to those that replaced some."""
+        groups = await self.collector.collect(prompts, request, on_group, replace)
         if self.roles.reward and request.scored:
             await self._score(self.roles.reward, groups)
         return groups
@@ -80,7 +90,8 @@ class Pipeline:
     def request(self, step: int) -> CollectRequest:
         """What a training step asks for: --n_samples_per_prompt answers to each prompt."""
         seed = (self.debug.seed, step) if self.debug.full_determinism else None
-        return CollectRequest(self.batch.n_samples_per_prompt, self.sampling, seed)
+        greedy = "greedy_rewards" in self.credit.plan.estimator.needs
+        return CollectRequest(self.batch.n_samples_per_prompt, self.sampling, seed, greedy=greedy)
 
     # -- learn --------------------------------------------------------------------------------------
 
@@ -89,11 +100,22 @@ class Pipeline:
         batch = collate(groups, self.pad_id)
         with stage("annotate"):
             batch = await self.annotate(batch)
-        batch, metrics = self.credit(batch)
+        corrected, metrics = self.mismatch.measure(batch)
+        batch, credited = self.credit(batch)
+        batch, metrics = self._mark(self.mismatch.apply(batch, corrected), step), metrics | credited
         with stage("train"):
             metrics |= await self.update(batch, step)
         self.credit.adapt(metrics, len(batch))
         return metrics
+
+    def _mark(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
+        """Choose the tokens that a loss treats apart, if it does."""
+        loss, options = policy_losses[self.losses.actor.loss_type].component, self.losses.actor.options
+        return mark_tokens(batch, loss, options, self._generator(step))
+
+    def _generator(self, step: int) -> torch.Generator:
+        """A stream of random numbers for each step of a seed."""
+        return torch.Generator().manual_seed(self.debug.seed * 1_000_003 + step)
 
     async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
         """Fill the columns that models compute: old and reference log-probs, values."""
@@ -113,25 +135,28 @@ class Pipeline:
         return join_rows(split.shards, await group.scatter("forward", work), batch.token_ids.shape[1])
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
-        """Every optimizer step of this rollout, for policy and critic."""
+        """Every optimizer step of this rollout, for policy and critic; for the critic alone while it warms up."""
         losses = self.losses.of(self.credit.kl.coef)
-        trained = self._trained()
-        reports = await all_or_first_error(self._train(g, losses[name], batch, step) for name, g in trained.items())
+        trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
+        reports = await all_or_first_error(self._train(name, losses[name], batch, step) for name in trained)
         return {
             f"{role}/{name}": m for role, report in zip(trained, reports, strict=True) for name, m in report.items()
         }
 
-    async def _train(self, group: WorkerGroup, loss_of: LossOf, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
-        generator = torch.Generator().manual_seed(
-            self.debug.seed * 1_000_003 + step
-        )  # a stream for each step of a seed
+    def trains_actor(self, step: int) -> bool:
+        """Step 1 is the first."""
+        return step > self.frozen_actor_steps
+
+    async def _train(self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
+        group = self._trained()[role]
         sizes, flags = (group.size, self.batch.train_batch_size, self.batch.micro_train_batch_size), self.batch
-        plan = plan_steps(batch, *sizes, flags.max_epochs, generator)
+        plan = plan_steps(batch, *sizes, flags.max_epochs, self._generator(step))
         work = [
             (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of)
             for rank, rows in enumerate(plan.shards)
         ]
         reports = await group.scatter("update", work)
+        self.guard.check(role, step, batch, plan, reports)
         return merge_all(report for rank in reports for report in rank)
 
     # -- publish ------------------------------------------------------------------------------------
@@ -162,7 +187,7 @@ class Pipeline:
     # -- leaving and returning ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"version": self.version, "kl": self.credit.kl.state()}
+        return {"version": self.version, "kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
 
     async def save(self, directory: Path) -> None:
         """Each trained role writes itself below ``directory``."""
@@ -174,6 +199,7 @@ class Pipeline:
             await group.call("load", str(directory / name))
         self.version = state["version"] - 1  # the next publish sends these weights again, as the same version
         self.credit.kl.load_state(state["kl"])
+        self.credit.running.load_state(state["rewards"])
 
     async def export(self, directory: Path) -> None:
         await self.roles.policy.call("export", str(directory))

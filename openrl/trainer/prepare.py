@@ -14,12 +14,14 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
+from openrl.config.presets import PRESETS
 from openrl.config.rollout import DeviceFlags
 from openrl.data.prompts import PromptReport, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
+from openrl.flags.values import show
 from openrl.rewards.build import check_reward_source
 from openrl.types import Prompt
 
@@ -58,6 +60,12 @@ def prepare(config: PPOConfig) -> Inputs:
             f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {len(prompts)}",
             f"--rollout_batch_size {len(prompts)} or less, or more prompts",
         )
+    steps = derived.total_steps(config.batch, len(prompts))
+    if (frozen := derived.frozen_actor_steps(config)) >= steps:
+        raise UserError(
+            f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and the run has {steps}",
+            f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
+        )
     return Inputs(device, tokenizer, prompts, eval_prompts, reports)
 
 
@@ -81,6 +89,20 @@ def resolve_device(flags: DeviceFlags) -> Device:
 def effective_flags(config: Any) -> dict[str, Any]:
     """Every flag of a config with its value, as plain data; kept beside checkpoints."""
     return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
+
+
+def preset_lines(config: PPOConfig) -> list[str]:
+    """What --algo_preset stands for in this run: one line, none without a preset."""
+    name = config.algorithm.algo_preset
+    if name is None:
+        return []
+    now = effective_flags(config)
+    flags = []
+    for flag, value in PRESETS[name].items():
+        differs = flag not in now or show(now[flag]) != show(value)
+        other = f" (instead of {show(value)})" if differs else ""
+        flags.append(f"--{flag} {show(now[flag]) if flag in now else 'left out'}{other}")
+    return [f"--algo_preset {name}: {' '.join(flags)}"]
 
 
 def write_config(config: Any, run_dir: Path) -> None:

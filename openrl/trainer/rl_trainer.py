@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.run import CheckpointFlags
@@ -19,8 +20,10 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.rollout_metrics import rollout_metrics
+from openrl.types import Group
 
 
 @dataclass
@@ -45,6 +48,7 @@ class RLTrainer:
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch: RolloutBatchFlags,
+        filtering: DynamicFilteringFlags,
         checkpoint: CheckpointFlags,
         evaluate: PromptEvalFlags,
         evaluation: Evaluation | None,
@@ -54,7 +58,7 @@ class RLTrainer:
         flags: Mapping[str, Any],
     ) -> None:
         self.pipeline, self.stream, self.total_steps, self.tokenizer = pipeline, stream, total_steps, tokenizer
-        self.batch, self.checkpoint, self.evaluate_flags = batch, checkpoint, evaluate
+        self.batch, self.filtering, self.checkpoint, self.evaluate_flags = batch, filtering, checkpoint, evaluate
         self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
         self.progress, self.flags = progress, flags
         self.step, self.totals = 0, Totals()
@@ -82,19 +86,33 @@ class RLTrainer:
     async def train_step(self) -> None:
         """One rollout and what is learnt from it. Everything random follows from seed and step."""
         step = self.step + 1
-        with self.progress.stage("rollout") as tell:
-            prompts = self.stream.take(self.batch.rollout_batch_size)
-            groups = await self.pipeline.collect(prompts, self.pipeline.request(step), tell)
-        measured: dict[str, Metric] = rollout_metrics(groups)
-        measured |= await self.pipeline.learn(groups, step, self.progress.stage)
-        with self.progress.stage("sync"):
-            await self.pipeline.publish()
+        groups, kept, filtered = await self.rollout(step)
+        measured: dict[str, Metric] = rollout_metrics(groups) | filtered
+        if kept:
+            measured |= await self.pipeline.learn(kept, step, self.progress.stage)
+        else:
+            self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
+        if kept and self.pipeline.trains_actor(step):
+            with self.progress.stage("sync"):
+                await self.pipeline.publish()
         self.step = step
         values = to_floats(measured) | self.pace(measured)
         values |= await self.periodic(step)
         self.trackers.log(step, values)
         self.trackers.log_samples(step, groups)
         self.progress.advance(step, values)
+
+    async def rollout(self, step: int) -> tuple[list[Group], list[Group], dict[str, Metric]]:
+        """All groups that were generated, those to train on, and what filtering measured."""
+        wanted, request = self.batch.rollout_batch_size, self.pipeline.request(step)
+        with self.progress.stage("rollout") as tell:
+            prompts = self.stream.take(wanted)
+            if not self.filtering.dynamic_filtering:
+                groups = await self.pipeline.collect(prompts, request, tell)
+                return groups, groups, {}
+            chosen = DynamicFilter(self.filtering, self.stream, wanted)
+            groups = await self.pipeline.collect(prompts, request, tell, chosen.replace)
+        return groups, *chosen.select(groups)
 
     async def periodic(self, step: int) -> dict[str, float]:
         """Evaluation and checkpoint when they are due; returns the evaluation's figures."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from openrl.tracking.metrics import Max, Mean, Metric, Min, Sum
+from openrl.algorithms.filtering import signal_metrics
+from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
 from openrl.types import Finish, Group, Trajectory
 
 
@@ -32,13 +33,11 @@ def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Me
         "rollout/reward": mean(s.reward for s in scores),
         "rollout/reward_max": Max(max(s.reward for s in scores)),
         "rollout/reward_min": Min(min(s.reward for s in scores)),
-        "rollout/zero_variance_groups": mean(g.is_flat for g in groups),
     }
     verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
     if verdicts:
         metrics["rollout/pass_rate"] = mean(verdicts)
-        metrics["rollout/all_right_groups"] = mean(v == 1 for v in verdicts)
-        metrics["rollout/all_wrong_groups"] = mean(v == 0 for v in verdicts)
+    metrics |= {f"rollout/{name}_groups": Last(share) for name, share in signal_metrics(groups).items()}
     for part in sorted({name for s in scores for name in s.parts}):
         metrics[f"reward/{part}"] = mean(s.parts[part] for s in scores if part in s.parts)
     return metrics

@@ -49,7 +49,7 @@ def test_collate_by_hand():
     assert batch.reward_parts["format"].isnan().tolist() == [True, True, False]
     assert batch.sources == ["math"] * 3
     assert batch.process_rewards is None
-    assert batch.episode_ids is None
+    assert batch.episode_ids.tolist() == list(range(len(batch)))  # each an episode of one step
 
 
 def test_failed_and_unscored_trajectories_keep_their_rows():

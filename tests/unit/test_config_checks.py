@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -73,6 +72,11 @@ def test_sound_flags_have_no_problems(words):
          "LO 1024 is not below HI", "--len_reward_range 0 1024"),
         ("--use_kl_loss", "use_kl_loss, --kl_estimator", "whose expectation over the policy is zero",
          "--kl_estimator k2"),
+        ("--use_kl_loss --kl_estimator kl --kl_loss_coef 0.1", "use_kl_loss, --kl_estimator",
+         "whose expectation over the policy is zero", "--kl_estimator k2"),
+        ("--lr_warmup_steps 10 --lr_warmup_ratio 0.1", "lr_warmup_steps, --lr_warmup_ratio",
+         "two lengths of one warm-up", "leave one out"),
+        ("--freezing_actor_steps -2", "freezing_actor_steps", "must be -1 or >= 0, got -2", ""),
         ("--reward_pretrain x", "remote_rm_url, --reward_pretrain", "two sources of rewards", "leave one out"),
         ("--top_p 0.9 --top_k 5", "top_p, --top_k", "ratios are biased", "leave it out"),
         ("--attn_implementation flash_attention_2 --param_dtype fp32", "attn_implementation, --param_dtype",
@@ -148,6 +152,13 @@ def test_sft_rules():
         "--rollout_backend hf --enforce_eager --vllm_max_num_seqs 3",
         "--no_advantage_std_norm",
         "--lr_scheduler constant --lr_warmup_ratio 0.1",
+        "--lr_scheduler constant --lr_warmup_steps 5",
+        "--kl_loss_coef 0.1",
+        "--use_kl_loss --kl_estimator k2 --kl_loss_coef 0.1 --init_kl_coef 0.2",
+        "--use_kl_loss --kl_estimator k2 --kl_loss_coef 0.1 --kl_target 0.2",
+        "--loss_agg_norm_const 100",
+        "--sft_pos_threshold 0.5",
+        "--freezing_actor_steps 3",
         "--lr_scheduler linear --min_lr_ratio 0.2",
         "--wandb_project p",
         "--reward_norm_mean none --reward_norm_std none --reward_norm_clip -1 3",
@@ -183,7 +194,8 @@ def test_a_dumped_config_never_has_idle_flags(tmp_path):
 
 def model_dir(path: Path) -> Path:
     path.mkdir()
-    (path / "config.json").write_text("{}")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (path / name).write_text("{}")
     return path
 
 
@@ -206,7 +218,10 @@ def test_a_sound_environment(here):
     [
         ("--pretrain ./absent", "--pretrain: no such directory: ./absent"),
         ("--pretrain model/absent", "--pretrain: no such directory: model/absent"),
-        ("--pretrain .", "--pretrain: . holds no model: config.json is missing"),
+        (
+            "--pretrain .",
+            "--pretrain: . holds no whole model: config.json and the file of weights and the tokenizer missing",
+        ),
         ("--critic_pretrain /absent/model", "--critic_pretrain: no such directory"),
         ("--prompt_data absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
         ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
@@ -227,11 +242,14 @@ def test_hub_names_are_not_paths(here, name):
     assert said(PPOConfig, f"{here} --pretrain {name} --prompt_data {name}", environment=True) == []
 
 
-def test_directories_that_cannot_be_written(tmp_path, monkeypatch):
+def test_directories_that_cannot_be_written(tmp_path):
     assert not list(output_problems("save_path", str(tmp_path / "a" / "b")))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere, whatever the mode bits say
-    (problem,) = output_problems("save_path", str(tmp_path / "a" / "b"))
-    assert str(problem).startswith(f"--save_path: {tmp_path} is not writable")
+    assert not list(tmp_path.iterdir())
+    (problem,) = output_problems("save_path", "/proc/a/b")  # refused to root, too, whatever the mode bits say
+    assert str(problem).startswith("--save_path: /proc is not writable")
+    (tmp_path / "file").write_text("")
+    (problem,) = output_problems("save_path", str(tmp_path / "file" / "b"))
+    assert str(problem).startswith(f"--save_path: {tmp_path}/file is a file, no directory")
 
 
 def test_earlier_checkpoints(here, tmp_path):
@@ -285,6 +303,8 @@ def test_kl_is_in_the_reward_or_in_the_loss():
     assert derived.kl_in_reward(ppo(GRPO))
     assert not derived.kl_in_reward(ppo(GRPO + " --use_kl_loss --kl_estimator k2"))
     assert not derived.kl_in_reward(ppo(GRPO + " --init_kl_coef 0"))
+    own = ppo(GRPO + " --use_kl_loss --kl_estimator k2 --kl_loss_coef 0.3")
+    assert not derived.kl_in_reward(own) and derived.needs_reference(own) and derived.kl_coef(own.kl) == 0.3
 
 
 def test_components_suggest_and_flags_decide(monkeypatch):

@@ -50,9 +50,9 @@ def test_signal_metrics():
     ]
     assert signal_metrics(groups) == {
         "zero_variance": 0.75,
-        "singletons": 0.25,
+        "single_sample": 0.25,
         "all_right": pytest.approx(1 / 3),
         "all_wrong": pytest.approx(1 / 3),
     }
-    assert set(signal_metrics([rewards(1, 2)])) == {"zero_variance", "singletons"}  # no verdict: absent, not 0
+    assert set(signal_metrics([rewards(1, 2)])) == {"zero_variance", "single_sample"}  # no verdict: absent, not 0
     assert signal_metrics([]) == {}

@@ -1,39 +1,67 @@
-"""Every preset is made of flags that exist, with values that they accept, and stands for its recipe."""
+"""Every preset is made of flags that exist, with values that they accept, and gives way to what is given."""
 
 import pytest
 
 from openrl.config.commands import PPOConfig
-from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.presets import PRESETS
-from openrl.extension_points import advantage_estimators, policy_losses
+from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve
-from openrl.flags.schema import collect_flags, flags_of
+from openrl.flags.schema import collect_flags
+from openrl.trainer.prepare import preset_lines
 
 SPECS = {spec.name: spec for spec in collect_flags(PPOConfig)}
-FILTERING = {spec.name for spec in flags_of(DynamicFilteringFlags, part_name="filtering", section="")}
+LEAST = "--pretrain m --prompt_data d --remote_rm_url r.py --n_samples_per_prompt 8"
+
+
+def settle(words: str):
+    request = read_request(words.split())
+    config, problems = resolve(PPOConfig, list(SPECS.values()), request.settings, False)
+    return config, [str(p) for p in [*request.problems, *problems]]
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_flags_exist_and_belong_to_the_chosen_components(name):
     preset = PRESETS[name]
-    for flag in preset.keys() - FILTERING:
+    for flag in preset:
         owner = SPECS[flag].owner
         assert owner is None or preset[owner.flag] in owner.names, flag
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name != "gigpo"])  # its rows are steps of agents
-def test_presets_pass_every_check(name):
-    words = ["--pretrain", "m", "--prompt_data", "d", "--remote_rm_url", "r.py", "--n_samples_per_prompt", "8"]
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_pass_every_check_and_take_effect(name):
+    config, problems = settle(f"{LEAST} --algo_preset {name}")
+    assert problems == []
+    (line,) = preset_lines(config)
+    assert line.startswith(f"--algo_preset {name}: --") and "instead of" not in line
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_equals_its_flags_typed_out(name):
+    words = LEAST
     for flag, value in PRESETS[name].items():
-        if flag not in FILTERING:
-            words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    request = read_request(words)
-    config, problems = resolve(PPOConfig, list(SPECS.values()), request.settings, False)
-    assert [str(p) for p in [*request.problems, *problems]] == []
-    assert config.algorithm.advantage_estimator == PRESETS[name]["advantage_estimator"]
+        words += f" --{flag} " + " ".join(map(str, value if isinstance(value, tuple) else [value]))
+    assert dump_yaml(settle(words)[0]) == dump_yaml(settle(f"{LEAST} --algo_preset {name}")[0]).replace(
+        f"algo_preset: {name}", "algo_preset: null"
+    )
 
 
-def test_presets_name_known_components():
-    for preset in PRESETS.values():
-        assert preset["advantage_estimator"] in advantage_estimators.names()
-        assert preset["policy_loss_type"] in policy_losses.names()
+def test_what_is_given_wins_over_a_preset(tmp_path):
+    (tmp_path / "run.yaml").write_text("algo_preset: grpo\ninit_kl_coef: 0.5\n")
+    config, problems = settle(f"{LEAST} --config {tmp_path / 'run.yaml'} --kl_estimator k2")
+    assert problems == []
+    assert (config.kl.init_kl_coef, config.kl.kl_estimator, config.kl.use_kl_loss) == (0.5, "k2", True)
+    assert "--kl_estimator 'k2' (instead of 'k3')" in preset_lines(config)[0]
+
+
+@pytest.mark.parametrize("change", ["--init_kl_coef 0", "--advantage_estimator rloo --policy_loss_type gspo"])
+def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
+    """Nobody asked for it; nor does the dumped config, which loads again."""
+    for name in ("grpo", "ppo", "topr"):
+        config, problems = settle(f"{LEAST} --algo_preset {name} --loss_agg_mode seq-mean-token-mean {change}")
+        assert problems == []
+        (tmp_path / "run.yaml").write_text(dump_yaml(config))
+        assert settle(f"--config {tmp_path / 'run.yaml'}") == (config, [])
+
+
+def test_unknown_presets_are_refused():
+    assert "no preset 'grop'" in settle(f"{LEAST} --algo_preset grop")[1][0]

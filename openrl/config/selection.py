@@ -1,0 +1,54 @@
+"""Rules about what happens to rollouts before they are learnt from: correction, rejection, filtering."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import PPOConfig
+from openrl.config.correction import rejection_tests
+from openrl.errors import UserError
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+
+@check(PPOConfig)
+def rejection_tests_are_sound(config: PPOConfig, given: Given) -> Problems:
+    try:
+        rejection_tests(config.correction)
+    except UserError as error:
+        yield Problem(("rollout_rs", "rollout_rs_threshold"), error.message, error.remedy)
+
+
+@check(PPOConfig)
+def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
+    flags = config.correction
+    if flags.use_icepop and "vllm_is_correction_type" in given and flags.vllm_is_correction_type != "icepop":
+        message = f"two types of correction: icepop and {flags.vllm_is_correction_type}"
+        yield Problem(("use_icepop", "vllm_is_correction_type"), message, "leave one out")
+
+
+@check(PPOConfig)
+def correction_sees_whole_distributions(config: PPOConfig, given: Given) -> Problems:
+    correction, sampling = config.correction, config.sampling
+    cut = [name for name, off in (("top_p", sampling.top_p == 1), ("top_k", sampling.top_k == -1)) if not off]
+    users = [name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)]
+    if cut and users:
+        yield Problem(
+            (*users, *cut),
+            "the engine's log-probs are of a cut distribution: the ratio to the trainer's is no importance weight",
+            " ".join(f"--{name} {'1' if name == 'top_p' else '-1'}" for name in cut),
+        )
+
+
+@check(PPOConfig)
+def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problems:
+    if not config.filtering.dynamic_filtering:
+        return
+    if config.batch.n_samples_per_prompt == 1:
+        message = "one answer to a prompt has no mean between right and wrong"
+        yield Problem(("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
+    if config.others.reward_pretrain is not None:
+        message = "groups are filtered as they arrive, a reward model scores them when all are there"
+        yield Problem(("dynamic_filtering", "reward_pretrain"), message, "--remote_rm_url FILE.py")

@@ -1,0 +1,55 @@
+"""Dynamic filtering of one step: which groups are trained on, and which prompts are tried instead of the others."""
+
+from __future__ import annotations
+
+import math
+
+from openrl.algorithms.filtering import keep
+from openrl.config.correction import DynamicFilteringFlags
+from openrl.data.prompts import PromptStream
+from openrl.errors import UserError
+from openrl.tracking.metrics import Mean, Metric, Sum
+from openrl.types import Group, Prompt
+
+
+class DynamicFilter:
+    """Each rejected group is replaced by the next prompt of the stream, one for one.
+
+    So accepted groups and groups under way are never more than wanted: none is thrown away, and what is trained on is
+    the accepted ones among the first prompts of the stream, whatever the order of arrival.
+    """
+
+    def __init__(self, flags: DynamicFilteringFlags, stream: PromptStream, wanted: int) -> None:
+        rounds = flags.dynamic_filtering_max_batches or math.inf
+        self.flags, self.stream, self.wanted = flags, stream, wanted
+        self.left = int(min(rounds * wanted, len(stream.prompts))) - wanted  # prompts that may still be tried
+
+    def replace(self, group: Group) -> Prompt | None:
+        """The prompt to try instead; None if the group is accepted, or as many were tried as may be."""
+        if self.accepts(group) or self.left <= 0:
+            return None
+        self.left -= 1
+        return self.stream.take(1)[0]
+
+    def accepts(self, group: Group) -> bool:
+        low, high = self.flags.dynamic_filtering_reward_range
+        return keep(group, low, high, self.flags.dynamic_filtering_key)
+
+    def select(self, generated: list[Group]) -> tuple[list[Group], dict[str, Metric]]:
+        """The groups to train on, none to skip the step. Raises UserError if there are too few and that is to fail."""
+        kept = [group for group in generated if self.accepts(group)]
+        metrics: dict[str, Metric] = {
+            "filter/generated_groups": Sum(len(generated)),
+            "filter/kept_groups": Sum(len(kept)),
+            "filter/kept_share": Mean(len(kept), len(generated)),
+        }
+        if len(kept) < self.wanted and self.flags.dynamic_filtering_shortfall == "fail":
+            low, high = self.flags.dynamic_filtering_reward_range
+            raise UserError(
+                f"--dynamic_filtering: only {len(kept)} of {self.wanted} groups have a mean between {low:g} and "
+                f"{high:g}, {len(generated)} prompts were tried",
+                "easier or harder prompts, --dynamic_filtering_max_batches, or --dynamic_filtering_shortfall train",
+            )
+        if len(kept) < self.wanted and self.flags.dynamic_filtering_shortfall == "skip":
+            kept = []
+        return kept, metrics
