@@ -1,11 +1,12 @@
-"""Write docs/flags.md from the flags themselves, and check what the pages point at.
+"""Write docs/flags.md and the tables of docs/algorithms.md from the code, and check what the pages point at.
 
 python docs/build.py            write, then check
-python docs/build.py --check    only check; a stale docs/flags.md is a problem too
+python docs/build.py --check    only check; a stale page is a problem too
 """
 
 from __future__ import annotations
 
+import inspect
 import re
 import subprocess
 import sys
@@ -17,11 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from openrl.config.commands import PPOConfig, SFTConfig  # noqa: E402 - the checkout, whatever is installed
+from openrl.config.presets import PRESETS  # noqa: E402
+from openrl.flags.help import summary  # noqa: E402
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
 
 COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
+ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
+MARK = "<!-- from here on made by `make docs` -->\n"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATH_IN_CODE = re.compile(r"`((?:openrl|tests|examples|benchmarks|docs|dockerfile|requirements|\.ci)/[\w./-]*)`")
 
@@ -49,6 +54,42 @@ def _row(spec: FlagSpec) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def algorithms_page() -> str:
+    """The page as it is written by hand up to the mark, then one table per registry and the presets."""
+    lines = [ALGORITHMS_PAGE.read_text("utf-8").partition(MARK)[0] + MARK]
+    specs = collect_flags(PPOConfig)
+    for chooser in [s for s in specs if s.registry]:
+        lines += [
+            f"## --{chooser.name}",
+            "",
+            "| name | what | source | needs | suggests | its flags |",
+            "|" + "---|" * 6,
+        ]
+        for entry in chooser.registry.entries():
+            own = [s.name for s in specs if s.owner and s.owner.flag == chooser.name and entry.name in s.owner.names]
+            cells = [f"`{entry.name}`", summary(entry.component), " ".join(sources(entry.component))]
+            cells.append(", ".join(sorted(entry.needs)))
+            cells += [" ".join(f"`--{k} {plain(v)}`" for k, v in entry.suggests.items())]
+            cells += [" ".join(f"`--{name}`" for name in own)]
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    lines += ["## --algo_preset", "", "| name | flags |", "|---|---|"]
+    for name, preset in PRESETS.items():
+        lines.append(f"| `{name}` | `{' '.join(f'--{k} {plain(v)}' for k, v in preset.items())}` |")
+    return "\n".join(lines) + "\n"
+
+
+def plain(value: object) -> str:
+    return value if isinstance(value, str) else show(value)
+
+
+def sources(component: object) -> list[str]:
+    """Links to the papers that a component's functions name."""
+    functions = [component] if callable(component) and inspect.isroutine(component) else vars(component).values()
+    text = " ".join(f.__doc__ or "" for f in functions if inspect.isroutine(f))
+    return [f"[{u.rpartition('/')[2]}]({u})" for u in dict.fromkeys(re.findall(r"https?://[^\s,;:)]+[^\s,;:).]", text))]
+
+
 def broken_references() -> Iterator[str]:
     """Links and paths in code marks that lead nowhere, in every page under version control."""
     tracked = subprocess.run(
@@ -64,11 +105,11 @@ def broken_references() -> Iterator[str]:
 
 def main(check_only: bool) -> int:
     problems: list[str] = []
-    page = flags_page()
-    if not check_only:
-        FLAGS_PAGE.write_text(page, "utf-8")
-    elif not FLAGS_PAGE.exists() or FLAGS_PAGE.read_text("utf-8") != page:
-        problems.append("docs/flags.md does not show the present flags; run `make docs`")
+    for page, text in ((FLAGS_PAGE, flags_page()), (ALGORITHMS_PAGE, algorithms_page())):
+        if not check_only:
+            page.write_text(text, "utf-8")
+        elif not page.exists() or page.read_text("utf-8") != text:
+            problems.append(f"{page.relative_to(ROOT)} does not show the present flags; run `make docs`")
     problems += broken_references()
     print("\n".join(problems) or "docs: all references lead somewhere")
     return bool(problems)

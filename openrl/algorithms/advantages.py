@@ -101,23 +101,37 @@ def gae(batch: ExperienceBatch, options: GAEOptions) -> tuple[Tensor, Tensor]:
 _GROUP_MEAN = {"reward_norm_mean": "group"}
 _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 
-# GRPO, https://arxiv.org/abs/2402.03300 section 4.1
-advantage_estimators.register("group_norm", needs=("siblings",), suggests=_GROUP_NORM)(Estimator())
-advantage_estimators.register("grpo", needs=("siblings",), suggests=_GROUP_NORM)(Estimator())
 
-# Dr. GRPO, https://arxiv.org/abs/2503.20783: no division by the std, nor by the length in the loss
-advantage_estimators.register(
+def group_norm(batch: ExperienceBatch, options: None) -> Tensor:
+    """GRPO: reward minus the siblings' mean, divided by their std; https://arxiv.org/abs/2402.03300 section 4.1."""
+    return batch.scores
+
+
+for _name in ("group_norm", "grpo"):
+    advantage_estimators.register(_name, needs=("siblings",), suggests=_GROUP_NORM)(from_scores(group_norm))
+
+
+@advantage_estimators.register(
     "dr_grpo", needs=("siblings",), suggests=_GROUP_MEAN | {"loss_agg_mode": "seq-mean-token-sum-norm"}
-)(Estimator())
+)
+@from_scores
+def dr_grpo(batch: ExperienceBatch, options: None) -> Tensor:
+    """Reward minus the siblings' mean, divided neither by the std nor, in the loss, by the length; Dr. GRPO,
+    https://arxiv.org/abs/2503.20783."""
+    return batch.scores
 
-# REINFORCE++-baseline, https://arxiv.org/abs/2501.03262
-advantage_estimators.register(
+
+@advantage_estimators.register(
     "reinforce_baseline", needs=("siblings",), suggests=_GROUP_MEAN | {"whiten_advantages": True}
-)(Estimator())
+)
+@from_scores
+def reinforce_baseline(batch: ExperienceBatch, options: None) -> Tensor:
+    """REINFORCE++-baseline: reward minus the siblings' mean, whitened over the batch; https://arxiv.org/abs/2501.03262."""
+    return batch.scores
 
 
 def reinforce(batch: ExperienceBatch, options: DiscountOptions) -> tuple[Tensor, Tensor]:
-    """REINFORCE++, https://arxiv.org/abs/2501.03262: discounted returns to go, whitened over the batch."""
+    """REINFORCE++: discounted returns to go, whitened over the batch; https://arxiv.org/abs/2501.03262."""
     returns = returns_to_go(batch.token_rewards, batch.loss_mask, options.gamma)
     return returns, returns
 

@@ -325,11 +325,12 @@ def _random_in_range(batch: ExperienceBatch, options: ClipCovOptions, generator:
 
 
 def _clip_cov(inputs: LossInputs, options: ClipCovOptions) -> TokenLosses:
+    """PPO without the gradient of a few random tokens of high covariance, which would cost entropy;
+    https://arxiv.org/abs/2505.22617."""
     losses = clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
     return TokenLosses(losses.per_token.masked_fill(inputs.marked, 0), losses.metrics)
 
 
-# PPO without the gradient of a few random tokens of high covariance, which would cost entropy
 policy_losses.register("clip_cov", options=ClipCovOptions, needs=("old_logprobs",))(
     SelectingLoss(_random_in_range, _clip_cov)
 )
@@ -349,10 +350,11 @@ def _highest(batch: ExperienceBatch, options: KLCovOptions, generator: torch.Gen
 
 
 def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
+    """Unclipped policy gradient with a KL penalty on the tokens of highest covariance;
+    https://arxiv.org/abs/2505.22617."""
     plain = -log_ratio(inputs).exp() * inputs.advantages
     penalty = options.kl_cov_coef * difference(inputs).abs()
     return TokenLosses(plain + penalty.masked_fill(~inputs.marked, 0))
 
 
-# unclipped policy gradient with a KL penalty on the tokens of highest covariance
 policy_losses.register("kl_cov", options=KLCovOptions, needs=("old_logprobs",))(SelectingLoss(_highest, _kl_cov))
