@@ -1,0 +1,78 @@
+"""--freezing_actor_steps: who is trained in which step, and over how many steps the actor's schedule runs."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from openrl.cluster.group import LocalGroup
+from openrl.config import derived
+from openrl.errors import UserError
+from openrl.tracking.metrics import Sum
+from openrl.trainer.launch import build_pipeline
+from openrl.trainer.roles import Roles, model_spec, role_models
+from tests.batches import outcome_batch
+from tests.unit.test_config_checks import ppo
+
+WORDS = (
+    "--pretrain m --prompt_data d --remote_rm_url r.py --rollout_batch_size 8 --train_batch_size 4 "
+    "--max_steps 10 --init_kl_coef 0 --save_path {path} --freezing_actor_steps {frozen}"
+)
+
+
+class Recorder:
+    """A worker that takes down how many optimizer steps it is asked for; ``skipped`` ones had no finite gradient."""
+
+    def __init__(self, context, skipped):
+        self.skipped, self.asked = skipped, []
+
+    def update(self, batch, plans, loss_of):
+        self.asked.append(len(plans))
+        return [{"nonfinite_steps": Sum(self.skipped)} for _ in plans]
+
+
+def groups(skipped=0.0):
+    return [LocalGroup.create(role, 1, Recorder, skipped) for role in ("actor", "critic")]
+
+
+def pipeline_of(tmp_path, actor, critic, frozen=1):
+    config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
+    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0))
+    return build_pipeline(config, inputs, Roles(policy=actor, rollout=actor, critic=critic))
+
+
+def test_the_critic_trains_alone_up_to_the_flags_step(tmp_path):
+    actor, critic = groups()
+    pipeline = pipeline_of(tmp_path, actor, critic)
+    batch = outcome_batch([1.0] * 8, list(range(8)))
+    found = [asyncio.run(pipeline.update(batch, step)) for step in (1, 2, 3)]
+    assert [set(metrics) for metrics in found] == [
+        {"critic/nonfinite_steps"},
+        {"critic/nonfinite_steps"},  # steps 0 and 1, counted from 0
+        {"actor/nonfinite_steps", "critic/nonfinite_steps"},
+    ]
+    assert (actor._workers[0].asked, critic._workers[0].asked) == ([2], [2, 2, 2])
+    assert [pipeline.trains_actor(step) for step in (1, 2, 3)] == [False, False, True]
+
+
+def test_without_the_flag_the_actor_trains_from_the_first_step(tmp_path):
+    assert pipeline_of(tmp_path, *groups(), frozen=-1).trains_actor(1)
+
+
+def test_the_pipeline_stops_a_run_without_finite_gradients(tmp_path):
+    pipeline = pipeline_of(tmp_path, *groups(skipped=1.0), frozen=5)
+    batch = outcome_batch([1.0] * 8, list(range(8)))
+    for step in (1, 2):  # two optimizer steps each; the fifth in a row is one too many
+        asyncio.run(pipeline.update(batch, step))
+    with pytest.raises(UserError, match="step 3: the gradient of the critic was inf or NaN in 5 optimizer"):
+        asyncio.run(pipeline.update(batch, 3))
+    assert (tmp_path / "nonfinite_step_3" / "critic_batch.safetensors").exists()
+
+
+@pytest.mark.parametrize(("frozen", "steps"), [(-1, 20), (0, 18), (3, 12)])
+def test_the_actors_schedule_starts_when_it_does(tmp_path, frozen, steps):
+    config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
+    models = role_models(config)
+    total = derived.total_optimizer_steps(config.batch, 80)
+    ends = {role: model_spec(config, model, "cpu", total).optim.total_steps for role, model in models.items()}
+    assert ends == {"actor": steps, "critic": 20}
