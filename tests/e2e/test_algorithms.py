@@ -26,6 +26,8 @@ BASE = {
     "generate_max_len": 8,
 }
 
+REQUIRED = {"dro": {"dro_beta": 0.1}}  # options without a default
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
@@ -77,7 +79,7 @@ def test_every_estimator_trains(bench, name):
 
 @pytest.mark.parametrize("name", policy_losses.names())
 def test_every_policy_loss_trains(bench, name):
-    check(bench(policy_loss_type=name))
+    check(bench(policy_loss_type=name, **REQUIRED.get(name, {})))
 
 
 def test_rollout_correction_in_the_loss(bench):

@@ -88,6 +88,17 @@ def test_sound_flags_have_no_problems(words):
         ("--eval_dataset e --eval_steps 5 --eval_temperature 0", "eval_temperature, --eval_n_samples_per_prompt",
          "greedy decoding gives 4 equal answers", "--eval_n_samples_per_prompt 1"),
         ("--load_checkpoint --overwrite_ckpt", "load_checkpoint, --overwrite_ckpt", "contradict", "leave one out"),
+        ("--rollout_rs token_k4 --rollout_rs_threshold 2", "rollout_rs, --rollout_rs_threshold", "no such test",
+         "seq_mean_k1"),
+        ("--rollout_rs_threshold 2", "rollout_rs, --rollout_rs_threshold", "no effect", "--rollout_rs seq_mean_k1"),
+        ("--enable_vllm_is_correction --vllm_is_truncated_threshold 2 1", "vllm_is_truncated_threshold",
+         "must be >= 0 and increasing", ""),
+        ("--enable_vllm_is_correction --use_icepop --vllm_is_correction_type seq-mask-tis", "use_icepop, "
+         "--vllm_is_correction_type", "two types of correction", "leave one out"),
+        ("--dynamic_filtering", "dynamic_filtering, --n_samples_per_prompt", "no mean between",
+         "--n_samples_per_prompt 8"),
+        ("--advantage_estimator remax --remote_rm_url None --reward_pretrain x", "advantage_estimator, "
+         "--reward_pretrain", "a reward model does not see", "--remote_rm_url FILE.py"),
         ("--temperature 0", "temperature", "must be > 0, got 0.0", ""),
         ("--reward_clip_range 5 -5", "reward_clip_range", "must be increasing, got 5.0 -5.0", ""),
         ("--vllm_gpu_memory_utilization 1.5", "vllm_gpu_memory_utilization", "must be (0, 1], got 1.5", ""),
@@ -398,3 +409,25 @@ def test_help_loads_no_heavy_library(command_type):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("usage: p ")
     assert done.stdout.splitlines()[-1] == "loaded:"
+
+
+@pytest.mark.parametrize("words", ["--enable_vllm_is_correction", "--rollout_rs token_k2 --rollout_rs_threshold 1"])
+def test_correction_wants_whole_distributions(words):
+    """Without correction a cut distribution is a warning."""
+    (problem,) = [p for p in settle(PPOConfig, f"{PPO} --top_p 0.9 {words}")[1] if p.fatal]
+    assert problem.flags[-1] == "top_p" and problem.fix == "--top_p 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ("--init_kl_coef 0", False),
+        ("--init_kl_coef 0 --enable_vllm_is_correction", True),
+        ("--init_kl_coef 0 --rollout_rs token_k2 --rollout_rs_threshold 1", True),
+        ("--init_kl_coef 0 --policy_loss_type clip_cov", True),
+        ("--use_kl_loss --kl_estimator k2", False),
+        ("--init_kl_coef 0.1", True),
+    ],
+)
+def test_what_reads_old_logprobs_before_the_update(words, needed):
+    assert derived.needs_old_logprobs(ppo(f"{GRPO} {words}")) == needed
