@@ -206,6 +206,13 @@ def one_length_of_warmup(config: PPOConfig | SFTConfig, given: Given) -> Problem
         yield Problem(flags, "two lengths of one warm-up", "leave one out")
 
 
+@check(PPOConfig, SFTConfig)
+def optimizer_fits_its_engine(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
+        message = "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat shards of them"
+        yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
+
+
 # -- data, evaluation, checkpoints ------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from openrl.cluster.placement import ENGINES, PlacementPlan, plan_placement, rol
 from openrl.cluster.ray_cluster import cluster_address, this_machine
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.config.learning import DeepSpeedFlags, RolloutBatchFlags
+from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFlags
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, engine_spec
@@ -22,6 +22,7 @@ from openrl.trainer.roles import RoleModel, role_models
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4
+MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "muon": 8}  # of a parameter
 
 
 def describe(config: PPOConfig, inputs: Inputs) -> str:
@@ -167,13 +168,20 @@ def memory_by_role(
             config.deepspeed,
             len(plan.rows[role]),
             micro * derived.max_model_len(config.sampling),
+            config.optim.optimizer,
         )
     result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, config.engine.rollout_backend)
     return result
 
 
 def model_memory(
-    shape: ModelShape, model: RoleModel, dtype: str, flags: DeepSpeedFlags, ranks: int, micro_batch_tokens: int
+    shape: ModelShape,
+    model: RoleModel,
+    dtype: str,
+    flags: DeepSpeedFlags,
+    ranks: int,
+    micro_batch_tokens: int,
+    optimizer: OptimizerName = "adamw",
 ) -> Memory:
     """One rank of a model under DeepSpeed.
 
@@ -193,7 +201,7 @@ def model_memory(
         weights=weights,
         gradients=parameters * FP32 // (ranks if stage >= 2 else 1),
         masters=0 if stage == 0 and dtype == "fp32" else shard * FP32,
-        moments=2 * shard * FP32,
+        moments=shard * MOMENT_BYTES[optimizer],
         logits=2 * logits,
     )
 

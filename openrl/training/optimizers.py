@@ -1,18 +1,20 @@
-"""AdamW with decay on matrices only, and the learning-rate schedules of transformers by name."""
+"""Optimizers by name, with decay on matrices only, and the learning-rate schedules of transformers by name."""
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
-from openrl.config.learning import LearningRateFlags, OptimizerFlags
+from openrl.config.learning import LearningRateFlags, OptimizerFlags, OptimizerName
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,7 @@ class OptimSpec:
     betas: tuple[float, float]
     max_norm: float
     total_steps: int
+    optimizer: OptimizerName = "adamw"
 
     @classmethod
     def from_flags(cls, rate: LearningRateFlags, optim: OptimizerFlags, total_steps: int) -> OptimSpec:
@@ -39,20 +42,63 @@ class OptimSpec:
             optim.adam_betas,
             optim.max_norm,
             total_steps,
+            optim.optimizer,
         )
 
 
-def build_optimizer(model: nn.Module, spec: OptimSpec) -> AdamW:
-    """AdamW over the trainable parameters, fused where torch has it (one pass, also on a CPU).
+def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
+    """The optimizer ``spec.optimizer`` over the trainable parameters.
 
     Weight decay acts on matrices; biases, norms and other vectors are left out, as in the GPT-3 recipe.
     """
-    trainable = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    for_muon = {id(p) for name, p in named if spec.optimizer == "muon" and p.dim() == 2 and in_a_layer(name)}
+    trainable = [p for _, p in named if id(p) not in for_muon]
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in trainable if p.dim() > 1], "weight_decay": spec.weight_decay},
         {"params": [p for p in trainable if p.dim() <= 1], "weight_decay": 0.0},
     ]
-    return AdamW([g for g in groups if g["params"]], lr=spec.learning_rate, betas=spec.betas, eps=1e-8, fused=True)
+    groups = [g for g in groups if g["params"]]
+    match spec.optimizer:
+        case "adamw_8bit":
+            from bitsandbytes.optim import AdamW8bit  # looks for GPU libraries while it is imported
+
+            return AdamW8bit(groups, lr=spec.learning_rate, betas=spec.betas, eps=1e-8)
+        case "muon" if for_muon:
+            return MuonAndAdamW([p for _, p in named if id(p) in for_muon], groups, spec)
+    return _adamw(groups, spec)
+
+
+def _adamw(groups: list[dict[str, Any]], spec: OptimSpec) -> AdamW:
+    """Fused where torch has it: one pass, also on a CPU."""
+    return AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=1e-8, fused=True)
+
+
+def in_a_layer(name: str) -> bool:
+    """Whether a parameter belongs to a numbered layer: not embeddings, output head or value head."""
+    return re.search(r"(^|\.)\d+\.", name) is not None
+
+
+class MuonAndAdamW(Optimizer):
+    """Muon for the matrices of layers, AdamW for the rest, at one learning rate: Muon's updates get the root mean
+    square of AdamW's (https://arxiv.org/abs/2502.16982 section 2.2).
+
+    Its parts work on its own groups and state, so whoever swaps parameters in the groups (mixed precision does)
+    reaches them.
+    """
+
+    def __init__(self, matrices: list[nn.Parameter], rest: list[dict[str, Any]], spec: OptimSpec) -> None:
+        rate, decay = spec.learning_rate, spec.weight_decay
+        muon = Muon(matrices, lr=rate, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        self._parts: list[Optimizer] = [muon, *([_adamw(rest, spec)] if rest else [])]
+        super().__init__([group for part in self._parts for group in part.param_groups], {})
+        for part in self._parts:
+            part.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for part in self._parts:
+            part.step()
 
 
 def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:

@@ -40,10 +40,12 @@ def read_rank_state(directory: Path, rank: int, expected: dict[str, Any]) -> tup
 
 
 def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor]) -> dict[str, Tensor]:
-    """The fp32 masters and their optimizer state, by position."""
+    """The masters and their optimizer state, by position; whole numbers as int64 scalars."""
     named = {f"master.{i}": master for i, master in enumerate(masters)}
     for i, master in enumerate(masters):
-        named |= {f"{key}.{i}": value for key, value in optimizer.state.get(master, {}).items()}
+        for key, value in optimizer.state.get(master, {}).items():
+            shared = key.startswith("qmap")  # the code book of 8-bit moments is one tensor, which a file must not share
+            named[f"{key}.{i}"] = value.clone() if shared else torch.as_tensor(value)
     return named
 
 
@@ -55,7 +57,8 @@ def restore_optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], named
         key, position = name.rsplit(".", 1)
         master = masters[int(position)]
         if key != "master":
-            optimizer.state[master][key] = tensor.to(master.device)
+            whole = tensor.dim() == 0 and tensor.dtype == torch.int64
+            optimizer.state[master][key] = int(tensor) if whole else tensor.to(master.device)
 
 
 def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -125,6 +125,29 @@ def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(tmp_path, che
     assert float((moved > 0.99e-3).float().mean()) > 0.8  # the rest: padding and characters that do not occur
 
 
+OPTIMIZERS = [
+    *(("adamw_8bit", stage, dtype) for stage in STAGES for dtype in ("fp32", "bf16")),
+    *(("muon", 0, dtype) for dtype in ("fp32", "bf16")),
+]
+
+
+@pytest.mark.parametrize(("name", "stage", "dtype"), OPTIMIZERS)
+def test_other_optimizers_learn_and_resume_bit_for_bit(tmp_path, checkpoint, batch, name, stage, dtype):
+    optim = optim_spec(optimizer=name, learning_rate=3e-3)
+    spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim)
+    plan = StepPlan(halves(batch), counts_of(batch))
+    engine = build_engine(spec)
+    losses = [engine.train_step(batch, plan, SupervisedUpdate())["loss"].value for _ in range(6)]
+    assert losses[-1] < losses[0] - 0.2
+    engine.save(tmp_path)
+    expected = engine.train_step(batch, plan, SupervisedUpdate())
+    resumed = build_engine(spec)
+    resumed.load(tmp_path)
+    assert resumed.train_step(batch, plan, SupervisedUpdate()) == expected
+    for (key, before), (_, after) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+        assert torch.equal(before, after), key
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path, checkpoint, batch, stage, dtype):

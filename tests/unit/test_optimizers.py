@@ -1,6 +1,7 @@
-"""Learning rates of every schedule by hand, and which parameters decay."""
+"""Learning rates of every schedule by hand, which parameters decay, and the steps of every optimizer."""
 
 import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -63,3 +64,79 @@ def test_decay_spares_biases_and_norms():
         "1.weight": 0.0,
         "1.bias": 0.0,
     }
+
+
+class Small(torch.nn.Module):
+    """An embedding, one layer with a matrix and a norm, a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(8, 64)
+        self.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))])
+        self.head = torch.nn.Linear(64, 8, bias=False)
+
+    def forward(self, ids):
+        return self.head(self.layers[0](self.embed(ids)))
+
+
+def trained(make_optimizers, steps=5, dtype=torch.float32):
+    """Parameters after some steps on one batch, with the optimizers that the callable gives."""
+    torch.manual_seed(0)
+    model = Small().to(dtype)
+    optimizers = make_optimizers(model)
+    ids = torch.arange(8)
+    for _ in range(steps):
+        model.zero_grad()
+        torch.nn.functional.cross_entropy(model(ids).float(), ids.flip(0)).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    return dict(model.named_parameters())
+
+
+def test_muon_takes_the_matrices_of_layers_and_adamw_the_rest():
+    s = replace(spec(optimizer="muon"), learning_rate=1e-2)
+
+    def by_hand(model):
+        matrices = [model.layers[0][0].weight]
+        others = [p for p in model.parameters() if p is not matrices[0]]
+        groups = [
+            {"params": [p for p in others if p.dim() > 1], "weight_decay": 0.5},
+            {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0},
+        ]
+        muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        return [muon, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, fused=True)]
+
+    found, expected = trained(lambda m: [build_optimizer(m, s)]), trained(by_hand)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_muon_follows_parameters_that_are_swapped_in_its_groups():
+    """As mixed precision does, which puts masters where the parameters were."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = build_optimizer(model, spec(optimizer="muon"))
+    for group in optimizer.param_groups:
+        group["params"] = [p.detach().clone().requires_grad_() for p in group["params"]]
+    masters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.clone() for p in masters]
+    for p in masters:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert not any(torch.equal(a, b) for a, b in zip(before, masters, strict=True))
+    assert optimizer.state.keys() == set(masters)
+
+
+def test_the_scheduler_reaches_both_parts_of_muon():
+    s = spec(optimizer="muon", lr_scheduler="constant_with_warmup", lr_warmup_steps=2)
+    optimizer = build_optimizer(Small(), s)
+    schedule = build_scheduler(optimizer, s)
+    schedule.step()
+    assert {group["lr"] for part in optimizer._parts for group in part.param_groups} == {0.5}
+
+
+def test_8_bit_moments_stay_near_adamw():
+    s = replace(spec(optimizer="adamw_8bit"), learning_rate=1e-3)
+    start = trained(lambda m: [], steps=0)
+    found, plain = (trained(lambda m, s=s: [build_optimizer(m, s)], 3) for s in (s, replace(s, optimizer="adamw")))
+    moved = torch.cat([(plain[n] - start[n]).flatten() for n in plain])
+    gap = torch.cat([(plain[n] - found[n]).flatten() for n in plain])
+    assert 0 < float(gap.norm() / moved.norm()) < 0.05  # small tensors keep 32 bits, the layer's matrix has 8
