@@ -1,0 +1,34 @@
+"""Supervised training through its command: a resume ends where the uninterrupted run did, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from tests.e2e.runs import metrics, run
+from tests.tiny import tiny_model_dir
+
+
+def test_resume_equals_the_uninterrupted_run(tmp_path):
+    model = tiny_model_dir(tmp_path)
+    rows = [{"input": f"{a}+{b}=", "output": str(a + b)} for a in range(10) for b in range(10)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    out = tmp_path / "out"
+    flags = f"""--pretrain {model} --dataset {tmp_path}/rows.jsonl --output_key output --input_template None --max_len 32
+        --max_steps 6 --train_batch_size 32 --micro_train_batch_size 16 --learning_rate 3e-3 --param_dtype fp32
+        --device cpu --zero_stage 1 --save_steps 3 --save_path {out} --ckpt_path {out}/checkpoints""".split()
+    run("train_sft", flags)
+    whole, losses = load_file(out / "model.safetensors"), [m["loss"] for m in metrics(out)]
+    assert len(losses) == 6 and losses[-1] < losses[0]
+    AutoModelForCausalLM.from_pretrained(out)
+
+    shutil.rmtree(out / "checkpoints/step_000006")
+    output = run("train_sft", [*flags, "--load_checkpoint"])
+    assert "step_000003" in output
+    again = load_file(out / "model.safetensors")
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+    assert [m["loss"] for m in metrics(out)] == losses

@@ -1,0 +1,42 @@
+"""Every command of the example scripts and the README parses, and asks for nothing that has no effect."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from openrl.config import checks, idle  # noqa: F401  importing them registers their rules
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.flags.parser import read_request, resolve
+from openrl.flags.schema import collect_flags
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
+SOURCES = [*sorted(ROOT.glob("examples/scripts/*.sh")), ROOT / "README.md"]
+
+
+def commands(path: Path) -> list[tuple[str, list[str]]]:
+    """(command, words) of each ``python -m openrl.cli...`` in a file; a call with ... in it is a fragment."""
+    text = re.sub(r"\\\n\s*", " ", path.read_text())
+    found = re.findall(r"python -m openrl\.cli\.(\w+) +(--[^\n]*)", text)
+    calls = [(name, shlex.split(words, comments=True)) for name, words in found]
+    return [(name, words) for name, words in calls if "..." not in words]
+
+
+CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
+
+
+def test_the_scripts_were_found():
+    assert {"quickstart.sh", "README.md"} <= {name for name, _, _ in CASES}
+
+
+@pytest.mark.parametrize(("source", "name", "words"), CASES)
+def test_example_parses(source, name, words):
+    command = COMMANDS[name]
+    words = [word.replace("$OUT", "/nowhere").replace("$SEED", "0") for word in words]
+    request = read_request(words)
+    _, problems = resolve(command, collect_flags(command), request.settings, environment=False)
+    assert [str(p) for p in [*request.problems, *problems]] == []
