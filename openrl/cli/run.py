@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -63,6 +64,7 @@ def silence() -> None:
     """Keep the noise of libraries out of the terminal, here and in processes started later."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # warns of a kernel for 4-bit layers at every import
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
