@@ -80,8 +80,8 @@ def load_example(name):
     return module
 
 
-def make_data(directory, monkeypatch, seed):
-    arguments = ["--sft_rows", "300", "--rl_rows", "200", "--eval_rows", "100", "--seed", str(seed)]
+def make_data(directory, monkeypatch, seed, *options):
+    arguments = ["--sft_rows", "300", "--rl_rows", "200", "--eval_rows", "100", "--seed", str(seed), *options]
     monkeypatch.setattr(sys, "argv", ["make_data.py", "--output_dir", str(directory), *arguments])
     load_example("make_data").main()
     return {
@@ -101,6 +101,13 @@ def test_made_problems_are_solved_rightly_and_shared_by_no_two_files(tmp_path, m
     )
     assert make_data(tmp_path / "b", monkeypatch, seed=0) == files
     assert make_data(tmp_path / "c", monkeypatch, seed=1) != files
+
+
+def test_a_careless_teacher_misses_his_share_with_the_right_numbers(tmp_path, monkeypatch):
+    files = make_data(tmp_path, monkeypatch, 0, "--wrong_share", "0.4")
+    grades = {name: [grade(row["output"], **row["label"]) for row in rows] for name, rows in files.items()}
+    assert grades["sft"].count(WRONG_VALUE) == 120 and grades["sft"].count(RIGHT) == 180
+    assert set(grades["rl"]) == set(grades["eval"]) == {RIGHT}
 
 
 def test_example_reward_grades_finished_answers():
