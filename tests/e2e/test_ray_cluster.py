@@ -1,0 +1,80 @@
+"""The main command on a cluster that runs already: the real Ray, two nodes of two CPUs each on this machine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.cluster_utils import Cluster
+
+from tests.e2e.runs import make_task, metrics, ppo_flags, run
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes.add_node(num_cpus=2)
+    nodes.wait_for_nodes()
+    yield nodes
+    nodes.shutdown()
+
+
+def flags(task: Path, out: Path, cluster: Cluster, **changes: object) -> list[str]:
+    """One actor, one reference, one engine: three CPUs, so more than a node has."""
+    given = {"ray_address": cluster.address, "rollout_backend": "hf", "max_steps": 2}
+    return ppo_flags(task, out, **(given | changes))
+
+
+def busy() -> set[psutil.Process]:
+    """Processes that this test has started: the cluster's servers and what runs on it, without Ray's pool of idle ones."""
+    return {p for p in psutil.Process().children(recursive=True) if name(p) not in ("ray::IDLE", None)}
+
+
+def name(process: psutil.Process) -> str | None:
+    """None once it has ended."""
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
+        return None
+
+
+def test_a_cluster_that_cannot_hold_the_plan_is_told_apart(cluster, task, tmp_path):
+    before = busy()
+    changes = {"ref_num_gpus_per_node": 3, "placement_timeout": 5}
+    output = run("train_ppo_ray", flags(task, tmp_path, cluster, **changes), code=1)
+    message = output[output.index("train_ppo_ray: ") :].splitlines()
+    assert message[:3] == [
+        "train_ppo_ray: the cluster cannot hold the placement within 5 s (--placement_timeout):",
+        "  - needs 3 CPUs on one node for reference, the largest free node has 2",
+        "  - needs 5 CPUs in all, the cluster has 4 free on 2 nodes",
+    ]
+    assert message[3].count("2 of 2 CPUs free") == 2
+    assert message[4].startswith("  try: lower --*_num_nodes")
+    assert "Traceback" not in output
+    leaves_the_cluster_as_it_was(before)
+
+
+def test_a_run_over_two_nodes(cluster, task, tmp_path):
+    before = busy()
+    output = run("train_ppo_ray", flags(task, tmp_path, cluster))
+    assert [m["step"] for m in metrics(tmp_path)] == [1, 2]
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in metrics(tmp_path))
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 2
+    assert (tmp_path / "model.safetensors").is_file() and "tiny 2/2" in output
+    assert "it/s]" not in output and "examples/s]" not in output  # libraries draw no bars into ours
+    leaves_the_cluster_as_it_was(before)
+
+
+def leaves_the_cluster_as_it_was(before: set[psutil.Process]) -> None:
+    """Its processes live, those of the run are gone."""
+    psutil.wait_procs(list(busy() - before), timeout=60)
+    assert busy() == before
