@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import sysconfig
@@ -157,6 +158,7 @@ def open_cluster(
 
 def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> RayCluster:
     """A Ray cluster of one node that listens on 127.0.0.1 only and ends with this process."""
+    on_child_end = signal.getsignal(signal.SIGCHLD)
     with _loopback_only():
         context = _init(
             log_to_driver,
@@ -171,6 +173,7 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
                 "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
             },
         )
+    signal.signal(signal.SIGCHLD, on_child_end)  # the option above makes Ray ignore it, here too
     return RayCluster(True, Path(context.address_info["session_dir"]))
 
 

@@ -114,9 +114,10 @@ def cluster(tmp_path_factory):
     plugins = tmp_path_factory.mktemp("plugins")
     (plugins / "group_test_plugin.py").write_text("")
     sys.path.append(str(plugins))
+    others = set(psutil.Process().children(recursive=True))  # of tests that ran before
     cluster = start_cluster(num_cpus=8, num_gpus=0)
     yield cluster
-    processes = psutil.Process().children(recursive=True)
+    processes = [p for p in psutil.Process().children(recursive=True) if p not in others]
     cluster.close()
     sys.path.remove(str(plugins))
     _, alive = psutil.wait_procs(processes, timeout=20)
@@ -373,6 +374,11 @@ def test_a_worker_killed_between_items_is_named(cluster):
     for collect in (by_item, by_handle):
         with pytest.raises(WorkerDied, match="tester rank 1 died in pid_then_hang"):
             asyncio.run(scenario(collect))
+
+
+def test_this_process_still_learns_how_its_own_children_ended(cluster):
+    """Ray ignores SIGCHLD in the driver, which would turn every exit code into 0 or None."""
+    assert subprocess.run([sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
 
 
 def test_closing_ends_the_workers_and_their_children(cluster):
