@@ -1,4 +1,4 @@
-"""vLLM as the rollout engine: its scheduler and worker run in processes of their own. The only home of vLLM."""
+"""vLLM as the rollout engine: it schedules and computes in processes of its own. The only home of vLLM."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from openrl.weights.shared_memory import BucketFile, BucketFiles
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+_UNBOUND = "nobind"  # vLLM's word for threads that may run on any core
 _HEALTH_SECONDS = 5.0  # between looks whether vLLM is alive, while it owes an answer
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
 
@@ -31,13 +32,51 @@ def _set_environment(spec: EngineSpec) -> None:
     if on_cpu:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
         # vLLM's own binding puts all engines of a machine on the same cores, so we count threads instead; Ray has already
-        # set 1. One core is left to the process that schedules: it is busy whenever the model is.
+        # set 1. One core is left to the processes around the model.
         if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _UNBOUND
             cores = len(os.sched_getaffinity(0)) - 1
             os.environ["OMP_NUM_THREADS"] = str(max(1, cores // spec.engines_per_machine))
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def start_llm(spec: EngineSpec) -> Any:
+    """vLLM's own ``AsyncLLM`` with the settings of ``spec``. Raises what vLLM raises."""
+    _set_environment(spec)
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
+    max_num_seqs = 1 if spec.deterministic else spec.max_num_seqs
+    arguments = AsyncEngineArgs(
+        model=spec.model,
+        dtype=_DTYPES[spec.dtype],
+        max_model_len=spec.max_model_len,
+        seed=spec.seed,
+        gpu_memory_utilization=spec.gpu_memory_utilization,
+        # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync would not reach them
+        enforce_eager=spec.enforce_eager or spec.device == "cpu",
+        enable_prefix_caching=spec.enable_prefix_caching and not spec.deterministic,
+        trust_remote_code=spec.trust_remote_code,
+        logprobs_mode="processed_logprobs",
+        worker_extension_cls="openrl.rollout.vllm_worker.WeightSyncExtension",
+        disable_log_stats=True,
+        use_tqdm_on_load=False,
+        **cpu,
+        **({"max_num_seqs": max_num_seqs} if max_num_seqs else {}),
+    )
+    return AsyncLLM.from_engine_args(arguments)
+
+
+def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Without a binding of threads the model runs in the process that schedules. vLLM's default, a worker process
+    of its own, keeps two cores busy: each of the two spins while the other computes, the worker a second longer."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    cache = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
+    unbound = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND
+    return cache | ({"distributed_executor_backend": UniProcExecutor} if unbound else {})
 
 
 class VLLMEngine:
@@ -55,31 +94,8 @@ class VLLMEngine:
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
         """Load the model and wait until it is ready; the event loop stands still meanwhile (20 s and more)."""
-        _set_environment(spec)
-        from vllm import AsyncEngineArgs
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        cpu = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)} if spec.device == "cpu" else {}
-        max_num_seqs = 1 if spec.deterministic else spec.max_num_seqs
-        arguments = AsyncEngineArgs(
-            model=spec.model,
-            dtype=_DTYPES[spec.dtype],
-            max_model_len=spec.max_model_len,
-            seed=spec.seed,
-            gpu_memory_utilization=spec.gpu_memory_utilization,
-            # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync would not reach them
-            enforce_eager=spec.enforce_eager or spec.device == "cpu",
-            enable_prefix_caching=spec.enable_prefix_caching and not spec.deterministic,
-            trust_remote_code=spec.trust_remote_code,
-            logprobs_mode="processed_logprobs",
-            worker_extension_cls="openrl.rollout.vllm_worker.WeightSyncExtension",
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            **cpu,
-            **({"max_num_seqs": max_num_seqs} if max_num_seqs else {}),
-        )
         try:
-            return cls(spec, AsyncLLM.from_engine_args(arguments))
+            return cls(spec, start_llm(spec))
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"vLLM cannot start with {spec.model}: {error}",

@@ -8,11 +8,11 @@ from torch import Tensor
 from openrl.errors import UserError
 
 # What is judged, and how far it may go, in nats.
-# fp32: two summation orders differ by 1e-6 to 1e-4, Gemma's soft-capped logits by up to 1e-3.
-# Half types: one rounding is 2^-9 (bf16) or 2^-12 (fp16) of a logit of order ten, and an unlikely token can move by
-# 0.5 in bf16, so only the mean can be judged: 0.01 is usual for bf16 and an eighth of it for fp16, while one stale
-# or scrambled matrix shifts the mean by 0.3 and more.
-TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.05)}
+# fp32: two summation orders differ by 1e-6 to 1e-4; more than 1e-3 is another computation.
+# Half types: one rounding is 2^-9 (bf16) or 2^-12 (fp16) of a logit of order ten, and a single unlikely token can move by
+# 0.2 in bf16, so only the mean can be judged. A sharp random model of five layers shows 0.03 in bf16 and 0.004 in fp16,
+# trained ones less; one stale matrix (a tied head, packed experts) shifts the mean by 0.3 to 5.
+TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.1)}
 
 
 def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, version: int) -> float:
