@@ -19,6 +19,9 @@ from typing import Any
 import ray
 import torch
 from ray._private import ray_constants
+from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -185,6 +188,7 @@ def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
     try:
         if address != "auto":
             _knock(address)
+            _show_token(address)
         context = _init(log_to_driver, address=address)
     except (OSError, ValueError) as error:  # Ray's ConnectionError among them
         raise UserError(
@@ -200,6 +204,15 @@ def _knock(address: str) -> None:
     if "/" in host or not port.isdecimal():
         raise ValueError("not of the form host:port")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+
+
+def _show_token(address: str) -> None:
+    """``ray start`` guards a cluster with the token in ~/.ray once there is one, and ``ray.init`` shows it to clusters
+    that it finds by itself, but not to an address that it is given. $RAY_AUTH_MODE, if set, decides alone."""
+    try:
+        GcsClient(address=address)
+    except AuthenticationError:
+        maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
 def _init(log_to_driver: bool, **options: Any) -> Any:

@@ -48,8 +48,13 @@ class PlainHost:
             probe.bind((address, 0))
             return address, probe.getsockname()[1], os.getpid()
 
-    def build(self, worker_class: type, context: WorkerContext, *args: Any) -> None:
-        """Here and not in the constructor, so that errors keep their type."""
+    def build(self, directory: str, worker_class: type, context: WorkerContext, *args: Any) -> None:
+        """Here and not in the constructor, so that errors keep their type.
+
+        ``directory`` is the driver's: relative paths in flags mean the same here. A node without it stays where it is.
+        """
+        if Path(directory).is_dir():
+            os.chdir(directory)
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
         self._failed: dict[int, Exception] = {}
@@ -148,7 +153,8 @@ class RayGroup:
             ]
             shared = group._share(args)
             builds = [
-                a.build.remote(worker_class, context, *shared) for a, context in zip(actors, contexts, strict=True)
+                a.build.remote(str(Path.cwd()), worker_class, context, *shared)
+                for a, context in zip(actors, contexts, strict=True)
             ]
             await group._answers("__init__", builds)
         except BaseException:
@@ -284,12 +290,13 @@ def _tail(file: Path, size: int = 4096) -> str:
 def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
     """Environment of a role's processes: what the user's own environment sets is left as it is.
 
-    On a CPU the ranks of a role share the cores (roles take turns); Ray's default is one thread. On a
-    cluster of our own, collectives stay on the loopback interface.
+    On a CPU the ranks of a role share the cores; Ray's default is one thread. Roles mostly take turns, but not always:
+    where two of them meet, threads that spin while they wait for each other would keep the cores from those that they
+    wait for. On a cluster of our own, collectives stay on the loopback interface.
     """
     env = {}
     if device == "cpu":
-        env["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 1) // ranks))
+        env |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)), "OMP_WAIT_POLICY": "passive"}
     if local:
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     return {name: os.environ.get(name, value) for name, value in env.items()}

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -25,6 +30,9 @@ class NodeReporter:
 
     def where(self) -> tuple[str, int]:
         return ray.get_runtime_context().get_node_id(), self.context.local_rank
+
+    def directory(self) -> str:
+        return str(Path.cwd())
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +105,45 @@ def test_the_flag_goes_before_the_environment(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert cluster_address(PlacementFlags()) == "10.0.0.1:6379"
     assert cluster_address(PlacementFlags(ray_address="10.0.0.2:6379")) == "10.0.0.2:6379"
+
+
+JOIN = """
+import asyncio, json, sys
+from openrl.cluster.placement import RoleRequest, plan_placement
+from openrl.cluster.ray_cluster import join_cluster
+from openrl.cluster.ray_group import RayGroup
+from tests.contract.test_ray_cluster import NodeReporter
+
+async def main():
+    cluster = join_cluster(sys.argv[1])
+    plan = plan_placement([RoleRequest("actor", 1, 1)], "cpu", cluster.nodes())
+    actor = await RayGroup.create(cluster, await cluster.reserve(plan, 60), "actor", NodeReporter, timeout=60)
+    print(json.dumps(await actor.call("directory")))
+    await actor.close()
+    cluster.close()
+
+asyncio.run(main())
+"""
+
+
+def test_a_cluster_of_ray_start_is_joined_with_its_token_and_works_in_our_directory(tmp_path):
+    """`ray start --head` guards the cluster once ~/.ray holds a token, and its workers begin in its own directory."""
+    home, ours = tmp_path / "home", tmp_path / "ours"
+    ours.mkdir()
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray/auth_token").write_text("0123456789abcdef" * 4)
+    unset = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"}
+    env = {name: value for name, value in os.environ.items() if name not in unset}
+    env |= {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
+    start = [Path(sys.executable).parent / "ray", "start", "--head", "--port", "0", "--num-cpus", "2"]
+    before = set(psutil.process_iter())
+    options = {"env": env, "capture_output": True, "text": True, "timeout": 120, "check": True}
+    started = subprocess.run([*start, "--include-dashboard", "false", "--disable-usage-stats"], cwd=home, **options)
+    try:
+        address = started.stdout.split("--address='")[1].split("'")[0]
+        joined = subprocess.run([sys.executable, "-c", JOIN, address], cwd=ours, **options)
+        assert json.loads(joined.stdout.splitlines()[-1]) == [str(ours)]
+    finally:
+        for process in set(psutil.process_iter()) - before:
+            if "ray" in " ".join(process.cmdline()) and str(home) in str(process.environ().get("HOME")):
+                process.kill()

@@ -102,7 +102,9 @@ def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
 
 def test_every_role_with_two_actor_ranks(task, tmp_path):
     """GAE with critic, reference and a reward model as Ray roles; two actor ranks, ZeRO 3, bf16; evaluation too."""
-    AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).save_pretrained(tmp_path / "reward")
+    AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).save_pretrained(
+        tmp_path / "reward"
+    )
     changes = {
         "remote_rm_url": None,
         "reward_pretrain": tmp_path / "reward",
