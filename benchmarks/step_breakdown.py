@@ -1,0 +1,324 @@
+"""Where the time of a training step goes, beside the bare libraries that do the same work.
+
+    python -m benchmarks.step_breakdown
+
+runs the real pipeline (Ray actors, vLLM, DeepSpeed policy and reference, group_norm with a KL loss) on Countdown
+prompts with responses of a fixed length. Between its steps, bare vLLM generates as many tokens for the same prompts,
+and a plain PyTorch loop makes the same forward passes, backward passes and AdamW steps on the same rows. Prints the
+median of each stage and the ratio of a pipeline step to the bare work. One thread per process; ``--cores 0`` puts all
+processes on one core, where nothing can overlap.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from io import StringIO
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from here inherits it
+
+import torch
+from rich.console import Console
+
+from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, serve_vllm
+from openrl.cli.run import silence
+from openrl.config.commands import PPOConfig
+from openrl.flags.parser import load
+from openrl.rollout.engine import engine_spec
+from openrl.tracking.progress import Progress
+from openrl.trainer.checkpoints import Checkpoints
+from openrl.trainer.launch import build_trainer
+from openrl.trainer.prepare import Inputs, prepare
+from openrl.trainer.rl_trainer import RLTrainer
+from openrl.trainer.roles import model_spec, role_models, start_roles
+from openrl.types import Group, Prompt
+
+ROOT = Path(__file__).resolve().parents[1]
+STAGES = ("rollout", "annotate", "train", "sync")
+PAUSE_S = 1.5  # between measurements: vLLM's processes may spin for a second after their last work
+DRIFT = 0.10  # a reference product that varies by more says that the machine had other work
+
+
+REWARD = '''
+def reward_func(queries, prompts, labels, responses, **kwargs):
+    """The share of digits: a model of random weights never solves a problem, and equal rewards give no gradient."""
+    return [sum(c.isdigit() for c in text) / len(text) for text in responses]
+'''
+
+# -- the pipeline's side ------------------------------------------------------------------------------
+
+
+def config_of(args: argparse.Namespace, folder: Path) -> PPOConfig:
+    """The quickstart's flags with a constant learning rate; made into a config as the command makes it."""
+    flags = {
+        "pretrain": folder / "model",
+        "prompt_data": folder / "data" / "rl.jsonl",
+        "input_key": "input",
+        "label_key": "label",
+        "remote_rm_url": folder / "reward.py",
+        "vllm_num_engines": 1,
+        "device": "cpu",
+        "param_dtype": "fp32",
+        "zero_stage": args.zero_stage,
+        "advantage_estimator": "group_norm",
+        "kl_estimator": "k3",
+        "init_kl_coef": 0.001,
+        "rollout_batch_size": args.prompts,
+        "n_samples_per_prompt": args.samples,
+        "train_batch_size": args.prompts * args.samples // 2,
+        "micro_train_batch_size": 64,
+        "micro_rollout_batch_size": 128,
+        "prompt_max_len": 32,
+        "generate_max_len": args.tokens,
+        "actor_learning_rate": 5e-4,
+        "lr_scheduler": "constant",
+        "max_steps": args.warmup + args.pairs,
+        "save_path": folder / "run",
+        "ckpt_path": folder / "run" / "checkpoints",
+    }
+    words = ["--use_kl_loss"]
+    for name, value in flags.items():
+        words += [f"--{name}", str(value)]
+    return load(PPOConfig, words, prog="step_breakdown", description="")
+
+
+class Recorder:
+    """A worker group that keeps the arguments of its latest calls: the very rows that the bare loop repeats."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self.latest: dict[str, Sequence[tuple[Any, ...]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._group, name)
+
+    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        self.latest[method] = shards
+        return await self._group.scatter(method, shards)
+
+    def work(self) -> TrainWork:
+        ((forward, micro_batches),) = self.latest["forward"]
+        ((update, plans, loss_of),) = self.latest["update"]
+        return TrainWork(forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip)
+
+
+@dataclass
+class Side:
+    """The running pipeline, with what its last step saw."""
+
+    trainer: RLTrainer
+    policy: Recorder
+    prompts: list[Prompt]
+    values: dict[str, float]
+
+    async def step(self) -> dict[str, float]:
+        """One training step as a run makes it, logs included. Its metrics."""
+        self.trainer.progress.lap()
+        await self.trainer.train_step()
+        return self.values
+
+
+@asynccontextmanager
+async def pipeline_side(config: PPOConfig, inputs: Inputs) -> AsyncIterator[Side]:
+    steps = 2 * (config.batch.max_steps or 0)
+    with Progress("breakdown", steps, (), console=Console(file=StringIO())) as progress:
+        async with start_roles(config, inputs.device, steps, progress.stage) as roles:
+            policy = Recorder(roles.policy)
+            roles = replace(roles, policy=policy)
+            trainer = build_trainer(config, inputs, roles, Checkpoints(config.checkpoint), progress)
+            trainer.pipeline.sampling = replace(trainer.pipeline.sampling, ignore_eos=True)
+            side = Side(trainer, policy, [], {})
+            _listen(side)
+            await trainer.pipeline.publish()
+            await trainer.pipeline.check_sync(trainer.stream.peek(8))
+            yield side
+            trainer.trackers.close()
+
+
+def _listen(side: Side) -> None:
+    """Keep the prompts and the metrics of each step; neither costs time."""
+    collect, log = side.trainer.pipeline.collect, side.trainer.trackers.log
+
+    async def collecting(prompts: list[Prompt], *args: Any) -> list[Group]:
+        side.prompts = prompts
+        return await collect(prompts, *args)
+
+    def logging(step: int, values: dict[str, float]) -> None:
+        side.values = values
+        log(step, values)
+
+    side.trainer.pipeline.collect, side.trainer.trackers.log = collecting, logging  # type: ignore[method-assign]
+
+
+# -- pairs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One step of the pipeline and the same work done bare."""
+
+    pipeline: dict[str, float]  # metrics of the step, times included
+    generation: Generation
+    training: Training
+    reference_seconds: float  # of a fixed matrix product, before the pair
+
+    @property
+    def bare_seconds(self) -> float:
+        return self.generation.seconds + self.training.forward_seconds + self.training.update_seconds
+
+    @property
+    def ratio(self) -> float:
+        return self.pipeline["time/step"] / self.bare_seconds
+
+    def differences(self) -> list[str]:
+        """Where the two sides did not do the same work."""
+        ours, theirs = self.pipeline, self.training.values
+        found = []
+        if ours["rollout/tokens"] != self.generation.tokens:
+            found.append(f"tokens: {ours['rollout/tokens']:g} and {self.generation.tokens}")
+        for name, mine in (("actor/policy_loss", "policy_loss"), ("actor/kl", "kl"), ("actor/grad_norm", "grad_norm")):
+            if abs(ours[name] - theirs[mine]) > 1e-4 + 1e-2 * abs(theirs[mine]):
+                found.append(f"{mine}: {ours[name]:.6f} and {theirs[mine]:.6f}")
+        return found
+
+
+def reference_seconds() -> float:
+    """A fixed piece of work: the fastest of several products of 512 x 512 matrices."""
+    a = torch.ones(512, 512)
+    times = []
+    for _ in range(40):
+        started = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - started)
+    return median(times)
+
+
+async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
+    """The order of the two sides alternates; the bare training needs the rows of the step before it."""
+    reference, generation = reference_seconds(), None
+    ask = [p.token_ids for p in side.trainer.stream.peek(side.trainer.batch.rollout_batch_size)]
+    if vllm_first:
+        generation = vllm.ask(ask)
+        time.sleep(PAUSE_S)
+    ours = await side.step()
+    assert [p.token_ids for p in side.prompts] == ask
+    time.sleep(PAUSE_S)
+    if generation is None:
+        generation = vllm.ask(ask)
+        time.sleep(PAUSE_S)
+    return Pair(ours, generation, loop.ask(side.policy.work()), reference)
+
+
+async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> list[Pair]:
+    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, "cpu")
+    optim = model_spec(config, role_models(config)["actor"], "cpu", 1).optim
+    vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
+    loop = Bare(serve_torch, config.model.pretrain, optim)
+    try:
+        async with pipeline_side(config, inputs) as side:
+            vllm.ready()
+            loop.ready()
+            pairs = [await measure(side, vllm, loop, bool(i % 2)) for i in range(args.warmup + args.pairs)]
+    finally:
+        vllm.close()
+        loop.close()
+    return pairs[args.warmup :]
+
+
+# -- report -------------------------------------------------------------------------------------------
+
+
+def report(pairs: list[Pair], args: argparse.Namespace) -> str:
+    """A Markdown table of medians, then the ratio, then what casts doubt on either."""
+
+    def ours(name: str) -> list[float]:
+        return [p.pipeline[f"time/{name}"] for p in pairs]
+
+    bare = {
+        "rollout": [p.generation.seconds for p in pairs],
+        "annotate": [p.training.forward_seconds for p in pairs],
+        "train": [p.training.update_seconds for p in pairs],
+    }
+    rest = [p.pipeline["time/step"] - sum(p.pipeline[f"time/{s}"] for s in STAGES) for p in pairs]
+    rows = [(stage, ours(stage), bare.get(stage)) for stage in STAGES] + [("credit, metrics, logs", rest, None)]
+    rows.append(("step", ours("step"), [p.bare_seconds for p in pairs]))
+    ratios = sorted(p.ratio for p in pairs)
+    references = [p.reference_seconds for p in pairs]
+    drift = max(references) / min(references) - 1
+    busy = f", more than {DRIFT:.0%}: the machine had other work" if drift > DRIFT else ""
+    lines = [
+        f"{args.prompts} prompts x {args.samples} samples x {args.tokens} tokens, {args.pairs} pairs, "
+        f"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch {torch.__version__}",
+        "",
+        "| stage | pipeline, s | bare, s |",
+        "|---|---|---|",
+        *(f"| {name} | {_spread(mine)} | {_spread(theirs) if theirs else ''} |" for name, mine, theirs in rows),
+        "",
+        f"step / bare: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        f"reference product: drift {drift:.0%}{busy}",
+    ]
+    wrong = [f"pair {i}: {difference}" for i, p in enumerate(pairs) for difference in p.differences()]
+    last = pairs[-1]
+    lines += [f"NOT THE SAME WORK: {w}" for w in wrong] or [
+        f"same work: {last.generation.tokens} tokens sampled on both sides, in the last pair loss "
+        f"{last.pipeline['actor/policy_loss']:.5f} and {last.training.values['policy_loss']:.5f}, KL "
+        f"{last.pipeline['actor/kl']:.5f} and {last.training.values['kl']:.5f}, gradient norm "
+        f"{last.pipeline['actor/grad_norm']:.4f} and {last.training.values['grad_norm']:.4f}"
+    ]
+    return "\n".join(lines)
+
+
+def _spread(seconds: list[float]) -> str:
+    return f"{median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
+
+
+def make_task(args: argparse.Namespace, folder: Path) -> None:
+    """Countdown prompts, a random model and a reward file."""
+    (folder / "reward.py").write_text(REWARD)
+    scripts = ROOT / "examples/python/countdown"
+    for script, options in (
+        ("make_data.py", ["--output_dir", folder / "data"]),
+        (
+            "make_model.py",
+            ["--output_dir", folder / "model", "--hidden_size", args.hidden_size, "--layers", args.layers],
+        ),
+    ):
+        subprocess.run([sys.executable, scripts / script, *map(str, options)], check=True, stdout=subprocess.DEVNULL)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--samples", type=int, default=8, help="per prompt")
+    parser.add_argument("--tokens", type=int, default=24, help="of every response")
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--zero_stage", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
+    parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")
+    args = parser.parse_args()
+    if args.cores:
+        os.sched_setaffinity(0, args.cores)
+    silence()
+    with tempfile.TemporaryDirectory(prefix="openrl_breakdown_") as folder:
+        make_task(args, Path(folder))
+        config = config_of(args, Path(folder))
+        pairs = asyncio.run(run(args, config, prepare(config)))
+    print(report(pairs, args))
+    return int(any(p.differences() for p in pairs))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
