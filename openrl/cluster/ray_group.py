@@ -294,7 +294,7 @@ def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
     where two of them meet, threads that spin while they wait for each other would keep the cores from those that they
     wait for. On a cluster of our own, collectives stay on the loopback interface.
     """
-    env = {}
+    env: dict[str, str] = {}
     if device == "cpu":
         env |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)), "OMP_WAIT_POLICY": "passive"}
     if local:
