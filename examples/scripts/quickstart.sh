@@ -9,11 +9,11 @@ OUT=${OUT:-runs/quickstart}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 rm -rf "$OUT"
 
-echo "1/3  Countdown: reach a target from three numbers; four of ten worked solutions miss it"
+echo "1/3  Countdown: reach a target from three numbers; half of the worked solutions miss it"
 python examples/python/countdown/make_data.py \
     --output_dir "$OUT/data" --seed "$SEED" \
     --sizes 3 --largest_number 20 --largest_target 50 --operators +- \
-    --sft_rows 3000 --wrong_share 0.4 --rl_rows 2200 --eval_rows 256
+    --sft_rows 3000 --wrong_share 0.5 --rl_rows 5200 --eval_rows 256
 python examples/python/countdown/make_model.py --output_dir "$OUT/init" --seed "$SEED" --hidden_size 192 --layers 2
 
 echo "2/3  Supervised training on the worked solutions"
@@ -30,7 +30,7 @@ echo "3/3  Reinforcement learning: GRPO with a reference model and KL, on Ray, D
 python -m openrl.cli.train_ppo_ray \
     --pretrain "$OUT/sft" \
     --prompt_data "$OUT/data/rl.jsonl" --input_key input --label_key label \
-    --eval_dataset "$OUT/data/eval.jsonl" --eval_before_train --eval_steps 25 \
+    --eval_dataset "$OUT/data/eval.jsonl" --eval_before_train --eval_steps 20 \
     --eval_temperature 1.0 --eval_n_samples_per_prompt 1 \
     --remote_rm_url examples/python/countdown/reward.py \
     --actor_num_nodes 1 --actor_num_gpus_per_node 1 --ref_num_nodes 1 --ref_num_gpus_per_node 1 \
@@ -40,5 +40,5 @@ python -m openrl.cli.train_ppo_ray \
     --micro_train_batch_size 128 --micro_rollout_batch_size 256 \
     --prompt_max_len 32 --generate_max_len 16 --temperature 1.0 \
     --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
-    --max_steps 150 --logging_steps 5 --exp_name "countdown, GRPO" --seed "$SEED" \
+    --max_steps 120 --logging_steps 5 --exp_name "countdown, GRPO" --seed "$SEED" \
     --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"

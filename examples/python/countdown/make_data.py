@@ -3,7 +3,8 @@
     python examples/python/countdown/make_data.py --output_dir data --seed 0
 
 writes sft.jsonl, rl.jsonl and eval.jsonl. A row is {"input": "3 8 1 -> 24:", "label": {"numbers": [3, 8, 1],
-"target": 24}, "output": "8*3*1"}. A problem is its sorted numbers with its target; the files share none.
+"target": 24}, "output": "8*3*1"}. A problem is its sorted numbers with its target. sft.jsonl holds a part of the problems
+of rl.jsonl; eval.jsonl shares none with them.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--sft_rows", type=int, default=4096, help="problems with a worked solution")
-    parser.add_argument("--rl_rows", type=int, default=4096, help="problems for reinforcement learning")
-    parser.add_argument("--eval_rows", type=int, default=256, help="problems seen in neither")
+    parser.add_argument("--rl_rows", type=int, default=8192, help="problems for reinforcement learning, those included")
+    parser.add_argument("--eval_rows", type=int, default=256, help="problems of neither")
     parser.add_argument("--sizes", type=int, nargs="+", default=[3, 4], help="how many numbers a problem has")
     parser.add_argument("--largest_number", type=int, default=9)
     parser.add_argument("--largest_target", type=int, default=50)
@@ -97,26 +98,24 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
-    counts = {"sft": args.sft_rows, "rl": args.rl_rows, "eval": args.eval_rows}
     rng = random.Random(args.seed)
     problems = make_problems(
         rng,
-        sum(counts.values()),
+        args.rl_rows + args.eval_rows,
         sizes=args.sizes,
         largest_number=args.largest_number,
         largest_target=args.largest_target,
         operators=args.operators,
     )
     rng.shuffle(problems)
+    train, held_out = problems[: args.rl_rows], problems[args.rl_rows :]
+    wrong = set(rng.sample(range(args.sft_rows), int(args.wrong_share * args.sft_rows)))
+    shown = [miss(rng, row, args.operators) if i in wrong else row for i, row in enumerate(train[: args.sft_rows])]
     args.output_dir.mkdir(parents=True, exist_ok=True)
-    for name, count in counts.items():
-        rows, problems = problems[:count], problems[count:]
-        if name == "sft":
-            wrong = set(rng.sample(range(count), int(args.wrong_share * count)))
-            rows = [miss(rng, row, args.operators) if i in wrong else row for i, row in enumerate(rows)]
+    for name, rows in {"sft": shown, "rl": train, "eval": held_out}.items():
         path = args.output_dir / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        print(f"{path}: {count} problems, e.g. {rows[0]['input']} {rows[0]['output']}")
+        print(f"{path}: {len(rows)} problems, e.g. {rows[0]['input']} {rows[0]['output']}")
 
 
 if __name__ == "__main__":
