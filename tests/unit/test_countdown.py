@@ -81,7 +81,7 @@ def load_example(name):
 
 
 def make_data(directory, monkeypatch, seed, *options):
-    arguments = ["--sft_rows", "300", "--rl_rows", "200", "--eval_rows", "100", "--seed", str(seed), *options]
+    arguments = ["--sft_rows", "300", "--rl_rows", "500", "--eval_rows", "100", "--seed", str(seed), *options]
     monkeypatch.setattr(sys, "argv", ["make_data.py", "--output_dir", str(directory), *arguments])
     load_example("make_data").main()
     return {
@@ -90,10 +90,11 @@ def make_data(directory, monkeypatch, seed, *options):
     }
 
 
-def test_made_problems_are_solved_rightly_and_shared_by_no_two_files(tmp_path, monkeypatch):
+def test_made_problems_are_solved_rightly_and_evaluation_is_disjoint(tmp_path, monkeypatch):
     files = make_data(tmp_path / "a", monkeypatch, seed=0)
-    rows = [row for file in files.values() for row in file]
-    assert [len(file) for file in files.values()] == [300, 200, 100]
+    assert files["rl"][:300] == files["sft"]
+    rows = [*files["rl"], *files["eval"]]
+    assert [len(file) for file in files.values()] == [300, 500, 100]
     assert all(grade(row["output"], **row["label"]) == RIGHT for row in rows)
     assert len({(*sorted(r["label"]["numbers"]), r["label"]["target"]) for r in rows}) == 600
     assert all(

@@ -98,6 +98,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
+    if args.sft_rows > args.rl_rows:
+        parser.error("--sft_rows is a part of --rl_rows")
+
     rng = random.Random(args.seed)
     problems = make_problems(
         rng,
