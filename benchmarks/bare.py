@@ -6,7 +6,6 @@ Each runs in a process of its own behind ``Bare``, and answers one call at a tim
 from __future__ import annotations
 
 import asyncio
-import gc
 import multiprocessing
 import time
 import traceback
@@ -63,9 +62,10 @@ class Bare:
 def _main(serve: Callable[..., None], connection: Connection, *args: Any) -> None:
     try:
         serve(connection, *args)
+    except (EOFError, ConnectionError):  # the benchmark itself has failed
+        pass
     except Exception:
         connection.send(traceback.format_exc())
-    gc.collect()  # vLLM minds being collected while the interpreter goes down
 
 
 # -- vLLM ---------------------------------------------------------------------------------------------
