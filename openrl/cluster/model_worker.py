@@ -10,7 +10,7 @@ from torch import Tensor
 from openrl.cluster.group import WorkerContext
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
-from openrl.training.distributed import init_distributed
+from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.engine import LossOf, TrainEngine
 from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import Bucket, fill_buckets
@@ -50,3 +50,6 @@ class ModelWorker:
 
     def export(self, directory: str) -> None:
         self.engine.export(Path(directory))
+
+    def close(self) -> None:
+        close_distributed()

@@ -39,6 +39,14 @@ def init_distributed(rank: int, world_size: int, master_addr: str, master_port: 
     )
 
 
+def close_distributed() -> None:
+    """Leave the process group, if there is one. Several ranks that end a process without it abort at random (SIGABRT):
+    the interpreter goes down under the group's threads.
+    """
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def _tcp_store(rank: int, world_size: int, addr: str, port: int, timeout: timedelta) -> dist.TCPStore:
     """Torch's own listening socket is bound to every interface; this one is bound to ``addr``."""
     descriptor = None

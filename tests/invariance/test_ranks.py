@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
+from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
 from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
@@ -70,6 +70,7 @@ def rank_of_two(rank, port, checkpoint, root):
         for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
             assert torch.equal(a, b), (stage, name)
         in_bf16(checkpoint, stage, rank)
+    close_distributed()
 
 
 def in_bf16(checkpoint, stage, rank):
