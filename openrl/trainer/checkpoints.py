@@ -20,7 +20,8 @@ from openrl.config.derived import COMPLETE_CHECKPOINTS
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""Raised whenever the layout of a checkpoint or of its state changes: an older one is refused, never half read."""
 
 
 class Checkpoints:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,18 +22,8 @@ from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.rollout_metrics import rollout_metrics
+from openrl.trainer.totals import Totals
 from openrl.types import Group
-
-
-@dataclass
-class Totals:
-    """What the run has done so far; travels in checkpoints."""
-
-    samples: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    eval_pass_before: float | None = None
-    eval_pass_after: float | None = None
 
 
 class RLTrainer:
@@ -126,13 +115,8 @@ class RLTrainer:
 
     def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
         """Seconds of this step by stage, and its throughput."""
-        laps = self.progress.lap()
-        seconds, samples = laps["time/step"], int(measured["rollout/samples"].value or 0)
-        tokens = int(measured["rollout/tokens"].value or 0)
-        self.totals.samples += samples
-        self.totals.tokens += tokens
-        self.totals.seconds += seconds
-        return laps | {"perf/samples_per_second": samples / seconds, "perf/tokens_per_second": tokens / seconds}
+        samples, tokens = (int(measured[f"rollout/{name}"].value or 0) for name in ("samples", "tokens"))
+        return self.totals.add(samples, tokens, self.progress.lap())
 
     async def evaluate(self) -> dict[str, float]:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
@@ -173,15 +157,7 @@ class RLTrainer:
             self.tokenizer.save_pretrained(directory)
 
     def summary(self) -> RunSummary:
-        t = self.totals
-        return RunSummary(
-            steps=self.step,
-            seconds_by_stage=dict(self.progress.seconds_by_stage),
-            samples_per_second=t.samples / t.seconds if t.seconds else 0.0,
-            tokens_per_second=t.tokens / t.seconds if t.seconds else 0.0,
-            eval_pass_before=t.eval_pass_before,
-            eval_pass_after=t.eval_pass_after,
-        )
+        return self.totals.summary(self.step, self.progress.seconds_by_stage)
 
 
 def due(step: int, every: int, last: int) -> bool:

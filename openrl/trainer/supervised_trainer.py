@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,9 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.nonfinite import NonFiniteGuard
+from openrl.trainer.totals import Totals
 from openrl.training.engine import LossOf
 from openrl.types import ExperienceBatch
-
-
-@dataclass
-class Totals:
-    """What the run has done so far; travels in checkpoints."""
-
-    samples: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
 
 
 class SupervisedTrainer:
@@ -80,10 +71,7 @@ class SupervisedTrainer:
             batch = self.stream.take(self.batch.train_batch_size)
             values = await self._update(batch)
         self.step += 1
-        laps, t = self.progress.lap(), self.totals
-        rows, tokens, seconds = len(batch), int(batch.loss_mask.sum()), laps["time/step"]
-        t.samples, t.tokens, t.seconds = t.samples + rows, t.tokens + tokens, t.seconds + seconds
-        values |= laps | {"perf/samples_per_second": rows / seconds, "perf/tokens_per_second": tokens / seconds}
+        values |= self.totals.add(len(batch), int(batch.loss_mask.sum()), self.progress.lap())
         self.trackers.log(self.step, values)
         self.progress.advance(self.step, values)
 
@@ -100,7 +88,7 @@ class SupervisedTrainer:
     # -- leaving and returning ------------------------------------------------------------------------
 
     async def save(self) -> None:
-        state = {"step": self.step, "stream": self.stream.state(), "totals": asdict(self.totals)}
+        state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
 
         async def write(directory: Path) -> None:
             await self.model.call("save", str(directory / "model"))
@@ -123,10 +111,4 @@ class SupervisedTrainer:
         self.tokenizer.save_pretrained(directory)
 
     def summary(self) -> RunSummary:
-        t = self.totals
-        return RunSummary(
-            steps=self.step,
-            seconds_by_stage=dict(self.progress.seconds_by_stage),
-            samples_per_second=t.samples / t.seconds if t.seconds else 0.0,
-            tokens_per_second=t.tokens / t.seconds if t.seconds else 0.0,
-        )
+        return self.totals.summary(self.step, self.progress.seconds_by_stage)

@@ -11,7 +11,7 @@ import pytest
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 from openrl.trainer import checkpoints as module
-from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state, step_of
+from openrl.trainer.checkpoints import SCHEMA_VERSION, Checkpoints, changed_flags, read_state, step_of
 
 
 def opened(directory: Path, **flags: object) -> Checkpoints:
@@ -107,11 +107,13 @@ def test_the_newest_is_the_one_with_the_highest_step(tmp_path):
     assert opened(tmp_path).start_from is None and step_of(None) == -1
 
 
-def test_another_schema_is_refused(tmp_path):
+@pytest.mark.parametrize("other", [SCHEMA_VERSION - 1, SCHEMA_VERSION + 1])
+def test_another_schema_is_refused(tmp_path, other):
     path = save(opened(tmp_path), 2)
     manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": 99}))
-    with pytest.raises(UserError, match=r"--load_checkpoint: .*step_000002 has schema version 99, this is 1") as caught:
+    (path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": other}))
+    message = rf"--load_checkpoint: .*step_000002 has schema version {other}, this is {SCHEMA_VERSION}"
+    with pytest.raises(UserError, match=message) as caught:
         read_state(path)
     assert "--overwrite_ckpt" in caught.value.remedy
 
