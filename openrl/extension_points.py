@@ -12,3 +12,4 @@ from openrl.registry import Registry
 
 advantage_estimators: Registry[Any] = Registry("advantage_estimator", home="openrl.algorithms.advantages")
 policy_losses: Registry[Any] = Registry("policy_loss", home="openrl.algorithms.policy_losses")
+verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")

@@ -1,4 +1,4 @@
-"""Countdown: reach a target from given numbers with + - * / and parentheses. Standard library only.
+"""Countdown: reach a target from given numbers with + - * / and parentheses.
 
 Expressions are parsed, never evaluated as code: only the four operators, a leading minus and whole numbers are known,
 arithmetic is exact, and length is bounded, so no answer can hang or pass by rounding.
@@ -13,8 +13,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
+
+from openrl.extension_points import verifiers
+from openrl.flags.schema import flag
+from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, short
+from openrl.rewards.verifiers.extract import last_tagged
 
 MAX_CHARACTERS = 256
+_TARGET = re.compile(r"=[^=]*\Z")
 _ALPHABET = re.compile(r"[0-9+\-*/() ]+")
 _OPERATORS: dict[type, Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -31,6 +38,39 @@ class Grade:
     well_formed: bool = False  # an expression of the four operators
     numbers_right: bool = False  # made of the given numbers
     correct: bool = False  # and equal to the target
+
+
+@dataclass(frozen=True)
+class CountdownOptions:
+    use_all: bool = flag(True, "Every number exactly once; off: at most once.")
+    tagged: bool = flag(True, "The expression stands in the last <answer> </answer>; off: it is the whole response.")
+    format_score: float = flag(0.1, "Reward of a response that holds an expression that is not right.", bounds="[0, 1]")
+
+
+@verifiers.register("countdown", options=CountdownOptions)
+def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
+    """An expression of the given numbers that equals the target.
+
+    After https://github.com/Jiayi-Pan/TinyZero, but exact: no ``**``, no ``//``, no decimals, no ``eval``; the answer may
+    stand on any line and end in "= target".
+
+    Label: {"numbers": [3, 8, 1], "target": 24}; "nums" is "numbers".
+    Reward: [0, 1]
+    """
+    numbers, target = _problem(answer.label)
+    text = last_tagged(answer.text) if options.tagged else answer.text
+    found = grade(_TARGET.sub("", text or ""), numbers, target, use_all=options.use_all)
+    parts = {"well_formed": float(found.well_formed), "numbers_right": float(found.numbers_right)}
+    reward = 1.0 if found.correct else options.format_score * found.well_formed
+    return Verdict(reward, float(found.correct), parts)
+
+
+def _problem(label: Any) -> tuple[list[int], int]:
+    given = label if isinstance(label, dict) else {}
+    numbers, target = given.get("numbers", given.get("nums")), given.get("target")
+    if not (isinstance(numbers, (list, tuple)) and numbers and all(type(n) is int for n in [*numbers, target])):
+        raise BadRow(f'the label must be like {{"numbers": [3, 8, 1], "target": 24}}, it is {short(label)}')
+    return list(numbers), target
 
 
 def grade(answer: str, numbers: list[int], target: int, *, use_all: bool = True) -> Grade:

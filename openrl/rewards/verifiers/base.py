@@ -1,0 +1,131 @@
+"""What a verifier sees and says. A verifier is a pure function, registered by name:
+
+    @verifiers.register("number", options=NumberOptions)
+    def number(answer: Answer, options: NumberOptions) -> Verdict:
+        '''The last number of the response equals the label.
+
+        Label: a number, or text that holds one.
+        Reward: 0 or 1.
+        '''
+
+It runs in a process of its own that is killed when it takes too long, so it needs no timeout, and it imports large
+libraries inside. The last lines of its docstring say which label it wants and which rewards it can give: the page of
+verifiers shows them, a test holds every verifier to them. It looks at the label before the response, so that an answer
+with the response "" finds a label that is of no use; verifiers that ask another machine say so with
+``needs=("network",)``.
+
+``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if there are none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from openrl.errors import UserError
+from openrl.extension_points import verifiers
+from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
+from openrl.flags.values import Quoted, convert, show, within
+
+_END_TOKEN = re.compile(
+    r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z"
+)  # <|im_end|> and others
+_LONGEST_END_TOKEN = 44
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response and the row of data that it answers."""
+
+    prompt: str
+    response: str
+    label: Any = None
+    source: str = "default"
+    meta: dict[str, Any] = field(default_factory=dict)
+    token_ids: list[int] = field(default_factory=list)  # of the response
+
+    @cached_property
+    def text(self) -> str:
+        """The response without the special tokens that end it and the space around it."""
+        return _without_end(self.response)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says of an answer; every number is finite."""
+
+    reward: float
+    passed: float | None = None  # in [0, 1]; None where the verifier does not judge whether an answer is right
+    parts: dict[str, float] = field(default_factory=dict)
+
+
+def _without_end(text: str) -> str:
+    end = len(text.rstrip())
+    while found := _END_TOKEN.search(text, max(0, end - _LONGEST_END_TOKEN), end):
+        end = len(text[: found.start()].rstrip())
+    return text[:end].strip()
+
+
+class BadRow(Exception):
+    """The row of data is at fault, whatever the answer to it: a missing label, tests of an unknown shape."""
+
+
+class Unavailable(Exception):
+    """No verdict: what the verifier relies on is not there or does not work. The answer is neither right nor wrong."""
+
+
+def read_options(name: str, settings: dict[str, Any]) -> Any:
+    """The options of the verifier ``name`` from plain values, as of JSON. Raises UserError with all that is wrong."""
+    try:
+        entry = verifiers[name]
+    except KeyError as error:
+        raise UserError(str(error.args[0])) from None
+    specs = {s.name: s for s in flags_of(entry.options, part_name="", section="")} if entry.options else {}
+    problems = [f"it has no option {key!r}" for key in settings if key not in specs]
+    problems += [f"{key} must be given" for key, s in specs.items() if s.default is REQUIRED and key not in settings]
+    values = {}
+    for key in settings.keys() & specs.keys():
+        try:
+            values[key] = _read(settings[key], specs[key])
+        except ValueError as error:
+            problems.append(f"{key}: {error}")
+    if not problems and entry.options:
+        try:
+            return entry.options(**values)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError(f"verifier {name}: " + "; ".join(problems), f"its options are {', '.join(specs) or 'none'}")
+    return None
+
+
+def _read(value: Any, spec: FlagSpec) -> Any:
+    value = convert(_as_text(value), spec.type)
+    if not within(value, spec.bounds):
+        raise ValueError(f"must be {spec.bounds}, got {show(value)}")
+    return value
+
+
+def _as_text(value: Any) -> Any:
+    """``convert`` reads text, None and lists of them; what was text stays text."""
+    if isinstance(value, (list, tuple)):
+        return [_as_text(item) for item in value]
+    if isinstance(value, str):
+        return Quoted(value)
+    return value if value is None or isinstance(value, dict) else str(value)
+
+
+def label_text(answer: Answer) -> str:
+    """The label as text. Raises BadRow if there is none."""
+    label = answer.label
+    if isinstance(label, bool) or not isinstance(label, (str, int, float)) or not str(label).strip():
+        raise BadRow(f"the label must be text or a number, it is {short(label)}")
+    return str(label).strip()
+
+
+def short(value: Any, most: int = 80) -> str:
+    """``repr`` for messages, cut."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]} ..."
