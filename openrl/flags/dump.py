@@ -27,6 +27,16 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 _Dumper.add_representer(tuple, _Dumper.represent_values)
 
 
+class _QuotingDumper(yaml.SafeDumper):
+    """Quotes every text: inside a JSON object nothing else tells "1" from 1."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        return self.represent_scalar("tag:yaml.org,2002:str", text, style='"')
+
+
+_QuotingDumper.add_representer(str, _QuotingDumper.represent_text)
+
+
 def dump_yaml(config: Any) -> str:
     """The flags of a config object, as --config reads them."""
     specs = collect_flags(type(config))
@@ -51,5 +61,11 @@ def value_of(config: Any, spec: FlagSpec) -> Any:
 
 
 def _line(name: str, value: Any) -> str:
-    text = yaml.dump({name: value}, Dumper=_Dumper, default_flow_style=False, width=sys.maxsize, allow_unicode=True)
+    if isinstance(value, dict):
+        return f"{name}: {_text(value, _QuotingDumper, default_flow_style=True)}"
+    return _text({name: value}, _Dumper, default_flow_style=False)
+
+
+def _text(value: Any, dumper: type[yaml.SafeDumper], default_flow_style: bool) -> str:
+    text = yaml.dump(value, Dumper=dumper, default_flow_style=default_flow_style, width=sys.maxsize, allow_unicode=True)
     return text.rstrip("\n")

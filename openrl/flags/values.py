@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import re
 import types
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 NONE = "None"  # not "none", which some flags have among their choices
@@ -24,6 +26,8 @@ def convert(raw: Any, type_: Any) -> Any:
         return _convert_union(raw, type_)
     if get_origin(type_) is tuple:
         return _convert_tuple(raw, get_args(type_))
+    if get_origin(type_) is dict:
+        return _convert_mapping(raw, type_)
     if raw is None or isinstance(raw, (list, dict)):
         raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
     if get_origin(type_) is Literal:
@@ -54,6 +58,37 @@ def _convert_tuple(raw: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
     if len(items) != len(members):
         raise ValueError(f"expected {len(members)} values, got {len(items)}: {show(items)}")
     return tuple(convert(item, member) for item, member in zip(items, members, strict=True))
+
+
+def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
+    """A JSON object, the name of a file that holds one, or a mapping of a YAML file."""
+    if isinstance(raw, dict):
+        return {key: _json_value(value) for key, value in raw.items()}
+    if not isinstance(raw, str):
+        raise ValueError(f"expected {expected(type_)}, got {show(raw)}")
+    text, source = raw, ""
+    if not raw.lstrip().startswith("{") and Path(raw).expanduser().is_file():
+        text, source = Path(raw).expanduser().read_text(encoding="utf-8"), f" in {raw}"
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"expected {expected(type_)}, got {show(raw)}: {error}{source}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"expected {expected(type_)}, got {show(value)}{source}")
+    return value
+
+
+def _json_value(raw: Any) -> Any:
+    """A value inside a YAML mapping, whose scalars are still text: what JSON makes of it, else the text."""
+    if isinstance(raw, dict):
+        return {key: _json_value(value) for key, value in raw.items()}
+    if isinstance(raw, list):
+        return [_json_value(value) for value in raw]
+    if raw is None or isinstance(raw, Quoted):
+        return None if raw is None else str(raw)
+    with contextlib.suppress(json.JSONDecodeError):
+        return json.loads(raw)
+    return raw
 
 
 def _look_up(choices: dict[str, Any], key: str, raw: str, type_: Any) -> Any:
@@ -94,6 +129,8 @@ def expected(type_: Any) -> str:
         return "a list" if members[-1] is Ellipsis else f"{len(members)} values"
     if get_origin(type_) is Literal:
         return "one of " + ", ".join(map(str, get_args(type_)))
+    if get_origin(type_) is dict:
+        return "a JSON object"
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[type_]
 
 
@@ -106,6 +143,8 @@ def placeholder(type_: Any) -> str:
         return " ".join("..." if m is Ellipsis else placeholder(m) for m in get_args(type_))
     if get_origin(type_) is Literal:
         return "{" + ",".join(map(str, get_args(type_))) + "}"
+    if get_origin(type_) is dict:
+        return "JSON"
     return {int: "INT", float: "FLOAT", bool: "", str: "TEXT"}[type_]
 
 
@@ -114,7 +153,7 @@ def show(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return " ".join(map(show, value)) if value else "nothing"
     if isinstance(value, dict):
-        return "a mapping"
+        return json.dumps(value)
     if isinstance(value, str):
         return repr(str(value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -67,6 +67,7 @@ class TrainGroup:
     betas: tuple[float, float] = flag((0.9, 0.95), "Betas.", bounds="[0, 1)")
     span: tuple[float, float] = flag((-10.0, 10.0), "Low and high.", bounds="increasing")
     stop: tuple[str, ...] = flag((), "Stop texts.")
+    extra: dict[str, Any] = flag({}, "More settings.")
     plugin: tuple[str, ...] = flag((), "Modules.")
     shuffle: bool = flag(True, "Shuffle.")
     whiten: bool | None = flag(None, "Whiten.")
@@ -236,7 +237,7 @@ def test_both_spellings_of_a_flag():
         ("- 1\n- 2", "holds no flags"),
         ("batch: 8\nmicro: 4\nbatch: 16", "given twice in {}, lines 1 and 3"),
         ("dump_config: x", "--dump_config: can only stand on the command line ({}, line 1)"),
-        ("batch: {a: 1}", "expected a whole number, got a mapping ({}, line 1)"),
+        ("batch: {a: 1}", 'expected a whole number, got {{"a": "1"}} ({}, line 1)'),
         ("batch:", "expected a whole number, got None"),
         ("no_shuffle: true", "--no_shuffle: no such flag ({}, line 1)\n       try: --shuffle"),
     ],
@@ -265,6 +266,22 @@ def test_files_are_read_as_text_not_as_yaml_guesses(tmp_path):
     assert read_file(str(file)) == ([], [])
 
 
+def test_json_objects_are_typed_read_from_a_file_or_from_yaml(tmp_path):
+    def extra(*argv: str) -> Any:
+        return good("--pretrain", "m", *argv).train.extra
+
+    (tmp_path / "x.json").write_text('{"a": [1, "1"]}')
+    (tmp_path / "c.yaml").write_text("extra: {a: [1, '1'], b: {c: false, d: ~, e: no, f: 1e-6}}")
+    assert extra() == {}
+    assert extra("--extra", '{"a": {"b": null}}') == {"a": {"b": None}}
+    assert extra("--extra", str(tmp_path / "x.json")) == {"a": [1, "1"]}
+    yaml_values = {"a": [1, "1"], "b": {"c": False, "d": None, "e": "no", "f": 1e-6}}
+    assert extra("--config", str(tmp_path / "c.yaml")) == yaml_values
+    assert "expected a JSON object, got '{a: 1}': Expecting" in said("--pretrain", "m", "--extra", "{a: 1}")
+    (tmp_path / "x.json").write_text("[1]")
+    assert "expected a JSON object, got 1 in" in said("--pretrain", "m", "--extra", str(tmp_path / "x.json"))
+
+
 def test_given_tells_asked_flags_from_dumped_defaults(tmp_path):
     assert "--critic_rate: has no effect" in said("--pretrain", "m", "--loss", "soft", "--critic_rate", "9e-6")
     file = tmp_path / "c.yaml"
@@ -288,6 +305,9 @@ def random_config(rng: random.Random) -> Command:
     def number() -> float:
         return rng.choice([1e-6, 0.1, 3.0, 1e300, 5e-324, rng.random(), rng.uniform(1, 1e9)])
 
+    def value() -> Any:
+        return rng.choice([None, True, 3, number(), text(), [text(), 1], {text(): number(), "deep": {"a": text()}}])
+
     loss, options = rng.choice(
         [("clip", ClipOptions(eps=number(), dual=rng.choice([None, "auto", number()]))), ("soft", None)]
     )
@@ -299,6 +319,7 @@ def random_config(rng: random.Random) -> Command:
             betas=(rng.random(), rng.random()),
             span=(-number(), rng.choice([number(), float("inf")])),
             stop=tuple(text() for _ in range(rng.randrange(4))),
+            extra={text(): value() for _ in range(rng.randrange(4))},
             shuffle=rng.random() < 0.5,
             whiten=rng.choice([None, True, False]),
             loss=loss,

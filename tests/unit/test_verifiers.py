@@ -45,7 +45,7 @@ def test_options_are_read_from_plain_values():
             ["no option 'tolerence'", "tolerance: must be >= 0", "unit, tolerance, words"],
         ),
         ("ruler", {"tolerance": "x"}, ["tolerance: expected a number, got 'x'"]),
-        ("ruler", {"tolerance": {"a": 1}}, ["tolerance: expected a number, got a mapping"]),
+        ("ruler", {"tolerance": {"a": 1}}, ['tolerance: expected a number, got {"a": 1}']),
         ("ruler", {"unit": "mm", "tolerance": 2}, ["makes no sense"]),
         ("rulr", {}, ["unknown verifier 'rulr'", "did you mean 'ruler'?", "countdown"]),
     ],
