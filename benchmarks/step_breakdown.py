@@ -221,7 +221,9 @@ async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
 
 
 async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> list[Pair]:
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, "cpu")
+    spec = engine_spec(
+        config.model, config.engine, config.sampling, config.debug, "cpu", config.engine.vllm_num_engines
+    )
     optim = model_spec(config, role_models(config)["actor"], "cpu", 1).optim
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
     loop = Bare(serve_torch, config.model.pretrain, optim)

@@ -10,13 +10,19 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 
 
 @group("Model")
-class ModelFlags:
-    pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model that is trained.")
+class LoadFlags:
+    """How weights are loaded, whatever the model is."""
+
     param_dtype: Dtype = flag("bf16", "Type of the weights and of forward and backward; masters stay fp32.")
     attn_implementation: str | None = flag(
         None, "Attention of Hugging Face models. None: flash_attention_2 if installed on a GPU, else sdpa."
     )
     trust_remote_code: bool = flag(False, "Allow model and tokenizer repositories to run their own Python code.")
+
+
+@group("Model")
+class ModelFlags(LoadFlags):
+    pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model that is trained.")
 
 
 @group("Other models")

@@ -48,11 +48,12 @@ class DeviceFlags:
 
 
 @group("Rollout engine")
-class EngineFlags:
+class OneEngineFlags:
+    """What one engine is told, wherever it runs."""
+
     rollout_backend: Literal["vllm", "hf"] = flag(
         "vllm", "Engine that generates: vLLM, or transformers generation in a worker."
     )
-    vllm_num_engines: int = flag(1, "Number of engines.", bounds="> 0")
     vllm_gpu_memory_utilization: float = flag(0.9, "Share of GPU memory one engine may take, 0 to 1.", bounds="(0, 1]")
     vllm_max_num_seqs: int | None = flag(
         None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
@@ -61,6 +62,13 @@ class EngineFlags:
     enable_prefix_caching: bool = flag(
         False, "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync."
     )
+
+
+@group("Rollout engine")
+class EngineFlags(OneEngineFlags):
+    """The engines of a run that trains."""
+
+    vllm_num_engines: int = flag(1, "Number of engines.", bounds="> 0")
     sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.", bounds="> 0")
 
 

@@ -43,8 +43,16 @@ class SampleLoggingFlags:
 
 
 @group("Debug")
-class DebugFlags:
+class PluginFlags:
     plugin: tuple[str, ...] = flag((), "Python modules imported first in every process; they register components.")
-    dry_run: bool = flag(False, "Check everything, print the plan, start nothing.")
+
+
+@group("Debug")
+class SeedFlags(PluginFlags):
     seed: int = flag(42, "Seed of initialisation, prompt order and sampling.", bounds=">= 0")
     full_determinism: bool = flag(False, "Seeded requests and fixed order: equal runs give equal bits, slower.")
+
+
+@group("Debug")
+class DebugFlags(SeedFlags):
+    dry_run: bool = flag(False, "Check everything, print the plan, start nothing.")

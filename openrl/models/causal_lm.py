@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import is_flash_attn_2_available
 
-from openrl.config.model import ModelFlags
+from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.logprobs import LogitTransform, LogprobHead
 
@@ -43,7 +43,7 @@ class CausalLM(nn.Module):
         return revert_weight_conversion(self.hf, {name.removeprefix("hf."): t for name, t in named.items()})
 
 
-def load_causal_lm(path: str, flags: ModelFlags, device: str, temperature: float, chunk_size: int) -> CausalLM:
+def load_causal_lm(path: str, flags: LoadFlags, device: str, temperature: float, chunk_size: int) -> CausalLM:
     """Load from a local directory or the Hub. Raises UserError if there is no such model, weights are missing,
     or the architecture treats its logits in a way that this package does not know."""
     hf = load_pretrained(AutoModelForCausalLM, path, flags, device)
@@ -61,7 +61,7 @@ def load_causal_lm(path: str, flags: ModelFlags, device: str, temperature: float
     return model
 
 
-def load_pretrained(kind: type, path: str, flags: ModelFlags, device: str) -> PreTrainedModel:
+def load_pretrained(kind: type, path: str, flags: LoadFlags, device: str) -> PreTrainedModel:
     """``kind.from_pretrained`` with every weight found in the checkpoint, dropout off, on the CPU."""
     attention = flags.attn_implementation
     if attention is None and device == "cuda" and flags.param_dtype != "fp32" and is_flash_attn_2_available():

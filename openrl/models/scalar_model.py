@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
-from openrl.config.model import ModelFlags
+from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
 
@@ -68,7 +68,7 @@ class RewardModel(ScalarModel):
 
 
 def load_scalar_model(
-    kind: type[ScalarModel], path: str, flags: ModelFlags, device: str, head_prefix: str, seed: int
+    kind: type[ScalarModel], path: str, flags: LoadFlags, device: str, head_prefix: str, seed: int
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from openrl.config.model import Dtype, ModelFlags
-from openrl.config.rollout import EngineFlags, SamplingFlags
-from openrl.config.run import DebugFlags
+from openrl.config.rollout import OneEngineFlags, SamplingFlags
+from openrl.config.run import SeedFlags
 from openrl.errors import UserError
 from openrl.types import Completion, Sampling
 from openrl.weights.buckets import Bucket
@@ -69,9 +69,14 @@ class EngineSpec:
 
 
 def engine_spec(
-    model: ModelFlags, engine: EngineFlags, sampling: SamplingFlags, debug: DebugFlags, device: Literal["cpu", "cuda"]
+    model: ModelFlags,
+    engine: OneEngineFlags,
+    sampling: SamplingFlags,
+    debug: SeedFlags,
+    device: Literal["cpu", "cuda"],
+    engines: int = 1,
 ) -> EngineSpec:
-    """The spec that a run's flags ask for; on a CPU all engines are taken to share one machine."""
+    """The spec that a run's flags ask for; on a CPU all ``engines`` of the run are taken to share one machine."""
     return EngineSpec(
         model=model.pretrain,
         dtype=model.param_dtype,
@@ -80,7 +85,7 @@ def engine_spec(
         seed=debug.seed,
         max_num_seqs=engine.vllm_max_num_seqs,
         gpu_memory_utilization=engine.vllm_gpu_memory_utilization,
-        engines_per_machine=engine.vllm_num_engines,
+        engines_per_machine=engines,
         enforce_eager=engine.enforce_eager,
         enable_prefix_caching=engine.enable_prefix_caching,
         trust_remote_code=model.trust_remote_code,

@@ -14,12 +14,13 @@ from openrl.config import derived
 from openrl.config.commands import SFTConfig
 from openrl.data.supervised import SupervisedReport, SupervisedRow, SupervisedStream, load_supervised
 from openrl.data.tokenizer import load_tokenizer
+from openrl.models.device import Device, resolve_device
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.prepare import Device, effective_flags, resolve_device, write_config
+from openrl.trainer.prepare import effective_flags, write_config
 from openrl.trainer.supervised_trainer import SupervisedTrainer
 from openrl.training.build import ModelSpec
 from openrl.training.optimizers import OptimSpec

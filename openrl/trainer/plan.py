@@ -33,7 +33,9 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     models = role_models(config)
     plan = plan_placement(role_requests(config.placement, config.engine, models), inputs.device, [this_machine()])
     check_batches(config, len(plan.rows["actor"]))
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, inputs.device)
+    spec = engine_spec(
+        config.model, config.engine, config.sampling, config.debug, inputs.device, config.engine.vllm_num_engines
+    )
     memory = memory_by_role(config, models, plan, spec)
     batch = batch_rows(config.batch, len(inputs.prompts), plan)
     parts = [

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
 import yaml
 from transformers import PreTrainedTokenizerBase
 
@@ -15,18 +14,15 @@ from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
-from openrl.config.rollout import DeviceFlags
 from openrl.data.prompts import PromptReport, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
+from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_reward_source
 from openrl.types import Prompt
-
-Device = Literal["cpu", "cuda"]
-
 
 @dataclass(frozen=True)
 class Inputs:
@@ -73,17 +69,6 @@ def check_batches(config: PPOConfig, actor_ranks: int) -> None:
     """Raises UserError if an optimizer step does not divide among the ranks; only the cluster may know their number."""
     if problems := list(ranks_share_a_step(config, actor_ranks)):
         raise UserError("\n".join(map(str, problems)))
-
-
-def resolve_device(flags: DeviceFlags) -> Device:
-    """--device, with auto settled. Raises UserError for cuda where there is none."""
-    if flags.device == "cpu":
-        return "cpu"
-    if torch.cuda.is_available():
-        return "cuda"
-    if flags.device == "cuda":
-        raise UserError("--device cuda: torch finds no GPU here", "--device cpu, or a CUDA build of torch")
-    return "cpu"
 
 
 def effective_flags(config: Any) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.rollout.engine import engine_spec
-from openrl.trainer.prepare import Device, check_batches
+from openrl.models.device import Device
+from openrl.trainer.prepare import check_batches
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
@@ -112,7 +113,9 @@ async def _start_model(
 async def _start_engines(
     config: PPOConfig, cluster: RayCluster, reservation: Reservation, device: Device
 ) -> WorkerGroup:
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, device)
+    spec = engine_spec(
+        config.model, config.engine, config.sampling, config.debug, device, config.engine.vllm_num_engines
+    )
     args = (config.engine.rollout_backend, spec, config.model, config.reward)
     return await _start(config, cluster, reservation, ENGINES, RolloutWorker, *args)
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 LAYERS = (  # a part may import itself and everything further down; parts of one row do not see each other
     ("cli",),
-    ("trainer",),
+    ("trainer", "inference"),
     ("cluster",),
     ("rollout", "training"),
     ("weights",),
@@ -35,6 +35,10 @@ HOMES = {  # heavy library -> the parts that may import it
     "wandb": {"tracking"},
     "tensorboard": {"tracking"},
     "torch.utils.tensorboard": {"tracking"},
+    "fastapi": {"inference"},
+    "uvicorn": {"inference"},
+    "prometheus_client": {"inference"},
+    "peft": {"models"},
 }
 
 ONLY = {  # part -> the libraries it may import beside the standard library

@@ -1,0 +1,95 @@
+"""Concurrent requests for one model, scored together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class QueueFull(Exception):
+    """Too much waits already; the request may come again later."""
+
+
+class MicroBatcher(Generic[Item, Result]):
+    """Batches the items of concurrent calls for ``function``, which runs in one thread of its own.
+
+    A batch starts when ``batch_size`` items wait or ``wait`` seconds after it found the first one; items keep their
+    order. A batch that fails fails the calls in it, not the batcher. ``most_waiting`` bounds the queue.
+    """
+
+    def __init__(
+        self, function: Callable[[list[Item]], Sequence[Result]], *, batch_size: int, wait: float, most_waiting: int
+    ) -> None:
+        self._function, self._batch_size, self._wait, self.most_waiting = function, batch_size, wait, most_waiting
+        self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._arrived = asyncio.Event()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
+        self._loop: asyncio.Task[None] | None = None
+
+    def __len__(self) -> int:
+        """Items that wait."""
+        return len(self._waiting)
+
+    async def __call__(self, items: Sequence[Item]) -> list[Result]:
+        """The results in the order of ``items``. Raises QueueFull, or what ``function`` raised."""
+        if len(self._waiting) + len(items) > self.most_waiting:
+            raise QueueFull(f"{len(self._waiting)} texts wait already, at most {self.most_waiting} may")
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._run())
+        futures = [asyncio.get_running_loop().create_future() for _ in items]
+        self._waiting.extend(zip(items, futures, strict=True))
+        self._arrived.set()
+        return await asyncio.gather(*futures)  # a call that is cancelled cancels its futures: they are not computed
+
+    async def _run(self) -> None:
+        while True:
+            batch = await self._next_batch()
+            if batch:
+                await self._compute(batch)
+
+    async def _next_batch(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        while not self._waiting:
+            self._arrived.clear()
+            await self._arrived.wait()
+        try:
+            async with asyncio.timeout(self._wait):
+                while len(self._waiting) < self._batch_size:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            pass
+        taken = [self._waiting.popleft() for _ in range(min(self._batch_size, len(self._waiting)))]
+        return [(item, future) for item, future in taken if not future.done()]
+
+    async def _compute(self, batch: list[tuple[Item, asyncio.Future[Result]]]) -> None:
+        results: Sequence[Result] = ()
+        failure: Exception | None = None
+        try:
+            work = asyncio.get_running_loop().run_in_executor(self._thread, self._function, [item for item, _ in batch])
+            results = await work
+            if len(results) != len(batch):
+                raise RuntimeError(f"{len(results)} results for {len(batch)} items")
+        except Exception as error:
+            failure = error
+        for i, (_, future) in enumerate(batch):
+            if future.done():  # its caller has gone
+                continue
+            if failure is None:
+                future.set_result(results[i])
+            else:
+                future.set_exception(failure)
+
+    async def close(self) -> None:
+        """Stop. Calls that still wait are cancelled."""
+        if self._loop is not None:
+            self._loop.cancel()
+        for _, future in self._waiting:
+            future.cancel()
+        self._waiting.clear()
+        await asyncio.to_thread(self._thread.shutdown)
