@@ -1,0 +1,116 @@
+"""What goes over the wire to a reward server, and what may come back from it or from a reward function."""
+
+import json
+import math
+import re
+
+import pytest
+
+from openrl.rewards.protocol import BadReply, BadRequest, Failure, ScoreRequest, read_reply, read_request, reply_body
+from openrl.types import Score
+
+
+@pytest.mark.parametrize(
+    ("values", "scores"),
+    [
+        ([1, 0.5], [Score(1.0), Score(0.5)]),
+        ({"rewards": [1, 2], "scores": None}, [Score(1.0), Score(2.0)]),
+        ({"rewards": [1, 2], "scores": [0, 1]}, [Score(1.0, 0.0), Score(2.0, 1.0)]),
+        ({"rewards": [0, 0.5], "scores": [0, 0.5]}, [Score(0.0, 0.0), Score(0.5, 0.5)]),
+        ({"rewards": [-3, 0.5], "scores": [-3, 0.5]}, [Score(-3.0), Score(0.5, 0.5)]),  # OpenRLHF's serve_rm
+        ({"rewards": [[1], [2]], "extra_logs": {"dummy_scores": [[1], [2]]}},
+         [Score(1.0, parts={"dummy_scores": 1.0}), Score(2.0, parts={"dummy_scores": 2.0})]),
+        ({"rewards": [1, 2], "extra_logs": {"a": [3, None]}}, [Score(1.0, parts={"a": 3.0}), Score(2.0)]),
+        ({"rewards": [1, 2], "extra_logs": [{"a": 3}, {"b": 4}]},
+         [Score(1.0, parts={"a": 3.0}), Score(2.0, parts={"b": 4.0})]),
+    ],
+)  # fmt: skip
+def test_the_forms_of_a_reply(values, scores):
+    assert read_reply(values, 2) == scores
+
+
+def test_one_row_may_be_answered_by_bare_numbers():
+    assert read_reply(0.5, 1) == [Score(0.5)]
+    assert read_reply({"rewards": 1, "scores": 0, "extra_logs": {"a": 2}}, 1) == [Score(1.0, 0.0, {"a": 2.0})]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0], "it returned 1 rewards for 2 rows"),
+        (0.5, "it returned 1 rewards for 2 rows"),
+        (None, "it returned 1 rewards for 2 rows"),
+        ({"reward": [1, 2]}, "it returned no 'rewards', but 'reward'"),
+        ({}, "an empty dict"),
+        ({"rewards": [1, 2], "scores": [0]}, "it returned 1 scores for 2 rows"),
+        ({"rewards": [1, 2], "extra_logs": {"a": [1]}}, "it returned 1 a for 2 rows"),
+        ({"rewards": [1, 2], "extra_logs": [{}]}, "one dict for each of 2 rows"),
+        ({"rewards": [1, 2], "extra_logs": 3}, "extra_logs must be a dict, it returned 3"),
+    ],
+)
+def test_replies_that_are_no_scores(values, message):
+    with pytest.raises(BadReply, match=re.escape(message)):
+        read_reply(values, 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0, math.nan], "rewards must be finite, it returned nan"),
+        ([1.0, -math.inf], "rewards must be finite, it returned -inf"),
+        ([1.0, None], "rewards must be numbers, it returned None"),
+        ([1.0, "good"], "rewards must be numbers, it returned 'good'"),
+        ([1.0, [1, 2]], "rewards must be numbers, it returned [1, 2]"),
+        ({"rewards": [1, 2], "scores": [None, 1.5]}, "between 0 and 1, it returned 1.5"),
+        ({"rewards": [1, 2], "extra_logs": {"a": [None, math.nan]}}, "a must be finite"),
+    ],
+)
+def test_one_bad_row_takes_no_other_along(values, message):
+    fine, bad = read_reply(values, 2)
+    assert fine == Score(1.0)
+    assert isinstance(bad, Failure) and message in bad.message
+
+
+def test_a_reply_is_read_as_it_was_written():
+    scores = [Score(-2.5, 1.0, {"a": 1.0}), Failure("it hung"), Score(3.0, None, {"b": 2.0})]
+    body = json.loads(json.dumps(reply_body(scores)))
+    assert body == {
+        "rewards": [-2.5, None, 3.0],
+        "scores": [1.0, None, 3.0],
+        "extra_logs": {"a": [1.0, None, None], "b": [None, None, 2.0]},
+    }
+    first, failed, third = read_reply(body, 3)
+    assert (first, third) == (scores[0], scores[2])
+    assert isinstance(failed, Failure)
+
+
+def test_a_request_is_read_as_it_was_written():
+    request = ScoreRequest(["q1 a1", "q2 a2"], ["q1", "q2"], [{"target": 3}, None])
+    assert request.to_json() == {
+        "query": ["q1 a1", "q2 a2"],
+        "prompts": ["q1", "q2"],
+        "labels": [{"target": 3}, None],
+    }
+    assert read_request(json.loads(json.dumps(request.to_json()))) == request
+
+
+def test_a_request_may_lack_prompts_and_labels():
+    assert read_request({"query": ["a", "b"]}) == ScoreRequest(["a", "b"], ["", ""], ["", ""])
+    assert read_request({"query": "a", "prompts": "p", "labels": 3}) == ScoreRequest(["a"], ["p"], [3])
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ([], "expected a JSON object with 'query'"),
+        ({"queries": []}, "expected a JSON object with 'query'"),
+        ({"query": [1]}, "'query' must be a list of texts"),
+        ({"query": None}, "'query' must be a list of texts"),
+        ({"query": ["a"], "prompts": []}, "'prompts' has 0 items, 'query' has 1"),
+        ({"query": ["a"], "prompts": [3]}, "'prompts' must be a list of texts"),
+        ({"query": ["a", "b"], "labels": [1]}, "'labels' has 1 items, 'query' has 2"),
+    ],
+)
+def test_bodies_that_are_no_request(body, message):
+    with pytest.raises(BadRequest, match=re.escape(message)):
+        read_request(body)
