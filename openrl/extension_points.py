@@ -12,4 +12,5 @@ from openrl.registry import Registry
 
 advantage_estimators: Registry[Any] = Registry("advantage_estimator", home="openrl.algorithms.advantages")
 policy_losses: Registry[Any] = Registry("policy_loss", home="openrl.algorithms.policy_losses")
+preference_losses: Registry[Any] = Registry("preference_loss", home="openrl.algorithms.preference_losses")
 verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -185,10 +185,10 @@ class ExperienceBatch:
         """(B,) bool: rows that count in statistics of rewards, those with a sampled token."""
         return self.loss_mask.any(-1)
 
-    def replace(self, **columns: Any) -> ExperienceBatch:
+    def replace(self, **columns: Any) -> Self:
         return replace(self, **columns)
 
-    def select(self, rows: list[int]) -> ExperienceBatch:
+    def select(self, rows: list[int]) -> Self:
         """The given rows, cut to their longest. Row -1 is a dummy: one token, nothing to train.
 
         Dummies keep every rank at the same number of collectives when rows run out.
@@ -208,7 +208,19 @@ class ExperienceBatch:
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
         columns["attention_mask"] = columns["attention_mask"] & ~dummy[:, None]
         columns["attention_mask"][dummy, 0] = True  # a row without tokens breaks attention kernels
-        return ExperienceBatch(**columns)
+        return type(self)(**columns)
+
+
+@dataclass
+class PreferenceBatch(ExperienceBatch):
+    """Answers that somebody compared or rated; ``passed`` is 1 for the better, 0 for the worse.
+
+    A pair is two adjacent rows, the chosen answer first.
+    """
+
+    margins: Tensor | None = None  # (B,) by how much the chosen answer of the row's pair is better, from the data
+    ref_answers: Tensor | None = None  # (B,) log-prob of the whole answer under the reference
+    kl: Tensor | None = None  # (B,) KTO's KL to the reference: one number, on every row of the step
 
 
 @dataclass(frozen=True)
@@ -248,6 +260,30 @@ class TokenLosses:
 
     per_token: Tensor  # (b, T)
     metrics: dict[str, Tensor] = field(default_factory=dict)  # (b, T) each, averaged over trained tokens
+
+
+@dataclass(frozen=True)
+class AnswerInputs:
+    """What a preference loss sees of one micro-batch: b answers as wholes, pairs as adjacent rows; tensors are (b,)."""
+
+    logprobs: Tensor  # sum over the answer's tokens; carries the gradient
+    mean_logprobs: Tensor  # mean over the answer's tokens
+    ref_logprobs: Tensor  # sum under the reference; 0 without one
+    passed: Tensor  # 1 for the better answer, 0 for the worse
+    beta: float
+    kl: Tensor | None = None  # KL to the reference, for losses of rated answers
+
+    @property
+    def log_ratios(self) -> Tensor:
+        return self.logprobs - self.ref_logprobs
+
+
+@dataclass(frozen=True)
+class AnswerLosses:
+    """What a preference loss returns; the caller leaves dummies out, sums and divides by the whole step."""
+
+    losses: Tensor  # (b / 2,) of pairs, (b,) of rated answers
+    rewards: Tensor  # (b,) what the loss compares: the policy's implicit rewards
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def turn_ids(loss_mask: Tensor) -> Tensor:
 class TrainingPlan:
     """Who trains what, when, in one pass over a rollout batch or several."""
 
-    shards: list[list[int]]  # [rank]: rows of the batch that it trains, each row on one rank; [-1] if it has none
+    shards: list[list[int]]  # [rank]: rows of the batch that it trains, each row on one rank; [-1] if it has none (pairs: [-1, -1])
     steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
 
 
@@ -148,6 +148,22 @@ def plan_steps(
             indexed = [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)]
             steps.append([StepPlan(micro, counts) for micro in indexed])
     return TrainingPlan([shard or [-1] for shard in shards], steps)
+
+
+def plan_pairs(batch: ExperienceBatch, dp_size: int, micro_batch_size: int) -> TrainingPlan:
+    """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which are never split.
+
+    The plan is that of the first rows: ``StepCounts.sequences`` counts pairs, ``tokens`` those of the first rows.
+    """
+    firsts = batch.select(list(range(0, len(batch), 2)))
+    plan = plan_steps(firsts, dp_size, max(len(firsts), 1), micro_batch_size)
+
+    def both(pairs: list[int]) -> list[int]:
+        return [row for p in pairs for row in ((2 * p, 2 * p + 1) if p >= 0 else (-1, -1))]
+
+    steps = [[StepPlan([both(micro) for micro in of_rank.micro_batches], of_rank.counts) for of_rank in step]
+             for step in plan.steps]  # fmt: skip
+    return TrainingPlan([both(shard) for shard in plan.shards], steps)
 
 
 def _micro_batches(rows_of: list[list[int]], lengths: Sequence[int], size: int) -> list[list[list[int]]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -22,12 +24,15 @@ class ModelWorker:
     def __init__(self, context: WorkerContext, spec: ModelSpec) -> None:
         self.context, self.spec = context, spec
 
-    def start(self) -> None:
-        """Join the ranks of this role and load the model."""
+    def start(self, spec: ModelSpec | None = None) -> None:
+        """Join the ranks of this role and load the model, or for the time being another one in its place."""
         c = self.context
         timeout = self.spec.deepspeed.dist_timeout
         init_distributed(c.rank, c.world_size, c.master_addr, c.master_port, self.spec.device, timeout)
-        self.engine: TrainEngine = build_engine(self.spec)
+        if hasattr(self, "engine"):
+            del self.engine
+            gc.collect()  # an engine and its hooks hold each other, and the next model needs the room
+        self.engine: TrainEngine = build_engine(spec or self.spec)
 
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
         """The model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32."""
@@ -36,6 +41,10 @@ class ModelWorker:
     def update(self, batch: ExperienceBatch, plans: list[StepPlan], loss_of: LossOf) -> list[dict[str, Metric]]:
         """One optimizer step per plan; the metrics of each on this rank."""
         return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
+
+    def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        """The metrics of a loss on this rank, without a step."""
+        return self.engine.evaluate(batch, plan, loss_of)
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[Bucket | None]:
         """Buckets from rank 0; the other ranks yield None in step with it, since gathering is collective."""
@@ -48,8 +57,8 @@ class ModelWorker:
     def load(self, directory: str) -> None:
         self.engine.load(Path(directory))
 
-    def export(self, directory: str) -> None:
-        self.engine.export(Path(directory))
+    def export(self, directory: str, config_fields: dict[str, Any] | None = None) -> None:
+        self.engine.export(Path(directory), config_fields)
 
     def close(self) -> None:
         close_distributed()

@@ -22,12 +22,11 @@ HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
 class ScalarModel(nn.Module):
     """The last hidden state of each token through one linear head without bias."""
 
-    needs_trained_head = False
-
-    def __init__(self, hf: PreTrainedModel, head_name: str, head_weight: Tensor) -> None:
+    def __init__(self, hf: PreTrainedModel, head_name: str, head_weight: Tensor, fp32_head: bool = False) -> None:
         super().__init__()
         self.hf, self.head_name = hf, head_name
-        self.head = nn.Linear(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
+        kind = FullPrecisionLinear if fp32_head else nn.Linear
+        self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
@@ -50,6 +49,13 @@ class ScalarModel(nn.Module):
         return {name if name.startswith(prefix) else prefix + name: t for name, t in body.items()} | head
 
 
+class FullPrecisionLinear(nn.Linear):
+    """A linear layer whose product is taken in fp32 whatever the type of its weight."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        return nn.functional.linear(states.float(), self.weight.float())
+
+
 class ValueModel(ScalarModel):
     def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
@@ -59,8 +65,6 @@ class ValueModel(ScalarModel):
 
 
 class RewardModel(ScalarModel):
-    needs_trained_head = True
-
     def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
         """(b,) fp32: the scalar at the last real token of each row."""
         last = attention_mask.sum(-1, keepdim=True) - 1
@@ -68,28 +72,37 @@ class RewardModel(ScalarModel):
 
 
 def load_scalar_model(
-    kind: type[ScalarModel], path: str, flags: LoadFlags, device: str, head_prefix: str, seed: int
+    kind: type[ScalarModel],
+    path: str,
+    flags: LoadFlags,
+    device: str,
+    head_prefix: str,
+    *,
+    fresh_head_seed: int | None = None,
+    fp32_head: bool = False,
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
-    A critic may start from a checkpoint without head (a language model) and gets a fresh one: normal with standard
-    deviation 1 / (hidden size + 1), from ``seed``. Raises UserError for a reward model without head.
+    A model that is to be trained may start from a checkpoint without head (a language model) and gets a fresh one,
+    normal with standard deviation 1 / (hidden size + 1), from ``fresh_head_seed``. With None a missing head is a
+    UserError. ``fp32_head`` takes the head's product in fp32.
     """
     hf = load_pretrained(AutoModel, path, flags, device)
     head_name = getattr(AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code), HEAD_FIELD, None)
     head_name = head_name or head_prefix
     weight = _stored_tensor(path, f"{head_name}.weight")
-    if weight is None and kind.needs_trained_head:
+    if weight is None and fresh_head_seed is None:
         raise UserError(
             f"{path}: no weights named {head_name}.weight, so this is not a reward model",
             "train one with a scalar head, or name its head with --value_head_prefix",
         )
     if weight is None:
+        assert fresh_head_seed is not None
         size = hf.config.get_text_config().hidden_size
-        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(seed)) / (size + 1)
+        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(fresh_head_seed)) / (size + 1)
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
-    return kind(hf, head_name, weight.to(hf.dtype))
+    return kind(hf, head_name, weight.to(hf.dtype), fp32_head)
 
 
 def _stored_tensor(path: str, name: str) -> Tensor | None:

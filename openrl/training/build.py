@@ -33,6 +33,7 @@ class ModelSpec:
     seed: int
     temperature: float = 1.0  # log-probs are those of logits divided by it
     value_head: str = "score"
+    fp32_head: bool = False  # the scalar head's product in fp32
 
 
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
@@ -47,5 +48,14 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
         model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
-        model = load_scalar_model(kind, spec.path, spec.model, spec.device, spec.value_head, spec.seed)
+        fresh = spec.seed if spec.kind == "values" or spec.optim is not None else None
+        model = load_scalar_model(
+            kind,
+            spec.path,
+            spec.model,
+            spec.device,
+            spec.value_head,
+            fresh_head_seed=fresh,
+            fp32_head=spec.fp32_head,
+        )
     return DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)

@@ -11,7 +11,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import fields
 from itertools import groupby
@@ -106,6 +106,11 @@ class DeepSpeedEngine:
     def _run(self, batch: ExperienceBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         return self._engine(batch.token_ids.to(self.device), batch.attention_mask.to(self.device), entropy)
 
+    @torch.no_grad()
+    def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        micro_batches = [_to(batch.select(rows), self.device) for rows in plan.micro_batches]
+        return merge_all(loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches)
+
     def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         last = len(plan.micro_batches) - 1
         metrics: list[dict[str, Metric]] = []
@@ -169,7 +174,7 @@ class DeepSpeedEngine:
     def parameter_count(self) -> int:
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
 
-    def export(self, directory: Path) -> None:
+    def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
         weights = {}
         for name, tensor in self.named_weights():
             if self.layout.rank == 0:
@@ -178,6 +183,7 @@ class DeepSpeedEngine:
             directory.mkdir(parents=True, exist_ok=True)
             hf = self.model.hf
             hf.config.architectures, hf.config.dtype = [self.model.architecture], str(DTYPES[self.dtype])[6:]
+            hf.config.update(config_fields or {})
             hf.config.save_pretrained(directory)
             if hf.can_generate():
                 hf.generation_config.save_pretrained(directory)

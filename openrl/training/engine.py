@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -39,6 +39,9 @@ class TrainEngine(Protocol):
         skips the step and leaves weights, optimizer and schedule as they were; in fp16 it counts as
         ``loss_scale_skips`` as long as the loss scale can still fall)."""
 
+    def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        """The metrics of ``loss_of`` on the plan's micro-batches, without gradient and step."""
+
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Full weights under the names that ``save_pretrained`` writes, in the type of the parameters; tied weights
         once. Gathered layer by layer: every rank iterates to the end, each gets the tensors."""
@@ -52,5 +55,6 @@ class TrainEngine(Protocol):
     def load(self, directory: Path) -> None:
         """Take up a saved state. Raises UserError if ranks, ZeRO stage or type differ from those that saved it."""
 
-    def export(self, directory: Path) -> None:
-        """A Hugging Face model directory in safetensors, written by rank 0; no tokenizer."""
+    def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
+        """A Hugging Face model directory in safetensors, written by rank 0; no tokenizer. ``config_fields`` are added
+        to its config.json."""

@@ -1,0 +1,101 @@
+"""The losses of one optimizer step on answers that were compared or rated, as ``updates.py`` has those on tokens.
+
+Denominators are ``StepCounts.sequences``: pairs where rows come in pairs (``batching.plan_pairs``), else rated answers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from openrl.algorithms.masked import step_loss
+from openrl.algorithms.preference_losses import split_pairs
+from openrl.algorithms.supervised_losses import answer_logprobs, pair_reward_loss
+from openrl.extension_points import preference_losses
+from openrl.tracking.metrics import Mean, Metric
+from openrl.training.engine import Forward
+from openrl.types import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
+
+
+@dataclass(frozen=True)
+class PreferenceUpdate:
+    """A loss of the registry of preference losses + nll_coef * the chosen answers' mean negative log-likelihood.
+
+    The mean is over the tokens of an answer first, then over answers, as each pair counts once in the loss.
+    """
+
+    loss: str  # name in the registry
+    options: Any  # that loss's options
+    beta: float
+    nll_coef: float = 0.0
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        assert isinstance(batch, PreferenceBatch)
+        logprobs, _ = forward(batch)
+        answers = AnswerInputs(
+            logprobs=answer_logprobs(logprobs, batch.loss_mask),
+            mean_logprobs=answer_logprobs(logprobs, batch.loss_mask, mean=True),
+            ref_logprobs=torch.zeros_like(batch.rewards) if batch.ref_answers is None else batch.ref_answers,
+            passed=batch.passed,
+            beta=self.beta,
+            kl=batch.kl,
+        )
+        entry = preference_losses[self.loss]
+        result = entry.component(answers, self.options)
+        paired = "ratings" not in entry.needs
+        members = split_pairs(batch.members)[0] if paired else batch.members
+        loss = mean_over_step(result.losses, members, counts)
+        metrics = _mean("loss", result.losses, members) | _reward_metrics(result.rewards, batch, paired)
+        if self.nll_coef:
+            nll = -split_pairs(answers.mean_logprobs)[0]
+            loss = loss + self.nll_coef * mean_over_step(nll, members, counts)
+            metrics |= _mean("nll_loss", nll, members)
+        return loss, metrics
+
+
+@dataclass(frozen=True)
+class PairRewardUpdate:
+    """A reward model's loss on pairs; ``margin``: the rows' own margins are subtracted inside."""
+
+    kind: Literal["sigmoid", "logexp"] = "sigmoid"
+    margin: bool = False
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        assert isinstance(batch, PreferenceBatch) and batch.margins is not None
+        rewards, _ = forward(batch)
+        margin = split_pairs(batch.margins)[0] if self.margin else None
+        losses = pair_reward_loss(*split_pairs(rewards), margin, self.kind)
+        members = split_pairs(batch.members)[0]
+        metrics = _mean("loss", losses, members) | _reward_metrics(rewards, batch, paired=True)
+        return mean_over_step(losses, members, counts), metrics
+
+
+def mean_over_step(values: Tensor, members: Tensor, counts: StepCounts) -> Tensor:
+    """This micro-batch's share of the mean of ``values`` (n,) over the whole step; dummies are no ``members``."""
+    return step_loss(values[:, None], members[:, None], counts, "seq-mean-token-sum")
+
+
+@torch.no_grad()
+def _reward_metrics(rewards: Tensor, batch: PreferenceBatch, paired: bool) -> dict[str, Metric]:
+    """Rewards (b,) of better and worse answers and, of pairs, how often and by how much the better one leads."""
+    better = _mean("rewards/chosen", rewards, batch.members & (batch.passed == 1))
+    metrics = better | _mean("rewards/rejected", rewards, batch.members & (batch.passed == 0))
+    if paired:
+        chosen, rejected = split_pairs(rewards)
+        members = split_pairs(batch.members)[0]
+        metrics |= _mean("accuracy", (chosen > rejected).float(), members)
+        metrics |= _mean("rewards/margin", chosen - rejected, members)
+    return metrics
+
+
+@torch.no_grad()
+def _mean(name: str, values: Tensor, members: Tensor) -> dict[str, Metric]:
+    kept = values[members].double()
+    return {name: Mean(float(kept.sum()), len(kept))}
