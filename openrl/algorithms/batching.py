@@ -109,7 +109,9 @@ def turn_ids(loss_mask: Tensor) -> Tensor:
 class TrainingPlan:
     """Who trains what, when, in one pass over a rollout batch or several."""
 
-    shards: list[list[int]]  # [rank]: rows of the batch that it trains, each row on one rank; [-1] if it has none (pairs: [-1, -1])
+    shards: list[
+        list[int]
+    ]  # [rank]: rows of the batch that it trains, each row on one rank; [-1] if it has none (pairs: [-1, -1])
     steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
 
 

@@ -59,9 +59,7 @@ def dpo(answers: AnswerInputs, options: DPOOptions) -> AnswerLosses:
 @preference_losses.register("ipo", options=IPOOptions, needs=("reference",))
 def ipo(answers: AnswerInputs, options: IPOOptions) -> AnswerLosses:
     """Squared distance of the difference of log-ratios from 1 / (2 beta), https://arxiv.org/abs/2310.12036."""
-    return AnswerLosses(
-        ipo_loss(*split_pairs(answers.log_ratios), answers.beta), answers.beta * answers.log_ratios
-    )
+    return AnswerLosses(ipo_loss(*split_pairs(answers.log_ratios), answers.beta), answers.beta * answers.log_ratios)
 
 
 @preference_losses.register("kto", options=KTOOptions, needs=("reference", "ratings"))
