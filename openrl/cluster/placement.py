@@ -1,7 +1,7 @@
-"""Where the ranks of a run live: from role requests to a table, and from a table to what is missing.
+"""Where the ranks of a run live: the table of roles and places, and what a cluster lacks for it.
 
 One rank holds one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot. The
-bundles of one *node group* lie on one node. Pure: nothing here knows of Ray.
+bundles of one *node group* lie on one node; ranks of colocated roles share one. Pure: nothing here knows of Ray.
 """
 
 from __future__ import annotations
@@ -13,10 +13,6 @@ from io import StringIO
 from rich.console import Console
 from rich.table import Table
 
-from openrl.config.rollout import EngineFlags, PlacementFlags
-
-ENGINES = "vllm"  # the role of the rollout engines
-FLAG_PREFIX = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward"}
 UNIT = {"cpu": "CPU", "cuda": "GPU"}
 
 
@@ -32,15 +28,6 @@ class Node:
 
     def free(self, resource: str) -> float:
         return self.free_gpus if resource == "GPU" else self.free_cpus
-
-
-@dataclass(frozen=True)
-class RoleRequest:
-    """Ranks that one role wants: ``per_node`` on each of ``num_nodes``; None is every GPU of a node."""
-
-    name: str
-    num_nodes: int
-    per_node: int | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +69,11 @@ class PlacementPlan:
         return " and ".join(
             role for role, slots in self.rows.items() if any(self.locate(s.bundle)[0] == group for s in slots)
         )
+
+    def shared(self, role: str) -> bool:
+        """Whether a rank of another role lies on a bundle of this one."""
+        own = {slot.bundle for slot in self.rows[role]}
+        return any(slot.bundle in own for other, slots in self.rows.items() if other != role for slot in slots)
 
     def local_ranks(self, role: str) -> list[int]:
         """The index of each rank of a role among its ranks of the same node group."""
@@ -157,39 +149,6 @@ class PlacementPlan:
         need = ", ".join(_count(amount, resource) for resource, amount in self.need.items())
         header = ("role", "ranks", "nodes x ranks", f"{unit_name}s", f"{unit} per rank")
         return text_table(f"Placement on {self.device}: {need}", header, rows)
-
-
-def plan_placement(requests: Iterable[RoleRequest], device: str, cluster: Sequence[Node]) -> PlacementPlan:
-    """Give every rank a bundle of its own, role by role.
-
-    A request without ``per_node`` takes as many GPUs as the largest node has (busy ones too: whether they
-    are free is for ``problems``), and one worker slot on a CPU.
-    """
-    whole_node = max((int(node.gpus) for node in cluster), default=0) if device == "cuda" else 1
-    node_groups: list[int] = []
-    rows: dict[str, tuple[Slot, ...]] = {}
-    for request in requests:
-        size = max(whole_node, 1) if request.per_node is None else request.per_node
-        first = sum(node_groups)
-        node_groups += [size] * request.num_nodes
-        rows[request.name] = tuple(Slot(bundle) for bundle in range(first, sum(node_groups)))
-    return PlacementPlan(device, tuple(node_groups), rows)
-
-
-def role_requests(placement: PlacementFlags, engine: EngineFlags, roles: Iterable[str]) -> list[RoleRequest]:
-    """Requests of the named model roles by their flags, None meaning "as the actor"; then the engines."""
-    requests = []
-    for role in roles:
-        nodes = getattr(placement, f"{FLAG_PREFIX[role]}_num_nodes")
-        per_node = getattr(placement, f"{FLAG_PREFIX[role]}_num_gpus_per_node")
-        requests.append(
-            RoleRequest(
-                role,
-                placement.actor_num_nodes if nodes is None else nodes,
-                placement.actor_num_gpus_per_node if per_node is None else per_node,
-            )
-        )
-    return [*requests, RoleRequest(ENGINES, engine.vllm_num_engines, 1)]
 
 
 def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -25,7 +25,8 @@ from ray.exceptions import AuthenticationError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from openrl.cluster.placement import Node, PlacementPlan, RoleRequest, plan_placement
+from openrl.cluster.placement import Node, PlacementPlan
+from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 

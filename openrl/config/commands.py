@@ -18,7 +18,7 @@ from openrl.config.learning import (
 )
 from openrl.config.model import ModelFlags, OtherModelFlags
 from openrl.config.reward import RewardFlags
-from openrl.config.rollout import DeviceFlags, EngineFlags, PlacementFlags, SamplingFlags
+from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, SamplingFlags
 from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, SampleLoggingFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
@@ -32,6 +32,7 @@ class PPOConfig:
     others: OtherModelFlags = part(OtherModelFlags)
     data: PromptDataFlags = part(PromptDataFlags)
     placement: PlacementFlags = part(PlacementFlags)
+    hybrid: HybridFlags = part(HybridFlags)
     device: DeviceFlags = part(DeviceFlags)
     engine: EngineFlags = part(EngineFlags)
     sampling: SamplingFlags = part(SamplingFlags)

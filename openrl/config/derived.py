@@ -6,6 +6,7 @@ from typing import Any
 
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.placement import explicit_places
 from openrl.config.rollout import PlacementFlags, SamplingFlags
 from openrl.config.shaping import NormScope
 from openrl.extension_points import advantage_estimators, policy_losses
@@ -83,6 +84,11 @@ def model_roles(config: PPOConfig) -> tuple[str, ...]:
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:
     """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a CPU."""
+    if placement.placement is not None:
+        try:
+            return len(explicit_places(placement)["actor"])
+        except (ValueError, KeyError):
+            return None  # a rule of its own says what is wrong
     per_node = placement.actor_num_gpus_per_node
     if per_node is None:
         if device != "cpu":

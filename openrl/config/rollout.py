@@ -27,6 +27,11 @@ class PlacementFlags:
     reward_num_gpus_per_node: int | None = flag(
         None, "GPUs per node of the reward group. None: as the actor.", bounds="> 0"
     )
+    placement: str | None = flag(
+        None,
+        'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles that share numbers are colocated. '
+        "A place is a GPU, counted through the nodes, or a worker slot.",
+    )
     ray_address: str | None = flag(
         None, "Ray cluster to join. None: $RAY_ADDRESS, else one is started and stopped with the run."
     )
@@ -38,6 +43,13 @@ class PlacementFlags:
     placement_timeout: int = flag(
         600, "Seconds to wait for the cluster to grant the placement; then an error says what is missing.", bounds="> 0"
     )
+
+
+@group("Hybrid engine")
+class HybridFlags:
+    colocate_all_models: bool = flag(False, "All models and the engines share the same GPUs.")
+    colocate_actor_ref: bool = flag(False, "Actor and reference share GPUs.")
+    colocate_critic_reward: bool = flag(False, "Critic and reward model share GPUs.")
 
 
 @group("Device")

@@ -9,11 +9,13 @@ from dataclasses import dataclass, fields
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from openrl.cluster.placement import ENGINES, PlacementPlan, plan_placement, role_requests, text_table
+from openrl.cluster.placement import PlacementPlan, text_table
+from openrl.cluster.planner import plan_placement, role_requests
 from openrl.cluster.ray_cluster import cluster_address, this_machine
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFlags
+from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, engine_spec
@@ -31,7 +33,9 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     Raises UserError if a model's config does not load, or the batches do not divide among the ranks.
     """
     models = role_models(config)
-    plan = plan_placement(role_requests(config.placement, config.engine, models), inputs.device, [this_machine()])
+    plan = plan_placement(
+        role_requests(config.placement, config.hybrid, config.engine, models), inputs.device, [this_machine()]
+    )
     check_batches(config, len(plan.rows["actor"]))
     spec = engine_spec(
         config.model, config.engine, config.sampling, config.debug, inputs.device, config.engine.vllm_num_engines

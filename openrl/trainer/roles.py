@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.model_worker import ModelWorker
-from openrl.cluster.placement import ENGINES, role_requests
+from openrl.cluster.planner import role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
+from openrl.config.placement import ENGINES
 from openrl.rollout.engine import engine_spec
 from openrl.models.device import Device
 from openrl.trainer.prepare import check_batches
@@ -78,9 +79,12 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
 
 @asynccontextmanager
 async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
-    """Start all groups side by side, on a cluster that is joined or started; leave no process behind."""
+    """Start all groups side by side, on a cluster that is joined or started; leave no process behind.
+
+    Engines that share their GPUs with models come first: vLLM measures free memory while it starts.
+    """
     models = role_models(config)
-    requests = role_requests(config.placement, config.engine, models)
+    requests = role_requests(config.placement, config.hybrid, config.engine, models)
     with stage("start"):
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
@@ -89,9 +93,15 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             specs = {role: model_spec(config, model, device, optimizer_steps) for role, model in models.items()}
-            starting = {role: _start_model(config, cluster, reservation, role, spec) for role, spec in specs.items()}
-            starting[ENGINES] = _start_engines(config, cluster, reservation, device)
-            groups = dict(zip(starting, await all_or_first_error(starting.values()), strict=True))
+
+            def start(role: str) -> Coroutine[Any, Any, WorkerGroup]:
+                if role == ENGINES:
+                    return _start_engines(config, cluster, reservation, device)
+                return _start_model(config, cluster, reservation, role, specs[role])
+
+            for wave in [[ENGINES], [*specs]] if plan.shared(ENGINES) else [[ENGINES, *specs]]:
+                started = await all_or_first_error(start(role) for role in wave)
+                groups |= dict(zip(wave, started, strict=True))
         yield Roles(
             policy=groups["actor"],
             rollout=groups[ENGINES],

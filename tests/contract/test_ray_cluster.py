@@ -15,10 +15,11 @@ import ray
 from ray.cluster_utils import Cluster
 
 from openrl.cluster.group import WorkerContext
-from openrl.cluster.placement import ENGINES, RoleRequest, plan_placement, role_requests
+from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.cluster.ray_cluster import RayCluster, cluster_address, join_cluster, open_cluster
 from openrl.cluster.ray_group import RayGroup
-from openrl.config.rollout import EngineFlags, PlacementFlags
+from openrl.config.placement import ENGINES
+from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 from openrl.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -51,7 +52,7 @@ def address():
 @pytest.fixture
 def joined(address):
     flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=2, ray_address=address)
-    requests = role_requests(flags, EngineFlags(vllm_num_engines=2), ["actor"])
+    requests = role_requests(flags, HybridFlags(), EngineFlags(vllm_num_engines=2), ["actor"])
     cluster, plan = open_cluster(flags, requests, "cpu")
     yield cluster, plan
     cluster.close()
@@ -109,7 +110,7 @@ def test_the_flag_goes_before_the_environment(monkeypatch):
 
 JOIN = """
 import asyncio, json, sys
-from openrl.cluster.placement import RoleRequest, plan_placement
+from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import join_cluster
 from openrl.cluster.ray_group import RayGroup
 from tests.contract.test_ray_cluster import NodeReporter

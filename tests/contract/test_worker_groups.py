@@ -16,7 +16,7 @@ import pytest
 import ray
 
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
-from openrl.cluster.placement import RoleRequest, plan_placement
+from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import start_cluster
 from openrl.cluster.ray_group import ITEMS_AHEAD, RayGroup
 from openrl.errors import UserError

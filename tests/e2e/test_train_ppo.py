@@ -81,6 +81,17 @@ def test_resume_after_a_kill_is_bit_equal(whole_run, task, tmp_path):
     assert untimed(metrics(tmp_path)) == untimed(metrics(whole))
 
 
+def test_sharing_places_changes_nothing(whole_run, task, tmp_path):
+    """All on one place: the same weights as with a place for each, bit for bit."""
+    where = {"colocate_all_models": True}
+    output = run("train_ppo_ray", ppo_flags(task, tmp_path, **EXACT, **where, dry_run=True))
+    assert "Placement on cpu: 1 CPU" in output
+    run("train_ppo_ray", ppo_flags(task, tmp_path, **EXACT, **where))
+    whole, _ = whole_run
+    expected, found = load_file(whole / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
 def kill_when(process, happened) -> None:
     """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it started."""
     family = psutil.Process(process.pid)

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from openrl.cluster.placement import Node, RoleRequest, Slot, plan_placement, role_requests
-from openrl.config.rollout import EngineFlags, PlacementFlags
+from openrl.cluster.placement import Node, Slot
+from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
+from openrl.config.placement import explicit_places
+from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
+from openrl.errors import UserError
 
 
 def gpu_node(name: str, gpus: int, free: int | None = None, cpus: int = 64) -> Node:
@@ -12,6 +17,9 @@ def gpu_node(name: str, gpus: int, free: int | None = None, cpus: int = 64) -> N
 
 def requests(**ranks: tuple[int, int]) -> list[RoleRequest]:
     return [RoleRequest(name, *shape) for name, shape in ranks.items()]
+
+
+ROLES = ["actor", "critic", "reference", "reward"]
 
 
 def test_every_rank_gets_a_bundle_of_its_own():
@@ -41,7 +49,9 @@ def test_ranks_left_open_take_every_gpu_of_a_node_busy_ones_too():
 
 def test_flags_left_open_follow_the_actor():
     flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=4, ref_num_nodes=1, critic_num_gpus_per_node=2)
-    made = role_requests(flags, EngineFlags(vllm_num_engines=3), ["actor", "critic", "reference", "reward"])
+    made = role_requests(
+        flags, HybridFlags(), EngineFlags(vllm_num_engines=3), ["actor", "critic", "reference", "reward"]
+    )
     assert made == [
         RoleRequest("actor", 2, 4),
         RoleRequest("critic", 2, 2),
@@ -104,3 +114,85 @@ def test_the_table_shows_each_role():
     assert text.splitlines()[0] == "Placement on cuda: 5 GPUs, 5 CPUs"
     cells = [line.split() for line in text.splitlines()[2:]]
     assert cells == [["actor", "4", "2", "x", "2", "0-3", "1"], ["vllm", "1", "1", "x", "1", "4", "1"]]
+
+
+def planned(roles: list[str], cluster: list[Node], device: str = "cuda", engines: int = 1, hybrid=None, **flags):
+    made = role_requests(PlacementFlags(**flags), hybrid or HybridFlags(), EngineFlags(vllm_num_engines=engines), roles)
+    return plan_placement(made, device, cluster)
+
+
+@pytest.mark.parametrize(
+    ("hybrid", "need", "shares"),
+    [
+        ({}, 10, {}),
+        ({"colocate_actor_ref": True}, 8, {"actor": 0.5, "reference": 0.5}),
+        ({"colocate_critic_reward": True}, 8, {"critic": 0.5, "reward": 0.5}),
+        (
+            {"colocate_actor_ref": True, "colocate_critic_reward": True},
+            6,
+            {"actor": 0.5, "reference": 0.5, "critic": 0.5, "reward": 0.5},
+        ),
+        ({"colocate_all_models": True}, 2, dict.fromkeys([*ROLES, "vllm"], 0.2)),
+    ],
+)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_colocated_roles_share_bundles_in_equal_parts(hybrid, need, shares, device):
+    flags = HybridFlags(**hybrid)
+    plan = planned(ROLES, EIGHT, device, engines=2, hybrid=flags, actor_num_gpus_per_node=2)
+    assert plan.need["CPU"] == need
+    assert {role: slots[0].fraction for role, slots in plan.rows.items() if slots[0].fraction < 1} == shares
+    assert [plan.shared(role) for role in plan.rows] == [role in shares for role in plan.rows]
+    for role in {"actor", "critic"} & shares.keys():
+        partner = {"actor": "reference", "critic": "reward"}[role]
+        assert [s.bundle for s in plan.rows[role]] == [s.bundle for s in plan.rows[partner]]
+
+
+def test_shares_of_a_bundle_never_exceed_it():
+    plan = planned(
+        ["actor", "reference"], EIGHT, hybrid=HybridFlags(colocate_all_models=True), actor_num_gpus_per_node=1
+    )
+    assert {slot.fraction for slots in plan.rows.values() for slot in slots} == {0.3333}
+
+
+def test_colocated_engines_on_several_nodes_lie_with_the_actor():
+    cluster = TWICE_FOUR
+    plan = planned(["actor"], cluster, engines=8, hybrid=HybridFlags(colocate_all_models=True), actor_num_nodes=2)
+    assert plan.node_groups == (4, 4) and plan.problems(cluster) == []
+    assert [plan.locate(s.bundle) for s in plan.rows["vllm"]] == [plan.locate(s.bundle) for s in plan.rows["actor"]]
+
+
+def test_engines_that_cannot_share_are_refused():
+    with pytest.raises(UserError, match="--vllm_num_engines: vllm has 3 ranks and shares the 4 places of actor"):
+        planned(["actor"], TWICE_FOUR, engines=3, hybrid=HybridFlags(colocate_all_models=True))
+
+
+def test_explicit_places_are_counted_through_the_nodes():
+    text = "actor=0-3; ref=0-3; vllm=4,5,6,7"
+    plan = planned(["actor", "reference"], TWICE_FOUR, engines=4, placement=text)
+    assert plan.node_groups == (4, 4)
+    assert plan.rows["actor"] == plan.rows["reference"] == tuple(Slot(b, 0.5) for b in range(4))
+    assert plan.rows["vllm"] == tuple(Slot(b) for b in range(4, 8))
+    assert planned(["actor", "reference"], EIGHT, engines=4, placement=text).node_groups == (8,)
+    assert planned(["actor", "reference"], [], "cpu", engines=4, placement=text).node_groups == (8,)
+
+
+def test_roles_may_overlap_in_part():
+    plan = planned(["actor"], EIGHT, engines=2, placement="actor=0-2;vllm=2-3")
+    assert [s.fraction for s in plan.rows["actor"]] == [1, 1, 0.5]
+    assert [s.fraction for s in plan.rows["vllm"]] == [0.5, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("actor=0-3;vlm=4", "'vlm' is none of actor, critic, ref, reward, vllm"),
+        ("actor=0;actor=1", "actor is named twice"),
+        ("actor=a-b", "'a-b' of actor is neither a number nor a range like 0-3"),
+        ("actor=", "'' of actor is neither a number nor a range like 0-3"),
+        ("actor=3-1", "actor=3-1 names no place, or one twice"),
+        ("actor=0-2,1", "actor=0-2,1 names no place, or one twice"),
+    ],
+)
+def test_placement_that_cannot_be_read(text, reason):
+    with pytest.raises(ValueError, match="^" + re.escape(reason) + "$"):
+        explicit_places(PlacementFlags(placement=text))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openrl.cluster.placement import RoleRequest, plan_placement
+from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec

@@ -1,0 +1,97 @@
+"""Rules of placement: what --placement and the colocate flags cannot mean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from openrl.config.commands import PPOConfig
+from openrl.config.derived import actor_world, model_roles
+from openrl.config.placement import ENGINES, FLAG_NAMES, explicit_places, leaders
+from openrl.flags.checks import Problem, check
+
+COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
+SHAPES = tuple(
+    f"{prefix}_{shape}"
+    for role, prefix in FLAG_NAMES.items()
+    if role != ENGINES
+    for shape in ("num_nodes", "num_gpus_per_node")
+)
+
+
+@check(PPOConfig)
+def placement_says_it_all(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    if config.placement.placement is None:
+        return
+    if others := tuple(name for name in (*COLOCATE, *SHAPES) if name in given):
+        yield Problem(("placement", *others), "--placement already says where every rank is", "leave the others out")
+    try:
+        places = explicit_places(config.placement)
+    except ValueError as error:
+        yield Problem(("placement",), str(error), '--placement "actor=0-3;vllm=4-7"')
+        return
+    yield from _places_fit(config, places)
+
+
+def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+    run = {*model_roles(config), ENGINES}
+    for role in sorted(run - places.keys()):
+        name = FLAG_NAMES[role]
+        yield Problem(("placement",), f"no place for {name}, which this run has", f'add "{name}=..."')
+    for role in sorted(places.keys() - run):
+        yield Problem(("placement",), f"{FLAG_NAMES[role]} has a place, but this run has none of it")
+    taken = set().union(*places.values())
+    if unused := sorted(set(range(max(taken))) - taken):
+        yield Problem(("placement",), f"nobody is on {', '.join(map(str, unused))}", "number the places without gaps")
+    engines = places.get(ENGINES)
+    if engines is not None and len(engines) != config.engine.vllm_num_engines:
+        yield Problem(
+            ("placement", "vllm_num_engines"),
+            f"{len(engines)} places for {config.engine.vllm_num_engines} engines of one place each",
+            f"--vllm_num_engines {len(engines)}",
+        )
+
+
+@check(PPOConfig)
+def colocated_roles_exist(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    roles = model_roles(config)
+    if config.hybrid.colocate_actor_ref and "reference" not in roles:
+        yield Problem(
+            ("colocate_actor_ref",), "this run has no reference model", "leave it out, or --init_kl_coef 0.01"
+        )
+    if config.hybrid.colocate_critic_reward and not {"critic", "reward"} <= {*roles}:
+        missing = " and ".join(sorted({"critic", "reward"} - {*roles}))
+        yield Problem(
+            ("colocate_critic_reward",),
+            f"this run has no {missing}",
+            "leave it out: it needs both a critic and a reward model",
+        )
+
+
+@check(PPOConfig)
+def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    """A role that shares places has as many ranks, on as many nodes, as the one it shares them with."""
+    if config.placement.placement is not None:
+        return
+    for role, leader in leaders(config.hybrid, model_roles(config)).items():
+        if role == ENGINES:
+            yield from engines_match(config, actor_world(config.placement, config.device.device))
+            continue
+        for shape in ("num_nodes", "num_gpus_per_node"):
+            own, other = f"{FLAG_NAMES[role]}_{shape}", f"{FLAG_NAMES[leader]}_{shape}"
+            actor = getattr(config.placement, f"actor_{shape}")
+            wish, has = getattr(config.placement, own), getattr(config.placement, other)
+            if (actor if wish is None else wish) != (actor if has is None else has):
+                yield Problem(
+                    (own, other), f"{role} and {leader} share places, so they need equal numbers", f"leave --{own} out"
+                )
+
+
+def engines_match(config: PPOConfig, world: int | None) -> Iterator[Problem]:
+    """Engines that share the actor's places are as many; asked again where only the cluster knows the actor's ranks."""
+    engines = config.engine.vllm_num_engines
+    if world is not None and config.hybrid.colocate_all_models and engines != world:
+        yield Problem(
+            ("colocate_all_models", "vllm_num_engines"),
+            f"{engines} engines of one place each cannot share the {world} places of the actor",
+            f"--vllm_num_engines {world}",
+        )
