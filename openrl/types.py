@@ -50,6 +50,7 @@ class Prompt:
     text: str
     label: Any = None  # whatever --label_key holds, handed to rewards unchanged
     source: str = "default"  # data source or tag; splits metrics
+    difficulty: float | None = None  # in [0, 1], the column --difficulty_key
     meta: dict[str, Any] = field(default_factory=dict)
 
 
@@ -103,11 +104,16 @@ class Group:
 
     prompt: Prompt
     trajectories: list[Trajectory]  # [G]
-    greedy_reward: float | None = None  # of the answer decoded at temperature 0
+    greedy: Trajectory | None = None  # the answer decoded at temperature 0, if one was asked for
 
     @property
     def rewards(self) -> list[float]:
         return [t.score.reward for t in self.trajectories if t.score is not None]
+
+    @property
+    def greedy_reward(self) -> float | None:
+        """None without a greedy answer, or without a score for it."""
+        return self.greedy.score.reward if self.greedy and self.greedy.score else None
 
     @property
     def mean_pass(self) -> float | None:
@@ -141,8 +147,7 @@ class ExperienceBatch:
         None  # (B, T) the part of ``rewards`` earned on the way, at the tokens that earned it
     )
     reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
-    part_weights: dict[str, float] = field(default_factory=dict)  # of reward_parts; 1 where absent
-    greedy_rewards: Tensor | None = None  # (B,) reward of the greedy answer to the row's prompt
+    greedy_rewards: Tensor | None = None  # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
     episode_ids: Tensor | None = None  # (B,) int64, rows that are steps of one agent episode
     step_ids: Tensor | None = None  # (B,) int64, number of the step in its episode
     state_ids: Tensor | None = None  # (B,) int64, equal for steps that answer an equal observation

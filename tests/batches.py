@@ -56,7 +56,6 @@ def random_batch(seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_
         values=normal(rows, width),
         greedy_rewards=normal(rows),
         reward_parts={"format": normal(rows), "right": normal(rows)},
-        part_weights={"right": 2.0},
         episode_ids=episode_ids,
         step_ids=torch.arange(rows),
         state_ids=torch.randint(0, 2, (rows,), generator=g),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_sum, standardise
+from openrl.config.shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.schema import flag
@@ -195,18 +196,31 @@ def gpg(batch: ExperienceBatch, options: None) -> Tensor:
     return ((batch.scores - mean) * batch.members.sum() / informative).to(batch.scores.dtype)
 
 
+@dataclass(frozen=True)
+class PartOptions:
+    gdpo_parts: tuple[str, ...] = flag((), "Parts of the reward, each NAME or NAME=WEIGHT. None given: all, weight 1.")
+
+
 @advantage_estimators.register(
-    "gdpo", needs=("siblings", "reward_parts", "no_reward_norm"), suggests={"whiten_advantages": True}
+    "gdpo",
+    options=PartOptions,
+    needs=("siblings", "reward_parts", "no_reward_norm"),
+    suggests={"whiten_advantages": True},
 )
 @from_scores
-def gdpo(batch: ExperienceBatch, options: None) -> Tensor:
+def gdpo(batch: ExperienceBatch, options: PartOptions) -> Tensor:
     """Each part of the reward is normalised within the group by itself, then they are added with their weights;
     https://arxiv.org/abs/2601.05242. Shaping of the total reward does not reach the parts."""
+    parts = batch.reward_parts or {}
+    weights = part_weights(options.gdpo_parts) or dict.fromkeys(parts, 1.0)
+    if not weights:
+        raise UserError("gdpo: the reward has no parts", "a reward that returns extra_logs, or another estimator")
     total = torch.zeros_like(batch.scores)
-    for name, part in (batch.reward_parts or {}).items():
-        if bool(part[batch.members].isnan().any()):
-            raise UserError(f"reward part {name!r} is missing in some rows", "gdpo needs every part in every row")
-        total = total + batch.part_weights.get(name, 1.0) * standardise(part, batch.group_ids, batch.members)
+    for name, weight in weights.items():
+        if name not in parts or bool(parts[name][batch.members].isnan().any()):
+            message = f"gdpo needs every part in every row, and reward part {name!r} is missing in some"
+            raise UserError(message, f"--gdpo_parts with some of: {', '.join(parts) or 'none there are'}")
+        total = total + weight * standardise(parts[name], batch.group_ids, batch.members)
     return total
 
 

@@ -9,21 +9,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openrl.errors import UserError
 from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, StepPlan, Trajectory
 
 
-def collate(groups: list[Group], pad_id: int, difficulty_key: str | None = None) -> ExperienceBatch:
+def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids`` value.
 
-    A trajectory that failed (finish ERROR) keeps its row and loses its loss mask: it is not trained and counts in no
-    statistic. Without a score the reward is NaN, to be filled by a reward model. ``difficulty_key`` names a column of
-    the data (``Prompt.meta``); raises UserError where a row lacks it.
+    A trajectory that failed (finish ERROR, or no reward for the greedy answer beside it) keeps its row and loses its
+    loss mask: it is not trained and counts in no statistic. Without a score the reward is NaN, to be filled by a reward model.
     """
     rows = [(number, group, t) for number, group in enumerate(groups) for t in group.trajectories]
     trajectories = [t for _, _, t in rows]
     width = max((len(t.token_ids) for t in trajectories), default=1)
-    loss_mask = pad([torch.tensor(trained_mask(t), dtype=torch.bool) for t in trajectories], width, False)
+    loss_mask = pad([torch.tensor(trained_mask(t, group), dtype=torch.bool) for _, group, t in rows], width, False)
     scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
         token_ids=pad([torch.tensor(t.token_ids) for t in trajectories], width, pad_id),
@@ -37,25 +35,26 @@ def collate(groups: list[Group], pad_id: int, difficulty_key: str | None = None)
         turn_ids=turn_ids(loss_mask),
         sources=[t.prompt.source for t in trajectories],
         invalid_actions=torch.tensor([t.metrics.get("invalid_actions", 0.0) for t in trajectories]),
-        difficulty=_difficulty(trajectories, difficulty_key),
+        difficulty=_difficulty(trajectories),
         process_rewards=_process_rewards(scores, width),
         reward_parts=_reward_parts(scores),
-        greedy_rewards=_complete([group.greedy_reward for _, group, _ in rows]),
+        greedy_rewards=_greedy_rewards([group for _, group, _ in rows]),
         **_step_columns(trajectories),
     )
 
 
-def _complete(values: list[float | None]) -> Tensor | None:
-    """A column, or None if any row has no value."""
-    return None if None in values else torch.tensor(values, dtype=torch.float32)
-
-
-def _difficulty(trajectories: list[Trajectory], key: str | None) -> Tensor | None:
-    if key is None:
+def _greedy_rewards(groups: list[Group]) -> Tensor | None:
+    """None if no group has a greedy answer."""
+    if all(group.greedy is None for group in groups):
         return None
-    if missing := [t.prompt.id for t in trajectories if key not in t.prompt.meta]:
-        raise UserError(f"row {missing[0]} of the prompts has no column {key!r}", "name the column by --difficulty_key")
-    return torch.tensor([float(t.prompt.meta[key]) for t in trajectories])
+    rewards = [math.nan if group.greedy_reward is None else group.greedy_reward for group in groups]
+    return torch.tensor(rewards, dtype=torch.float32)
+
+
+def _difficulty(trajectories: list[Trajectory]) -> Tensor | None:
+    """None if any prompt has none."""
+    values = [t.prompt.difficulty for t in trajectories]
+    return None if None in values else torch.tensor(values, dtype=torch.float32)
 
 
 def _process_rewards(scores: list[Score], width: int) -> Tensor | None:
@@ -84,9 +83,9 @@ def _numbered(keys: list[str | int]) -> Tensor:
     return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
 
 
-def trained_mask(trajectory: Trajectory) -> list[bool]:
-    """The trajectory's loss mask, all False if it failed."""
-    failed = trajectory.finish is Finish.ERROR
+def trained_mask(trajectory: Trajectory, group: Group) -> list[bool]:
+    """The trajectory's loss mask, all False if it failed, or the greedy answer that it is compared with did."""
+    failed = trajectory.finish is Finish.ERROR or (group.greedy is not None and group.greedy_reward is None)
     return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
 
 

@@ -48,7 +48,6 @@ from openrl.types import ExperienceBatch
 COLUMN_OF_NEED = {
     "values": "values",
     "greedy_rewards": "greedy_rewards",
-    "reward_parts": "reward_parts",
     "steps": "step_ids",
 }
 """Which column of the batch an estimator's ``needs`` stands for."""

@@ -26,12 +26,16 @@ class CollectRequest:
     sampling: Sampling
     seed: tuple[int, int] | None = None  # (run seed, step)
     scored: bool = True
-    greedy: bool = False  # also the reward of one answer at temperature 0
+    greedy: bool = False  # also one answer at temperature 0
 
 
-def request_seed(run_seed: int, step: int, prompt_id: str, sample: int) -> int:
-    """A seed of its own for every sampled sequence of a run; the same in every process."""
-    key = f"{run_seed}/{step}/{prompt_id}/{sample}".encode()
+def request_seed(run_seed: int, step: int, draw: int, sample: int) -> int:
+    """A seed of its own for every sampled sequence of a run; the same in every process.
+
+    ``draw`` numbers the prompts of a step in the order in which they were drawn. A prompt has no seed of its own: over
+    the end of a pass one step may draw it twice, and its answers are to differ.
+    """
+    key = f"{run_seed}/{step}/{draw}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") >> 1
 
 
@@ -65,22 +69,23 @@ class RolloutWorker:
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> tuple[int, Group]:
         greedy = replace(request, sampling=replace(request.sampling, temperature=0.0), n_samples=1, greedy=False)
         group, *others = await asyncio.gather(
-            self._group(prompt, request), *([self._group(prompt, greedy)] if request.greedy else [])
+            self._group(position, prompt, request),
+            *([self._group(position, prompt, greedy)] if request.greedy else []),
         )
         for other in others:
-            group.greedy_reward = other.rewards[0]
+            group.greedy = other.trajectories[0]
         return position, group
 
-    async def _group(self, prompt: Prompt, request: CollectRequest) -> Group:
-        samples = (self._sample(prompt, i, request) for i in range(request.n_samples))
+    async def _group(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
+        samples = (self._sample(position, prompt, i, request) for i in range(request.n_samples))
         group = Group(prompt, await asyncio.gather(*samples))
         if self.reward and request.scored:
             for trajectory, score in zip(group.trajectories, await self.reward.score(group), strict=True):
                 trajectory.score = score
         return group
 
-    async def _sample(self, prompt: Prompt, sample: int, request: CollectRequest) -> Trajectory:
-        seed = None if request.seed is None else request_seed(*request.seed, prompt.id, sample)
+    async def _sample(self, position: int, prompt: Prompt, sample: int, request: CollectRequest) -> Trajectory:
+        seed = None if request.seed is None else request_seed(*request.seed, position, sample)
         return await self.agent.run(prompt, self.engine.generate, replace(request.sampling, seed=seed))
 
     async def load_bucket(self, bucket: Bucket) -> None:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.derived import actor_world, estimator, loss_agg_mode, needs_reference, samples_per_step
+from openrl.config.shaping import part_weights
+from openrl.errors import UserError
 from openrl.extension_points import policy_losses
 from openrl.flags.checks import Problem, check
 from openrl.registry import Entry
@@ -90,20 +92,15 @@ class Need:
     fix: str
 
 
-# A critic is started, a pass is run, a row is a step of an episode, maybe its only one; parts show with the first reward.
-ALWAYS_MET = ("values", "old_logprobs", "steps", "reward_parts")
+# A critic is started, a pass is run, a greedy answer is asked for, a row is a step of an episode, maybe its only one;
+# parts show with the first reward.
+ALWAYS_MET = ("values", "old_logprobs", "steps", "reward_parts", "greedy_rewards")
 NEEDS = {
     "siblings": Need(
         lambda config: config.batch.n_samples_per_prompt > 1,
         ("n_samples_per_prompt",),
         "compares the answers to one prompt, and there is one of each",
         "--n_samples_per_prompt 8",
-    ),
-    "greedy_rewards": Need(
-        lambda config: config.others.reward_pretrain is None,
-        ("reward_pretrain",),
-        "compares with the reward of a greedy answer, which a reward model does not see",
-        "--remote_rm_url FILE.py",
     ),
     "no_reward_norm": Need(
         lambda config: config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None,
@@ -137,6 +134,14 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
             yield Problem((flag,), f"{chosen.name} needs {name}, which nothing in this run supplies")
         elif not need.met(config):
             yield Problem((flag, *need.flags), f"{chosen.name} {need.message}", need.fix)
+
+
+@check(PPOConfig)
+def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> Problems:
+    try:
+        part_weights(getattr(config.options["advantage_estimator"], "gdpo_parts", ()))
+    except UserError as error:
+        yield Problem(("gdpo_parts",), error.message, error.remedy)
 
 
 @check(PPOConfig)

@@ -9,6 +9,7 @@ from typing import Any
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.derived import (
     FLOORED_SCHEDULES,
+    estimator,
     loss_agg_mode,
     needs_critic,
     needs_reference,
@@ -142,6 +143,12 @@ IDLE = (
         lambda config: config.shaping.overlong_buffer_len is not None,
         "there is no penalty without --overlong_buffer_len",
         "--overlong_buffer_len 128",
+    ),
+    Idle(
+        ("format_penalty", "len_reward_coef", "overlong_buffer_len", "stop_properly_penalty_coef", "reward_clip_range"),
+        lambda config: "reward_parts" not in estimator(config).needs,
+        "the chosen --advantage_estimator reads the parts of the reward, which shaping does not reach",
+        "--advantage_estimator group_norm",
     ),
     Idle(
         ("difficulty_key",),

@@ -49,6 +49,7 @@ def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problem
     if config.batch.n_samples_per_prompt == 1:
         message = "one answer to a prompt has no mean between right and wrong"
         yield Problem(("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
-    if config.others.reward_pretrain is not None:
-        message = "groups are filtered as they arrive, a reward model scores them when all are there"
-        yield Problem(("dynamic_filtering", "reward_pretrain"), message, "--remote_rm_url FILE.py")
+    if config.others.reward_pretrain is not None and "dynamic_filtering_reward_range" not in given:
+        message = "a reward model gives no verdicts: its rewards are averaged, and kept between 0 and 1 alone"
+        flags = ("dynamic_filtering_reward_range", "reward_pretrain")
+        yield Problem(flags, message, "--dynamic_filtering_reward_range with bounds in its units", fatal=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from openrl.errors import UserError
 from openrl.flags.schema import flag, group
 
 NormScope = Literal["none", "batch", "group", "datasource", "running"]
@@ -59,3 +60,18 @@ class RewardShapingFlags:
     length_loss_weight: bool = flag(
         False, "Weight each sample's loss by 1.5 - (len - min) / (max - min), rescaled to mean 1 over the batch."
     )
+
+
+def part_weights(words: tuple[str, ...]) -> dict[str, float]:
+    """--gdpo_parts as {name: weight}. Raises UserError for a weight that is no number, and for a name given twice."""
+    weights: dict[str, float] = {}
+    for word in words:
+        name, equals, text = word.rpartition("=")
+        try:
+            name, weight = (name, float(text)) if equals else (text, 1.0)
+        except ValueError:
+            raise UserError(f"--gdpo_parts {word}: {text!r} is no number", f"{name}=1.0") from None
+        if not name or name in weights:
+            raise UserError(f"--gdpo_parts {word}: {'given twice' if name else 'no name'}", "NAME or NAME=WEIGHT")
+        weights[name] = weight
+    return weights

@@ -110,6 +110,9 @@ class PromptBuilder:
             text=text,
             label=None if label is MISSING else label,
             source=self._source(row),
+            meta={
+                name: value for name, value in row.items() if name not in (self.flags.input_key, self.flags.label_key)
+            },
         )
 
     def _source(self, row: dict[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
@@ -16,8 +16,16 @@ Replace = Callable[[Group], Prompt | None]
 """``replace(group)``: the prompt to try because of this group; None if the group will do."""
 
 
+Judge = Callable[[Group], Awaitable[None]]
+"""``await judge(group)`` completes the scores of a group that has arrived, before anybody is told of it."""
+
+
 def keep_all(group: Group) -> None:
     """No group is replaced."""
+
+
+async def as_it_is(group: Group) -> None:
+    """The engine's side has scored the group."""
 
 
 class Collector:
@@ -25,27 +33,36 @@ class Collector:
         self.engines = engines
 
     async def collect(
-        self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
+        self,
+        prompts: list[Prompt],
+        request: CollectRequest,
+        on_group: OnGroup,
+        replace: Replace = keep_all,
+        judge: Judge = as_it_is,
     ) -> list[Group]:
         """One group per prompt, in the order of ``prompts`` whatever the order of arrival, then one per replacement.
 
         Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as they finish. A
-        replacement goes at once to the engine that has just become free, so all stay busy. ``on_group(done, total)``
-        is told of each group that is not replaced.
+        replacement goes at once to the engine that has just become free, so all stay busy; the others generate on while
+        a group is judged. ``on_group(done, total)`` is told of each group that is not replaced.
         """
         groups: dict[int, Group] = {}
         started, done, size = len(prompts), 0, self.engines.size
 
         async def drain(rank: int, share: list[tuple[int, Prompt]]) -> None:
-            nonlocal started, done
             async for position, group in self.engines.stream(rank, "collect", share, request):
-                groups[position] = group
-                if (prompt := replace(group)) is None:
-                    done += 1
-                    on_group(done, len(prompts))
-                else:
-                    running.create_task(drain(rank, [(started, prompt)]))
-                    started += 1
+                running.create_task(arrived(rank, position, group))
+
+        async def arrived(rank: int, position: int, group: Group) -> None:
+            nonlocal started, done
+            await judge(group)
+            groups[position] = group
+            if (prompt := replace(group)) is None:
+                done += 1
+                on_group(done, len(prompts))
+            else:
+                running.create_task(drain(rank, [(started, prompt)]))
+                started += 1
 
         try:
             async with asyncio.TaskGroup() as running:

@@ -16,6 +16,7 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from openrl.config.model import Dtype
 from openrl.config.run import DebugFlags
 from openrl.extension_points import policy_losses
 from openrl.tracking.metrics import Metric, merge_all
-from openrl.trainer.collector import Collector, OnGroup, Replace, keep_all
+from openrl.trainer.collector import Collector, Judge, OnGroup, Replace, as_it_is, keep_all
 from openrl.trainer.credit import Credit
+from openrl.trainer.judging import ArrivalJudge
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
@@ -75,15 +77,17 @@ class Pipeline:
         self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
     ) -> list[Group]:
         """Scored answers to each prompt, in the order of the prompts, then to those that replaced some."""
-        groups = await self.collector.collect(prompts, request, on_group, replace)
+        judge: Judge = as_it_is
         if self.roles.reward and request.scored:
-            await self._score(self.roles.reward, groups)
-        return groups
+            score = partial(self._score, self.roles.reward)
+            judge = ArrivalJudge(score, most=1 if self.debug.full_determinism else None)
+        return await self.collector.collect(prompts, request, on_group, replace, judge)
 
     async def _score(self, reward: WorkerGroup, groups: list[Group]) -> None:
-        """Fill in what the reward model says; the engines' side had no reward of its own."""
-        rewards = await self.forward(reward, collate(groups, self.pad_id))
-        rows = [trajectory for group in groups for trajectory in group.trajectories]
+        """Fill in what the reward model says, of greedy answers too; the engines' side had no reward of its own."""
+        answers = [Group(g.prompt, [*g.trajectories, *([g.greedy] if g.greedy else [])]) for g in groups]
+        rewards = await self.forward(reward, collate(answers, self.pad_id))
+        rows = [trajectory for group in answers for trajectory in group.trajectories]
         for trajectory, value in zip(rows, rewards.tolist(), strict=True):
             trajectory.score = Score(value)
 

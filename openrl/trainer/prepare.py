@@ -14,6 +14,7 @@ from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
+from openrl.data.difficulty import with_difficulty
 from openrl.data.prompts import PromptReport, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
@@ -23,6 +24,7 @@ from openrl.flags.values import show
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_reward_source
 from openrl.types import Prompt
+
 
 @dataclass(frozen=True)
 class Inputs:
@@ -44,6 +46,9 @@ def prepare(config: PPOConfig) -> Inputs:
     check_reward_source(config.reward)
     tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
     prompts, report = load_prompts(config.data, tokenizer, config.sampling.prompt_max_len)
+    shaping = config.shaping
+    if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
+        prompts = with_difficulty(prompts, shaping.difficulty_key, report.source)
     eval_prompts: list[Prompt] = []
     reports = [report]
     if config.evaluation.eval_dataset:

@@ -17,8 +17,8 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.config.placement import ENGINES
-from openrl.rollout.engine import engine_spec
 from openrl.models.device import Device
+from openrl.rollout.engine import engine_spec
 from openrl.trainer.prepare import check_batches
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec

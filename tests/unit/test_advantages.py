@@ -6,7 +6,14 @@ import statistics
 import pytest
 import torch
 
-from openrl.algorithms.advantages import DiscountOptions, GAEOptions, GiGPOOptions, TurnOptions, returns_to_go
+from openrl.algorithms.advantages import (
+    DiscountOptions,
+    GAEOptions,
+    GiGPOOptions,
+    PartOptions,
+    TurnOptions,
+    returns_to_go,
+)
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from tests.batches import credit, outcome_batch, random_batch
@@ -17,6 +24,7 @@ OPTIONS = {
     "reinforce": DiscountOptions(gamma=0.9),
     "turn_reinforce": TurnOptions(turn_gamma=0.5),
     "step_reinforce": TurnOptions(turn_gamma=0.5),
+    "gdpo": PartOptions(gdpo_parts=("format", "right=2")),
     "gigpo": GiGPOOptions(gigpo_episode_weight=0.7, gigpo_step_weight=1.3, gigpo_gamma=0.9),
 }
 NAMES = [name for name in advantage_estimators.names() if name not in ("grpo", "reinforce_pp")]
@@ -116,13 +124,47 @@ def test_gigpo_by_hand():
     assert credit(batch, "gigpo", options).advantages[:, -1].tolist() == pytest.approx(expected, abs=1e-4)
 
 
-def test_gdpo_refuses_rows_without_a_part():
-    parts = {"format": torch.tensor([1.0, torch.nan]).double()}
-    with pytest.raises(UserError, match="'format' is missing"):
-        credit(outcome_batch([1, 0], [0, 0], reward_parts=parts), "gdpo")
+def test_gdpo_by_hand():
+    """Standardised, both parts are (-h, h) in group 0; in group 1 the first is flat. Named ones count, others do not."""
+    parts = {"a": [0, 1, 5, 5], "b": [0, 10, 3, 1], "length": [9, 1, 2, 3]}
+    columns = {name: torch.tensor(values).double() for name, values in parts.items()}
+    batch, half = outcome_batch([0] * 4, [0, 0, 1, 1], reward_parts=columns), math.sqrt(0.5)
+    options = PartOptions(gdpo_parts=("a", "b=0.5"))
+    scores = credit(batch, "gdpo", options).scores
+    assert scores.tolist() == pytest.approx([-1.5 * half, 1.5 * half, 0.5 * half, -0.5 * half], abs=1e-5)
+    everything = credit(batch, "gdpo").scores
+    assert everything.tolist() == pytest.approx([-half, half, 0, 0], abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["gae", "remax", "gdpo", "gigpo"])
+@pytest.mark.parametrize(
+    ("columns", "words", "message"),
+    [
+        ({"format": [1.0, torch.nan]}, (), "'format' is missing in some"),
+        ({"format": [1.0, 0.0]}, ("right",), "'right' is missing in some"),
+        ({}, (), "the reward has no parts"),
+    ],
+)
+def test_gdpo_refuses_rows_without_a_part(columns, words, message):
+    parts = {name: torch.tensor(values).double() for name, values in columns.items()}
+    with pytest.raises(UserError, match=message):
+        credit(outcome_batch([1, 0], [0, 0], reward_parts=parts), "gdpo", PartOptions(words))
+
+
+def test_steps_of_answers_of_one_turn():
+    """Without an agent each answer is an episode of one step from the prompt: step_reinforce is the reward itself, and
+    gigpo's two groups are one, so that it is group_norm times the sum of its weights."""
+    alone = {
+        "episode_ids": torch.arange(5),
+        "step_ids": torch.zeros(5).long(),
+        "state_ids": torch.tensor([0, 0, 0, 1, 1]),
+    }
+    batch = outcome_batch([0, 1, 5, 2, 3], [0, 0, 0, 1, 1], **alone)
+    assert credit(batch, "step_reinforce").scores.tolist() == [0, 1, 5, 2, 3]
+    weighted = credit(batch, "gigpo", GiGPOOptions(gigpo_episode_weight=0.5, gigpo_step_weight=2.0)).scores
+    torch.testing.assert_close(weighted, 2.5 * credit(batch, "group_norm").scores)
+
+
+@pytest.mark.parametrize("name", ["gae", "remax", "gigpo"])
 def test_missing_columns_are_named(name):
     with pytest.raises(ValueError, match=f"{name} needs"):
         credit(outcome_batch([1, 0], [0, 0]), name)
@@ -305,7 +347,7 @@ def test_finite_for_extreme_and_for_equal_rewards(name):
 @pytest.mark.parametrize("name", ["group_norm", "rloo", "dr_grpo", "grpo_passk", "opo", "gpg", "gdpo", "gigpo"])
 def test_equal_rewards_teach_nothing(name):
     batch = random_batch(6).replace(rewards=torch.full((13,), 0.1, dtype=torch.float64))
-    parts = {"right": torch.full((13,), 0.3, dtype=torch.float64)}
+    parts = {name: torch.full((13,), 0.3, dtype=torch.float64) for name in ("right", "format")}
     steps = {"episode_ids": torch.arange(13), "step_ids": torch.zeros(13).long()}
     advantages = credit(batch.replace(reward_parts=parts, **steps), name, OPTIONS.get(name)).advantages
     assert float(advantages.abs().max()) < 1e-9

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from openrl.algorithms.batching import collate, join_rows, plan_steps, split_rows, turn_ids
-from openrl.errors import UserError
 from openrl.types import Finish, Group, Prompt, Score, StepCounts, Trajectory
 from tests.batches import random_batch
 
@@ -15,7 +14,7 @@ from tests.batches import random_batch
 def trajectory(mask, reward=1.0, **fields):
     n = len(mask)
     score = None if reward is None else Score(reward, **fields.pop("score", {}))
-    prompt = fields.pop("prompt", Prompt("p", [1], "", source="math", meta={"difficulty": 0.25}))
+    prompt = fields.pop("prompt", Prompt("p", [1], "", source="math", difficulty=0.25))
     known = {"finish": Finish.STOP} | fields
     return Trajectory(
         prompt, list(range(1, n + 1)), [bool(m) for m in mask], [-0.5 * m for m in mask], score=score, **known
@@ -30,11 +29,15 @@ def test_collate_by_hand():
         Group(
             PROMPT,
             [trajectory([0, 1, 1, 0, 1], 2.0, finish=Finish.LENGTH), trajectory([0, 1], -1.0)],
-            greedy_reward=0.5,
+            greedy=trajectory([0, 1], 0.5),
         ),
-        Group(PROMPT, [trajectory([0, 0, 1], 0.0, score={"passed": 1.0, "parts": {"format": 0.5}})], greedy_reward=1.5),
+        Group(
+            PROMPT,
+            [trajectory([0, 0, 1], 0.0, score={"passed": 1.0, "parts": {"format": 0.5}})],
+            greedy=trajectory([0, 1], 1.5),
+        ),
     ]
-    batch = collate(groups, pad_id=99, difficulty_key="difficulty")
+    batch = collate(groups, pad_id=99)
     assert batch.token_ids.tolist() == [[1, 2, 3, 4, 5], [1, 2, 99, 99, 99], [1, 2, 3, 99, 99]]
     assert batch.lengths.tolist() == [5, 2, 3]
     assert batch.response_lengths.tolist() == [3, 1, 1]
@@ -57,6 +60,8 @@ def test_failed_and_unscored_trajectories_keep_their_rows():
     batch = collate([group], pad_id=0)
     assert batch.members.tolist() == [False, True]
     assert math.isnan(batch.rewards[1])
+    unrated = Group(PROMPT, [trajectory([0, 1], 1.0)], greedy=trajectory([0, 1], None))
+    assert collate([unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0).members.tolist() == [False, True]
 
 
 def test_steps_of_agents_become_columns():
@@ -71,12 +76,6 @@ def test_steps_of_agents_become_columns():
     assert batch.state_ids.tolist() == [0, 1, 0]
     assert batch.process_rewards.tolist() == [[0, 0.25, 0.75], [0, 0, 0], [0, 0, 0]]
     assert batch.invalid_actions.tolist() == [0, 2, 0]
-
-
-def test_a_missing_difficulty_names_the_row():
-    bare = trajectory([0, 1], prompt=Prompt("train:17", [1], ""))
-    with pytest.raises(UserError, match="train:17"):
-        collate([Group(PROMPT, [bare])], pad_id=0, difficulty_key="level")
 
 
 @pytest.mark.parametrize(

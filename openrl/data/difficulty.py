@@ -1,0 +1,33 @@
+"""How hard a prompt is, from a column of the data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from openrl.data.rows import MISSING, BadRow, BadRows, column
+from openrl.types import Prompt
+
+
+def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt]:
+    """The prompts with ``difficulty`` from the column ``key`` of their rows (``Prompt.meta``); dots reach into nested ones.
+
+    Raises UserError that names all rows where it is missing, or no number in [0, 1].
+    """
+    bad, rated = BadRows("difficulty_key", source), []
+    for prompt in prompts:
+        try:
+            rated.append(replace(prompt, difficulty=_read(prompt.meta, key)))
+        except BadRow as reason:
+            bad.add(int(prompt.id.rpartition(":")[2]), reason)
+    bad.raise_if_any()
+    return rated
+
+
+def _read(row: dict[str, Any], key: str) -> float:
+    value = column(row, key)
+    if value is MISSING:
+        raise BadRow(f"no column {key!r}")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise BadRow(f"{key!r} must be a number in [0, 1], found {value!r}")
+    return float(value)
