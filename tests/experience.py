@@ -9,6 +9,7 @@ import torch
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
 from openrl.training.build import EngineKind, ModelSpec
+from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
 from openrl.types import ExperienceBatch, StepCounts
 
@@ -76,3 +77,9 @@ def engine_spec(
     )
     model = ModelFlags(pretrain=str(path), param_dtype=dtype)
     return ModelSpec(kind, str(path), model, deepspeed, optim, "cpu", seed=0, temperature=temperature)
+
+
+def poison(engine: DeepSpeedEngine, name: str) -> None:
+    """Put a NaN into this rank's share of a parameter."""
+    parameter = dict(engine.model.named_parameters())[name]
+    getattr(parameter, "ds_tensor", parameter).data.view(-1)[0] = torch.nan

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
+from openrl.errors import UserError
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import close_distributed, init_distributed
@@ -47,7 +48,16 @@ class ModelWorker:
         return self.engine.evaluate(batch, plan, loss_of)
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[Bucket | None]:
-        """Buckets from rank 0; the other ranks yield None in step with it, since gathering is collective."""
+        """Buckets from rank 0; the other ranks yield None in step with it, since gathering is collective.
+
+        Raises UserError before the first one if a weight is inf or NaN: the engines keep what they have.
+        """
+        if bad := self.engine.nonfinite_weights():
+            more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            raise UserError(
+                f"{bad[0]}{more} of the {self.context.role} holds inf or NaN: these weights are not sent to the engines",
+                "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
+            )
         for bucket in fill_buckets(self.engine.named_weights(), version, bucket_bytes):
             yield bucket if self.context.rank == 0 else None
 

@@ -216,6 +216,17 @@ def optimizer_fits_its_engine(config: PPOConfig | SFTConfig, given: Given) -> Pr
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat shards of them"
         yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
+    if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
+        message = f"adamw_bf16 steps on bf16 weights, and these are {config.model.param_dtype}"
+        yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
+
+
+@check(PPOConfig, SFTConfig)
+def bf16_moments_can_follow(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below 1/256."""
+    if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
+        message = f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
+        yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
 
 
 # -- data, evaluation, checkpoints ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ Scheduler = Literal[
     "cosine_with_min_lr", "cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt",
     "polynomial", "cosine_with_restarts", "warmup_stable_decay",
 ]  # fmt: skip
-OptimizerName = Literal["adamw", "adamw_8bit", "muon"]
+OptimizerName = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
 LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
 
@@ -67,8 +67,9 @@ class LearningRateFlags:
 class OptimizerFlags:
     optimizer: OptimizerName = flag(
         "adamw",
-        "adamw: fp32 masters and moments; adamw_8bit: 8-bit moments of bitsandbytes; muon: Muon for the matrices of "
-        "layers, adamw for the rest.",
+        "adamw: fp32 masters and moments; adamw_bf16: bf16 weights, gradients and moments with Kahan compensation, 10 "
+        "bytes a parameter; adamw_8bit: 8-bit moments of bitsandbytes; muon: Muon for the matrices of layers, adamw "
+        "for the rest.",
     )
     lr_scheduler: Scheduler = flag(
         "cosine_with_min_lr", "Learning-rate schedule, by its transformers name, in optimizer steps."

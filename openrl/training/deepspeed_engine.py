@@ -1,8 +1,8 @@
 """One rank of a model under DeepSpeed. The only module that imports deepspeed.
 
-Four kinds of DeepSpeed optimizer hide behind one engine: plain AdamW (stage 0, fp32), fp32 masters beside the
-parameters (stage 0, bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage 3). What differs
-between them is in ``_masters`` and ``_refresh_from_masters``; the rest is the same code.
+Four kinds of DeepSpeed optimizer hide behind one engine: a plain one on the parameters (stage 0, fp32 or adamw_bf16),
+fp32 masters beside the parameters (stage 0, bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage
+3). What differs between them is in ``_masters`` and ``_refresh_from_masters``; the rest is the same code.
 """
 
 from __future__ import annotations
@@ -68,9 +68,11 @@ class DeepSpeedEngine:
             self.model.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         self.model.train(flags.gradient_checkpointing)  # dropout is off; only checkpointing asks for this mode
         self._inner = build_optimizer(self.model, optim)
-        self._clips_itself = self.stage == 0 and self.dtype == "fp32"
+        low_masters = optim.optimizer == "adamw_bf16"
+        self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
         clip = 0.0 if self._clips_itself else optim.max_norm
-        self._engine = _initialize(self.model, _config(self.model, self.dtype, flags, clip), self._inner)
+        config = _config(self.model, self.dtype, flags, clip, low_masters)
+        self._engine = _initialize(self.model, config, self._inner)
         if self.stage == 0 and not self._clips_itself:
             self._mend_stage_0()
         self._scheduler = build_scheduler(self._inner, optim)
@@ -170,6 +172,14 @@ class DeepSpeedEngine:
         if self.stage < 3:
             return nullcontext()
         return _deepspeed().zero.GatheredParameters([t for t in tensors if hasattr(t, "ds_id")])
+
+    @torch.no_grad()
+    def nonfinite_weights(self) -> list[str]:
+        named = list(self.model.named_parameters())
+        shares = [getattr(p, "ds_tensor", p) for _, p in named]
+        bad = torch.stack([~torch.isfinite(share).all() for share in shares]).int().to(self.device)
+        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+        return [name.removeprefix("hf.") for (name, _), found in zip(named, bad.tolist(), strict=True) if found]
 
     def parameter_count(self) -> int:
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
@@ -276,8 +286,14 @@ def _initialize(model: CausalLM | ScalarModel, config: dict[str, Any], optimizer
     return engine
 
 
-def _config(model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, max_norm: float) -> dict[str, Any]:
-    """DeepSpeed's own settings. Micro-batches are counted by the engine above, so here there is one per step."""
+def _config(
+    model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, max_norm: float, low_masters: bool = False
+) -> dict[str, Any]:
+    """DeepSpeed's own settings. Micro-batches are counted by the engine above, so here there is one per step.
+
+    ``low_masters``: the optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in stages 1 to
+    3; in stage 0 it leaves parameters as they are when it is told of no type.
+    """
     config: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -290,7 +306,11 @@ def _config(model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, ma
             "stage3_param_persistence_threshold": 10 * model.hf.config.get_text_config().hidden_size,
         },
     }
-    if dtype != "fp32":
+    if low_masters:
+        names = ("enabled", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states")
+        settings = {"bf16": dict.fromkeys(names, True), "data_types": {"grad_accum_dtype": "bf16"}}
+        config |= settings if flags.zero_stage > 0 else {}
+    elif dtype != "fp32":
         config[dtype] = {"enabled": True} | ({"check_grad_overflow": True} if dtype == "bf16" else {})
         if flags.zero_stage > 0:
             config["data_types"] = {"grad_accum_dtype": "fp32"}

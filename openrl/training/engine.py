@@ -46,6 +46,9 @@ class TrainEngine(Protocol):
         """Full weights under the names that ``save_pretrained`` writes, in the type of the parameters; tied weights
         once. Gathered layer by layer: every rank iterates to the end, each gets the tensors."""
 
+    def nonfinite_weights(self) -> list[str]:
+        """Names of the parameters that hold inf or NaN on any rank; each rank looks at its own share."""
+
     def parameter_count(self) -> int:
         """Parameters of the whole model, shards of other ranks included."""
 

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import get_scheduler
 
 from openrl.config.learning import LearningRateFlags, OptimizerFlags, OptimizerName
+from openrl.training.bf16_adamw import BF16AdamW
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
     ]
     groups = [g for g in groups if g["params"]]
     match spec.optimizer:
+        case "adamw_bf16":
+            return BF16AdamW(groups, spec.learning_rate, spec.betas)
         case "adamw_8bit":
             from bitsandbytes.optim import AdamW8bit  # looks for GPU libraries while it is imported
 
@@ -123,7 +126,7 @@ def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
 def clip_and_measure(model: nn.Module, max_norm: float) -> float:
     """Global gradient norm before clipping; clips in place if ``max_norm`` > 0."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = nn.utils.get_total_norm(grads)
+    norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
     if max_norm > 0 and bool(torch.isfinite(norm)):
         nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], max_norm, norm)
     return float(norm)

@@ -9,13 +9,15 @@ from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from openrl.algorithms.policy_losses import PPOOptions
+from openrl.cluster.group import WorkerContext
+from openrl.cluster.model_worker import ModelWorker
 from openrl.errors import UserError
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from openrl.types import StepCounts, StepPlan
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.tiny import tiny_model_dir
 
 STAGES = (0, 1, 2, 3)
@@ -126,6 +128,7 @@ def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(tmp_path, che
 
 
 OPTIMIZERS = [
+    *(("adamw_bf16", stage, "bf16") for stage in STAGES),
     *(("adamw_8bit", stage, dtype) for stage in STAGES for dtype in ("fp32", "bf16")),
     *(("muon", 0, dtype) for dtype in ("fp32", "bf16")),
 ]
@@ -146,6 +149,25 @@ def test_other_optimizers_learn_and_resume_bit_for_bit(tmp_path, checkpoint, bat
     assert resumed.train_step(batch, plan, SupervisedUpdate()) == expected
     for (key, before), (_, after) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
         assert torch.equal(before, after), key
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_adamw_bf16_keeps_nothing_in_fp32_and_starts_with_step_one(tmp_path, checkpoint, batch, stage):
+    """Weight and compensation together move by the learning rate, as the masters of Adam do."""
+    optim = optim_spec(optimizer="adamw_bf16", learning_rate=1e-3, weight_decay=0.0)
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim))
+    engine.save(tmp_path / "before")
+    engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+    engine.save(tmp_path / "after")
+    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
+    floats = {name: t.dtype for name, t in after.items() if t.is_floating_point()}
+    assert set(floats.values()) == {torch.bfloat16}, floats
+    assert {int(t) for name, t in after.items() if name.startswith("step.")} == {1}
+    names = [name for name in before if name.startswith("master.")]
+    now = {name: after[name].float() + after[name.replace("master", "compensation")].float() for name in names}
+    moved = torch.cat([(now[name] - before[name].float()).abs().flatten() for name in names])
+    assert float(moved.max()) == pytest.approx(1e-3, rel=0.02)
+    assert float((moved > 0.98e-3).float().mean()) > 0.8
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
@@ -174,10 +196,13 @@ def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
         build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec())).load(tmp_path)
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "adamw_bf16")]
+)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path, checkpoint, batch, stage, dtype):
-    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim_spec()))
+def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path, checkpoint, batch, stage, dtype, optimizer):
+    optim = optim_spec(optimizer=optimizer)
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim))
     plan = StepPlan(halves(batch), counts_of(batch))
     engine.train_step(batch, plan, SupervisedUpdate())
     engine.save(tmp_path / "before")
@@ -188,6 +213,19 @@ def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path, checkpoint, batc
     before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
     assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
     assert engine.train_step(batch, plan, SupervisedUpdate())["nonfinite_steps"].value == 0
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_weights_that_are_not_finite_are_not_sent(checkpoint, stage):
+    """As a step that overflows leaves them, whose gradient was finite."""
+    spec = engine_spec(checkpoint, zero_stage=stage, optim=optim_spec())
+    worker = ModelWorker(WorkerContext("actor"), spec)
+    worker.start()
+    assert [bucket.manifest.version for bucket in worker.send_weights(7, 2**20)] == [7]
+    poison(worker.engine, "hf.model.layers.1.mlp.up_proj.weight")
+    assert worker.engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight of the actor holds inf or NaN"):
+        next(worker.send_weights(8, 2**20))
 
 
 @pytest.mark.parametrize("arch", ["qwen3", "qwen3_moe"])

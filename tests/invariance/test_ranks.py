@@ -14,7 +14,7 @@ from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
 from openrl.types import StepPlan
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -69,20 +69,41 @@ def rank_of_two(rank, port, checkpoint, root):
         resumed.train_step(batch_with_old_logprobs().select(shards[rank][0]), plan, UPDATE)
         for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
             assert torch.equal(a, b), (stage, name)
-        in_bf16(checkpoint, stage, rank)
+    for case in OTHERS:
+        learns_and_resumes(checkpoint, root / "-".join(map(str, case)), rank, *case)
+    if rank == 1:  # its shard alone
+        poison(resumed, "hf.model.layers.0.mlp.up_proj.weight")
+    assert resumed.nonfinite_weights() == ["model.layers.0.mlp.up_proj.weight"]
     close_distributed()
 
 
-def in_bf16(checkpoint, stage, rank):
-    """bf16 runs and learns: the loss of the same batch falls."""
+OTHERS = [
+    *(("adamw", stage, "bf16") for stage in STAGES),
+    *(("adamw_bf16", stage, "bf16") for stage in STAGES),
+    *(("adamw_8bit", stage, "fp32") for stage in (1, 3)),
+    ("muon", 0, "bf16"),
+]
+
+
+def learns_and_resumes(checkpoint, directory, rank, optimizer, stage, dtype):
+    """The loss of the same batch falls, and a resumed engine goes on bit for bit."""
     rows, micro_batches = TWO_RANKS["uneven"][rank]
     batch = batch_with_old_logprobs()
-    plan = StepPlan(micro_batches, counts_of(batch, 2))
-    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim_spec(learning_rate=3e-3)))
-    reports = [engine.train_step(batch.select(rows), plan, UPDATE) for _ in range(6)]
+    plan, shard = StepPlan(micro_batches, counts_of(batch, 2)), batch.select(rows)
+    optim = optim_spec(optimizer=optimizer, learning_rate=3e-3)
+    spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim)
+    engine = build_engine(spec)
+    reports = [engine.train_step(shard, plan, UPDATE) for _ in range(6)]
     both = torch.tensor([m["policy_loss"].total + UPDATE.kl_coef * m["kl_loss"].total for m in reports])
     torch.distributed.all_reduce(both)
-    assert both[-1] < both[0], (stage, both)
+    assert both[-1] < both[0], (optimizer, stage, both)
+    engine.save(directory)
+    expected = engine.train_step(shard, plan, UPDATE)
+    resumed = build_engine(spec)
+    resumed.load(directory)
+    assert resumed.train_step(shard, plan, UPDATE) == expected, (optimizer, stage)
+    for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+        assert torch.equal(a, b), (optimizer, stage, name)
 
 
 @pytest.fixture(scope="module")

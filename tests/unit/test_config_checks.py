@@ -77,6 +77,7 @@ def test_sound_flags_have_no_problems(words):
         ("--lr_warmup_steps 10 --lr_warmup_ratio 0.1", "lr_warmup_steps, --lr_warmup_ratio",
          "two lengths of one warm-up", "leave one out"),
         ("--optimizer muon", "optimizer, --zero_stage", "flat shards", "--zero_stage 0"),
+        ("--optimizer adamw_bf16 --param_dtype fp32", "optimizer, --param_dtype", "are fp32", "--param_dtype bf16"),
         ("--freezing_actor_steps -2", "freezing_actor_steps", "must be -1 or >= 0, got -2", ""),
         ("--reward_pretrain x", "remote_rm_url, --reward_pretrain", "two sources of rewards", "leave one out"),
         ("--top_p 0.9 --top_k 5", "top_p, --top_k", "ratios are biased", "leave it out"),

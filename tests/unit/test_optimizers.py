@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from openrl.config.learning import LearningRateFlags, OptimizerFlags, Scheduler
+from openrl.training.bf16_adamw import BF16AdamW
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler
 
 
@@ -140,3 +141,36 @@ def test_8_bit_moments_stay_near_adamw():
     moved = torch.cat([(plain[n] - start[n]).flatten() for n in plain])
     gap = torch.cat([(plain[n] - found[n]).flatten() for n in plain])
     assert 0 < float(gap.norm() / moved.norm()) < 0.05  # small tensors keep 32 bits, the layer's matrix has 8
+
+
+def drifted(optimizer, steps=200):
+    """How far weights near 1 move while every gradient is about 1, at a learning rate below bf16's spacing there."""
+    noise = torch.Generator().manual_seed(0)
+    weight = optimizer.param_groups[0]["params"][0]
+    start = weight.detach().double()
+    for _ in range(steps):
+        weight.grad = (1 + 0.1 * torch.randn(weight.shape, generator=noise)).to(weight.dtype)
+        optimizer.step()
+    lost = optimizer.state[weight].get("compensation", torch.zeros(()))
+    return weight.detach().double() + lost.double() - start
+
+
+def test_bf16_with_compensation_tracks_fp32_where_plain_bf16_stalls():
+    """200 steps of 1e-4 are 0.02, several spacings of bf16 near 1 (2**-7); each step alone is rounded away."""
+    starts = 1 + torch.rand(64, 64, generator=torch.Generator().manual_seed(1))
+    weights = [torch.nn.Parameter(starts.bfloat16().to(dtype)) for dtype in (torch.float32, *[torch.bfloat16] * 2)]
+    settings = {"lr": 1e-4, "betas": (0.9, 0.95)}
+    exact = drifted(torch.optim.AdamW(weights[:1], **settings, weight_decay=0.0))
+    compensated = drifted(BF16AdamW(weights[1:2], **settings))
+    plain = drifted(torch.optim.AdamW(weights[2:], **settings, weight_decay=0.0))
+    assert float(exact.mean()) == pytest.approx(-0.02, rel=0.01)
+    assert float((compensated - exact).norm() / exact.norm()) < 0.02  # the moments are rounded, too
+    assert not plain.any()
+
+
+def test_bf16_adamw_is_the_same_in_chunks(monkeypatch):
+    s = replace(spec(optimizer="adamw_bf16"), learning_rate=1e-3)
+    whole = trained(lambda m: [build_optimizer(m, s)], dtype=torch.bfloat16)
+    monkeypatch.setattr("openrl.training.bf16_adamw.CHUNK", 100)
+    cut = trained(lambda m: [build_optimizer(m, s)], dtype=torch.bfloat16)
+    assert all(torch.equal(whole[name], cut[name]) for name in whole)

@@ -1,0 +1,53 @@
+"""AdamW whose weights and moments are bf16, with what rounding takes from the weights carried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+CHUNK = 2**24  # elements whose fp32 copies exist at a time; shards of ZeRO are a model's share in one tensor
+
+
+class BF16AdamW(Optimizer):
+    """AdamW in 8 bytes a parameter: weight, two moments, and the weight's compensation (Kahan summation).
+
+    bf16 has 8 bits of mantissa: at usual learning rates nearly every update alone is rounded away
+    (https://arxiv.org/abs/2010.06192 section 4.2). The arithmetic is fp32.
+    """
+
+    def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float = 1e-8) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if not state:
+                    state["step"] = 0
+                    state |= {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq", "compensation")}
+                state["step"] += 1
+                tensors = (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], state["compensation"])
+                for parts in zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True):
+                    _update(*parts, group, state["step"])
+
+
+def _update(
+    weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, lost: Tensor, group: dict[str, Any], step: int
+) -> None:
+    (beta1, beta2), rate, gradient = group["betas"], group["lr"], grad.float()
+    mean = exp_avg.float().lerp_(gradient, 1 - beta1)
+    square = exp_avg_sq.float().lerp_(gradient.square(), 1 - beta2)
+    scale = (square / (1 - beta2**step)).sqrt_().add_(group["eps"])
+    exact = (weight.float() + lost.float()).mul_(1 - rate * group["weight_decay"])
+    exact.addcdiv_(mean, scale, value=-rate / (1 - beta1**step))
+    exp_avg.copy_(mean)
+    exp_avg_sq.copy_(square)
+    weight.copy_(exact)
+    lost.copy_(exact - weight.float())
