@@ -24,7 +24,7 @@ from openrl.trainer.roles import RoleModel, role_models
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4
-MOMENT_BYTES = {"adamw": 8, "adamw_8bit": 2, "muon": 8}  # of a parameter
+MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}  # of a parameter; compensation included
 
 
 def describe(config: PPOConfig, inputs: Inputs) -> str:
@@ -203,10 +203,11 @@ def model_memory(
     if model.rate is None:
         return Memory(weights, logits=logits)
     shard = parameters // (ranks if stage >= 1 else 1)
+    exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     return Memory(
         weights=weights,
-        gradients=parameters * FP32 // (ranks if stage >= 2 else 1),
-        masters=0 if stage == 0 and dtype == "fp32" else shard * FP32,
+        gradients=parameters * exact // (ranks if stage >= 2 else 1),
+        masters=0 if stage == 0 and BYTES[dtype] == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
         logits=2 * logits,
     )

@@ -196,9 +196,7 @@ def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
         build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec())).load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "adamw_bf16")]
-)
+@pytest.mark.parametrize(("dtype", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "adamw_bf16")])
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path, checkpoint, batch, stage, dtype, optimizer):
     optim = optim_spec(optimizer=optimizer)
