@@ -68,6 +68,8 @@ def engine_spec(
     temperature: float = 1.0,
     chunk_size: int = 1024,
     gradient_checkpointing: bool = False,
+    attention: str | None = None,
+    packing: bool = False,
 ) -> ModelSpec:
     deepspeed = DeepSpeedFlags(
         zero_stage=zero_stage,
@@ -75,8 +77,8 @@ def engine_spec(
         gradient_checkpointing=gradient_checkpointing,
         dist_timeout=60,
     )
-    model = ModelFlags(pretrain=str(path), param_dtype=dtype)
-    return ModelSpec(kind, str(path), model, deepspeed, optim, "cpu", seed=0, temperature=temperature)
+    model = ModelFlags(pretrain=str(path), param_dtype=dtype, attn_implementation=attention)
+    return ModelSpec(kind, str(path), model, deepspeed, optim, "cpu", seed=0, temperature=temperature, packing=packing)
 
 
 def poison(engine: DeepSpeedEngine, name: str) -> None:

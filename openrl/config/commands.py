@@ -13,6 +13,7 @@ from openrl.config.learning import (
     KLFlags,
     LearningRateFlags,
     OptimizerFlags,
+    PackingFlags,
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
@@ -37,6 +38,7 @@ class PPOConfig:
     engine: EngineFlags = part(EngineFlags)
     sampling: SamplingFlags = part(SamplingFlags)
     batch: RolloutBatchFlags = part(RolloutBatchFlags)
+    packing: PackingFlags = part(PackingFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
     critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
@@ -63,6 +65,7 @@ class SFTConfig:
     data: SupervisedDataFlags = part(SupervisedDataFlags)
     device: DeviceFlags = part(DeviceFlags)
     batch: SupervisedBatchFlags = part(SupervisedBatchFlags)
+    packing: PackingFlags = part(PackingFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
     optim: OptimizerFlags = part(OptimizerFlags)

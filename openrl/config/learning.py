@@ -42,6 +42,14 @@ class SupervisedBatchFlags:
     )
 
 
+@group("Batch")
+class PackingFlags:
+    packing_samples: bool = flag(
+        False,
+        "Run each micro-batch as one row without padding; attention never crosses samples. Needs layers of attention alone.",
+    )
+
+
 @group("DeepSpeed")
 class DeepSpeedFlags:
     zero_stage: Literal[0, 1, 2, 3] = flag(

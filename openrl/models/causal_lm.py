@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -11,6 +14,7 @@ from transformers.utils import is_flash_attn_2_available
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.logprobs import LogitTransform, LogprobHead
+from openrl.models.packing import arrange
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -18,21 +22,20 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 class CausalLM(nn.Module):
     """A transformers model whose output head scores tokens chunk by chunk. ``hf`` keeps its parameter names."""
 
-    def __init__(self, hf: PreTrainedModel, temperature: float, chunk_size: int) -> None:
+    def __init__(self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False) -> None:
         super().__init__()
-        self.hf = hf
+        self.hf, self.packing = hf, packing
         head = LogprobHead(hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size)
         hf.set_output_embeddings(head)
         if hf.get_output_embeddings() is not head:
             raise UserError(f"{type(hf).__name__} does not let its output head be replaced", "use another architecture")
 
     def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Right-padded token_ids (b, T) and attention_mask (b, T) bool -> log-probs, entropies (b, T) fp32.
-
-        The backbone gets no mask: with padding on the right, causal attention never looks at it.
-        """
-        hidden = self.hf.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
-        return self.hf.get_output_embeddings()(hidden, token_ids, attention_mask, entropy)
+        """Right-padded token_ids (b, T) and attention_mask (b, T) bool -> log-probs, entropies (b, T) fp32."""
+        rows = arrange(token_ids, attention_mask, self.packing)
+        hidden = self.hf.base_model(input_ids=rows.token_ids, use_cache=False, **rows.inputs).last_hidden_state
+        logprobs, entropies = self.hf.get_output_embeddings()(hidden, rows.token_ids, rows.predicted, entropy)
+        return rows.columns(logprobs), None if entropies is None else rows.columns(entropies)
 
     @property
     def architecture(self) -> str:
@@ -43,13 +46,15 @@ class CausalLM(nn.Module):
         return revert_weight_conversion(self.hf, {name.removeprefix("hf."): t for name, t in named.items()})
 
 
-def load_causal_lm(path: str, flags: LoadFlags, device: str, temperature: float, chunk_size: int) -> CausalLM:
+def load_causal_lm(
+    path: str, flags: LoadFlags, device: str, temperature: float, chunk_size: int, packing: bool = False
+) -> CausalLM:
     """Load from a local directory or the Hub. Raises UserError if there is no such model, weights are missing,
     or the architecture treats its logits in a way that this package does not know."""
     hf = load_pretrained(AutoModelForCausalLM, path, flags, device)
-    expected = _plain_logprobs(hf)
-    model = CausalLM(hf, 1.0, chunk_size).eval()
-    with torch.no_grad():
+    with torch.no_grad(), _attention_of_a_cpu(hf):
+        expected = _plain_logprobs(hf)
+        model = CausalLM(hf, 1.0, chunk_size, packing).eval()
         gap = float((model(_PROBE, _PROBE > 0)[0][:, 1:] - expected).abs().max())
     if not gap <= (1e-3 if flags.param_dtype == "fp32" else 0.1):
         raise UserError(
@@ -100,7 +105,15 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
 _PROBE = torch.tensor([[1, 2, 3, 4]])
 
 
-@torch.no_grad()
+@contextmanager
+def _attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
+    """The model is still on the CPU, where flash attention does not run."""
+    chosen = hf.config._attn_implementation
+    hf.set_attn_implementation("eager")
+    yield
+    hf.set_attn_implementation(chosen)
+
+
 def _plain_logprobs(hf: PreTrainedModel) -> Tensor:
     """The model's own log-probs of four tokens, to hold the output head against."""
     logits = hf(input_ids=_PROBE, use_cache=False).logits[:, :-1].float()

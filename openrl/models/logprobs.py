@@ -54,14 +54,13 @@ class LogprobHead(nn.Module):
         self.transform, self.chunk_size = transform, chunk_size
 
     def forward(
-        self, hidden: Tensor, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False
+        self, hidden: Tensor, token_ids: Tensor, predicted: Tensor, entropy: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """hidden (b, T, H), token_ids (b, T), attention_mask (b, T) bool -> log-probs and entropy, (b, T) fp32.
+        """hidden (R, S, H), token_ids (R, S), predicted (R, S) bool -> log-probs and entropy, (R, S) fp32.
 
-        Both are 0 at index 0 and on padding; the entropy is None unless asked for.
+        Both are 0 where ``predicted`` is False: on padding, and on the first token of each sequence of a row, index 0
+        at least. The entropy is None unless asked for.
         """
-        predicted = attention_mask.clone()
-        predicted[:, 0] = False
         states = hidden[:, :-1][predicted[:, 1:]]
         logprobs, entropies = token_logprobs(
             states, self.weight, self.bias, token_ids[predicted], self.transform, self.chunk_size, entropy

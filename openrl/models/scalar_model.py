@@ -15,6 +15,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
+from openrl.models.packing import Rows, arrange
 
 HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
 
@@ -22,18 +23,27 @@ HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
 class ScalarModel(nn.Module):
     """The last hidden state of each token through one linear head without bias."""
 
-    def __init__(self, hf: PreTrainedModel, head_name: str, head_weight: Tensor, fp32_head: bool = False) -> None:
+    def __init__(
+        self,
+        hf: PreTrainedModel,
+        head_name: str,
+        head_weight: Tensor,
+        *,
+        fp32_head: bool = False,
+        packing: bool = False,
+    ) -> None:
         super().__init__()
-        self.hf, self.head_name = hf, head_name
+        self.hf, self.head_name, self.packing = hf, head_name, packing
         kind = FullPrecisionLinear if fp32_head else nn.Linear
         self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(self, token_ids: Tensor) -> Tensor:
-        """(b, T) the head's output at every token."""
-        hidden = self.hf(input_ids=token_ids, use_cache=False).last_hidden_state
-        return self.head(hidden)[..., 0].float()
+    def scalars(self, rows: Rows) -> Tensor:
+        """(R, S) the head's output at every token, in at least fp32."""
+        hidden = self.hf(input_ids=rows.token_ids, use_cache=False, **rows.inputs).last_hidden_state
+        column = self.head(hidden)[..., 0]
+        return column.to(torch.promote_types(column.dtype, torch.float32))
 
     @property
     def architecture(self) -> str:
@@ -60,15 +70,17 @@ class ValueModel(ScalarModel):
     def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
         describes. 0 at index 0 and on padding."""
-        shifted = nn.functional.pad(self.scalars(token_ids)[:, :-1], (1, 0))
-        return shifted.masked_fill(~attention_mask, 0.0), None
+        rows = arrange(token_ids, attention_mask, self.packing)
+        shifted = nn.functional.pad(self.scalars(rows)[:, :-1], (1, 0))
+        return rows.columns(shifted.masked_fill(~rows.predicted, 0)), None
 
 
 class RewardModel(ScalarModel):
     def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
         """(b,) fp32: the scalar at the last real token of each row."""
+        rows = arrange(token_ids, attention_mask, self.packing)
         last = attention_mask.sum(-1, keepdim=True) - 1
-        return self.scalars(token_ids).gather(1, last)[:, 0], None
+        return rows.columns(self.scalars(rows)).gather(1, last)[:, 0], None
 
 
 def load_scalar_model(
@@ -80,6 +92,7 @@ def load_scalar_model(
     *,
     fresh_head_seed: int | None = None,
     fp32_head: bool = False,
+    packing: bool = False,
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
@@ -102,7 +115,7 @@ def load_scalar_model(
         weight = torch.randn(1, size, generator=torch.Generator().manual_seed(fresh_head_seed)) / (size + 1)
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
-    return kind(hf, head_name, weight.to(hf.dtype), fp32_head)
+    return kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=packing)
 
 
 def _stored_tensor(path: str, name: str) -> Tensor | None:

@@ -100,6 +100,7 @@ def model_spec(config: SFTConfig, inputs: SupervisedInputs) -> ModelSpec:
         optim=OptimSpec.from_flags(config.learning_rate, config.optim, inputs.steps),
         device=inputs.device,
         seed=config.debug.seed,
+        packing=config.packing.packing_samples,
     )
 
 

@@ -74,6 +74,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         seed=config.debug.seed,
         temperature=config.sampling.temperature,
         value_head=config.others.value_head_prefix,
+        packing=config.packing.packing_samples,
     )
 
 

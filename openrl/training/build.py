@@ -13,6 +13,7 @@ from transformers.utils.logging import disable_progress_bar
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
 from openrl.models.causal_lm import CausalLM, load_causal_lm
+from openrl.models.packing import check_packing
 from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
@@ -34,6 +35,7 @@ class ModelSpec:
     temperature: float = 1.0  # log-probs are those of logits divided by it
     value_head: str = "score"
     fp32_head: bool = False  # the scalar head's product in fp32
+    packing: bool = False  # micro-batches run as one row without padding
 
 
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
@@ -45,7 +47,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     model: CausalLM | ScalarModel
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
-        model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk)
+        model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
         fresh = spec.seed if spec.kind == "values" or spec.optim is not None else None
@@ -57,5 +59,9 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
             spec.value_head,
             fresh_head_seed=fresh,
             fp32_head=spec.fp32_head,
+            packing=spec.packing,
         )
-    return DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)
+    engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)
+    if spec.packing:
+        check_packing(spec.path, model.hf.config, engine.column)
+    return engine

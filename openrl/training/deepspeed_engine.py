@@ -105,6 +105,10 @@ class DeepSpeedEngine:
             raise ValueError("forward needs at least one micro-batch")
         return column
 
+    def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The model's column for right-padded (b, T) tokens; on the device."""
+        return self._engine(token_ids.to(self.device), attention_mask.to(self.device))[0]
+
     def _run(self, batch: ExperienceBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
         return self._engine(batch.token_ids.to(self.device), batch.attention_mask.to(self.device), entropy)
 

@@ -72,13 +72,13 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
     head = torch.nn.Linear(6, 11, bias=False, dtype=torch.float64)
     hidden = torch.randn(2, 5, 6, dtype=torch.float64)
     ids = torch.randint(0, 11, (2, 5))
-    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    mask = torch.tensor([[False] + [True] * 4, [False, True, True, False, False]])
     with torch.no_grad():
         logprobs, entropy = LogprobHead(head, LogitTransform(), 2)(hidden, ids, mask, entropy=True)
     for row in range(2):
         for t in range(5):
             distribution = head(hidden[row, t - 1]).detach().log_softmax(-1)
-            real = t > 0 and bool(mask[row, t])
+            real = bool(mask[row, t])
             assert float(logprobs[row, t]) == pytest.approx(float(distribution[ids[row, t]]) if real else 0.0)
             assert float(entropy[row, t]) == pytest.approx(
                 float(-(distribution.exp() * distribution).sum()) if real else 0.0
@@ -88,6 +88,6 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
 def test_a_batch_of_dummies_gives_zeros_and_a_graph():
     head = LogprobHead(torch.nn.Linear(6, 11), LogitTransform(), 2)
     hidden = torch.randn(2, 1, 6, requires_grad=True)
-    logprobs, _ = head(hidden, torch.zeros(2, 1, dtype=torch.long), torch.ones(2, 1, dtype=torch.bool))
+    logprobs, _ = head(hidden, torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.bool))
     logprobs.sum().backward()
     assert not logprobs.any() and not hidden.grad.any() and not head.weight.grad.any()
