@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from openrl.config import checks, environment, idle, placement_checks, selection  # noqa: F401  importing them registers their rules
+from openrl.config import checks, engine_checks, environment, idle, placement_checks, selection  # noqa: F401  importing them registers their rules
 from openrl.errors import UserError
 from openrl.flags.parser import load
 

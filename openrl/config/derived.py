@@ -6,6 +6,7 @@ from typing import Any
 
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.model import Dtype
 from openrl.config.placement import explicit_places
 from openrl.config.rollout import PlacementFlags, SamplingFlags
 from openrl.config.shaping import NormScope
@@ -80,6 +81,13 @@ def model_roles(config: PPOConfig) -> tuple[str, ...]:
         "reward": needs_reward_model(config),
     }
     return tuple(role for role, needed in wanted.items() if needed)
+
+
+def compared_dtype(config: PPOConfig) -> Dtype:
+    """What log-probs of engine and trainer can be compared in: the coarser of their types."""
+    coarse: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
+    used = (config.model.param_dtype, config.engine.vllm_dtype)
+    return next((dtype for dtype in coarse if dtype in used), config.model.param_dtype)
 
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:

@@ -115,7 +115,11 @@ IDLE = (
         "--eval_dataset FILE",
     ),
     Idle(
-        ("vllm_gpu_memory_utilization", "vllm_max_num_seqs", "enforce_eager", "enable_prefix_caching"),
+        (
+            "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "vllm_block_size",
+            "vllm_max_model_len", "vllm_dtype", "vllm_quantization", "vllm_load_format", "vllm_engine_kwargs",
+            "enforce_eager", "enable_prefix_caching",
+        ),
         lambda config: config.engine.rollout_backend == "vllm",
         "it is vLLM's, and --rollout_backend is hf",
         "--rollout_backend vllm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.flags.schema import flag, group
 
@@ -70,6 +70,18 @@ class OneEngineFlags:
     vllm_max_num_seqs: int | None = flag(
         None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
     )
+    vllm_max_num_batched_tokens: int | None = flag(
+        None, "Tokens one engine processes in one step. None: vLLM's default.", bounds="> 0"
+    )
+    vllm_block_size: int | None = flag(None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0")
+    vllm_max_model_len: int | None = flag(
+        None, "Longest sequence the engine accepts. None: the longest prompt and response together.", bounds="> 0"
+    )
+    vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = flag("auto", "Type vLLM computes in. auto: --param_dtype.")
+    vllm_quantization: Literal["fp8"] | None = flag(None, "Quantise the engine's weights at each sync. None: no.")
+    vllm_engine_kwargs: dict[str, Any] = flag(
+        {}, 'Any other field of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
+    )
     enforce_eager: bool = flag(False, "Run vLLM without CUDA graphs: less memory, slower.")
     enable_prefix_caching: bool = flag(
         False, "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync."
@@ -81,6 +93,10 @@ class EngineFlags(OneEngineFlags):
     """The engines of a run that trains."""
 
     vllm_num_engines: int = flag(1, "Number of engines.", bounds="> 0")
+    vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
+        "auto",
+        "How vLLM first loads weights. dummy: random ones, since the first sync comes before the first rollout; saves a read.",
+    )
     sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.", bounds="> 0")
 
 

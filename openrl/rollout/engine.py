@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from openrl.config.model import Dtype, ModelFlags
 from openrl.config.rollout import OneEngineFlags, SamplingFlags
@@ -56,7 +58,12 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     max_model_len: int = 2048  # tokens of prompt and response together
     seed: int = 0  # of requests that bring none
-    max_num_seqs: int | None = None  # sequences decoded at a time; None: the engine's default
+    max_num_seqs: int | None = None  # sequences decoded at a time; None here and below: the engine's default
+    max_num_batched_tokens: int | None = None  # tokens computed in one step
+    block_size: int | None = None  # tokens per block of the key-value cache
+    quantization: str | None = None  # of the engine's weights; None: none
+    load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)  # further fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
     kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
     engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
@@ -79,11 +86,15 @@ def engine_spec(
     """The spec that a run's flags ask for; on a CPU all ``engines`` of the run are taken to share one machine."""
     return EngineSpec(
         model=model.pretrain,
-        dtype=model.param_dtype,
+        dtype=model.param_dtype if engine.vllm_dtype == "auto" else engine.vllm_dtype,
         device=device,
-        max_model_len=sampling.prompt_max_len + sampling.generate_max_len,
+        max_model_len=engine.vllm_max_model_len or sampling.prompt_max_len + sampling.generate_max_len,
         seed=debug.seed,
         max_num_seqs=engine.vllm_max_num_seqs,
+        max_num_batched_tokens=engine.vllm_max_num_batched_tokens,
+        block_size=engine.vllm_block_size,
+        quantization=engine.vllm_quantization,
+        engine_kwargs=engine.vllm_engine_kwargs,
         gpu_memory_utilization=engine.vllm_gpu_memory_utilization,
         engines_per_machine=engines,
         enforce_eager=engine.enforce_eager,
@@ -104,6 +115,22 @@ async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
 
         return await HFEngine.start(spec)
     raise ValueError(f"unknown rollout backend {backend!r}")
+
+
+def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises UserError for names that vLLM's EngineArgs does not have. Asking vLLM takes seconds; without names it is
+    not asked."""
+    if not kwargs:
+        return
+    from openrl.rollout.vllm_engine import engine_fields
+
+    known = engine_fields()
+    for name in kwargs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UserError(
+                f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}", f"{near[0]!r}" if near else ""
+            )
 
 
 def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:

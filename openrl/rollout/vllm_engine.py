@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Coroutine
+from functools import cache
 from typing import Any
 
 from openrl.errors import UserError
@@ -47,13 +50,19 @@ def start_llm(spec: EngineSpec) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    chosen = {
+        "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "block_size": spec.block_size,
+        "quantization": spec.quantization,
+    }
     cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
-    max_num_seqs = 1 if spec.deterministic else spec.max_num_seqs
     arguments = AsyncEngineArgs(
         model=spec.model,
         dtype=_DTYPES[spec.dtype],
         max_model_len=spec.max_model_len,
         seed=spec.seed,
+        load_format=spec.load_format,
         gpu_memory_utilization=spec.gpu_memory_utilization,
         # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync would not reach them
         enforce_eager=spec.enforce_eager or spec.device == "cpu",
@@ -63,10 +72,22 @@ def start_llm(spec: EngineSpec) -> Any:
         worker_extension_cls="openrl.rollout.vllm_worker.WeightSyncExtension",
         disable_log_stats=True,
         use_tqdm_on_load=False,
-        **cpu,
-        **({"max_num_seqs": max_num_seqs} if max_num_seqs else {}),
+        **{name: value for name, value in chosen.items() if value is not None},
+        **(cpu | spec.engine_kwargs),
     )
     return AsyncLLM.from_engine_args(arguments)
+
+
+_PRINT_FIELDS = "import dataclasses, vllm; print(*(f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)))"
+
+
+@cache
+def engine_fields() -> frozenset[str]:
+    """Names of the fields of vLLM's own settings. In a process of its own: importing vLLM changes the one it is in."""
+    listed = subprocess.run([sys.executable, "-c", _PRINT_FIELDS], capture_output=True, text=True, timeout=120)
+    if listed.returncode:
+        raise UserError(f"vLLM does not import: {listed.stderr.strip().splitlines()[-1]}", "pip install vllm")
+    return frozenset(listed.stdout.split("\n")[-2].split())
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:

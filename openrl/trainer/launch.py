@@ -102,7 +102,7 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         debug=config.debug,
         bucket_bytes=config.engine.sync_bucket_mb * 2**20,
         pad_id=inputs.tokenizer.pad_token_id,
-        param_dtype=config.model.param_dtype,
+        param_dtype=derived.compared_dtype(config),
         guard=NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
         frozen_actor_steps=derived.frozen_actor_steps(config),
     )

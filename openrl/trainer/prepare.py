@@ -23,6 +23,7 @@ from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_reward_source
+from openrl.rollout.engine import check_engine_kwargs
 from openrl.types import Prompt
 
 
@@ -43,6 +44,7 @@ def prepare(config: PPOConfig) -> Inputs:
     world = derived.actor_world(config.placement, device)
     if world is not None:
         check_batches(config, world)
+    check_engine_kwargs(config.engine.vllm_engine_kwargs)
     check_reward_source(config.reward)
     tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
     prompts, report = load_prompts(config.data, tokenizer, config.sampling.prompt_max_len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.cluster.group import WorkerGroup
@@ -127,6 +127,7 @@ async def _start_engines(
     spec = engine_spec(
         config.model, config.engine, config.sampling, config.debug, device, config.engine.vllm_num_engines
     )
+    spec = replace(spec, load_format=config.engine.vllm_load_format)
     args = (config.engine.rollout_backend, spec, config.model, config.reward)
     return await _start(config, cluster, reservation, ENGINES, RolloutWorker, *args)
 

@@ -127,6 +127,8 @@ def test_every_role_with_two_actor_ranks(task, tmp_path):
         "ref_num_gpus_per_node": 1,
         "reward_num_gpus_per_node": 1,
         "vllm_num_engines": 2,
+        "vllm_load_format": "dummy",
+        "vllm_engine_kwargs": '{"enable_chunked_prefill": true}',
         "zero_stage": 3,
         "param_dtype": "bf16",
         "max_steps": 2,

@@ -1,0 +1,57 @@
+"""Flags of the rollout engine that contradict each other, the model or vLLM."""
+
+import pytest
+
+from openrl.config import derived, engine_checks  # noqa: F401  importing it registers its rules
+from openrl.config.commands import PPOConfig
+from openrl.errors import UserError
+from openrl.rollout.engine import check_engine_kwargs, engine_spec
+from tests.unit.test_config_checks import PPO, ppo, said, settle
+
+
+@pytest.mark.parametrize(
+    ("words", "flags", "message", "fix"),
+    [
+        ("--vllm_engine_kwargs {\"max_num_seqs\":4}", "vllm_engine_kwargs, --vllm_max_num_seqs",
+         "has a flag of its own", "--vllm_max_num_seqs 4"),
+        ("--vllm_engine_kwargs {\"logprobs_mode\":\"raw\"}", "vllm_engine_kwargs", "training depends on", "leave it out"),
+        ("--vllm_max_model_len 2000", "vllm_max_model_len, --prompt_max_len, --generate_max_len",
+         "2048 tokens together, the engine takes 2000", "--vllm_max_model_len 2048"),
+        ("--rollout_backend hf --vllm_load_format dummy", "vllm_load_format", "it is vLLM's", "--rollout_backend vllm"),
+    ],
+)  # fmt: skip
+def test_engine_rules(words, flags, message, fix):
+    (problem,) = said(PPOConfig, f"{PPO} {words}")
+    assert problem.startswith(f"--{flags}: ")
+    assert message in problem and fix in problem
+
+
+def test_fp8_needs_a_gpu():
+    assert any("fp8 needs a GPU" in p for p in said(PPOConfig, f"{PPO} --vllm_quantization fp8 --device cpu"))
+
+
+@pytest.mark.parametrize(
+    "words", ["--vllm_quantization fp8", "--vllm_dtype fp16", "--param_dtype fp32 --vllm_dtype bf16"]
+)
+def test_coarser_engines_are_warned_of_unless_corrected(words):
+    (problem,) = settle(PPOConfig, f"{PPO} {words}")[1]
+    assert not problem.fatal and "drift apart" in str(problem)
+    assert said(PPOConfig, f"{PPO} {words} --enable_vllm_is_correction") == []
+
+
+def test_what_the_engine_is_told():
+    words = "--param_dtype fp32 --vllm_dtype bf16 --enable_vllm_is_correction --vllm_max_num_batched_tokens 4096"
+    config = ppo(f"{PPO} {words} --vllm_block_size 32 --vllm_max_model_len 4000")
+    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, "cpu")
+    assert (spec.dtype, spec.max_num_batched_tokens, spec.block_size, spec.max_model_len) == ("bf16", 4096, 32, 4000)
+    assert derived.compared_dtype(config) == "bf16"
+    assert derived.compared_dtype(ppo(f"{PPO} --param_dtype fp32")) == "fp32"
+    assert (
+        derived.compared_dtype(ppo(f"{PPO} --param_dtype bf16 --vllm_dtype fp32 --enable_vllm_is_correction")) == "bf16"
+    )
+
+
+def test_unknown_fields_of_vllm_are_refused_with_the_nearest():
+    check_engine_kwargs({"enable_chunked_prefill": True})
+    with pytest.raises(UserError, match=r"has no field 'enable_chunked_prefil'.*\n.*'enable_chunked_prefill'"):
+        check_engine_kwargs({"enable_chunked_prefil": True})
