@@ -7,6 +7,9 @@ enter the policy ratio of the loss. torch only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -23,9 +26,10 @@ LIMIT = 20.0  # of a log-ratio before exp
 
 
 def correct_rollouts(batch: ExperienceBatch, flags: RolloutCorrectionFlags) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Fill ``is_weights`` and take what fails a test out of ``loss_mask``; also metrics, correction on or off."""
+    """Fill ``is_weights`` and take what fails a test out of ``loss_mask``; also what that did. ``loss_mask`` on entry
+    says what counts in means."""
     log_rho = _log_rho(batch)
-    metrics = mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+    metrics: dict[str, float] = {}
     if flags.enable_vllm_is_correction:
         weights = importance_weights(log_rho, batch.loss_mask, batch.turn_ids, flags)
         metrics |= weight_metrics(weights, log_rho, batch.loss_mask, flags.vllm_is_truncated_threshold)
@@ -62,9 +66,20 @@ def importance_weights(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, flags: R
         inside = (weights >= low) & (weights <= high)
         weights = weights.clamp(low, high) if flags.correction_type == "tis" else weights * inside
     weights = weights.masked_fill(~mask, 0)
-    if flags.vllm_is_batch_normalize:
-        weights = weights / masked_mean(weights, mask).clamp(min=1e-8)
-    return weights
+    return normalised(weights, mask, flags.weight_covers) if flags.vllm_is_batch_normalize else weights
+
+
+def normalised(weights: Tensor, mask: Tensor, covers: CorrectionLevel) -> Tensor:
+    """Weights over their mean in the batch, as in verl: over tokens, or over sequences where each has one weight.
+
+    The batch is the whole rollout batch. The weights compare two policies that are fixed before the update, so their
+    mean is best known from all samples, and no weight depends on which optimizer step its row is dealt to.
+    """
+    if covers in ("sequence", "geometric"):
+        mean = masked_mean(masked_mean(weights, mask, -1), mask.any(-1))
+    else:
+        mean = masked_mean(weights, mask)
+    return weights / mean.clamp(min=1e-8)
 
 
 def at_level(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, level: CorrectionLevel) -> Tensor:
@@ -94,33 +109,53 @@ def passes(log_rho: Tensor, mask: Tensor, test: RejectionTest) -> Tensor:
     return ((values >= test.low) & (values <= test.high)).expand_as(mask)
 
 
-def mismatch_metrics(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, float]:
-    """How far trainer and engine are apart over the sampled tokens; empty without any.
+@dataclass(frozen=True)
+class MismatchTotals:
+    """Sums that tell how far trainer and engine are apart; those of parts of a batch add up to the batch's."""
 
-    kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio old / rollout perplexity, a mean
-    over sequences; chi2 of tokens and of sequences; ess, the effective share of samples under weights rho, in (0, 1].
-    """
-    if not bool(mask.any()):
-        return {}
-    raw = (old_logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
-    log_rho = raw.clamp(-LIMIT, LIMIT)
-    rho, rows = log_rho.exp(), mask.any(-1)
+    sums: dict[str, tuple[float, float]]  # name -> (sum, how many tokens or sequences)
+    maxima: dict[str, float]
+
+
+def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> MismatchTotals:
+    """Totals over the sampled tokens (b, T) of whole rows; rho = exp(logprobs - rollout_logprobs), clamped to +-20."""
+    raw = (logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
+    log_rho, rows = raw.clamp(-LIMIT, LIMIT), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
     per_token = masked_mean(raw, mask, -1).clamp(-LIMIT, LIMIT)
-    old_p, rollout_p = (logprobs.clamp(max=0).exp() for logprobs in (old_logprobs, rollout_logprobs))
-    probability_gap = (old_p - rollout_p).abs().masked_fill(~mask, 0)
-    columns = {
-        "kl": masked_mean(-raw, mask),
-        "k3_kl": masked_mean(torch.expm1(log_rho) - log_rho, mask),
-        "ppl_ratio": masked_mean((-per_token).exp(), rows),
-        "chi2_token": masked_mean(rho.square(), mask) - 1,
-        "chi2_sequence": masked_mean((2 * sequence).exp(), rows) - 1,
-        "ess": _effective_share(rho, mask),
-        "logprob_gap_max": raw.abs().max(),
-        "prob_gap_mean": masked_mean(probability_gap, mask),
-        "prob_gap_max": probability_gap.max(),
+    p, rollout_p = (column.clamp(max=0).exp() for column in (logprobs, rollout_logprobs))
+    gap = (p - rollout_p).abs().double().masked_fill(~mask, 0)
+    of_tokens = {
+        "kl": -raw,
+        "k3_kl": torch.expm1(log_rho) - log_rho,
+        "rho": log_rho.exp(),
+        "rho_squared": (2 * log_rho).exp(),
+        "logprob_gap": raw.abs(),
+        "prob_gap_mean": gap,
     }
-    return {name: float(value) for name, value in columns.items()}
+    of_rows = {"ppl_ratio": (-per_token).exp(), "sequence_rho_squared": (2 * sequence).exp()}
+    sums = {name: masked_sum(column, mask) for name, column in of_tokens.items()}
+    sums |= {name: masked_sum(column, rows) for name, column in of_rows.items()}
+    numbers = torch.stack([*sums.values(), mask.sum(), rows.sum(), raw.abs().amax(), gap.amax()]).tolist()
+    *values, tokens, sequences, gap_max, prob_gap_max = numbers
+    counted = {
+        name: (value, sequences if name in of_rows else tokens) for name, value in zip(sums, values, strict=True)
+    }
+    return MismatchTotals(counted, {"logprob_gap_max": gap_max, "prob_gap_max": prob_gap_max} if tokens else {})
+
+
+def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
+    """What is shown, from the means of all totals.
+
+    kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio trainer / engine perplexity, a
+    mean over sequences; chi2 of tokens and of sequences; ess, the effective share of samples under weights rho, (0, 1].
+    """
+    shown = {name: means[name] for name in ("kl", "k3_kl", "ppl_ratio", "logprob_gap", "prob_gap_mean")}
+    return shown | {
+        "chi2_token": means["rho_squared"] - 1,
+        "chi2_sequence": means["sequence_rho_squared"] - 1,
+        "ess": means["rho"] ** 2 / means["rho_squared"],
+    }
 
 
 def weight_metrics(weights: Tensor, log_rho: Tensor, mask: Tensor, threshold: tuple[float, float]) -> dict[str, float]:

@@ -29,7 +29,9 @@ class RolloutCorrectionFlags:
     vllm_is_level: CorrectionLevel = flag(
         "token", "What one weight covers: a token, the sequence by its mean log-ratio, a turn, the sequence by the sum."
     )
-    vllm_is_batch_normalize: bool = flag(False, "Divide weights by their mean over the rollout batch.")
+    vllm_is_batch_normalize: bool = flag(
+        False, "Divide weights by their mean over the rollout batch: of tokens, or of sequences where each has one."
+    )
     rollout_rs: tuple[str, ...] = flag(
         (),
         "Rejection tests; a sample or token failing one gets no loss: token_k1..k3, seq_sum_k1..k3, seq_mean_k1..k3, "
@@ -38,6 +40,17 @@ class RolloutCorrectionFlags:
     rollout_rs_threshold: tuple[str, ...] = flag(
         (), "One per test or one for all: LO_HI bounds of rollout / old for k1, one upper bound for k2 and k3."
     )
+
+    skip_old_logprob: Literal["auto", "never", "always"] = flag(
+        "auto",
+        "Forward pass for old log-probs before the update. auto: left out where one optimizer step per rollout makes "
+        "them the update's own; never: always run; always: the engine's log-probs are the old ones.",
+    )
+
+    @property
+    def weight_covers(self) -> CorrectionLevel:
+        """What one weight covers; seq-mask-tis weighs tokens."""
+        return "token" if self.correction_type == "seq-mask-tis" else self.vllm_is_level
 
     @property
     def correction_type(self) -> CorrectionType:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
@@ -117,11 +117,22 @@ def kl_in_reward(config: PPOConfig) -> bool:
     return kl_coef(config.kl) > 0 and not config.kl.use_kl_loss
 
 
-def needs_old_logprobs(config: PPOConfig) -> bool:
-    """Whether something before the update reads the policy's log-probs: KL in the reward, correction, the loss."""
+OldLogprobs = Literal["forward", "update", "engine"]
+
+
+def old_logprobs(config: PPOConfig) -> OldLogprobs:
+    """Where old log-probs come from.
+
+    forward: a pass of the policy before its update, for several optimizer steps, KL in the reward, correction, or a
+    loss that asks for it. update: the update's own, of a single optimizer step. engine: what the engine sampled with.
+    """
+    skip = config.correction.skip_old_logprob
+    if skip == "always":
+        return "engine"
     corrects = config.correction.enable_vllm_is_correction or bool(config.correction.rollout_rs)
-    loss = policy_losses[config.algorithm.policy_loss_type]
-    return kl_in_reward(config) or corrects or "old_logprobs" in loss.needs
+    early = kl_in_reward(config) or corrects or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
+    several = optimizer_steps_per_rollout(config.batch) > 1
+    return "forward" if skip == "never" or early or several else "update"
 
 
 def frozen_actor_steps(config: PPOConfig) -> int:

@@ -30,10 +30,19 @@ def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
+def engines_log_probs_are_compared_with_others(config: PPOConfig, given: Given) -> Problems:
+    users = [name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(config.correction, name)]
+    if users and config.correction.skip_old_logprob == "always":
+        message = "the engine's log-probs stand for the trainer's: every ratio between them would be 1"
+        yield Problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
+
+
+@check(PPOConfig)
 def correction_sees_whole_distributions(config: PPOConfig, given: Given) -> Problems:
     correction, sampling = config.correction, config.sampling
     cut = [name for name, off in (("top_p", sampling.top_p == 1), ("top_k", sampling.top_k == -1)) if not off]
     users = [name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)]
+    users += ["skip_old_logprob"] if correction.skip_old_logprob == "always" else []
     if cut and users:
         yield Problem(
             (*users, *cut),

@@ -20,7 +20,7 @@ from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.pipeline import Pipeline
-from openrl.trainer.prepare import Inputs, effective_flags, preset_lines, write_config
+from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.roles import Roles, start_roles
 from openrl.types import Sampling
@@ -37,7 +37,7 @@ async def train(config: PPOConfig, inputs: Inputs) -> RunSummary:
     """Start everything, train, save, report. Whatever happens, no process outlives the call."""
     run_dir, console = Path(config.checkpoint.save_path), Console()
     write_config(config, run_dir)
-    for line in [*preset_lines(config), *(report.line() for report in inputs.reports)]:
+    for line in [*start_lines(config), *(report.line() for report in inputs.reports)]:
         console.print(line, highlight=False)
     name = run_name(config.logging, "ppo")
     steps = derived.total_steps(config.batch, len(inputs.prompts))

@@ -13,13 +13,12 @@ from openrl.training.updates import PolicyUpdate, ValueUpdate
 class Losses:
     actor: PolicyUpdate
     critic: ValueUpdate
-    needs_old_logprobs: bool
-    """Whether the policy's log-probs are computed before its update. With one optimizer step per rollout the update's
-    own are the old ones; what acts on whole rollouts needs them earlier."""
+    old_logprobs: derived.OldLogprobs
 
     @classmethod
     def from_config(cls, config: PPOConfig) -> Losses:
         mode, norm_const = derived.loss_agg_mode(config), derived.loss_agg_norm_const(config)
+        old_logprobs = derived.old_logprobs(config)
         kl_in_loss = config.kl.use_kl_loss and derived.needs_reference(config)
         actor = PolicyUpdate(
             loss_type=config.algorithm.policy_loss_type,
@@ -31,10 +30,10 @@ class Losses:
             entropy_coef=config.algorithm.entropy_loss_coef,
             sft_coef=config.algorithm.sft_loss_coef,
             sft_threshold=config.algorithm.sft_pos_threshold,
+            compares=old_logprobs != "forward",
         )
-        several = derived.optimizer_steps_per_rollout(config.batch) > 1
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
-        return cls(actor, critic, several or derived.needs_old_logprobs(config))
+        return cls(actor, critic, old_logprobs)
 
     def of(self, kl_coef: float) -> dict[str, PolicyUpdate | ValueUpdate]:
         """The loss of each trained role, with the KL coefficient now in force."""

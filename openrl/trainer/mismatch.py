@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.off_policy import correct_rollouts
 from openrl.config.correction import RolloutCorrectionFlags
-from openrl.tracking.metrics import Last, Max, Mean, Metric
+from openrl.tracking.metrics import Last, Metric
+from openrl.training.mismatch import compare, shown
 from openrl.types import ExperienceBatch
-
-LEADING = "logprob_gap_max"  # goes by the names that every run has, whoever computes the log-probs
 
 
 class Mismatch:
@@ -19,19 +17,12 @@ class Mismatch:
         self.flags = flags
 
     def measure(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
-        """The batch with weights and without rejected tokens, and what was measured.
-
-        Without old log-probs neither: then the update compares its own log-probs with the engine's.
-        """
-        if batch.old_logprobs is None:
-            return batch, {}
+        """The batch with weights and without rejected tokens, and what was measured; for old log-probs of a pass of
+        their own. Without one the update compares its own log-probs with the engine's."""
+        assert batch.old_logprobs is not None
         corrected, values = correct_rollouts(batch, self.flags)
-        tokens = int(batch.loss_mask.sum())
-        gap = masked_mean((batch.old_logprobs - batch.rollout_logprobs).abs(), batch.loss_mask)
-        metrics: dict[str, Metric] = {"actor/logprob_gap": Mean(float(gap) * tokens, tokens)}
-        if LEADING in values:
-            metrics[f"actor/{LEADING}"] = Max(values.pop(LEADING))
-        return corrected, metrics | {f"mismatch/{name}": Last(value) for name, value in values.items()}
+        gaps = shown(compare(batch.old_logprobs, batch))
+        return corrected, gaps | {f"mismatch/{name}": Last(value) for name, value in values.items()}
 
     def apply(self, credited: ExperienceBatch, corrected: ExperienceBatch) -> ExperienceBatch:
         """The batch with advantages, and with what ``measure`` found."""

@@ -41,6 +41,7 @@ from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.roles import Roles, Stage
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
+from openrl.training.mismatch import shown, split
 from openrl.types import ExperienceBatch, Group, Prompt, Sampling, Score
 from openrl.weights.sync import check_gap
 
@@ -104,7 +105,8 @@ class Pipeline:
         batch = collate(groups, self.pad_id)
         with stage("annotate"):
             batch = await self.annotate(batch)
-        corrected, metrics = self.mismatch.measure(batch)
+        forward = self.losses.old_logprobs == "forward"
+        corrected, metrics = self.mismatch.measure(batch) if forward else (batch, {})
         batch, credited = self.credit(batch)
         batch, metrics = self._mark(self.mismatch.apply(batch, corrected), step), metrics | credited
         with stage("train"):
@@ -124,13 +126,14 @@ class Pipeline:
     async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
         """Fill the columns that models compute: old and reference log-probs, values."""
         wanted = {
-            "old_logprobs": self.roles.policy if self.losses.needs_old_logprobs else None,
+            "old_logprobs": self.roles.policy if self.losses.old_logprobs == "forward" else None,
             "ref_logprobs": self.roles.reference,
             "values": self.roles.critic,
         }
         present = {name: group for name, group in wanted.items() if group is not None}
         columns = await all_or_first_error(self.forward(group, batch) for group in present.values())
-        return batch.replace(**dict(zip(present, columns, strict=True)))
+        batch = batch.replace(**dict(zip(present, columns, strict=True)))
+        return batch.replace(old_logprobs=batch.rollout_logprobs) if self.losses.old_logprobs == "engine" else batch
 
     async def forward(self, group: WorkerGroup, batch: ExperienceBatch) -> Tensor:
         """One forward-only pass of a role over all rows, spread over its ranks."""
@@ -143,9 +146,7 @@ class Pipeline:
         losses = self.losses.of(self.credit.kl.coef)
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
         reports = await all_or_first_error(self._train(name, losses[name], batch, step) for name in trained)
-        return {
-            f"{role}/{name}": m for role, report in zip(trained, reports, strict=True) for name, m in report.items()
-        }
+        return {name: m for report in reports for name, m in report.items()}
 
     def trains_actor(self, step: int) -> bool:
         """Step 1 is the first."""
@@ -161,7 +162,9 @@ class Pipeline:
         ]
         reports = await group.scatter("update", work)
         self.guard.check(role, step, batch, plan, reports)
-        return merge_all(report for rank in reports for report in rank)
+        _, measured = split(merge_all(report for rank in reports for report in rank))
+        totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled
+        return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals)
 
     # -- publish ------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, engine_spec
-from openrl.trainer.prepare import Inputs, check_batches, preset_lines
+from openrl.trainer.prepare import Inputs, check_batches, start_lines
 from openrl.trainer.roles import RoleModel, role_models
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -43,7 +43,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     memory = memory_by_role(config, models, plan, spec)
     batch = batch_rows(config.batch, len(inputs.prompts), plan)
     parts = [
-        *preset_lines(config),
+        *start_lines(config),
         *(report.line() for report in inputs.reports),
         plan.render(),
         *placement_remarks(config.placement, plan),

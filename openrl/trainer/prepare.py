@@ -97,6 +97,16 @@ def preset_lines(config: PPOConfig) -> list[str]:
     return [f"--algo_preset {name}: {' '.join(flags)}"]
 
 
+def start_lines(config: PPOConfig) -> list[str]:
+    """What a run says before anything else: what its preset stands for, and a pass that it leaves out."""
+    left_out = {
+        "update": "one optimizer step per rollout: old log-probs are the update's own, without a pass before it",
+        "engine": "--skip_old_logprob always: the engine's log-probs are the old ones",
+    }
+    source = derived.old_logprobs(config)
+    return [*preset_lines(config), *([left_out[source]] if source in left_out else [])]
+
+
 def write_config(config: Any, run_dir: Path) -> None:
     """The effective flags as config.yaml, which --config reads."""
     run_dir.mkdir(parents=True, exist_ok=True)

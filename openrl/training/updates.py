@@ -16,6 +16,7 @@ from openrl.config.learning import LossAggMode
 from openrl.extension_points import policy_losses
 from openrl.tracking.metrics import Max, Mean, Metric
 from openrl.training.engine import Forward
+from openrl.training.mismatch import compare
 from openrl.types import ExperienceBatch, LossInputs, StepCounts
 
 
@@ -39,6 +40,7 @@ class PolicyUpdate:
     entropy_coef: float = 0.0  # 0: the entropy is measured, without gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
+    compares: bool = False  # measures how far the engine is from this policy; for weights that have just sampled
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
@@ -60,8 +62,6 @@ class PolicyUpdate:
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
-        if batch.old_logprobs is None:  # the weights are still those that sampled: how far is the engine from them?
-            columns["logprob_gap"] = (logprobs - batch.rollout_logprobs).abs()
         terms = {"policy_loss": (self.rl_coef, self._policy_loss(token_losses.per_token, batch, counts))}
         if self.kl_estimator is not None:
             columns["kl"] = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
@@ -72,7 +72,9 @@ class PolicyUpdate:
             good = good_sample_nll(logprobs, batch.rewards, self.sft_threshold)
             terms["sft_loss"] = (self.sft_coef, self._divided(good, batch, counts))
         total = torch.stack([coef * term for coef, term in terms.values()]).sum()
-        metrics = {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
+        metrics: dict[str, Metric] = {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
+        if self.compares:
+            metrics |= compare(logprobs.detach(), batch)
         return total, metrics | _means(columns, batch.loss_mask) | _extremes(logprobs - old_logprobs, batch.loss_mask)
 
     def _policy_loss(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:

@@ -14,6 +14,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.errors import UserError
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
+from openrl.training.mismatch import compare, shown, split
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from openrl.types import StepCounts, StepPlan
@@ -316,6 +317,16 @@ def test_the_policy_update_on_its_own_batch_has_ratio_one(checkpoint, batch):
     assert metrics["kl"].value == pytest.approx(float(kl.mean()), rel=1e-4)
     assert metrics["kl_loss"].value == pytest.approx(float(kl.mean()), rel=1e-4)
     assert 0 < metrics["entropy"].value < math.log(66)
+
+
+def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, batch):
+    engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
+    expected = shown(compare(engine.forward(batch, halves(batch)), batch))
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", compares=True)
+    totals, rest = split(engine.train_step(batch, StepPlan([*halves(batch), [-1]], counts_of(batch)), update))
+    found = shown(totals)
+    assert found.keys() == expected.keys() and not any("mismatch" in name for name in rest)
+    assert {n: m.value for n, m in found.items()} == pytest.approx({n: m.value for n, m in expected.items()}, rel=1e-5)
 
 
 def test_dummy_rows_change_nothing(checkpoint, batch):

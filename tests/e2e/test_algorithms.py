@@ -82,6 +82,16 @@ def test_every_policy_loss_trains(bench, name):
     check(bench(policy_loss_type=name, **REQUIRED.get(name, {})))
 
 
+ONE_STEP = {"train_batch_size": 16, "use_kl_loss": True, "kl_estimator": "k3"}
+
+
+@pytest.mark.parametrize(
+    "changes", [ONE_STEP, {"skip_old_logprob": "always"}, ONE_STEP | {"skip_old_logprob": "never"}]
+)
+def test_old_logprobs_from_the_update_the_engine_or_a_pass(bench, changes):
+    check(bench(**changes))
+
+
 def test_rollout_correction_in_the_loss(bench):
     changes = {"enable_vllm_is_correction": True, "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "2"}
     metrics = bench(**changes)

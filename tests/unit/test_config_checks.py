@@ -21,6 +21,7 @@ from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
+from openrl.trainer.prepare import start_lines
 
 PPO = "--pretrain m --prompt_data d --remote_rm_url r.py"
 SFT = "--pretrain m --dataset d"
@@ -97,6 +98,8 @@ def test_sound_flags_have_no_problems(words):
          "must be >= 0 and increasing", ""),
         ("--enable_vllm_is_correction --use_icepop --vllm_is_correction_type seq-mask-tis", "use_icepop, "
          "--vllm_is_correction_type", "two types of correction", "leave one out"),
+        ("--enable_vllm_is_correction --skip_old_logprob always", "skip_old_logprob, --enable_vllm_is_correction",
+         "every ratio between them would be 1", "--skip_old_logprob auto"),
         ("--dynamic_filtering", "dynamic_filtering, --n_samples_per_prompt", "no mean between",
          "--n_samples_per_prompt 8"),
         ("--dynamic_filtering --n_samples_per_prompt 4 --remote_rm_url None --reward_pretrain x",
@@ -424,16 +427,24 @@ def test_correction_wants_whole_distributions(words):
     assert problem.flags[-1] == "top_p" and problem.fix == "--top_p 1"
 
 
+ONE_STEP = f"{GRPO} --rollout_batch_size 16 --train_batch_size 128 --init_kl_coef 0"
+
+
 @pytest.mark.parametrize(
-    ("words", "needed"),
+    ("words", "source"),
     [
-        ("--init_kl_coef 0", False),
-        ("--init_kl_coef 0 --enable_vllm_is_correction", True),
-        ("--init_kl_coef 0 --rollout_rs token_k2 --rollout_rs_threshold 1", True),
-        ("--init_kl_coef 0 --policy_loss_type clip_cov", True),
-        ("--use_kl_loss --kl_estimator k2", False),
-        ("--init_kl_coef 0.1", True),
+        (ONE_STEP, "update"),
+        (f"{ONE_STEP} --enable_vllm_is_correction", "forward"),
+        (f"{ONE_STEP} --rollout_rs token_k2 --rollout_rs_threshold 1", "forward"),
+        (f"{ONE_STEP} --policy_loss_type clip_cov", "forward"),
+        (f"{ONE_STEP} --use_kl_loss --kl_estimator k2 --init_kl_coef 0.1", "update"),
+        (f"{ONE_STEP} --init_kl_coef 0.1", "forward"),
+        (f"{ONE_STEP} --max_epochs 2", "forward"),
+        (f"{ONE_STEP} --skip_old_logprob never", "forward"),
+        (f"{ONE_STEP} --max_epochs 2 --skip_old_logprob always", "engine"),
     ],
 )
-def test_what_reads_old_logprobs_before_the_update(words, needed):
-    assert derived.needs_old_logprobs(ppo(f"{GRPO} {words}")) == needed
+def test_where_old_logprobs_come_from(words, source):
+    config = ppo(words)
+    assert derived.old_logprobs(config) == source
+    assert len(start_lines(config)) == (source != "forward")

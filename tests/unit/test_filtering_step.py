@@ -109,8 +109,3 @@ def test_rejected_rows_leave_the_loss_and_count_in_their_group():
     assert result.is_weights[0].tolist() == [0, 1, 1]
     assert metrics["mismatch/rejected_sequences"].value == 0.5
     assert metrics["actor/logprob_gap"].value == 50 and metrics["actor/logprob_gap_max"].value == 100
-
-
-def test_without_old_logprobs_nothing_is_measured():
-    batch = outcome_batch([1.0], [0])
-    assert Mismatch(RolloutCorrectionFlags()).measure(batch) == (batch, {})

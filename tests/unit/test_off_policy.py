@@ -5,9 +5,11 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.off_policy import correct_rollouts, importance_weights, mismatch_metrics
+from openrl.algorithms.off_policy import correct_rollouts, importance_weights
 from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags, rejection_tests
 from openrl.errors import UserError
+from openrl.tracking.metrics import merge_all
+from openrl.training.mismatch import compare, shown
 from tests.batches import outcome_batch, random_batch
 
 
@@ -19,6 +21,10 @@ def rows(*log_rho):
     rollout = torch.full_like(gaps, -3.0)
     columns = {"rollout_logprobs": rollout, "old_logprobs": rollout + gaps, "loss_mask": mask}
     return outcome_batch([0.0] * len(log_rho), list(range(len(log_rho))), tokens=width, **columns)
+
+
+def figures(batch):
+    return {name: metric.value for name, metric in shown(compare(batch.old_logprobs, batch)).items()}
 
 
 def corrected(batch, **flags):
@@ -76,6 +82,14 @@ def test_normalised_weights_have_mean_one():
     batch = random_batch(2)
     weights = corrected(batch, vllm_is_batch_normalize=True)[0].is_weights
     assert float(weights[batch.loss_mask].mean()) == pytest.approx(1)
+
+
+def test_weights_of_sequences_have_mean_one_over_sequences():
+    """Weights 2 on one token and 0.5 on three: over sequences their mean is 1.25, over tokens 0.875."""
+    batch = rows(logs(2.0), logs(0.5, 1.0, 1.0))
+    for level, expected in (("sequence", [2 / 1.25, 0.5 / 1.25]), ("token", [2 / 1.125, 0.5 / 1.125])):
+        weights = corrected(batch, vllm_is_batch_normalize=True, vllm_is_level=level)[0].is_weights
+        assert weights[:, 1].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("kind", ["tis", "icepop", "seq-mask-tis"])
@@ -163,14 +177,14 @@ def test_one_number_bounds_both_sides():
 
 
 def test_equal_policies_have_no_mismatch():
-    metrics = correct_rollouts(rows([0.0, 0.0], [0.0]), RolloutCorrectionFlags())[1]
-    assert metrics.pop("ess") == metrics.pop("ppl_ratio") == 1
+    metrics = figures(rows([0.0, 0.0], [0.0]))
+    assert metrics.pop("mismatch/ess") == metrics.pop("mismatch/ppl_ratio") == 1
     assert set(metrics.values()) == {0.0}
 
 
 def test_mismatch_by_hand():
     batch = rows(logs(2.0, 0.5), logs(4.0))
-    metrics = mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+    metrics = {name.split("/")[1]: value for name, value in figures(batch).items()}
     assert metrics["kl"] == pytest.approx(-math.log(4) / 3)
     assert metrics["k3_kl"] == pytest.approx((2 - 1 - math.log(2) + 0.5 - 1 + math.log(2) + 3 - math.log(4)) / 3)
     assert metrics["ppl_ratio"] == pytest.approx((1 + 0.25) / 2)
@@ -178,13 +192,22 @@ def test_mismatch_by_hand():
     assert metrics["chi2_sequence"] == pytest.approx((1 + 16) / 2 - 1)
     assert metrics["ess"] == pytest.approx((6.5 / 3) ** 2 / (20.25 / 3))
     assert metrics["logprob_gap_max"] == pytest.approx(math.log(4))
+    assert metrics["logprob_gap"] == pytest.approx(4 * math.log(2) / 3)
     assert metrics["prob_gap_max"] == pytest.approx(3 * math.exp(-3))
+
+
+def test_parts_of_a_batch_merge_to_the_whole():
+    batch = random_batch(3)
+    parts = [batch.select(rows) for rows in ([0, 5, 2], [1, -1], [3, 4], list(range(6, len(batch))))]
+    merged = merge_all(compare(part.old_logprobs, part) for part in parts)
+    found = {name: metric.value for name, metric in shown(merged).items()}
+    assert found == pytest.approx(figures(batch), rel=1e-12)
 
 
 def test_nothing_sampled_measures_nothing():
     batch = rows([0.3])
-    assert mismatch_metrics(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask & False) == {}
     empty = batch.replace(loss_mask=batch.loss_mask & False)
+    assert figures(empty) == {}
     assert bool(corrected(empty)[0].is_weights.isfinite().all())
 
 
