@@ -11,7 +11,7 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.group import WorkerContext
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
-from openrl.data.tokenizer import load_tokenizer
+from openrl.data.tokenizer import policy_tokenizer
 from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, start_engine
 from openrl.types import Group, Prompt, Sampling, Trajectory
@@ -47,7 +47,7 @@ class RolloutWorker:
     ) -> None:
         self.context, self.backend = context, backend
         self.spec = replace(spec, seed=spec.seed + context.rank)
-        self.tokenizer = load_tokenizer(model.pretrain, trust_remote_code=model.trust_remote_code)
+        self.tokenizer = policy_tokenizer(model, None)
         self.agent = SingleTurn(self.tokenizer.decode)
         self.reward = build_reward(reward, self.tokenizer)
 

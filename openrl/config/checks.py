@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import actor_world, estimator, loss_agg_mode, needs_reference, samples_per_step
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
@@ -234,9 +235,40 @@ def bf16_moments_can_follow(config: PPOConfig | SFTConfig, given: Given) -> Prob
 
 @check(PPOConfig, SFTConfig)
 def template_has_a_place(config: PPOConfig | SFTConfig, given: Given) -> Problems:
-    template = config.data.input_template
-    if template is not None and "{}" not in template:
+    template = config.templates.input_template
+    if template is None or template.endswith(JINJA_SUFFIXES):
+        return
+    if "{}" not in template:
         yield Problem(("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}")
+    if "\\n" in template:
+        message = "has a backslash and an n where a line break may be meant"
+        yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
+
+
+@check(PPOConfig)
+def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems:
+    yield from probability_problems("prompt_data", config.data.prompt_data, config.data.prompt_data_probs)
+
+
+@check(SFTConfig)
+def probabilities_match_dataset(config: SFTConfig, given: Given) -> Problems:
+    yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
+
+
+def probability_problems(flag: str, names: str, text: str | None) -> Problems:
+    """``flag`` names the comma list of datasets, ``flag``_probs that of their probabilities."""
+    if text is None:
+        return
+    items = len(data_items(names))
+    fix = f"--{flag}_probs {','.join(['1'] * items)}"
+    try:
+        found = len(probabilities(text))
+    except ValueError as error:
+        yield Problem((f"{flag}_probs",), f"{text!r} is no comma list of positive numbers: {error}", fix)
+        return
+    if found != items:
+        message = f"{found} probabilities for {items} dataset{'s' if items > 1 else ''}"
+        yield Problem((f"{flag}_probs", flag), message, fix)
 
 
 @check(PPOConfig)

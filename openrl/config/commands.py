@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
-from openrl.config.data import PromptDataFlags, PromptEvalFlags, SupervisedDataFlags
+from openrl.config.data import (
+    PLAIN_DIALOGUE,
+    OrderFlags,
+    PromptDataFlags,
+    PromptEvalFlags,
+    SupervisedDataFlags,
+    TemplateFlags,
+)
 from openrl.config.learning import (
     AlgorithmFlags,
     DeepSpeedFlags,
@@ -32,6 +39,8 @@ class PPOConfig:
     model: ModelFlags = part(ModelFlags)
     others: OtherModelFlags = part(OtherModelFlags)
     data: PromptDataFlags = part(PromptDataFlags)
+    templates: TemplateFlags = part(TemplateFlags)
+    order: OrderFlags = part(OrderFlags)
     placement: PlacementFlags = part(PlacementFlags)
     hybrid: HybridFlags = part(HybridFlags)
     device: DeviceFlags = part(DeviceFlags)
@@ -63,6 +72,8 @@ class SFTConfig:
 
     model: ModelFlags = part(ModelFlags)
     data: SupervisedDataFlags = part(SupervisedDataFlags)
+    templates: TemplateFlags = part(TemplateFlags, input_template=PLAIN_DIALOGUE)
+    order: OrderFlags = part(OrderFlags)
     device: DeviceFlags = part(DeviceFlags)
     batch: SupervisedBatchFlags = part(SupervisedBatchFlags)
     packing: PackingFlags = part(PackingFlags)

@@ -1,43 +1,129 @@
-"""Flags that say what is read, and how rows become prompts."""
+"""Flags that say what is read, in which order, and how rows become text."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any, Literal
+
 from openrl.flags.schema import REQUIRED, flag, group
+
+PromptOverflow = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
+
+JINJA_SUFFIXES = (".jinja", ".jinja2", ".j2")
+SOURCES = (
+    "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of such files or of save_to_disk. "
+    "NAME@SUBSET: a split of that name, else a configuration, else a data_dir."
+)
+PLAIN_DIALOGUE = "User: {}\nAssistant: "
+"""--input_template of train_sft unless given; a chat template takes its place."""
 
 
 @group("Data")
 class PromptDataFlags:
-    prompt_data: str = flag(REQUIRED, "Prompts: Hub name, local json/jsonl/csv/parquet file or datasets directory.")
-    prompt_split: str = flag("train", "Split used for --prompt_data; ignored for sources without splits.")
-    max_samples: int = flag(100_000_000, "Use at most this many rows.", bounds="> 0")
-    input_key: str = flag("input", "Column with the prompt: text or a list of chat messages.")
-    label_key: str | None = flag(
-        None, "Column with the reference answer, given to rewards as label. None: empty label."
+    prompt_data: str = flag(REQUIRED, f"Prompts, {SOURCES}")
+    prompt_data_probs: str | None = flag(
+        None,
+        "Comma list of sampling probabilities, one per --prompt_data item, scaled to 1: items are drawn until each has "
+        "given every row at least once. None: one after the other.",
     )
-    input_template: str | None = flag(None, "Text around the prompt, with {} in its place.")
-    apply_chat_template: bool = flag(False, "Build prompts with the tokenizer's chat template.")
+    prompt_split: str = flag("train", "Split used for --prompt_data; ignored for sources without splits.")
+    max_samples: int = flag(100_000_000, "Use at most this many rows of the blended data.", bounds="> 0")
+    input_key: str = flag(
+        "input", "Column with the prompt: text or a list of chat messages. Dots reach into nested columns."
+    )
+    label_key: str | None = flag(
+        None,
+        "Column with the reference answer, given to rewards as label: any JSON value. Dots reach into nested columns. "
+        "None: empty label.",
+    )
     datasource_key: str = flag(
-        "datasource", "Column naming a row's source; splits metrics. Missing column: one source."
+        "datasource",
+        "Column naming a row's source; splits metrics. Missing column: data_source, then tag, then the item of "
+        "--prompt_data where there are several.",
+    )
+    prompt_overflow: PromptOverflow = flag(
+        "filter",
+        "What happens to prompts longer than --prompt_max_len. filter: left out and counted. truncate_*: the row's own "
+        "text, or its last user message, loses its left end, right end or middle; templates stay whole. error: "
+        "nothing starts.",
     )
 
 
 @group("Data")
 class SupervisedDataFlags:
-    dataset: str = flag(REQUIRED, "Training rows: Hub name, local json/jsonl/csv/parquet file or datasets directory.")
+    dataset: str = flag(REQUIRED, f"Training rows, {SOURCES}")
+    dataset_probs: str | None = flag(
+        None,
+        "Comma list of sampling probabilities, one per --dataset item, scaled to 1: items are drawn until each has "
+        "given every row at least once. None: one after the other.",
+    )
     dataset_split: str = flag("train", "Split used for --dataset; ignored for sources without splits.")
-    max_samples: int = flag(1_000_000, "Use at most this many rows.", bounds="> 0")
-    input_key: str = flag("input", "Column with the prompt: text or a list of chat messages.")
+    max_samples: int = flag(1_000_000, "Use at most this many rows of the blended data.", bounds="> 0")
+    input_key: str = flag(
+        "input", "Column with the prompt: text or a list of chat messages. Dots reach into nested columns."
+    )
     output_key: str | None = flag(None, "Column with the answer. None: the last message of the chat in --input_key.")
-    input_template: str | None = flag("User: {}\nAssistant: ", "Text around the prompt, with {} in its place.")
-    apply_chat_template: bool = flag(False, "Build rows with the tokenizer's chat template.")
     max_len: int = flag(
         2048, "Tokens per row; longer rows are cut on the right and get no false end-of-text token.", bounds="> 0"
     )
 
 
+@group("Data")
+class TemplateFlags:
+    input_template: str | None = flag(
+        None,
+        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps the last user "
+        "message of a chat. None: unchanged.",
+    )
+    apply_chat_template: bool = flag(
+        False, "Build prompts with the tokenizer's chat template; plain text becomes one user message."
+    )
+    tokenizer_chat_template: str | None = flag(
+        None, "Jinja chat template, text or file, that replaces the tokenizer's own and is saved with the model."
+    )
+    chat_template_kwargs: dict[str, Any] = flag(
+        {}, 'Extra variables for the chat template, e.g. {"enable_thinking": false}: JSON, or a file of it.'
+    )
+    system_prompt: str | None = flag(None, "System message, text or file, put before every dialogue that has none.")
+
+
+@group("Data")
+class OrderFlags:
+    shuffle: bool = flag(True, "Shuffle training rows anew each pass; the order depends on --data_seed alone.")
+    data_seed: int | None = flag(None, "Seed of the row order and of blends. None: --seed.", bounds=">= 0")
+    preprocess_num_workers: int = flag(
+        8,
+        "Most processes that read rows into tokens; small sets are read in the main process. 1: always.",
+        bounds="> 0",
+    )
+
+
+def data_items(names: str) -> list[str]:
+    """The items of a comma list of datasets. A path that exists is one item, commas or not."""
+    if Path(names).expanduser().exists():
+        return [names]
+    return [item.strip() for item in names.split(",") if item.strip()]
+
+
+def name_and_subset(item: str) -> tuple[str, str | None]:
+    """NAME@SUBSET in its parts. A path that exists is a name, @ or not."""
+    name, at, subset = item.rpartition("@")
+    return (name, subset) if at and name and subset and not Path(item).expanduser().exists() else (item, None)
+
+
+def probabilities(text: str) -> list[float]:
+    """A comma list of positive numbers, scaled to a sum of 1. Raises ValueError for anything else."""
+    numbers = [float(item) for item in text.split(",")]
+    if not all(0 < number < float("inf") for number in numbers):
+        raise ValueError("every probability must be positive")
+    return [number / sum(numbers) for number in numbers]
+
+
 @group("Evaluation")
 class PromptEvalFlags:
-    eval_dataset: str | None = flag(None, "Evaluation prompts; sources as for --prompt_data. None: no evaluation.")
+    eval_dataset: str | None = flag(
+        None, "Evaluation prompts, comma separated; sources as for --prompt_data. None: no evaluation."
+    )
     eval_split: str = flag("train", "Split of --eval_dataset.")
     eval_steps: int = flag(-1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0")
     eval_before_train: bool = flag(False, "Evaluate once before the first step.")

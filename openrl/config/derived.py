@@ -52,6 +52,11 @@ def max_model_len(sampling: SamplingFlags) -> int:
     return sampling.prompt_max_len + sampling.generate_max_len
 
 
+def data_seed(config: Any) -> int:
+    """Seed of the row order of any command: --data_seed, else --seed."""
+    return config.debug.seed if config.order.data_seed is None else config.order.data_seed
+
+
 # -- models ---------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS
 from openrl.flags.checks import Problem, check
 
@@ -41,7 +42,11 @@ def models_exist(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig, SFTConfig, environment=True)
 def policy_exists(config: PPOConfig | SFTConfig, given: Given) -> Problems:
-    yield from model_problems("pretrain", config.model.pretrain, MODEL_FILES | TOKENIZER_FILES)
+    own_tokenizer = config.model.tokenizer_path is None
+    yield from model_problems(
+        "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
+    )
+    yield from model_problems("tokenizer_path", config.model.tokenizer_path, TOKENIZER_FILES, what="tokenizer")
 
 
 MODEL_FILES = {"config.json": ("config.json",), "the file of weights": ("*.safetensors", "*.bin")}
@@ -50,7 +55,9 @@ TOKENIZER_FILES = {
 }  # without it transformers makes an empty one up
 
 
-def model_problems(flag: str, name: str | None, files: Mapping[str, tuple[str, ...]] = MODEL_FILES) -> Problems:
+def model_problems(
+    flag: str, name: str | None, files: Mapping[str, tuple[str, ...]] = MODEL_FILES, what: str = "whole model"
+) -> Problems:
     """``files`` are what the directory must hold: what each is, and patterns of which one must be there."""
     if name is None or not is_local(name):
         return
@@ -58,9 +65,9 @@ def model_problems(flag: str, name: str | None, files: Mapping[str, tuple[str, .
     if not directory.is_dir():
         yield Problem((flag,), f"no such directory: {name}", "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
         return
-    missing = [what for what, patterns in files.items() if not any(any(directory.glob(p)) for p in patterns)]
+    missing = [part for part, patterns in files.items() if not any(any(directory.glob(p)) for p in patterns)]
     if missing:
-        message = f"{name} holds no whole model: {' and '.join(missing)} missing"
+        message = f"{name} holds no {what}: {' and '.join(missing)} missing"
         yield Problem((flag,), message, "what save_pretrained of model and tokenizer wrote")
 
 
@@ -79,13 +86,20 @@ def rows_exist(config: SFTConfig, given: Given) -> Problems:
     yield from data_problems("dataset", config.data.dataset)
 
 
-def data_problems(flag: str, name: str | None) -> Problems:
-    if name is None or Path(name).expanduser().exists():
-        return
-    if is_local(name) or name.endswith(DATA_SUFFIXES):
-        yield Problem(
-            (flag,), f"no such file or directory: {name}", f"one of *{' *'.join(DATA_SUFFIXES)}, or a Hub name"
-        )
+def data_problems(flag: str, names: str | None) -> Problems:
+    for item in data_items(names or ""):
+        name, _ = name_and_subset(item)
+        if not Path(name).expanduser().exists() and (is_local(name) or name.endswith(DATA_SUFFIXES)):
+            fix = f"one of *{' *'.join(DATA_SUFFIXES)}, or a Hub name"
+            yield Problem((flag,), f"no such file or directory: {name}", fix)
+
+
+@check(PPOConfig, SFTConfig, environment=True)
+def template_files_exist(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+    for flag in ("input_template", "tokenizer_chat_template"):
+        name = getattr(config.templates, flag)
+        if name is not None and name.endswith(JINJA_SUFFIXES) and not Path(name).expanduser().is_file():
+            yield Problem((flag,), f"no such file: {name}")
 
 
 @check(PPOConfig, environment=True)

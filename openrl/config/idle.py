@@ -185,6 +185,13 @@ IDLE = (
         "--dynamic_filtering",
     ),
     Idle(
+        ("tokenizer_chat_template", "chat_template_kwargs", "system_prompt"),
+        lambda config: config.templates.apply_chat_template,
+        "prompts are plain text without --apply_chat_template",
+        "--apply_chat_template",
+        (PPOConfig, SFTConfig),
+    ),
+    Idle(
         ("min_lr_ratio",),
         lambda config: config.optim.lr_scheduler in FLOORED_SCHEDULES,
         "the chosen --lr_scheduler has no floor",

@@ -18,11 +18,13 @@ class LoadFlags:
         None, "Attention of Hugging Face models. None: flash_attention_2 if installed on a GPU, else sdpa."
     )
     trust_remote_code: bool = flag(False, "Allow model and tokenizer repositories to run their own Python code.")
+    disable_fast_tokenizer: bool = flag(False, "Load the slow (Python) tokenizer.")
 
 
 @group("Model")
 class ModelFlags(LoadFlags):
     pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model that is trained.")
+    tokenizer_path: str | None = flag(None, "Tokenizer to load, directory or Hub name. None: that of --pretrain.")
 
 
 @group("Other models")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from openrl.data.rows import MISSING, BadRow, BadRows, column
+from openrl.data.reading import refuse_bad_rows
+from openrl.data.rows import MISSING, BadRow, column
 from openrl.types import Prompt
 
 
@@ -14,13 +15,14 @@ def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt
 
     Raises UserError that names all rows where it is missing, or no number in [0, 1].
     """
-    bad, rated = BadRows("difficulty_key", source), []
+    bad: dict[int, str] = {}
+    rated = []
     for prompt in prompts:
         try:
             rated.append(replace(prompt, difficulty=_read(prompt.meta, key)))
         except BadRow as reason:
-            bad.add(int(prompt.id.rpartition(":")[2]), reason)
-    bad.raise_if_any()
+            bad[int(prompt.id.rpartition(":")[2])] = str(reason)
+    refuse_bad_rows("difficulty_key", [(source, sorted(bad.items()))])
     return rated
 
 

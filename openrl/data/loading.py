@@ -1,38 +1,99 @@
-"""Rows from files, saved datasets or the Hugging Face Hub."""
+"""Rows from files, saved datasets or the Hugging Face Hub.
+
+What streaming means here: rows never live in memory as a whole. A file or a dataset of the Hub is turned into an Arrow
+file on disk once, and read from there through a memory map, row by row. Where --max_samples asks for few rows (up to
+``STREAMED``) not even that is done: the source is opened as a stream, and nothing behind the last row wanted is read
+or downloaded. What does stay in memory is what training draws from: token ids, label and small columns of each row.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import (
+    Dataset,
+    DatasetDict,
+    get_dataset_config_names,
+    get_dataset_split_names,
+    load_dataset,
+    load_from_disk,
+)
 from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
+from openrl.config.data import data_items, name_and_subset
 from openrl.errors import UserError
 
 FILE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+STREAMED = 20_000  # rows; more are worth a file on disk, which the next run finds again
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
+@dataclass(frozen=True)
+class RowSource:
+    """The rows of one item of a comma list."""
+
+    name: str  # as it was given, for messages
+    tag: str  # the source of rows that name none themselves
+    rows: Dataset
+
+
+def load_sources(names: str, split: str, max_samples: int | None, *, flag: str, mixed: bool = False) -> list[RowSource]:
+    """The rows of each item of a comma list, at most ``max_samples`` in all; None takes all.
+
+    ``mixed``: the items will be drawn by probabilities, so that any of them may fill the blend: at most ``max_samples``
+    of each. A single item has the tag "default"; of several, each has its file or dataset name without directories.
+    Raises UserError as ``load_rows`` does.
+    """
+    items = data_items(names)
+    sources: list[RowSource] = []
+    left = max_samples
+    for item, tag in zip(items, _tags(items), strict=True):
+        sources.append(RowSource(item, tag, load_rows(item, split, left, flag=flag)))
+        if left is not None and not mixed:
+            left -= len(sources[-1].rows)
+            if not left:
+                break
+    return sources
+
+
+def _tags(items: list[str]) -> list[str]:
+    if len(items) == 1:
+        return ["default"]
+    short = []
+    for item in items:
+        name, subset = name_and_subset(item)
+        path = Path(name)
+        stem = path.stem if path.suffix in FILE_FORMATS else path.name
+        short.append(f"{stem}@{subset}" if subset else stem)
+    return short if len(set(short)) == len(short) else items
+
+
 def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) -> Dataset:
-    """The first ``max_samples`` rows of ``source``; None takes all.
+    """The first ``max_samples`` rows of one source; None takes all.
 
     ``source`` is a file by the suffixes of ``FILE_FORMATS``, a directory that ``save_to_disk`` wrote, a directory of such
-    files, or a Hub name. ``split`` chooses among the splits of sources that have them. ``flag`` is the name of the flag
-    that ``source`` came from. Raises UserError if the source is missing, unreadable or empty, or has no such split.
+    files, or a Hub name; NAME@SUBSET takes a split, else a configuration, else a data directory of that name. ``split``
+    chooses among the splits of sources that have them. ``flag`` is the name of the flag that ``source`` came from.
+    Raises UserError if the source is missing, unreadable or empty, or has no such split.
     """
-    path = Path(source).expanduser()
+    name, subset = name_and_subset(source)
+    path = Path(name).expanduser()
     if path.is_file():
-        rows = _load_file(path, flag)
+        if subset not in (None, "train"):
+            raise UserError(f"--{flag}: {name} is one file: it has no {subset!r}", name)
+        rows = _load_file(path, max_samples, flag)
     elif path.is_dir() and any((path / f).exists() for f in ("state.json", "dataset_dict.json")):
-        rows = _choose_split(_load_saved(path, flag), split, source, flag)
-    elif path.is_dir() or _may_be_hub_name(source):
-        rows = _load_named(source, split, flag)
+        rows = _choose_split(_load_saved(path, flag), subset or split, name, flag)
+    elif path.is_dir() or _may_be_hub_name(name):
+        rows = _load_named(name, split, subset, max_samples, flag)
     else:
-        raise UserError(f"--{flag}: there is no file or directory {source}", f"a Hub name, or a path from {Path.cwd()}")
+        raise UserError(f"--{flag}: there is no file or directory {name}", f"a Hub name, or a path from {Path.cwd()}")
     if max_samples is not None:
         rows = rows.select(range(min(len(rows), max_samples)))
     if not len(rows):
@@ -40,13 +101,23 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     return rows
 
 
-def _load_file(path: Path, flag: str) -> Dataset:
+def _read(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
+    """``load_dataset``, which reads no further than ``max_samples`` where these are few."""
+    if max_samples is None or max_samples > STREAMED:
+        return load_dataset(*args, **kwargs)
+    stream = load_dataset(*args, streaming=True, **kwargs)
+    rows = list(stream.take(max_samples))
+    return Dataset.from_list(rows, features=stream.features, on_mixed_types="use_json")
+
+
+def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     if path.suffix not in FILE_FORMATS:
-        raise UserError(f"--{flag}: cannot read {path}", f"a file ending in {', '.join(FILE_FORMATS)}")
+        scripts = "; dataset scripts are not run" if path.suffix == ".py" else ""
+        raise UserError(f"--{flag}: cannot read {path}{scripts}", f"a file ending in {', '.join(FILE_FORMATS)}")
     if not path.stat().st_size:
         raise UserError(f"--{flag}: {path} is empty")
     try:
-        return load_dataset(FILE_FORMATS[path.suffix], data_files=str(path), split="train")
+        return _read(FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples)
     except (DatasetGenerationError, ValueError) as error:
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
@@ -92,13 +163,23 @@ def _may_be_hub_name(source: str) -> bool:
     return bool(_HUB_NAME.fullmatch(source)) and not source.startswith(".") and Path(source).suffix not in FILE_FORMATS
 
 
-def _load_named(source: str, split: str, flag: str) -> Dataset:
+def _load_named(name: str, split: str, subset: str | None, max_samples: int | None, flag: str) -> Dataset:
     """A directory of data files, or a dataset of the Hub."""
     try:
-        return load_dataset(source, split=split)
+        return _read(name, max_samples=max_samples, **_where(name, split, subset))
     except ValueError as error:  # an unknown split: the message lists the known ones
-        raise UserError(f"--{flag}: {source}: {error}") from error
+        raise UserError(f"--{flag}: {name}: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, DatasetGenerationError) as error:
-        raise UserError(f"--{flag}: cannot load {source}: {error.__cause__ or error}") from error
+        raise UserError(f"--{flag}: cannot load {name}: {error.__cause__ or error}") from error
     except ConnectionError as error:
-        raise UserError(f"--{flag}: {source} is not here, and the Hub cannot be reached: {error}") from error
+        raise UserError(f"--{flag}: {name} is not here, and the Hub cannot be reached: {error}") from error
+
+
+def _where(name: str, split: str, subset: str | None) -> dict[str, str]:
+    """What NAME@SUBSET means to ``load_dataset``: a split, else a configuration, else a data directory."""
+    if subset is None:
+        return {"split": split}
+    configurations = get_dataset_config_names(name)
+    if subset in get_dataset_split_names(name, configurations[0]):
+        return {"split": subset}
+    return {"name" if subset in configurations else "data_dir": subset, "split": split}

@@ -1,19 +1,72 @@
-"""The order in which rows are read: shuffled anew each pass, exact to resume. Standard library only."""
+"""The order in which rows are read: blends of several sources, shuffled anew each pass, exact to resume.
+
+Everything here is a pure function of sizes, probabilities, seed and pass. Standard library only.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import random
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from openrl.errors import UserError
 
+T = TypeVar("T")
+OrderState = dict[str, int | str | bool]
+
+
+def blend(parts: Sequence[Sequence[T]], probabilities: Sequence[float] | None, seed: int, limit: int) -> list[T]:
+    """The rows of one pass over several sources, at most ``limit``: one source after the other, or drawn."""
+    if probabilities is None:
+        return [row for part in parts for row in part][:limit]
+    draws = drawn(probabilities, seed)
+    return [parts[source][row] for source, row in interleave([len(part) for part in parts], draws, limit)]
+
+
+def drawn(probabilities: Sequence[float], seed: int) -> Iterator[int]:
+    """Endless source numbers, each drawn with its probability."""
+    rng = random.Random(f"{seed}/blend")
+    while True:
+        yield from rng.choices(range(len(probabilities)), probabilities, k=1000)
+
+
+def interleave(sizes: Sequence[int], draws: Iterator[int], limit: int) -> list[tuple[int, int]]:
+    """(source, row) for each draw, until every source has given all its rows at least once.
+
+    A source that is used up begins again at its first row. This is ``datasets.interleave_datasets`` with
+    ``stopping_strategy="all_exhausted"``, cut at ``limit``.
+    """
+    taken = [0] * len(sizes)
+    pairs: list[tuple[int, int]] = []
+    unfinished = len(sizes)
+    while unfinished and len(pairs) < limit:
+        source = next(draws)
+        pairs.append((source, taken[source] % sizes[source]))
+        taken[source] += 1
+        unfinished -= taken[source] == sizes[source]
+    return pairs
+
+
+def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
+    """A short hash of token rows, each with a text that says the rest about it."""
+    digest = hashlib.blake2b(digest_size=8)
+    for token_ids, rest in rows:
+        digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + rest.encode() + b"\n")
+    return digest.hexdigest()
+
 
 class SeededOrder:
-    """Endless row numbers below ``size``: every pass is a shuffle that follows from (seed, pass) alone."""
+    """Endless row numbers below ``size``. With ``shuffle`` every pass is one that follows from (seed, pass) alone.
 
-    def __init__(self, size: int, seed: int) -> None:
+    ``data`` is a fingerprint of the rows: a state is refused where they are others.
+    """
+
+    def __init__(self, size: int, seed: int, *, shuffle: bool = True, data: str = "") -> None:
         if size < 1:
             raise ValueError("an order needs at least one row")
-        self.size, self.seed = size, seed
+        self.size, self.seed, self.shuffle, self.data = size, seed, shuffle, data
         self._go_to(0, 0)
 
     def take(self, count: int) -> list[int]:
@@ -27,20 +80,25 @@ class SeededOrder:
                 self._go_to(self.epoch + 1, 0)
         return taken
 
-    def state(self) -> dict[str, int]:
-        return {"seed": self.seed, "size": self.size, "epoch": self.epoch, "position": self.position}
+    def state(self) -> OrderState:
+        return {**self._identity(), "epoch": self.epoch, "position": self.position}
 
-    def load_state(self, state: dict[str, int]) -> None:
-        """Go on where ``state`` was taken. Raises UserError if rows or seed differ: the order would be another."""
-        for key, now in (("size", self.size), ("seed", self.seed)):
-            if state[key] != now:
-                raise UserError(
-                    f"cannot resume the data order: the checkpoint has {key} {state[key]}, this run {now}",
-                    "resume with the same data, filters and --seed, or start fresh with --overwrite_ckpt",
-                )
-        self._go_to(state["epoch"], state["position"])
+    def load_state(self, state: OrderState) -> None:
+        """Go on where ``state`` was taken. Raises UserError if rows, seed or shuffling differ: the order is another."""
+        differ = [key for key, now in self._identity().items() if state[key] != now]
+        if differ:
+            facts = [f"{key} {state[key]}, this run {getattr(self, key)}" for key in differ if key != "data"]
+            raise UserError(
+                f"cannot resume the data order: the checkpoint has {'; '.join(facts) or 'as many rows, but others'}",
+                "resume with the same data, filters, --shuffle and --data_seed, or start fresh with --overwrite_ckpt",
+            )
+        self._go_to(int(state["epoch"]), int(state["position"]))
+
+    def _identity(self) -> OrderState:
+        return {"size": self.size, "seed": self.seed, "shuffle": self.shuffle, "data": self.data}
 
     def _go_to(self, epoch: int, position: int) -> None:
         self.epoch, self.position = epoch, position
         self._pass = list(range(self.size))
-        random.Random(f"{self.seed}/{epoch}").shuffle(self._pass)
+        if self.shuffle:
+            random.Random(f"{self.seed}/{epoch}").shuffle(self._pass)

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from datetime import date, datetime
+from functools import partial
+from typing import Any, Protocol
 
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import PromptDataFlags, PromptEvalFlags
-from openrl.data.loading import load_rows
-from openrl.data.order import SeededOrder
-from openrl.data.rows import (
-    MISSING,
-    BadRow,
-    BadRows,
-    as_messages,
-    as_text,
-    column,
-    prompt_text,
-    read_in_chunks,
-    require_column,
-    wrap,
-    wrap_last_user,
-)
-from openrl.data.tokenizer import leading_ids, require_chat_template
+from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags, probabilities
+from openrl.data.loading import RowSource, load_sources
+from openrl.data.order import OrderState, SeededOrder, blend, fingerprint
+from openrl.data.overflow import KEEP, shorten
+from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
+from openrl.data.rows import MISSING, BadRow, column, value_of
+from openrl.data.shapes import Columns, binary_columns, find_columns
+from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
 from openrl.types import Prompt
+
+
+class Report(Protocol):
+    """What became of the rows of a source, for people."""
+
+    def line(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -36,111 +34,204 @@ class PromptReport:
     source: str
     rows: int
     too_long: int  # left out
-    longest: int  # tokens of the longest prompt, left out or not
+    shortened: int
+    longest: int  # tokens of the longest prompt as it stood in its row
     limit: int  # tokens
+    notes: tuple[str, ...] = ()
 
     def line(self) -> str:
         text = f"{self.source}: {self.rows - self.too_long} prompts, longest {self.longest} tokens"
-        if not self.too_long:
-            return text
-        return f"{text}; {self.too_long} of {self.rows} left out, longer than --prompt_max_len {self.limit}"
+        if self.too_long:
+            text += f"; {self.too_long} of {self.rows} left out, longer than --prompt_max_len {self.limit}"
+        if self.shortened:
+            text += f"; {self.shortened} shortened to --prompt_max_len {self.limit}"
+        return "; ".join([text, *self.notes])
 
 
-def load_prompts(
-    flags: PromptDataFlags, tokenizer: PreTrainedTokenizerBase, prompt_max_len: int
-) -> tuple[list[Prompt], PromptReport]:
-    """The training prompts of --prompt_data, in the order of the rows."""
-    rows = load_rows(flags.prompt_data, flags.prompt_split, flags.max_samples, flag="prompt_data")
-    builder = PromptBuilder(flags, tokenizer, prompt_max_len)
-    return builder.build(rows, flags.prompt_data, flag="prompt_data", tag="train")
+@dataclass(frozen=True)
+class BlendReport:
+    """What one pass over several sources is made of."""
+
+    parts: tuple[tuple[str, int, int], ...]  # (source, draws in one pass, rows)
+
+    def line(self) -> str:
+        total = sum(draws for _, draws, _ in self.parts)
+        shares = (f"{draws} from {name} ({rows} rows, {draws / total:.0%})" for name, draws, rows in self.parts)
+        return f"one pass: {total} rows, {', '.join(shares)}"
 
 
-def load_eval_prompts(
-    evaluation: PromptEvalFlags, flags: PromptDataFlags, tokenizer: PreTrainedTokenizerBase, prompt_max_len: int
-) -> tuple[list[Prompt], PromptReport]:
+def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[Report]]:
+    """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of each source.
+
+    With --prompt_data_probs a prompt of a small source may stand in it several times.
+    """
+    flags = builder.flags
+    shares = None if flags.prompt_data_probs is None else probabilities(flags.prompt_data_probs)
+    sources = load_sources(
+        flags.prompt_data, flags.prompt_split, flags.max_samples, flag="prompt_data", mixed=shares is not None
+    )
+    parts, reports = builder.build(sources, flag="prompt_data", kind="train")
+    prompts = blend(parts, shares, seed, flags.max_samples)
+    if shares is not None:
+        drawn = {id(prompt): number for number, part in enumerate(parts) for prompt in part}
+        counts = [0] * len(parts)
+        for prompt in prompts:
+            counts[drawn[id(prompt)]] += 1
+        names = (source.name for source in sources)
+        reports.append(BlendReport(tuple(zip(names, counts, map(len, parts), strict=True))))
+    return prompts, reports
+
+
+def load_eval_prompts(builder: PromptBuilder, evaluation: PromptEvalFlags) -> tuple[list[Prompt], list[Report]]:
     """The prompts of --eval_dataset, which must be given; columns and templates are those of training."""
     assert evaluation.eval_dataset is not None
-    rows = load_rows(evaluation.eval_dataset, evaluation.eval_split, evaluation.eval_max_samples, flag="eval_dataset")
-    builder = PromptBuilder(flags, tokenizer, prompt_max_len)
-    return builder.build(rows, evaluation.eval_dataset, flag="eval_dataset", tag="eval")
+    sources = load_sources(
+        evaluation.eval_dataset, evaluation.eval_split, evaluation.eval_max_samples, flag="eval_dataset"
+    )
+    parts, reports = builder.build(sources, flag="eval_dataset", kind="eval")
+    return [prompt for part in parts for prompt in part], reports
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """One row that was read."""
+
+    prompt: Prompt | None  # None: too long, left out
+    length: int  # tokens, before any shortening
+    shortened: bool = False
 
 
 class PromptBuilder:
     """Makes prompts of rows by the column and template flags."""
 
-    def __init__(self, flags: PromptDataFlags, tokenizer: PreTrainedTokenizerBase, prompt_max_len: int) -> None:
-        if flags.apply_chat_template:
-            require_chat_template(tokenizer)
-        self.flags, self.tokenizer, self.limit = flags, tokenizer, prompt_max_len
-        self.leading = [] if flags.apply_chat_template else leading_ids(tokenizer)
+    def __init__(
+        self,
+        flags: PromptDataFlags,
+        templates: TemplateFlags,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt_max_len: int,
+        workers: int = 1,
+    ) -> None:
+        self.flags, self.tokenizer, self.limit, self.workers = flags, tokenizer, prompt_max_len, workers
+        self.templates = Templates(templates, tokenizer)
 
-    def build(self, rows: Dataset, source: str, *, flag: str, tag: str) -> tuple[list[Prompt], PromptReport]:
-        """Prompts with ids ``<tag>:<row>``. ``flag`` names the flag of ``source`` in errors.
+    def build(self, sources: list[RowSource], *, flag: str, kind: str) -> tuple[list[list[Prompt]], list[Report]]:
+        """The prompts of each source, and what became of its rows. ``flag`` names the flag of the sources in errors.
 
-        Raises UserError for a missing column, rows that cannot be used, and when every prompt is too long.
+        Ids are ``<kind>:<row>``, of several sources ``<kind>:<tag>:<row>``. Raises UserError for a missing column, for
+        all rows of all sources that cannot be used, and if every prompt of a source is too long.
         """
-        require_column(rows, self.flags.input_key, "input_key", source)
-        if self.flags.label_key is not None:
-            require_column(rows, self.flags.label_key, "label_key", source)
-        bad = BadRows(flag, source)
-        prompts: list[Prompt] = []
-        for chunk in read_in_chunks(rows, self._text, bad):
-            ids = self.tokenizer([text for _, _, text in chunk], add_special_tokens=False).input_ids
-            prompts += [self._prompt(f"{tag}:{i}", row, text, t) for (i, row, text), t in zip(chunk, ids, strict=True)]
-        bad.raise_if_any()
-        return self._filter(prompts, source, flag)
+        read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
+        for source in sources:
+            columns = find_columns(self.flags, source.rows, source.name)
+            binary = binary_columns(source.rows)
+            prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
+            reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
+            chunk = read_rows(source.rows.remove_columns(binary), reader, self.workers)
+            unread = f"not given to rewards: {', '.join(binary)}" if binary else ""
+            read.append((source, chunk, tuple(filter(None, (columns.note, unread)))))
+        refuse_bad_rows(flag, [(source.name, chunk.bad) for source, chunk, _ in read])
+        reports = [self._report(source.name, chunk.items, notes, flag) for source, chunk, notes in read]
+        return [[item.prompt for item in chunk.items if item.prompt] for _, chunk, _ in read], reports
 
-    def _text(self, row: dict[str, Any]) -> str:
-        """The prompt as the model sees it. Raises BadRow."""
-        value = column(row, self.flags.input_key)
-        if self.flags.apply_chat_template:
-            messages = as_messages(value)
-            if messages[-1]["role"] == "assistant":
-                raise BadRow("the chat ends with the assistant: nothing is left to answer")
-            return prompt_text(self.tokenizer, wrap_last_user(self.flags.input_template, messages))
-        if isinstance(value, list):
-            raise BadRow("a chat list needs --apply_chat_template")
-        return wrap(self.flags.input_template, as_text(value))
+    def read(self, rows: Numbered, *, columns: Columns, prefix: str, tag: str) -> Chunk[ReadPrompt]:
+        """Prompts of some rows, in their order, and the rows that cannot be used."""
+        chunk: Chunk[ReadPrompt] = Chunk()
+        good: list[tuple[int, dict[str, Any], PromptParts, str]] = []
+        for number, row in rows:
+            try:
+                parts = self._parts(row, columns)
+                good.append((number, row, parts, parts.text()))
+            except BadRow as reason:
+                chunk.bad.append((number, str(reason)))
+        all_ids = self._tokenise([text for *_, text in good]) if good else []
+        for (number, row, parts, text), ids in zip(good, all_ids, strict=True):
+            if len(ids) > self.limit and self.flags.prompt_overflow == "error":
+                chunk.bad.append((number, f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error"))
+                continue
+            fitting = self._fit(parts, text, ids)
+            prompt = fitting and self._prompt(f"{prefix}:{number}", row, *fitting, columns, tag)
+            chunk.items.append(ReadPrompt(prompt, len(ids), shortened=fitting is not None and fitting[0] != text))
+        return chunk
 
-    def _prompt(self, id: str, row: dict[str, Any], text: str, token_ids: list[int]) -> Prompt:
-        label = "" if self.flags.label_key is None else column(row, self.flags.label_key)
+    def _parts(self, row: dict[str, Any], columns: Columns) -> PromptParts:
+        """The prompt of a row whose label is there too. Raises BadRow."""
+        value = value_of(row, columns.input_key)
+        if columns.label_key is not None and value_of(row, columns.label_key) is None:
+            raise BadRow(f"{columns.label_key}: no label")
+        try:
+            return self.templates.prompt(value)
+        except BadRow as reason:
+            raise BadRow(f"{columns.input_key}: {reason}") from reason
+
+    def _tokenise(self, texts: list[str]) -> list[list[int]]:
+        return [self.templates.leading + ids for ids in self.tokenizer(texts, add_special_tokens=False).input_ids]
+
+    def _fit(self, parts: PromptParts, text: str, ids: list[int]) -> tuple[str, list[int]] | None:
+        """The prompt within --prompt_max_len: as it is, shortened, or None."""
+        if len(ids) <= self.limit:
+            return text, ids
+        if self.flags.prompt_overflow not in KEEP:
+            return None
+
+        def fits(content: str) -> bool:
+            return len(self._tokenise([parts.render(content)])[0]) <= self.limit
+
+        content = shorten(parts.content, self.flags.prompt_overflow, fits)
+        if content is None:
+            return None
+        shorter = parts.render(content)
+        return shorter, self._tokenise([shorter])[0]
+
+    def _prompt(
+        self, id: str, row: dict[str, Any], text: str, token_ids: list[int], columns: Columns, tag: str
+    ) -> Prompt:
+        rest = row.keys() - {columns.input_key, columns.label_key}
         return Prompt(
             id=id,
-            token_ids=self.leading + token_ids,
+            token_ids=token_ids,
             text=text,
-            label=None if label is MISSING else label,
-            source=self._source(row),
-            meta={
-                name: value for name, value in row.items() if name not in (self.flags.input_key, self.flags.label_key)
-            },
+            label="" if columns.label_key is None else value_of(row, columns.label_key),
+            source=self._source(row, tag),
+            meta={name: json_like(row[name]) for name in row if name in rest and row[name] is not None},
         )
 
-    def _source(self, row: dict[str, Any]) -> str:
+    def _source(self, row: dict[str, Any], tag: str) -> str:
         for key in (self.flags.datasource_key, "data_source", "tag"):
             value = column(row, key)
             if value is not MISSING and value is not None:
                 return str(value)
-        return "default"
+        return tag
 
-    def _filter(self, prompts: list[Prompt], source: str, flag: str) -> tuple[list[Prompt], PromptReport]:
-        kept = [p for p in prompts if len(p.token_ids) <= self.limit]
-        lengths = [len(p.token_ids) for p in prompts]
-        report = PromptReport(source, len(prompts), len(prompts) - len(kept), max(lengths), self.limit)
+    def _report(self, source: str, items: list[ReadPrompt], notes: tuple[str, ...], flag: str) -> Report:
+        lengths = [item.length for item in items]
+        kept = sum(item.prompt is not None for item in items)
         if not kept:
             raise UserError(
-                f"--{flag}: all {len(prompts)} prompts of {source} are longer than --prompt_max_len {self.limit}; "
+                f"--{flag}: all {len(items)} prompts of {source} are longer than --prompt_max_len {self.limit}; "
                 f"the shortest has {min(lengths)} tokens",
                 f"--prompt_max_len {max(lengths)}",
             )
-        return kept, report
+        shortened = sum(item.shortened for item in items)
+        return PromptReport(source, len(items), len(items) - kept, shortened, max(lengths), self.limit, notes)
+
+
+def json_like(value: Any) -> Any:
+    """The value as JSON can hold it: dates become text."""
+    if isinstance(value, dict):
+        return {name: json_like(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_like(item) for item in value]
+    return value.isoformat() if isinstance(value, date | datetime) else value
 
 
 class PromptStream:
     """Endless prompts in seeded order; ``state`` and ``load_state`` are exact in mid-pass."""
 
-    def __init__(self, prompts: list[Prompt], seed: int) -> None:
+    def __init__(self, prompts: list[Prompt], seed: int, *, shuffle: bool = True) -> None:
         self.prompts = prompts
-        self._order = SeededOrder(len(prompts), seed)
+        data = fingerprint((p.token_ids, f"{p.id} {p.label!r}") for p in prompts)
+        self._order = SeededOrder(len(prompts), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> list[Prompt]:
         """The next prompts. Over the end of a pass one prompt may come twice."""
@@ -154,9 +245,9 @@ class PromptStream:
         finally:
             self._order.load_state(state)
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> OrderState:
         return self._order.state()
 
-    def load_state(self, state: dict[str, int]) -> None:
+    def load_state(self, state: OrderState) -> None:
         """Raises UserError if ``state`` belongs to other data or another seed."""
         self._order.load_state(state)

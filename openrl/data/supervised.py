@@ -10,25 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import SupervisedDataFlags
-from openrl.data.loading import load_rows
-from openrl.data.order import SeededOrder
-from openrl.data.rows import (
-    BadRow,
-    BadRows,
-    as_messages,
-    as_text,
-    column,
-    prompt_text,
-    read_in_chunks,
-    require_column,
-    wrap,
-    wrap_last_user,
-)
-from openrl.data.tokenizer import leading_ids, require_chat_template
+from openrl.config.data import SupervisedDataFlags, TemplateFlags, probabilities
+from openrl.data.loading import RowSource, load_sources
+from openrl.data.order import OrderState, SeededOrder, blend, fingerprint
+from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
+from openrl.data.rows import BadRow, as_chat, as_text, require_column, value_of
+from openrl.data.shapes import binary_columns
+from openrl.data.templates import Templates
 from openrl.errors import UserError
 from openrl.types import ExperienceBatch
 
@@ -62,61 +52,82 @@ class SupervisedReport:
 
 
 def load_supervised(
-    flags: SupervisedDataFlags, tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[SupervisedRow], SupervisedReport]:
-    """The examples of --dataset, in the order of the rows. Raises UserError for rows that cannot be used."""
-    rows = load_rows(flags.dataset, flags.dataset_split, flags.max_samples, flag="dataset")
-    return SupervisedBuilder(flags, tokenizer).build(rows, flags.dataset)
+    flags: SupervisedDataFlags, builder: SupervisedBuilder, seed: int
+) -> tuple[list[SupervisedRow], list[SupervisedReport]]:
+    """The examples of --dataset, one pass over the blend, unshuffled. Raises UserError for rows that cannot be used."""
+    shares = None if flags.dataset_probs is None else probabilities(flags.dataset_probs)
+    sources = load_sources(
+        flags.dataset, flags.dataset_split, flags.max_samples, flag="dataset", mixed=shares is not None
+    )
+    parts, reports = builder.build(sources)
+    return blend(parts, shares, seed, flags.max_samples), reports
 
 
 class SupervisedBuilder:
     """Makes examples of rows by the column and template flags."""
 
-    def __init__(self, flags: SupervisedDataFlags, tokenizer: PreTrainedTokenizerBase) -> None:
-        if flags.apply_chat_template:
-            require_chat_template(tokenizer)
+    def __init__(
+        self,
+        flags: SupervisedDataFlags,
+        templates: TemplateFlags,
+        tokenizer: PreTrainedTokenizerBase,
+        workers: int = 1,
+    ) -> None:
         if not tokenizer.is_fast:
-            raise UserError("supervised training needs a fast tokenizer: loss masks come from its offsets")
-        self.flags, self.tokenizer = flags, tokenizer
-        self.leading = [] if flags.apply_chat_template else leading_ids(tokenizer)
+            raise UserError(
+                "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer", "leave it out"
+            )
+        self.flags, self.tokenizer, self.workers = flags, tokenizer, workers
+        self.templates = Templates(templates, tokenizer)
 
-    def build(self, rows: Dataset, source: str) -> tuple[list[SupervisedRow], SupervisedReport]:
-        """Examples no longer than --max_len, and the account of what was cut or left out."""
-        for key, flag in ((self.flags.input_key, "input_key"), (self.flags.output_key, "output_key")):
-            if key is not None:
-                require_column(rows, key, flag, source)
-        bad = BadRows("dataset", source)
-        examples: list[SupervisedRow] = []
-        cut = dropped = 0
-        for chunk in read_in_chunks(rows, self._texts, bad):
-            for example, whole in self._tokenise([texts for _, _, texts in chunk]):
-                keep = any(example.loss_mask)
-                dropped += not keep
-                cut += keep and not whole
-                examples += [example] if keep else []
-        bad.raise_if_any()
-        if not examples:
+    def build(self, sources: list[RowSource]) -> tuple[list[list[SupervisedRow]], list[SupervisedReport]]:
+        """The examples of each source, no longer than --max_len, and the account of what was cut or left out."""
+        read = []
+        for source in sources:
+            for key, flag in ((self.flags.input_key, "input_key"), (self.flags.output_key, "output_key")):
+                if key is not None:
+                    require_column(source.rows, key, flag, source.name)
+            read.append(read_rows(source.rows.remove_columns(binary_columns(source.rows)), self.read, self.workers))
+        names = [source.name for source in sources]
+        refuse_bad_rows("dataset", zip(names, (chunk.bad for chunk in read), strict=True))
+        reports = [self._report(name, chunk.items) for name, chunk in zip(names, read, strict=True)]
+        return [[example for example, _ in chunk.items if any(example.loss_mask)] for chunk in read], reports
+
+    def read(self, rows: Numbered) -> Chunk[tuple[SupervisedRow, bool]]:
+        """Each example with whether all of it fits into --max_len, and the rows that cannot be used."""
+        chunk: Chunk[tuple[SupervisedRow, bool]] = Chunk()
+        pairs = []
+        for number, row in rows:
+            try:
+                pairs.append(self._texts(row))
+            except BadRow as reason:
+                chunk.bad.append((number, str(reason)))
+        chunk.items = self._tokenise(pairs) if pairs else []
+        return chunk
+
+    def _report(self, source: str, items: list[tuple[SupervisedRow, bool]]) -> SupervisedReport:
+        kept = [(example, whole) for example, whole in items if any(example.loss_mask)]
+        if not kept:
             raise UserError(
                 f"--dataset: every prompt of {source} fills --max_len {self.flags.max_len}", "a larger --max_len"
             )
-        tokens = sum(sum(e.loss_mask) for e in examples)
-        return examples, SupervisedReport(source, len(rows), cut, dropped, tokens, self.flags.max_len)
+        cut = sum(not whole for _, whole in kept)
+        tokens = sum(sum(example.loss_mask) for example, _ in kept)
+        return SupervisedReport(source, len(items), cut, len(items) - len(kept), tokens, self.flags.max_len)
 
     def _texts(self, row: dict[str, Any]) -> tuple[str, str]:
         """Prompt and answer as text. Raises BadRow."""
-        given = column(row, self.flags.input_key)
+        given = as_chat(value_of(row, self.flags.input_key))
         if self.flags.output_key is not None:
-            answer = column(row, self.flags.output_key)
+            answer = value_of(row, self.flags.output_key)
         elif isinstance(given, list) and given and given[-1].get("role") == "assistant":
             given, answer = given[:-1], given[-1].get("content")
         else:
             raise BadRow("no answer: give --output_key, or end the chat with the assistant")
         answer = as_text(answer)
-        if self.flags.apply_chat_template:
-            return self._chat_texts(wrap_last_user(self.flags.input_template, as_messages(given)), answer)
-        if isinstance(given, list):
-            raise BadRow("a chat list needs --apply_chat_template")
-        return wrap(self.flags.input_template, as_text(given)), answer
+        if self.templates.chat:
+            return self._chat_texts(self.templates.wrap_last_user(self.templates.dialogue(given)), answer)
+        return self.templates.prompt(given).text(), answer
 
     def _chat_texts(self, messages: list[dict[str, Any]], answer: str) -> tuple[str, str]:
         """The answer as the template writes it, without what follows the end-of-text token.
@@ -124,10 +135,8 @@ class SupervisedBuilder:
         Some templates rewrite the prompt once there is an answer (they drop an opened <think>): then the answer is
         taken as it is, so that training sees the prompt that sampling will see.
         """
-        prompt = prompt_text(self.tokenizer, messages)
-        whole = self.tokenizer.apply_chat_template(
-            [*messages, {"role": "assistant", "content": answer}], tokenize=False
-        )
+        prompt = self.templates.render(messages, generate=True)
+        whole = self.templates.render([*messages, {"role": "assistant", "content": answer}], generate=False)
         if not whole.startswith(prompt):
             return prompt, answer
         return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
@@ -137,11 +146,11 @@ class SupervisedBuilder:
         encoded = self.tokenizer(
             [prompt + answer for prompt, answer in pairs], add_special_tokens=False, return_offsets_mapping=True
         )
-        limit, eos = self.flags.max_len, self.tokenizer.eos_token_id
+        limit, eos, leading = self.flags.max_len, self.tokenizer.eos_token_id, self.templates.leading
         examples = []
         for (prompt, _), ids, offsets in zip(pairs, encoded.input_ids, encoded.offset_mapping, strict=True):
-            token_ids = [*self.leading, *ids, eos]
-            mask = [*(False for _ in self.leading), *(end > len(prompt) for _, end in offsets), True]
+            token_ids = [*leading, *ids, eos]
+            mask = [*(False for _ in leading), *(end > len(prompt) for _, end in offsets), True]
             mask[0] = False  # nothing precedes it
             examples.append((SupervisedRow(token_ids[:limit], mask[:limit]), len(token_ids) <= limit))
         return examples
@@ -174,17 +183,18 @@ def collate(rows: list[SupervisedRow], pad_id: int) -> ExperienceBatch:
 class SupervisedStream:
     """Endless batches in seeded order; ``state`` and ``load_state`` are exact in mid-pass."""
 
-    def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int) -> None:
+    def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int, *, shuffle: bool = True) -> None:
         self.rows, self.pad_id = rows, pad_id
-        self._order = SeededOrder(len(rows), seed)
+        data = fingerprint((row.token_ids, str(sum(row.loss_mask))) for row in rows)
+        self._order = SeededOrder(len(rows), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> ExperienceBatch:
         """The next ``count`` examples as one batch."""
         return collate([self.rows[i] for i in self._order.take(count)], self.pad_id)
 
-    def state(self) -> dict[str, int]:
+    def state(self) -> OrderState:
         return self._order.state()
 
-    def load_state(self, state: dict[str, int]) -> None:
+    def load_state(self, state: OrderState) -> None:
         """Raises UserError if ``state`` belongs to other data or another seed."""
         self._order.load_state(state)

@@ -4,26 +4,55 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
 
+from openrl.config.model import ModelFlags
+from openrl.data.rows import text_or_file
 from openrl.errors import UserError
 
 
-def load_tokenizer(path: str, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model at ``path``, a directory or a Hub name.
+def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model that is trained: of --tokenizer_path, else of --pretrain.
+
+    ``chat_template``, text or file, replaces its own. Raises UserError as ``load_tokenizer``, and if the tokenizer has
+    more tokens than the model has embeddings.
+    """
+    path, flag = (
+        (model.pretrain, "pretrain") if model.tokenizer_path is None else (model.tokenizer_path, "tokenizer_path")
+    )
+    tokenizer = load_tokenizer(
+        path, trust_remote_code=model.trust_remote_code, fast=not model.disable_fast_tokenizer, flag=flag
+    )
+    if chat_template is not None:
+        tokenizer.chat_template = text_or_file(chat_template, "tokenizer_chat_template")
+    if model.tokenizer_path is not None:
+        config = AutoConfig.from_pretrained(model.pretrain, trust_remote_code=model.trust_remote_code)
+        rows, tokens = config.get_text_config().vocab_size, len(tokenizer)
+        if tokens > rows:
+            raise UserError(
+                f"--tokenizer_path: {path} has {tokens} tokens, the embedding of {model.pretrain} {rows}",
+                "the tokenizer that the model was made with",
+            )
+    return tokenizer
+
+
+def load_tokenizer(
+    path: str, *, trust_remote_code: bool = False, fast: bool = True, flag: str = "pretrain"
+) -> PreTrainedTokenizerBase:
+    """The tokenizer at ``path``, a directory or a Hub name, which came from ``flag``.
 
     Without a padding token it pads with the end-of-text token: masks, never token ids, say what is padding, so no real
     end of text is lost. Raises UserError if there is no tokenizer or it knows no end-of-text token.
     """
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
-        raise UserError(f"--pretrain: there is no model directory {path}")
+        raise UserError(f"--{flag}: there is no model directory {path}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, use_fast=fast)
     except Exception as error:  # a KeyError, say, or what code beside the model raises: the files are the user's
-        raise UserError(f"--pretrain: cannot load the tokenizer of {path}: {type(error).__name__}: {error}") from error
+        raise UserError(f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}") from error
     if tokenizer.eos_token_id is None:
         raise UserError(
-            f"--pretrain: the tokenizer of {path} has no end-of-text token",
+            f"--{flag}: the tokenizer of {path} has no end-of-text token",
             "set eos_token in its tokenizer_config.json",
         )
     if tokenizer.pad_token_id is None:
@@ -36,7 +65,7 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     if not tokenizer.chat_template:
         raise UserError(
             f"--apply_chat_template: the tokenizer of {tokenizer.name_or_path} has no chat template",
-            "leave the flag out, or wrap prompts with --input_template",
+            "--tokenizer_chat_template FILE, or leave the flag out and wrap prompts with --input_template",
         )
 
 

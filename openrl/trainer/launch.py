@@ -58,7 +58,7 @@ def build_trainer(
     flags, run_dir = effective_flags(config), Path(config.checkpoint.save_path)
     return RLTrainer(
         build_pipeline(config, inputs, roles),
-        PromptStream(inputs.prompts, config.debug.seed),
+        PromptStream(inputs.prompts, derived.data_seed(config), shuffle=config.order.shuffle),
         progress.total,
         inputs.tokenizer,
         batch=config.batch,

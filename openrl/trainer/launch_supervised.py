@@ -12,8 +12,8 @@ from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
 from openrl.config import derived
 from openrl.config.commands import SFTConfig
-from openrl.data.supervised import SupervisedReport, SupervisedRow, SupervisedStream, load_supervised
-from openrl.data.tokenizer import load_tokenizer
+from openrl.data.supervised import SupervisedBuilder, SupervisedReport, SupervisedRow, SupervisedStream, load_supervised
+from openrl.data.tokenizer import policy_tokenizer
 from openrl.models.device import Device, resolve_device
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
@@ -40,21 +40,23 @@ class SupervisedInputs:
     device: Device
     tokenizer: PreTrainedTokenizerBase
     rows: list[SupervisedRow]
-    report: SupervisedReport
+    reports: list[SupervisedReport]
     steps: int  # optimizer steps
 
 
 def prepare_sft(config: SFTConfig) -> SupervisedInputs:
     """Read tokenizer and data. Raises UserError for the first thing that does not fit."""
     device = resolve_device(config.device)
-    tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
-    rows, report = load_supervised(config.data, tokenizer)
-    return SupervisedInputs(device, tokenizer, rows, report, derived.supervised_steps(config.batch, len(rows)))
+    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+    builder = SupervisedBuilder(config.data, config.templates, tokenizer, workers=config.order.preprocess_num_workers)
+    rows, reports = load_supervised(config.data, builder, derived.data_seed(config))
+    return SupervisedInputs(device, tokenizer, rows, reports, derived.supervised_steps(config.batch, len(rows)))
 
 
 def describe_sft(config: SFTConfig, inputs: SupervisedInputs) -> str:
     """The text of --dry_run."""
-    return f"{inputs.report.line()}\n{inputs.steps} optimizer steps of {config.batch.train_batch_size} rows"
+    lines = [report.line() for report in inputs.reports]
+    return "\n".join([*lines, f"{inputs.steps} optimizer steps of {config.batch.train_batch_size} rows"])
 
 
 async def train_sft(config: SFTConfig, inputs: SupervisedInputs) -> RunSummary:
@@ -73,7 +75,9 @@ async def train_sft(config: SFTConfig, inputs: SupervisedInputs) -> RunSummary:
         trainer = SupervisedTrainer(
             model,
             SupervisedUpdate(),
-            SupervisedStream(inputs.rows, tokenizer.pad_token_id, config.debug.seed),
+            SupervisedStream(
+                inputs.rows, tokenizer.pad_token_id, derived.data_seed(config), shuffle=config.order.shuffle
+            ),
             inputs.steps,
             tokenizer,
             batch=config.batch,

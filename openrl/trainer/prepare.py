@@ -15,8 +15,8 @@ from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
 from openrl.data.difficulty import with_difficulty
-from openrl.data.prompts import PromptReport, load_eval_prompts, load_prompts
-from openrl.data.tokenizer import load_tokenizer
+from openrl.data.prompts import PromptBuilder, Report, load_eval_prompts, load_prompts
+from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
@@ -35,7 +35,7 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     eval_prompts: list[Prompt]
-    reports: list[PromptReport]
+    reports: list[Report]
 
 
 def prepare(config: PPOConfig) -> Inputs:
@@ -46,18 +46,22 @@ def prepare(config: PPOConfig) -> Inputs:
         check_batches(config, world)
     check_engine_kwargs(config.engine.vllm_engine_kwargs)
     check_reward_source(config.reward)
-    tokenizer = load_tokenizer(config.model.pretrain, trust_remote_code=config.model.trust_remote_code)
-    prompts, report = load_prompts(config.data, tokenizer, config.sampling.prompt_max_len)
+    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+    builder = PromptBuilder(
+        config.data,
+        config.templates,
+        tokenizer,
+        config.sampling.prompt_max_len,
+        workers=config.order.preprocess_num_workers,
+    )
+    prompts, reports = load_prompts(builder, derived.data_seed(config))
     shaping = config.shaping
     if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
-        prompts = with_difficulty(prompts, shaping.difficulty_key, report.source)
+        prompts = with_difficulty(prompts, shaping.difficulty_key, config.data.prompt_data)
     eval_prompts: list[Prompt] = []
-    reports = [report]
     if config.evaluation.eval_dataset:
-        eval_prompts, report = load_eval_prompts(
-            config.evaluation, config.data, tokenizer, config.sampling.prompt_max_len
-        )
-        reports.append(report)
+        eval_prompts, more = load_eval_prompts(builder, config.evaluation)
+        reports += more
     if len(prompts) < config.batch.rollout_batch_size:
         raise UserError(
             f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {len(prompts)}",

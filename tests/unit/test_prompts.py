@@ -3,7 +3,8 @@ from collections import Counter
 import pytest
 from datasets import Dataset
 
-from openrl.config.data import PromptDataFlags, PromptEvalFlags
+from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
+from openrl.data.loading import RowSource
 from openrl.data.order import SeededOrder
 from openrl.data.prompts import PromptBuilder, PromptStream, load_eval_prompts, load_prompts
 from openrl.errors import UserError
@@ -20,9 +21,16 @@ def tokenizer(chat=False):
 
 
 def build(rows, limit=100, chat=False, **flags):
-    flags = PromptDataFlags(prompt_data="data", apply_chat_template=chat, **flags)
-    builder = PromptBuilder(flags, tokenizer(chat), limit)
-    return builder.build(Dataset.from_list(rows), "rows.jsonl", flag="prompt_data", tag="train")
+    around = {name: flags.pop(name) for name in vars(TemplateFlags()) if name in flags}
+    builder = PromptBuilder(
+        PromptDataFlags(prompt_data="data", **flags),
+        TemplateFlags(apply_chat_template=chat, **around),
+        tokenizer(chat),
+        limit,
+    )
+    sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows))]
+    (prompts,), (report,) = builder.build(sources, flag="prompt_data", kind="train")
+    return prompts, report
 
 
 def test_a_prompt_carries_text_tokens_label_source_and_id():
@@ -88,15 +96,15 @@ def test_missing_keys_list_those_that_exist():
 
 def test_bad_rows_are_all_named_by_number_and_reason():
     rows = [{"input": "1"}, {"input": None}, {"input": "2"}, {"input": ""}]
-    with pytest.raises(UserError, match=r"--prompt_data: rows.jsonl .*\n  rows 1, 3: empty"):
+    with pytest.raises(UserError, match=r"--prompt_data: rows.jsonl .*\n  rows 1, 3: input: empty"):
         build(rows)
-    with pytest.raises(UserError, match="row 0: expected text, found int"):
+    with pytest.raises(UserError, match="row 0: input: expected text, found int"):
         build([{"input": 5}])
-    with pytest.raises(UserError, match="row 0: a chat list needs --apply_chat_template"):
+    with pytest.raises(UserError, match="row 0: input: a chat list needs --apply_chat_template"):
         build([{"input": [{"role": "user", "content": "1"}]}])
-    with pytest.raises(UserError, match="row 0: the chat ends with the assistant"):
+    with pytest.raises(UserError, match="row 0: input: the chat ends with the assistant"):
         build([{"input": [{"role": "assistant", "content": "1"}]}], chat=True)
-    with pytest.raises(UserError, match="row 0: a chat message is not of the form"):
+    with pytest.raises(UserError, match="row 0: input: a chat message is not of the form"):
         build([{"input": [{"from": "user", "value": "1"}]}], chat=True)
 
 
@@ -106,8 +114,9 @@ def test_training_and_evaluation_read_their_own_sources(tmp_path, monkeypatch):
     Dataset.from_list([{"input": "3:"}, {"input": "4:"}]).to_json(tmp_path / "eval.jsonl")
     data = PromptDataFlags(prompt_data=str(tmp_path / "train.jsonl"), max_samples=1)
     evaluation = PromptEvalFlags(eval_dataset=str(tmp_path / "eval.jsonl"), eval_max_samples=1)
-    assert [(p.id, p.text) for p in load_prompts(data, tokenizer(), 9)[0]] == [("train:0", "1:")]
-    assert [(p.id, p.text) for p in load_eval_prompts(evaluation, data, tokenizer(), 9)[0]] == [("eval:0", "3:")]
+    builder = PromptBuilder(data, TemplateFlags(), tokenizer(), 9)
+    assert [(p.id, p.text) for p in load_prompts(builder, seed=0)[0]] == [("train:0", "1:")]
+    assert [(p.id, p.text) for p in load_eval_prompts(builder, evaluation)[0]] == [("eval:0", "3:")]
 
 
 def test_order_passes_through_all_rows_and_differs_between_passes():

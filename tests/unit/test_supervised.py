@@ -2,10 +2,13 @@ import pytest
 import torch
 from datasets import Dataset
 
-from openrl.config.data import SupervisedDataFlags
+from openrl.config.commands import SFTConfig
+from openrl.config.data import SupervisedDataFlags, TemplateFlags
+from openrl.data.loading import RowSource
 from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate
 from openrl.errors import UserError
 from tests.tiny import EOS, PAD, tiny_tokenizer
+from tests.unit.test_config_checks import settle
 
 CHAT = (
     "{% for m in messages %}{{ m.role[0] }}({{ m.content }}"
@@ -18,9 +21,11 @@ THINKING = CHAT.replace("a({% endif %}", "a(think:{% endif %}")  # opens a thoug
 def build(rows, max_len=100, template=None, tokenizer=None, **flags):
     tokenizer = tokenizer or tiny_tokenizer()
     tokenizer.chat_template = template
-    flags = {"input_template": None, "output_key": "output"} | flags
-    flags = SupervisedDataFlags(dataset="data", max_len=max_len, apply_chat_template=template is not None, **flags)
-    return SupervisedBuilder(flags, tokenizer).build(Dataset.from_list(rows), "rows.jsonl")
+    around = TemplateFlags(apply_chat_template=template is not None, input_template=flags.pop("input_template", None))
+    flags = SupervisedDataFlags(dataset="data", max_len=max_len, **{"output_key": "output"} | flags)
+    sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows))]
+    (examples,), (report,) = SupervisedBuilder(flags, around, tokenizer).build(sources)
+    return examples, report
 
 
 def learned(row):
@@ -70,10 +75,12 @@ def test_a_token_over_the_border_is_learned():
 
 
 def test_default_template_wraps_the_prompt():
-    flags = SupervisedDataFlags(dataset="data")
-    rows, _ = build([{"input": "1", "output": "2"}], input_template=flags.input_template)
-    assert flags.input_template == "User: {}\nAssistant: "
+    template = settle(SFTConfig, "--pretrain m --dataset d")[0].templates.input_template
+    assert template == "User: {}\nAssistant: "
+    rows, _ = build([{"input": "1", "output": "2"}], input_template=template)
     assert learned(rows[0]) == "2<eos>"
+    rows, _ = build([{"input": "1", "output": "2"}], input_template=template, template=CHAT)
+    assert text(rows[0]) == "u(1)a(2<eos>"  # the chat template takes its place
 
 
 def test_chat_rows_learn_the_last_assistant_message():

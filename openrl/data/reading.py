@@ -1,0 +1,86 @@
+"""All rows of a source through one function, in several processes where that pays, and one report of the bad ones."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, Generic, TypeVar
+
+from datasets import Dataset
+
+from openrl.errors import UserError
+
+CHUNK = 1000  # rows that are tokenised in one call
+PARALLEL_FROM = 50_000  # rows; a process needs seconds to start
+T = TypeVar("T")
+Numbered = list[tuple[int, dict[str, Any]]]  # (row number, row)
+
+
+@dataclass
+class Chunk(Generic[T]):
+    """What became of some rows."""
+
+    items: list[T] = field(default_factory=list)
+    bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
+
+
+Read = Callable[[Numbered], Chunk[T]]
+
+
+def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
+    """``read`` over all rows in order. With more than one process ``read`` must pickle, with what it is bound to."""
+    whole: Chunk[T] = Chunk()
+    for chunk in _chunks(rows, read, min(workers, os.cpu_count() or 1)):
+        whole.items += chunk.items
+        whole.bad += chunk.bad
+    return whole
+
+
+def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
+    starts = range(0, len(rows), CHUNK)
+    if workers == 1 or len(rows) < PARALLEL_FROM:
+        yield from (read(numbered(rows, start)) for start in starts)
+        return
+    with ProcessPoolExecutor(workers, get_context("spawn"), _remember, (rows, read)) as pool:
+        yield from pool.map(_read_chunk, starts)
+
+
+def numbered(rows: Dataset, start: int) -> Numbered:
+    """The chunk of rows that begins at ``start``."""
+    return list(enumerate(rows.select(range(start, min(start + CHUNK, len(rows)))), start))
+
+
+_job: tuple[Dataset, Read[Any]]  # of a worker process
+
+
+def _remember(rows: Dataset, read: Read[Any]) -> None:
+    global _job
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    _job = rows, read
+
+
+def _read_chunk(start: int) -> Chunk[Any]:
+    rows, read = _job
+    return read(numbered(rows, start))
+
+
+def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10) -> None:
+    """Raises one UserError that names all bad rows of all sources, (source, [(row, reason)]); none without any."""
+    blocks = []
+    for source, rows in bad:
+        by_reason: dict[str, list[int]] = {}
+        for number, reason in rows:
+            by_reason.setdefault(reason, []).append(number)
+        lines = []
+        for reason, numbers in by_reason.items():
+            more = f" and {len(numbers) - show} more" if len(numbers) > show else ""
+            shown = ", ".join(map(str, numbers[:show])) + more
+            lines.append(f"row{'s' if len(numbers) > 1 else ''} {shown}: {reason}")
+        if lines:
+            head = f"--{flag}: {source} has rows that cannot be used (the first is row 0)"
+            blocks.append("\n  ".join([head, *lines]))
+    if blocks:
+        raise UserError("\n".join(blocks))

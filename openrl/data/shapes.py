@@ -1,0 +1,75 @@
+"""Rows of other systems are known by their columns, so that they work without --input_key and --label_key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from datasets import Audio, Dataset, Image, Video
+
+from openrl.config.data import PromptDataFlags
+from openrl.data.rows import MISSING, column, require_column
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Columns of a system's rows; ``also`` are further ones by which they are told from others."""
+
+    system: str
+    input_key: str
+    label_key: str
+    also: tuple[str, ...] = ()
+
+
+SHAPES = (  # the first that fits
+    Shape("verl", "prompt", "reward_model.ground_truth"),
+    Shape("ROLL", "messages", "ground_truth", also=("tag",)),
+    Shape("ROLL", "prompt", "ground_truth", also=("tag",)),
+    Shape("EasyR1", "problem", "answer"),
+    Shape("MindSpeed-RL", "question", "labels"),
+    Shape("MindSpeed-RL", "question", "answer"),
+)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where prompt and label stand in the rows of one source."""
+
+    input_key: str
+    label_key: str | None
+    note: str = ""  # how they were found, where no flag says it
+
+
+def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
+    """The columns of --input_key and --label_key, or of a known shape where --input_key is the default and not there.
+
+    Raises UserError, listing the keys there are, if a column is missing.
+    """
+    first = rows[0]
+    if flags.input_key == PromptDataFlags.input_key and column(first, flags.input_key) is MISSING:
+        for shape in SHAPES:
+            wanted = (shape.input_key, shape.label_key, *shape.also)
+            if all(column(first, key) is not MISSING for key in wanted):
+                label_key = flags.label_key or shape.label_key
+                require_column(rows, label_key, "label_key", source)
+                note = f"rows look like {shape.system}'s: prompt {shape.input_key}, label {label_key}"
+                return Columns(shape.input_key, label_key, note)
+    require_column(rows, flags.input_key, "input_key", source)
+    if flags.label_key is not None:
+        require_column(rows, flags.label_key, "label_key", source)
+    return Columns(flags.input_key, flags.label_key)
+
+
+def binary_columns(rows: Dataset) -> list[str]:
+    """Columns that hold images, sound or bytes at some depth: not for a JSON-like record, and slow to decode."""
+
+    def is_binary(feature: object) -> bool:
+        if isinstance(feature, dict):
+            return any(map(is_binary, feature.values()))
+        inner = getattr(feature, "feature", None)
+        return (
+            isinstance(feature, Image | Audio | Video)
+            or "binary" in str(getattr(feature, "dtype", ""))
+            or (inner is not None and is_binary(inner))
+        )
+
+    return [name for name, feature in rows.features.items() if is_binary(feature)]

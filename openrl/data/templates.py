@@ -1,0 +1,139 @@
+"""From a prompt as it stands in a row to the text that a model sees: --input_template, --system_prompt, chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+from jinja2 import meta
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
+from openrl.data.rows import BadRow, Message, as_chat, as_messages, as_text, text_or_file
+from openrl.data.tokenizer import leading_ids, require_chat_template
+from openrl.errors import UserError
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """A prompt as the part that may be shortened, and what puts it back in its place."""
+
+    content: str  # the row's own text, or that of the last user message; empty where there is none
+    render: Callable[[str], str]  # content -> the text that the model sees. Raises BadRow
+
+    def text(self) -> str:
+        """The whole prompt. Raises BadRow."""
+        return self.render(self.content)
+
+
+class Templates:
+    """The templates of one run. Raises UserError for a template that cannot be used; no row is needed to see that."""
+
+    def __init__(self, flags: TemplateFlags, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.flags, self.tokenizer, self.chat = flags, tokenizer, flags.apply_chat_template
+        if self.chat:
+            require_chat_template(tokenizer)
+        # A chat template takes the place of train_sft's default.
+        replaced = self.chat and flags.input_template == PLAIN_DIALOGUE
+        self.around = None if replaced else _read_input_template(flags.input_template)
+        self.system = None if flags.system_prompt is None else text_or_file(flags.system_prompt, "system_prompt")
+        self.leading = [] if self.chat else leading_ids(tokenizer)
+        """Token ids before plain text; a chat template writes them itself."""
+
+    def prompt(self, value: Any) -> PromptParts:
+        """The prompt that a row's column holds: text, chat messages, or these as JSON text. Raises BadRow."""
+        if not self.chat:
+            if isinstance(as_chat(value), list):
+                raise BadRow("a chat list needs --apply_chat_template")
+            return PromptParts(as_text(value), self.wrap)
+        messages = self.dialogue(value)
+        if messages[-1]["role"] == "assistant":
+            raise BadRow("the chat ends with the assistant: nothing is left to answer")
+        last = _last_user(messages)
+        if last is not None and not messages[last]["content"].strip():
+            raise BadRow("empty")
+        if last is None:
+            return PromptParts("", lambda _: self.render(messages, generate=True))
+
+        def render(content: str) -> str:
+            return self.render(_with_content(messages, last, self.wrap(content)), generate=True)
+
+        return PromptParts(messages[last]["content"], render)
+
+    def dialogue(self, value: Any) -> list[Message]:
+        """A row's chat, --system_prompt before it if it has none; text is one user message. Raises BadRow."""
+        messages = as_messages(value)
+        if self.system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system}, *messages]
+        return messages
+
+    def wrap_last_user(self, messages: list[Message]) -> list[Message]:
+        """The dialogue with its last user message in --input_template."""
+        last = _last_user(messages)
+        return messages if last is None else _with_content(messages, last, self.wrap(messages[last]["content"]))
+
+    def wrap(self, text: str) -> str:
+        """``text`` in --input_template. Raises BadRow."""
+        if self.around is None:
+            return text
+        if isinstance(self.around, str):
+            return self.around.replace("{}", text, 1)  # other braces stay as they are
+        try:
+            return _compile(self.around.source).render(content=text)
+        except Exception as error:  # templates raise what they like
+            raise BadRow(f"--input_template refuses it: {error}") from error
+
+    def render(self, messages: list[Message], *, generate: bool) -> str:
+        """The dialogue by the chat template; ``generate``: up to where the assistant begins to write. Raises BadRow."""
+        try:
+            return self.tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=generate, **self.flags.chat_template_kwargs
+            )
+        except Exception as error:  # templates raise what they like, e.g. that roles must alternate
+            raise BadRow(f"the chat template refuses it: {error}") from error
+
+
+@dataclass(frozen=True)
+class _Jinja:
+    """A template as text: it travels to other processes, which compile it once."""
+
+    source: str
+
+
+def _read_input_template(given: str | None) -> str | _Jinja | None:
+    if given is None or not given.endswith(JINJA_SUFFIXES):
+        return given
+    source = text_or_file(given, "input_template").strip()
+    try:
+        names = meta.find_undeclared_variables(_environment().parse(source))
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"--input_template: {given}, line {error.lineno}: {error.message}") from error
+    if "content" not in names:
+        raise UserError(f"--input_template: {given} has no place for the prompt", "{{ content }} in it")
+    if others := sorted(names - {"content"}):
+        raise UserError(f"--input_template: {given} asks for {', '.join(others)}, and is given content alone")
+    return _Jinja(source)
+
+
+@lru_cache(maxsize=8)
+def _compile(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    """No template reaches beyond what it is given."""
+    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+
+
+def _last_user(messages: list[Message]) -> int | None:
+    """Position of the last user message, if it is text."""
+    users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+    return users[-1] if users and isinstance(messages[users[-1]]["content"], str) else None
+
+
+def _with_content(messages: list[Message], at: int, content: str) -> list[Message]:
+    return [*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :]]
