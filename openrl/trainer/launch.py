@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from rich.console import Console
@@ -10,6 +12,7 @@ from openrl.algorithms.credit import CreditPlan
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
+from openrl.models.device import Device
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
@@ -22,7 +25,7 @@ from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
 from openrl.trainer.rl_trainer import RLTrainer
-from openrl.trainer.roles import Roles, start_roles
+from openrl.trainer.roles import Roles, Stage, start_roles
 from openrl.types import Sampling
 
 COLUMNS = (
@@ -33,8 +36,12 @@ COLUMNS = (
 )
 
 
-async def train(config: PPOConfig, inputs: Inputs) -> RunSummary:
-    """Start everything, train, save, report. Whatever happens, no process outlives the call."""
+StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManager[Roles]]
+"""``start_roles``, or another way to come by worker groups that fit the config."""
+
+
+async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
+    """Start everything, train, save, report. Whatever happens, no process that ``start`` started outlives the call."""
     run_dir, console = Path(config.checkpoint.save_path), Console()
     write_config(config, run_dir)
     for line in [*start_lines(config), *(report.line() for report in inputs.reports)]:
@@ -45,7 +52,7 @@ async def train(config: PPOConfig, inputs: Inputs) -> RunSummary:
     checkpoints = Checkpoints(config.checkpoint)
     done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
     with Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress:
-        async with start_roles(config, inputs.device, optimizer_steps, progress.stage) as roles:
+        async with start(config, inputs.device, optimizer_steps, progress.stage) as roles:
             summary = await build_trainer(config, inputs, roles, checkpoints, progress).fit()
     leave(run_dir, name, summary, console)
     return summary

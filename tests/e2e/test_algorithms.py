@@ -1,85 +1,118 @@
-"""Every advantage estimator and every policy loss takes two real steps, on worker groups that are started once."""
+"""Every advantage estimator and every policy loss through the command, with the flags that a user types.
+
+Flags, checks, data, trainer, reports and files are the command's own in every case. Only the processes are shared: they
+are started once, and get their first weights and optimizer states back before each case.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
+import json
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
 
+from openrl.cli import train_ppo_ray
+from openrl.cli.run import command
+from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
-from openrl.tracking.metrics import to_floats
-from openrl.trainer.launch import build_pipeline
+from openrl.trainer.launch import train
 from openrl.trainer.prepare import prepare
-from openrl.trainer.roles import start_roles
-from tests.e2e.runs import make_task, ppo_flags
+from openrl.trainer.roles import Roles, start_roles
+from tests.e2e.runs import make_task, metrics, ppo_flags
 
-BASE = {
-    "rollout_backend": "hf",
+SMALL = {
+    "full_determinism": True,
     "rollout_batch_size": 4,
     "train_batch_size": 8,
     "micro_train_batch_size": 4,
     "generate_max_len": 8,
+    "max_steps": 2,
 }
-
 REQUIRED = {"dro": {"dro_beta": 0.1}}  # options without a default
+
+
+@dataclass
+class Bench:
+    """Runs the command in this process, over worker groups that are alive."""
+
+    runner: asyncio.Runner
+    task: Path
+    roles: Roles
+    first: Path  # what the trained roles were when they started
+
+    def __call__(self, out: Path, **changes: object) -> list[dict[str, float]]:
+        """The metrics of each step, once exit code and artefacts are right."""
+        argv = ppo_flags(self.task, out, **(SMALL | changes))
+        run = lambda config, inputs: self.runner.run(train(config, inputs, self.lend))  # noqa: E731
+        assert command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv) == 0
+        self.check_artefacts(out)
+        return metrics(out)
+
+    @contextlib.asynccontextmanager
+    async def lend(self, config, device, optimizer_steps, stage):
+        r, wanted = self.roles, derived.model_roles(config)
+        for role, group in {"actor": r.policy, "critic": r.critic}.items():
+            await group.call("load", str(self.first / role))
+        yield Roles(
+            r.policy, r.rollout, *(g if name in wanted else None for name, g in {"critic": r.critic, "reference": r.reference}.items())
+        )  # fmt: skip
+
+    def check_artefacts(self, out: Path) -> None:
+        names = ("model.safetensors", "config.yaml", "samples.jsonl", "summary.json", "reward.png", "tokenizer.json")
+        assert all((out / name).stat().st_size for name in names)
+        flags = yaml.safe_load((out / "config.yaml").read_text())
+        assert json.loads((out / "summary.json").read_text())["steps"] == flags["max_steps"] == metrics(out)[-1]["step"]
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """(config of a case, run two steps of it); actor, critic, reference and engine live as long as the module."""
-    task, out = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("out")
-
-    def config(**changes):
-        words = ppo_flags(task, out, **(BASE | changes))
-        found, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
-        assert not [p for p in problems if p.fatal], problems
-        return found
-
-    everything = config(advantage_estimator="gae")
-    inputs = prepare(everything)
+    task, first = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("first")
+    words = ppo_flags(task, first / "out", **(SMALL | {"advantage_estimator": "gae"}))
+    everything, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
+    assert not problems
     with asyncio.Runner() as runner:
-        roles_of_all = start_roles(everything, inputs.device, 1000, lambda name: contextlib.nullcontext())
-        roles = runner.run(roles_of_all.__aenter__())
+        starting = start_roles(everything, prepare(everything).device, 1000, lambda name: contextlib.nullcontext())
+        roles = runner.run(starting.__aenter__())
         try:
-            yield lambda **changes: runner.run(two_steps(config(**changes), inputs, roles))
+            for role, group in {"actor": roles.policy, "critic": roles.critic}.items():
+                runner.run(group.call("save", str(first / role)))
+            yield Bench(runner, task, roles, first)
         finally:
-            runner.run(roles_of_all.__aexit__(None, None, None))
+            runner.run(starting.__aexit__(None, None, None))
 
 
-async def two_steps(config, inputs, roles):
-    """The metrics of the second step."""
-    needs_critic = "values" in advantage_estimators[config.algorithm.advantage_estimator].needs
-    pipeline = build_pipeline(config, inputs, roles if needs_critic else replace(roles, critic=None))
-    for step in (1, 2):
-        prompts = inputs.prompts[4 * step : 4 * step + 4]
-        groups = await pipeline.collect(prompts, pipeline.request(step), lambda done, total: None)
-        metrics = await pipeline.learn(groups, step, lambda name: contextlib.nullcontext())
-        await pipeline.publish()
-    return to_floats(metrics)
-
-
-def check(metrics):
-    assert {"actor/policy_loss", "actor/grad_norm", "actor/kl", "mismatch/kl"} <= metrics.keys()
-    assert all(abs(value) < 1e6 for value in metrics.values()), metrics  # finite, too
-    assert metrics["actor/nonfinite_steps"] == 0
-    assert metrics["actor/logprob_gap_max"] < 1e-3  # the engine follows the trainer from case to case
+def check(steps: list[dict[str, float]]) -> None:
+    assert [m["step"] for m in steps] == [1, 2]
+    for m in steps:
+        assert {"actor/policy_loss", "actor/grad_norm", "actor/kl", "mismatch/kl", "rollout/reward"} <= m.keys()
+        assert all(abs(value) < 1e6 for value in m.values()), m  # finite, too
+        assert m["actor/nonfinite_steps"] == 0
+        assert m["actor/logprob_gap_max"] < 1e-3  # the engine follows the trainer from case to case
 
 
 @pytest.mark.parametrize("name", advantage_estimators.names())
-def test_every_estimator_trains(bench, name):
-    metrics = bench(advantage_estimator=name)
-    check(metrics)
-    assert ("critic/value_loss" in metrics) == (name == "gae")
+def test_every_estimator_trains(bench, tmp_path, name):
+    steps = bench(tmp_path, advantage_estimator=name)
+    check(steps)
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["advantage_estimator"] == name
+    assert ("critic/value_loss" in steps[0]) == (name == "gae")
+    before, after = (load_file(d / "model.safetensors") for d in (bench.task / "model", tmp_path))
+    assert any(not torch.equal(before[name], after[name]) for name in before)
 
 
 @pytest.mark.parametrize("name", policy_losses.names())
-def test_every_policy_loss_trains(bench, name):
-    check(bench(policy_loss_type=name, **REQUIRED.get(name, {})))
+def test_every_policy_loss_trains(bench, tmp_path, name):
+    check(bench(tmp_path, policy_loss_type=name, **REQUIRED.get(name, {})))
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["policy_loss_type"] == name
 
 
 ONE_STEP = {"train_batch_size": 16, "use_kl_loss": True, "kl_estimator": "k3"}
@@ -88,13 +121,13 @@ ONE_STEP = {"train_batch_size": 16, "use_kl_loss": True, "kl_estimator": "k3"}
 @pytest.mark.parametrize(
     "changes", [ONE_STEP, {"skip_old_logprob": "always"}, ONE_STEP | {"skip_old_logprob": "never"}]
 )
-def test_old_logprobs_from_the_update_the_engine_or_a_pass(bench, changes):
-    check(bench(**changes))
+def test_old_logprobs_from_the_update_the_engine_or_a_pass(bench, tmp_path, changes):
+    check(bench(tmp_path, **changes))
 
 
-def test_rollout_correction_in_the_loss(bench):
+def test_rollout_correction_in_the_loss(bench, tmp_path):
     changes = {"enable_vllm_is_correction": True, "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "2"}
-    metrics = bench(**changes)
-    check(metrics)
-    assert metrics["mismatch/is_weight_mean"] == pytest.approx(1, abs=1e-2)
-    assert metrics["mismatch/rejected_sequences"] == 0
+    steps = bench(tmp_path, **changes)
+    check(steps)
+    assert steps[1]["mismatch/is_weight_mean"] == pytest.approx(1, abs=1e-2)
+    assert steps[1]["mismatch/rejected_sequences"] == 0
