@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,3 +132,57 @@ def test_rollout_correction_in_the_loss(bench, tmp_path):
     check(steps)
     assert steps[1]["mismatch/is_weight_mean"] == pytest.approx(1, abs=1e-2)
     assert steps[1]["mismatch/rejected_sequences"] == 0
+
+
+# -- runs of several steps -----------------------------------------------------------------------------------
+
+
+def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
+    """Stopped after step 2 and resumed: the same prompts, coefficient of the KL and weights as without the stop."""
+    changes = {
+        "max_steps": 4,
+        "save_steps": 2,
+        "max_samples": 10,
+        "dynamic_filtering": True,
+        "dynamic_filtering_reward_range": (0.1, 0.2),
+        "use_kl_loss": True,
+        "kl_estimator": "k3",
+        "kl_target": 1e-4,
+        "kl_horizon": 100,
+    }
+    whole = bench(tmp_path / "whole", **changes)
+    stopped = tmp_path / "again/checkpoints/step_000002"
+    shutil.copytree(tmp_path / "whole/checkpoints/step_000002", stopped)
+    resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
+
+    assert all(0 < m["filter/kept_share"] < 1 for m in whole)
+    assert sum(m["filter/generated_groups"] for m in whole[:2]) > 10  # the checkpoint is in a later pass
+    assert len({m["kl_coef"] for m in whole}) == 4  # the controller acts in every step
+    assert [untimed(m) for m in resumed] == [untimed(m) for m in whole[2:]]
+    states = [
+        json.loads((tmp_path / run / "checkpoints/step_000004/state.json").read_text()) for run in ("whole", "again")
+    ]
+    assert states[0]["stream"]["epoch"] > 1 and all(s["totals"].pop("seconds") for s in states)
+    assert states[0] == states[1]
+    expected, found = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "again"))
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def untimed(record: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in record.items() if not name.startswith(("time/", "perf/"))}
+
+
+def test_the_critic_warms_up_alone(bench, tmp_path):
+    """--freezing_actor_steps 0: step 1 leaves the actor bit for bit as it was; later steps train on their own rollouts."""
+    changes = {"advantage_estimator": "gae", "save_steps": 1, "save_hf_ckpt": True, "max_ckpt_num": 0}
+    plain = bench(tmp_path / "plain", **changes, max_steps=2)
+    steps = bench(tmp_path / "frozen", **changes, max_steps=3, freezing_actor_steps=0)
+    before = load_file(bench.task / "model/model.safetensors")
+    after = [load_file(tmp_path / f"frozen/checkpoints/step_00000{n}/hf/model.safetensors") for n in (1, 2, 3)]
+    assert all(torch.equal(before[name], after[0][name]) for name in before)
+    assert all(not torch.equal(after[n][name], after[n + 1][name]) for n in (0, 1) for name in before)
+    assert [("actor/policy_loss" in m, "critic/value_loss" in m) for m in steps] == [(False, True)] + [(True, True)] * 2
+    assert [m["rollout/policy_version_min"] for m in steps] == [1, 1, 2]
+    # the actor's schedule counts its own optimizer steps: two for each rollout that it is trained on, none for step 1
+    assert [m["actor/lr"] for m in steps[1:]] == [m["actor/lr"] for m in plain]
+    assert steps[0]["critic/lr"] == plain[0]["critic/lr"]

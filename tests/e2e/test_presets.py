@@ -1,0 +1,50 @@
+"""Every preset on a real model and real data, through the command: accepted, printed, and giving way to what is typed."""
+
+from __future__ import annotations
+
+import pytest
+
+from openrl.cli import train_ppo_ray
+from openrl.cli.run import command
+from openrl.config.commands import PPOConfig
+from openrl.config.presets import PRESETS
+from openrl.extension_points import advantage_estimators
+from openrl.flags.values import show
+from tests.e2e.runs import make_task, ppo_flags
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+@pytest.fixture
+def plan(task, tmp_path, capsys):
+    """The text of --dry_run; whatever the preset decides is left to it."""
+
+    def plan(**changes):
+        free = {"advantage_estimator": None, "generate_max_len": 512, "dry_run": True}
+        argv = ppo_flags(task, tmp_path / "out", **(free | changes))
+        run = train_ppo_ray.run
+        code = command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv)
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        assert printed.err == "" and not (tmp_path / "out").exists()
+        return printed.out
+
+    return plan
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_makes_a_plan_and_says_what_it_stands_for(plan, name):
+    text = plan(algo_preset=name)
+    expansion = next(line for line in text.splitlines() if line.startswith(f"--algo_preset {name}: "))
+    for flag, value in PRESETS[name].items():
+        assert f"--{flag} {show(value)}" in expansion
+    critic = "values" in advantage_estimators[PRESETS[name]["advantage_estimator"]].needs
+    assert ("critic" in text) == critic
+
+
+def test_what_is_typed_wins_and_is_shown(plan):
+    text = plan(algo_preset="grpo", init_kl_coef=0.5, kl_estimator="k2")
+    assert "--kl_estimator 'k2' (instead of 'k3')" in text and "--init_kl_coef 0.5 (instead of 0.001)" in text
