@@ -47,9 +47,9 @@ def checkpoint(tmp_path_factory):
     return tiny_model_dir(tmp_path_factory.mktemp("models"))
 
 
-def plain_logprobs(path, batch, temperature=1.0):
+def plain_logprobs(path, batch, temperature=1.0, attention=None):
     """Row by row without padding, from the model's own logits."""
-    model = AutoModelForCausalLM.from_pretrained(path)
+    model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention)
     column = torch.zeros(batch.token_ids.shape)
     for row, length in enumerate(batch.lengths.tolist()):
         ids = batch.token_ids[row : row + 1, :length]

@@ -1,10 +1,12 @@
-"""Supervised training through its command: a resume ends where the uninterrupted run did, bit for bit."""
+"""Supervised training through its command: a resume ends where the uninterrupted run did, bit for bit, and packed rows
+teach what padded ones do."""
 
 from __future__ import annotations
 
 import json
 import shutil
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -13,14 +15,18 @@ from tests.e2e.runs import metrics, run
 from tests.tiny import tiny_model_dir
 
 
-def test_resume_equals_the_uninterrupted_run(tmp_path):
+def make_flags(tmp_path, out):
     model = tiny_model_dir(tmp_path)
     rows = [{"input": f"{a}+{b}=", "output": str(a + b)} for a in range(10) for b in range(10)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    out = tmp_path / "out"
-    flags = f"""--pretrain {model} --dataset {tmp_path}/rows.jsonl --output_key output --input_template None --max_len 32
+    return f"""--pretrain {model} --dataset {tmp_path}/rows.jsonl --output_key output --input_template None --max_len 32
         --max_steps 6 --train_batch_size 32 --micro_train_batch_size 16 --learning_rate 3e-3 --param_dtype fp32
         --device cpu --zero_stage 1 --save_steps 3 --save_path {out} --ckpt_path {out}/checkpoints""".split()
+
+
+def test_resume_equals_the_uninterrupted_run(tmp_path):
+    out = tmp_path / "out"
+    flags = make_flags(tmp_path, out)
     run("train_sft", flags)
     whole, losses = load_file(out / "model.safetensors"), [m["loss"] for m in metrics(out)]
     assert len(losses) == 6 and losses[-1] < losses[0]
@@ -32,3 +38,6 @@ def test_resume_equals_the_uninterrupted_run(tmp_path):
     again = load_file(out / "model.safetensors")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert [m["loss"] for m in metrics(out)] == losses
+
+    run("train_sft", [*make_flags(tmp_path, tmp_path / "packed"), "--packing_samples"])
+    assert [m["loss"] for m in metrics(tmp_path / "packed")] == pytest.approx(losses, rel=1e-4)

@@ -1,0 +1,130 @@
+"""Rows that are packed get the log-probs, values, rewards and gradients that each gets alone."""
+
+import pytest
+import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from openrl.algorithms.policy_losses import PPOOptions
+from openrl.errors import UserError
+from openrl.training.build import build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.updates import PolicyUpdate, ValueUpdate
+from openrl.types import StepPlan
+from tests.contract.test_train_engine import plain_logprobs
+from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.tiny import tiny_model_dir
+
+ARCHITECTURES = {
+    "qwen3": {},
+    "llama": {},
+    "qwen3_moe": {},
+    "mistral": {"sliding_window": 4},
+    "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 32},  # every second layer slides
+    "gpt2": {},  # learned positions
+}
+CUT = [[3, 0, -1, 6], [5, 1, 2], [-1], [7, 4]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return ragged_batch()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+
+
+def forgets_boundaries(module, query, key, value, attention_mask, **kwargs):
+    """Causal attention over everything that stands in the row."""
+    return sdpa_attention_forward(module, query, key, value, None, is_causal=True, **kwargs)
+
+
+AttentionInterface.register("forgets_boundaries", forgets_boundaries)
+AttentionMaskInterface.register("forgets_boundaries", sdpa_mask)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_log_probs_are_those_of_rows_alone(tmp_path, batch, arch, attention):
+    path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])
+    engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5, attention=attention, packing=True))
+    found = engine.forward(batch, CUT)
+    torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7, attention), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["values", "rewards"])
+def test_scalars_are_those_of_padded_rows(tmp_path, checkpoint, batch, kind):
+    build_engine(engine_spec(checkpoint, "values")).export(tmp_path)  # a reward model needs a stored head
+    columns = [
+        build_engine(engine_spec(tmp_path, kind, packing=packing)).forward(batch, CUT) for packing in (False, True)
+    ]
+    assert columns[0].abs().max() > 0.1
+    torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", ["logprobs", "values"])
+def test_training_is_that_of_padded_rows(checkpoint, batch, kind, stage):
+    """Two steps with an entropy term, with and without gradient checkpointing."""
+    ppo = PolicyUpdate("ppo", PPOOptions(), "seq-mean-token-mean", entropy_coef=0.1)
+    update = ppo if kind == "logprobs" else ValueUpdate(0.0, "token-mean")
+    plan = StepPlan(CUT, counts_of(batch))
+    trained = []
+    for packing, checkpointing in ((False, False), (True, False), (True, True)):
+        optim = optim_spec(learning_rate=1e-3)
+        spec = engine_spec(
+            checkpoint, kind, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, packing=packing
+        )
+        engine = build_engine(spec)
+        reports = [engine.train_step(batch, plan, update) for _ in range(2)]
+        weights = {name: tensor.clone() for name, tensor in engine.named_weights()}
+        trained.append(({name: metric.value for name, metric in reports[1].items()}, weights))
+    for metrics, weights in trained[1:]:
+        assert metrics == pytest.approx(trained[0][0], rel=1e-4, abs=1e-6)
+        for name, tensor in weights.items():
+            torch.testing.assert_close(tensor, trained[0][1][name], rtol=1e-5, atol=2e-5, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["logprobs", "values", "rewards"])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_attention_that_crosses_rows_is_refused(tmp_path, checkpoint, kind, dtype):
+    build_engine(engine_spec(checkpoint, "values")).export(tmp_path)
+    path = checkpoint if kind == "logprobs" else tmp_path
+    build_engine(engine_spec(path, kind, dtype=dtype, packing=True))
+    with pytest.raises(UserError, match="attention crosses from one packed row into the next"):
+        build_engine(engine_spec(path, kind, dtype=dtype, attention="forgets_boundaries", packing=True))
+
+
+def test_layers_that_are_not_attention_are_refused(tmp_path):
+    path = tiny_model_dir(tmp_path, arch="falcon_h1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16)
+    build_engine(engine_spec(path))
+    with pytest.raises(UserError, match="layers of type hybrid"):
+        build_engine(engine_spec(path, packing=True))
+
+
+def test_positions_that_are_ignored_are_refused(tmp_path):
+    path = tiny_model_dir(tmp_path, arch="bloom", tied=False)  # ALiBi: distances are counted from the row's start
+    with pytest.raises(UserError, match="attention crosses"):
+        build_engine(engine_spec(path, attention="eager", packing=True))
+
+
+def test_attention_that_needs_a_gpu_is_left_alone_until_the_model_is_there(tmp_path, checkpoint):
+    """The output head is tried while the model is on the CPU."""
+
+    def never(*args, **kwargs):
+        raise AssertionError("ran on a CPU")
+
+    AttentionInterface.register("never_on_a_cpu", never)
+    AttentionMaskInterface.register("never_on_a_cpu", sdpa_mask)
+    engine = build_engine(engine_spec(checkpoint, attention="never_on_a_cpu"))
+    assert engine.model.hf.config._attn_implementation == "never_on_a_cpu"
+    with pytest.raises(AssertionError, match="ran on a CPU"):
+        engine.forward(ragged_batch(), [[0]])
