@@ -16,6 +16,10 @@ class QueueFull(Exception):
     """Too much waits already; the request may come again later."""
 
 
+class TooMany(Exception):
+    """One call with more items than may ever wait."""
+
+
 class MicroBatcher(Generic[Item, Result]):
     """Batches the items of concurrent calls for ``function``, which runs in one thread of its own.
 
@@ -37,7 +41,9 @@ class MicroBatcher(Generic[Item, Result]):
         return len(self._waiting)
 
     async def __call__(self, items: Sequence[Item]) -> list[Result]:
-        """The results in the order of ``items``. Raises QueueFull, or what ``function`` raised."""
+        """The results in the order of ``items``. Raises TooMany, QueueFull, or what ``function`` raised."""
+        if len(items) > self.most_waiting:
+            raise TooMany(f"{len(items)} texts in one request, at most {self.most_waiting} are taken")
         if len(self._waiting) + len(items) > self.most_waiting:
             raise QueueFull(f"{len(self._waiting)} texts wait already, at most {self.most_waiting} may")
         if self._loop is None:

@@ -1,0 +1,150 @@
+"""The reward server's HTTP side: OpenRLHF's /get_reward, /health, Prometheus' /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from openrl.inference.batcher import QueueFull, TooMany
+from openrl.inference.scoring import TextScorer
+from openrl.rewards.protocol import BadRequest, Failure, ScoreRequest, read_request, reply_body
+
+MAX_BODY = 64 * 2**20  # bytes
+BODY_TIMEOUT = 60.0  # seconds for a client to send its request
+RETRY_AFTER = 1  # seconds
+
+log = logging.getLogger(__name__)
+
+
+class Refusal(Exception):
+    """A request that gets no scores: its status, and what its sender should know."""
+
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, headers
+
+
+class ServerMetrics:
+    """What /metrics shows."""
+
+    def __init__(self, scorer: TextScorer) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("openrl_rm_requests", "Requests by status.", ["status"], registry=self.registry)
+        self.failures = Counter("openrl_rm_failures", "Texts that got no score.", registry=self.registry)
+        self.seconds = Histogram("openrl_rm_request_seconds", "From request to reply.", registry=self.registry)
+        self.running = Gauge("openrl_rm_running", "Requests in work.", registry=self.registry)
+        self.registry.register(ScorerMetrics(scorer))
+
+
+class ScorerMetrics:
+    """The scorer's own counts, read when somebody asks."""
+
+    def __init__(self, scorer: TextScorer) -> None:
+        self.scorer = scorer
+
+    def collect(self) -> Iterator[Metric]:
+        counts = self.scorer.counts
+        yield CounterMetricFamily("openrl_rm_texts", "Texts scored.", value=counts.texts)
+        yield CounterMetricFamily("openrl_rm_batches", "Forward passes, or calls of functions.", value=counts.batches)
+        yield CounterMetricFamily("openrl_rm_cut_texts", "Texts longer than --max_len.", value=counts.cut)
+        yield GaugeMetricFamily("openrl_rm_waiting", "Texts that wait for a batch.", value=self.scorer.waiting)
+
+
+def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
+    """The application; ``token`` is what every request but /health must bear. Closes the scorer when it ends."""
+    metrics = ServerMetrics(scorer)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        await scorer.close()
+
+    app = FastAPI(title="openrl reward server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def show_metrics(request: Request) -> Response:
+        try:
+            authorize(request, token)
+        except Refusal as refusal:
+            return refuse(refusal)
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    @app.post("/get_reward")
+    async def get_reward(request: Request) -> Response:
+        started = time.perf_counter()
+        with metrics.running.track_inprogress():
+            try:
+                authorize(request, token)
+                reply: Response = await answer(request, scorer, metrics)
+            except Refusal as refusal:
+                reply = refuse(refusal)
+        metrics.requests.labels(reply.status_code).inc()
+        metrics.seconds.observe(time.perf_counter() - started)
+        return reply
+
+    return app
+
+
+async def answer(request: Request, scorer: TextScorer, metrics: ServerMetrics) -> Response:
+    """The scores of one request. Raises Refusal."""
+    wanted = parse(await read_body(request))
+    try:
+        scores = await scorer.score(wanted)
+    except TooMany as error:
+        raise Refusal(413, str(error)) from error
+    except QueueFull as error:
+        raise Refusal(503, str(error), {"Retry-After": str(RETRY_AFTER)}) from error
+    except Exception as error:  # the server goes on: the next request may be a better one
+        log.exception("scoring failed")
+        raise Refusal(500, f"scoring failed: {type(error).__name__}: {error}") from error
+    metrics.failures.inc(sum(isinstance(score, Failure) for score in scores))
+    return JSONResponse(reply_body(scores))
+
+
+def parse(body: bytes) -> ScoreRequest:
+    """Raises Refusal for a body that is no request."""
+    try:
+        return read_request(json.loads(body))
+    except (ValueError, RecursionError, BadRequest) as error:  # what json raises, bad UTF-8 included, are ValueErrors
+        raise Refusal(400, f"not a request: {error}") from error
+
+
+async def read_body(request: Request) -> bytes:
+    """The whole body. Raises Refusal if it is too large or does not come."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise Refusal(413, f"the body has more than {MAX_BODY} bytes")
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
+    return bytes(body)
+
+
+def authorize(request: Request, token: str | None) -> None:
+    """Raises Refusal unless the request bears ``token``; compared in constant time."""
+    if token is None:
+        return
+    given = request.headers.get("authorization", "").encode()
+    if not hmac.compare_digest(given, f"Bearer {token}".encode()):
+        raise Refusal(401, "a bearer token is needed", {"WWW-Authenticate": "Bearer"})
+
+
+def refuse(refusal: Refusal) -> Response:
+    return JSONResponse({"error": refusal.message}, refusal.status, refusal.headers)
