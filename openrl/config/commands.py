@@ -24,10 +24,11 @@ from openrl.config.learning import (
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
-from openrl.config.model import ModelFlags, OtherModelFlags
+from openrl.config.inference import MergeFlags
+from openrl.config.model import ModelFlags, OtherModelFlags, WeightFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, SamplingFlags
-from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, SampleLoggingFlags
+from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
 
@@ -84,3 +85,12 @@ class SFTConfig:
     logging: LoggingFlags = part(LoggingFlags)
     debug: DebugFlags = part(DebugFlags)
     options: dict[str, Any] = chosen_options()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MergeConfig:
+    """``python -m openrl.cli.lora_combiner``"""
+
+    merge: MergeFlags = part(MergeFlags)
+    model: WeightFlags = part(WeightFlags)
+    debug: PluginFlags = part(PluginFlags)

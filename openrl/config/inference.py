@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import REQUIRED, flag, group
 
 
 @group("Reward model")
@@ -23,3 +23,14 @@ class ServerFlags:
         32, "Most texts in one forward pass; concurrent requests are merged up to this.", bounds="> 0"
     )
     batch_wait_ms: int = flag(5, "Milliseconds a request waits for others to join its batch. 0: none.", bounds=">= 0")
+
+
+@group("LoRA")
+class MergeFlags:
+    model_path: str = flag(REQUIRED, "Base model: Hugging Face name or local directory.")
+    lora_path: str = flag(REQUIRED, "Directory of the adapter, as peft saves it.")
+    output_path: str = flag(REQUIRED, "Directory for the merged model; it must not exist or be empty.")
+    is_rm: bool = flag(
+        False, "The base is a reward model; its head is the adapter's if that holds one, else the base's."
+    )
+    value_head_prefix: str = flag("score", "Name of the base's scalar head; a name in its config.json wins.")

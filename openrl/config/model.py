@@ -10,14 +10,20 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 
 
 @group("Model")
-class LoadFlags:
-    """How weights are loaded, whatever the model is."""
+class WeightFlags:
+    """What weights are, whatever is done with them."""
 
     param_dtype: Dtype = flag("bf16", "Type of the weights and of forward and backward; masters stay fp32.")
+    trust_remote_code: bool = flag(False, "Allow model and tokenizer repositories to run their own Python code.")
+
+
+@group("Model")
+class LoadFlags(WeightFlags):
+    """How a model is loaded that computes something."""
+
     attn_implementation: str | None = flag(
         None, "Attention of Hugging Face models. None: flash_attention_2 if installed on a GPU, else sdpa."
     )
-    trust_remote_code: bool = flag(False, "Allow model and tokenizer repositories to run their own Python code.")
     disable_fast_tokenizer: bool = flag(False, "Load the slow (Python) tokenizer.")
 
 

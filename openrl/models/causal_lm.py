@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,8 +67,13 @@ def load_causal_lm(
     return model
 
 
-def load_pretrained(kind: type, path: str, flags: LoadFlags, device: str) -> PreTrainedModel:
-    """``kind.from_pretrained`` with every weight found in the checkpoint, dropout off, on the CPU."""
+def load_pretrained(
+    kind: type, path: str, flags: LoadFlags, device: str, may_lack: str = "", **settings: Any
+) -> PreTrainedModel:
+    """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout off, on the CPU.
+
+    ``settings`` are fields of the model's config.
+    """
     attention = flags.attn_implementation
     if attention is None and device == "cuda" and flags.param_dtype != "fp32" and is_flash_attn_2_available():
         attention = "flash_attention_2"
@@ -78,13 +84,13 @@ def load_pretrained(kind: type, path: str, flags: LoadFlags, device: str) -> Pre
             attn_implementation=attention,
             trust_remote_code=flags.trust_remote_code,
             output_loading_info=True,
+            **settings,
         )
     except (OSError, ValueError, ImportError) as error:
         raise UserError(
             f"cannot load a model from {path!r}: {error}", "check the path and --attn_implementation"
         ) from error
-    if report["missing_keys"]:
-        missing = sorted(report["missing_keys"])
+    if missing := sorted(set(report["missing_keys"]) - {may_lack}):
         raise UserError(
             f"{path}: {len(missing)} weights are not in the checkpoint, e.g. {missing[0]}",
             "point the flag at a complete checkpoint of this architecture",

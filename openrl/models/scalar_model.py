@@ -101,9 +101,7 @@ def load_scalar_model(
     UserError. ``fp32_head`` takes the head's product in fp32.
     """
     hf = load_pretrained(AutoModel, path, flags, device)
-    head_name = getattr(AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code), HEAD_FIELD, None)
-    head_name = head_name or head_prefix
-    weight = _stored_tensor(path, f"{head_name}.weight")
+    head_name, weight = stored_head(path, flags, head_prefix)
     if weight is None and fresh_head_seed is None:
         raise UserError(
             f"{path}: no weights named {head_name}.weight, so this is not a reward model",
@@ -116,6 +114,13 @@ def load_scalar_model(
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
     return kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=packing)
+
+
+def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Tensor | None]:
+    """The name of a checkpoint's scalar head, and its weight (1, H) if it is there."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code)
+    name = getattr(config, HEAD_FIELD, None) or head_prefix
+    return name, _stored_tensor(path, f"{name}.weight")
 
 
 def _stored_tensor(path: str, name: str) -> Tensor | None:

@@ -1,0 +1,27 @@
+"""``python -m openrl.cli.lora_combiner``: merge a LoRA adapter into its base model."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from openrl.cli.run import command
+from openrl.config.commands import MergeConfig
+
+
+def prepare(config: MergeConfig) -> None:
+    """What can be wrong with flags and paths is known by now."""
+
+
+def run(config: MergeConfig, inputs: None) -> None:
+    from openrl.models.adapters import merge_adapter  # heavy libraries are imported after the flags are known to be right
+
+    merge = config.merge
+    head = merge.value_head_prefix if merge.is_rm else None
+    model = merge_adapter(merge.model_path, merge.lora_path, Path(merge.output_path), config.model, head)
+    kind = "reward model" if merge.is_rm else "language model"
+    print(f"{merge.output_path}: {kind} of {model.num_parameters() / 1e6:.1f}M parameters, {config.model.param_dtype}")
+
+
+if __name__ == "__main__":
+    sys.exit(command(MergeConfig, prepare, run, prog="lora_combiner", description=__doc__ or ""))

@@ -1,0 +1,130 @@
+"""A merged model says what base and adapter say, and what does not fit is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from openrl.config.model import LoadFlags, WeightFlags
+from openrl.errors import UserError
+from openrl.models.adapters import merge_adapter
+from openrl.models.scalar_model import RewardModel, load_scalar_model
+from tests.tiny import tiny_model_dir
+
+FP32 = WeightFlags(param_dtype="fp32")
+IDS = torch.randint(4, 60, (3, 11), generator=torch.Generator().manual_seed(0))
+
+
+def make_adapter(model: torch.nn.Module, out: Path, **settings) -> Path:
+    """An adapter of random numbers on attention and MLP: unlike a fresh one it changes the model."""
+    torch.manual_seed(1)
+    targets = ["q_proj", "v_proj", "down_proj"]
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, **settings)
+    get_peft_model(model, config).save_pretrained(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return tiny_model_dir(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def adapter(base, tmp_path_factory):
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return make_adapter(model, tmp_path_factory.mktemp("adapter"))
+
+
+def logprobs(model):
+    with torch.no_grad():
+        return model(IDS).logits.log_softmax(-1)
+
+
+def test_a_merged_language_model_has_the_logprobs_of_base_and_adapter(base, adapter, tmp_path):
+    merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, None)
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    before = logprobs(plain)
+    expected = logprobs(PeftModel.from_pretrained(plain, adapter))
+    found = logprobs(AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32))
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    assert (expected - before).abs().max() > 0.1
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").get_vocab()
+
+
+def test_weights_are_rounded_once(base, adapter, tmp_path):
+    merge_adapter(str(base), str(adapter), tmp_path / "exact", FP32, None)
+    (tmp_path / "rounded").mkdir()  # an empty directory is fine
+    merge_adapter(str(base), str(adapter), tmp_path / "rounded", WeightFlags(param_dtype="bf16"), None)
+    exact, rounded = (load_file(tmp_path / name / "model.safetensors") for name in ("exact", "rounded"))
+    assert exact.keys() == rounded.keys()
+    assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
+
+
+def reward_base(base: Path, out: Path, head_name: str) -> Path:
+    """A reward model as training leaves it: a classifier with one output whose head has the given name."""
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(2))
+    model.config.value_head_prefix = head_name
+    model.save_pretrained(out)
+    AutoTokenizer.from_pretrained(base).save_pretrained(out)
+    tensors = load_file(out / "model.safetensors")
+    save_file(
+        {n.replace("score.", f"{head_name}."): t for n, t in tensors.items()},
+        out / "model.safetensors",
+        {"format": "pt"},
+    )
+    return out
+
+
+@pytest.mark.parametrize(("head_name", "trained"), [("score", False), ("value_head", False), ("score", True)])
+def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(base, tmp_path, head_name, trained):
+    """Whether the adapter holds a head of its own (``trained``) or the base's stays."""
+    source = reward_base(base, tmp_path / "rm", head_name)
+    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
+    head = load_file(source / "model.safetensors")[f"{head_name}.weight"]
+    with torch.no_grad():
+        model.score.weight.copy_(head * 3 if trained else head)
+    adapter = make_adapter(model, tmp_path / "adapter", modules_to_save=["score"] if trained else None)
+    expected_model = model.eval()  # peft put its layers into it
+    with torch.no_grad():
+        expected = expected_model(IDS, attention_mask=torch.ones_like(IDS)).logits[:, 0]
+
+    merge_adapter(str(source), str(adapter), tmp_path / "merged", FP32, "score")
+    merged = load_scalar_model(RewardModel, str(tmp_path / "merged"), LoadFlags(param_dtype="fp32"), "cpu", "score")
+    with torch.no_grad():
+        found = merged(IDS, torch.ones_like(IDS, dtype=torch.bool))[0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    classifier = AutoModelForSequenceClassification.from_pretrained(tmp_path / "merged")
+    assert classifier.config.num_labels == 1
+
+
+def test_a_base_without_head_is_no_reward_model(base, adapter, tmp_path):
+    with pytest.raises(UserError, match="neither .* holds a scalar head"):
+        merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, "score")
+
+
+def test_the_output_must_be_empty(base, adapter, tmp_path):
+    (tmp_path / "merged").mkdir()
+    (tmp_path / "merged/precious").touch()
+    with pytest.raises(UserError, match="not an empty directory"):
+        merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, None)
+    assert [p.name for p in tmp_path.rglob("*")] == ["merged", "precious"]
+
+
+def test_an_adapter_of_another_model_is_refused_and_leaves_nothing(adapter, tmp_path):
+    wide = tiny_model_dir(tmp_path, hidden_size=96)
+    with pytest.raises(UserError, match="does not fit"):
+        merge_adapter(str(wide), str(adapter), tmp_path / "merged", FP32, None)
+    shallow = tiny_model_dir(tmp_path, seed=1, num_hidden_layers=1)
+    with pytest.raises(UserError, match="does not fit"):
+        merge_adapter(str(shallow), str(adapter), tmp_path / "merged", FP32, None)
+    with pytest.raises(UserError, match=r"no adapter_config.json"):
+        merge_adapter(str(shallow), str(tmp_path), tmp_path / "merged", FP32, None)
+    assert not any("merged" in p.name for p in tmp_path.iterdir())
+
+
