@@ -17,13 +17,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from openrl.config.commands import PPOConfig, SFTConfig  # noqa: E402 - the checkout, whatever is installed
+from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402 - the checkout, whatever is installed
 from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.flags.help import summary  # noqa: E402
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
 
-COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
 MARK = "<!-- from here on made by `make docs` -->\n"

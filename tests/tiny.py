@@ -6,7 +6,12 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 CHARACTERS = "0123456789 abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMN+-*/=():,.\n"
@@ -58,5 +63,23 @@ def tiny_model_dir(
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(arch, **fields), dtype=dtype)
     path = tmp / f"{arch}-{'tied' if tied else 'untied'}-{seed}"
     model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def tiny_reward_model_dir(tmp: Path, *, head_name: str = "score", seed: int = 0, **fields: object) -> Path:
+    """A reward model as training leaves it: a random classifier with one output, its head under ``head_name``.
+
+    ``fields`` are further fields of config.json.
+    """
+    tokenizer = tiny_tokenizer()
+    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "vocab_size": len(tokenizer)}
+    config = AutoConfig.for_model("qwen3", **_SHAPE, **ids, num_labels=1, value_head_prefix=head_name, **fields)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
+    path = tmp / f"reward-{head_name}-{seed}"
+    state = {name.replace("score.", f"{head_name}."): tensor for name, tensor in model.state_dict().items()}
+    model.save_pretrained(path, state_dict=state)
     tokenizer.save_pretrained(path)
     return path

@@ -14,6 +14,7 @@ from openrl.config.data import (
     SupervisedDataFlags,
     TemplateFlags,
 )
+from openrl.config.inference import MergeFlags, RewardModelFlags, ServerFlags
 from openrl.config.learning import (
     AlgorithmFlags,
     DeepSpeedFlags,
@@ -24,8 +25,7 @@ from openrl.config.learning import (
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
-from openrl.config.inference import MergeFlags
-from openrl.config.model import ModelFlags, OtherModelFlags, WeightFlags
+from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, WeightFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, SamplingFlags
 from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags
@@ -88,9 +88,31 @@ class SFTConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """``python -m openrl.cli.serve_rm``"""
+
+    rm: RewardModelFlags = part(RewardModelFlags)
+    model: LoadFlags = part(LoadFlags)
+    device: DeviceFlags = part(DeviceFlags)
+    server: ServerFlags = part(ServerFlags)
+    debug: PluginFlags = part(PluginFlags)
+    options: dict[str, Any] = chosen_options()
+
+
+@dataclass(frozen=True, kw_only=True)
 class MergeConfig:
     """``python -m openrl.cli.lora_combiner``"""
 
     merge: MergeFlags = part(MergeFlags)
     model: WeightFlags = part(WeightFlags)
     debug: PluginFlags = part(PluginFlags)
+    options: dict[str, Any] = chosen_options()
+
+
+COMMANDS: dict[str, type] = {
+    "train_ppo_ray": PPOConfig,
+    "train_sft": SFTConfig,
+    "serve_rm": ServeConfig,
+    "lora_combiner": MergeConfig,
+}
+"""Every command and what it reads."""

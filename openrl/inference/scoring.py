@@ -101,10 +101,7 @@ class ModelScorer:
 
     async def score(self, request: ScoreRequest) -> list[Score | Failure]:
         scalars = await self._batcher(request.queries)
-        return [
-            Score(s.value) if math.isfinite(s.value) else Failure(f"the model says {s.value}")
-            for s in scalars
-        ]
+        return [Score(s.value) if math.isfinite(s.value) else Failure(f"the model says {s.value}") for s in scalars]
 
     async def close(self) -> None:
         await self._batcher.close()

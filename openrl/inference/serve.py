@@ -6,32 +6,79 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
+from transformers import PreTrainedTokenizerBase
 
+from openrl.config.commands import ServeConfig
+from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
+from openrl.inference.scoring import ModelScorer, TextRewardModel, TextScorer
+from openrl.inference.server import build_app
+from openrl.models.device import Device, resolve_device
+from openrl.models.scalar_model import RewardModel, load_scalar_model
+from openrl.rewards.protocol import TOKEN_VARIABLE
 
 GRACE = 60  # seconds that requests in work have after SIGTERM
+QUEUED_BATCHES = 64  # batches of texts that may wait; then clients are asked to come again later
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. Raises UserError."""
+@dataclass(frozen=True)
+class ServeInputs:
+    """What the server starts from."""
+
+    device: Device
+    listener: socket.socket  # bound; nobody is let in before the model is there
+    tokenizer: PreTrainedTokenizerBase
+
+
+def prepare_server(config: ServeConfig) -> ServeInputs:
+    """Take the port, read the tokenizer. Raises UserError for the first thing that does not fit."""
+    device = resolve_device(config.device)
+    listener = bind(config.server.host, config.server.port)
+    tokenizer = load_tokenizer(config.rm.reward_pretrain, trust_remote_code=config.model.trust_remote_code)
+    return ServeInputs(device, listener, tokenizer)
+
+
+async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
+    """Load the model, say where the server is, answer until SIGTERM."""
+    scorer = build_scorer(config, inputs)
+    token = os.environ[TOKEN_VARIABLE] if config.server.require_token else None
+    await serve(build_app(scorer, token), inputs.listener, lambda url: print(f"serving on {url}", flush=True))
+
+
+def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
+    rm, server = config.rm, config.server
+    model = load_scalar_model(RewardModel, rm.reward_pretrain, config.model, inputs.device, rm.value_head_prefix)
+    return ModelScorer(
+        TextRewardModel(model.to(inputs.device), inputs.tokenizer, max_len=rm.max_len),
+        batch_size=server.batch_size,
+        wait=server.batch_wait_ms / 1000,
+        most_waiting=QUEUED_BATCHES * server.batch_size,
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket with an address; port 0 takes any free one. Raises UserError."""
     try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family)
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        taken = socket.socket(family, kind, protocol)
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(address)
     except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror or error}", "--port 0 takes any free port") from error
+        raise UserError(f"--host {host} --port {port}: {error.strerror}", "--port 0 takes any free port") from error
+    return taken
 
 
 async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], None]) -> None:
     """Answer requests until SIGTERM or SIGINT, then finish those in work. ``ready`` gets the URL."""
     config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises it again when it is done: that is no failure
+        signal.signal(number, lambda *_: None)  # uvicorn raises it once more when it is done: that is no failure
     host, port = listener.getsockname()[:2]
-    server = Server(config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}"))
-    await server.serve(sockets=[listener])
+    await Server(config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")).serve([listener])
 
 
 class Server(uvicorn.Server):

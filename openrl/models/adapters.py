@@ -19,7 +19,9 @@ from openrl.models.scalar_model import HEAD_FIELD, stored_head
 HEAD = "score"  # of transformers' sequence classifiers
 
 
-def merge_adapter(base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None) -> PreTrainedModel:
+def merge_adapter(
+    base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None
+) -> PreTrainedModel:
     """Write base and adapter as one model, with the base's tokenizer; ``head_prefix`` None: a causal language model, else
     a reward model.
 

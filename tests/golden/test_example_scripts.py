@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from openrl.config import checks, idle  # noqa: F401  importing them registers their rules
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config import checks, idle, inference_checks  # noqa: F401  importing them registers their rules
+from openrl.config.commands import COMMANDS
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
 SOURCES = [*sorted(ROOT.glob("examples/scripts/*.sh")), ROOT / "README.md"]
 
 

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import COMMANDS
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags
 from openrl.flags.values import placeholder, show
 
 HERE = Path(__file__).parent
 PACKAGE = HERE.parents[1] / "openrl"
-COMMANDS = {"train_ppo_ray": PPOConfig, "train_sft": SFTConfig}
 READ_BY_PARSER = {"plugin"}  # by name, before there is a config
 
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrl.config.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.adapters import merge_adapter
 from openrl.models.scalar_model import RewardModel, load_scalar_model
-from tests.tiny import tiny_model_dir
+from tests.tiny import tiny_model_dir, tiny_reward_model_dir
 
 FP32 = WeightFlags(param_dtype="fp32")
 IDS = torch.randint(4, 60, (3, 11), generator=torch.Generator().manual_seed(0))
@@ -65,30 +65,14 @@ def test_weights_are_rounded_once(base, adapter, tmp_path):
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
 
 
-def reward_base(base: Path, out: Path, head_name: str) -> Path:
-    """A reward model as training leaves it: a classifier with one output whose head has the given name."""
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
-    torch.nn.init.normal_(model.score.weight, generator=torch.Generator().manual_seed(2))
-    model.config.value_head_prefix = head_name
-    model.save_pretrained(out)
-    AutoTokenizer.from_pretrained(base).save_pretrained(out)
-    tensors = load_file(out / "model.safetensors")
-    save_file(
-        {n.replace("score.", f"{head_name}."): t for n, t in tensors.items()},
-        out / "model.safetensors",
-        {"format": "pt"},
-    )
-    return out
-
-
 @pytest.mark.parametrize(("head_name", "trained"), [("score", False), ("value_head", False), ("score", True)])
-def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(base, tmp_path, head_name, trained):
+def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(tmp_path, head_name, trained):
     """Whether the adapter holds a head of its own (``trained``) or the base's stays."""
-    source = reward_base(base, tmp_path / "rm", head_name)
-    model = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1, dtype=torch.float32)
-    head = load_file(source / "model.safetensors")[f"{head_name}.weight"]
-    with torch.no_grad():
-        model.score.weight.copy_(head * 3 if trained else head)
+    source, twin = (tiny_reward_model_dir(tmp_path / name, head_name=name) for name in (head_name, "score"))
+    model = AutoModelForSequenceClassification.from_pretrained(twin, dtype=torch.float32)
+    if trained:
+        with torch.no_grad():
+            model.score.weight.mul_(3)
     adapter = make_adapter(model, tmp_path / "adapter", modules_to_save=["score"] if trained else None)
     expected_model = model.eval()  # peft put its layers into it
     with torch.no_grad():
@@ -104,7 +88,7 @@ def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(base, tmp_path
 
 
 def test_a_base_without_head_is_no_reward_model(base, adapter, tmp_path):
-    with pytest.raises(UserError, match="neither .* holds a scalar head"):
+    with pytest.raises(UserError, match=r"neither .* holds a scalar head"):
         merge_adapter(str(base), str(adapter), tmp_path / "merged", FP32, "score")
 
 
@@ -126,5 +110,3 @@ def test_an_adapter_of_another_model_is_refused_and_leaves_nothing(adapter, tmp_
     with pytest.raises(UserError, match=r"no adapter_config.json"):
         merge_adapter(str(shallow), str(tmp_path), tmp_path / "merged", FP32, None)
     assert not any("merged" in p.name for p in tmp_path.iterdir())
-
-

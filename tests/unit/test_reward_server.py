@@ -1,0 +1,237 @@
+"""The reward server's answers: its protocol, its refusals, and that a batch changes no score."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import math
+import threading
+
+import httpx
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from openrl.config.model import LoadFlags
+from openrl.data.tokenizer import load_tokenizer
+from openrl.inference import server
+from openrl.inference.scoring import ModelScorer, Scalar, TextRewardModel
+from openrl.inference.server import build_app
+from openrl.models.scalar_model import RewardModel, load_scalar_model
+from tests.tiny import tiny_reward_model_dir
+
+TEXTS = ["a", "12+3=15<eos>", "the quick brown fox", "no", "x" * 60, "<bos>5-4=<eos>", "hello, world"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(tiny_reward_model_dir(tmp_path_factory.mktemp("rm")))
+
+
+def text_model(checkpoint, **settings):
+    model = load_scalar_model(RewardModel, checkpoint, LoadFlags(param_dtype="fp32"), "cpu", "score")
+    return TextRewardModel(model, load_tokenizer(checkpoint), **({"max_len": 64} | settings))
+
+
+def scorer_of(function, **settings):
+    return ModelScorer(function, **({"batch_size": 4, "wait": 0.0, "most_waiting": 16} | settings))
+
+
+class Gate:
+    """A model that says how long each text is, and stands still while it is closed."""
+
+    def __init__(self):
+        self.open, self.running = threading.Event(), threading.Event()
+
+    def __call__(self, texts):
+        self.running.set()
+        assert self.open.wait(30)
+        return [Scalar(float(len(text)), cut=False) for text in texts]
+
+
+def talk(scorer, conversation, token=None):
+    """Run ``conversation(client)`` against the application."""
+
+    async def main():
+        transport = httpx.ASGITransport(build_app(scorer, token))
+        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+            try:
+                return await asyncio.wait_for(conversation(client), 60)
+            finally:
+                await scorer.close()
+
+    return asyncio.run(main())
+
+
+def request(texts, **columns):
+    return {"query": texts, "prompts": [""] * len(texts), "labels": [""] * len(texts)} | columns
+
+
+def own_scores(checkpoint):
+    """transformers' own score of each text alone."""
+    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    tokenizer = load_tokenizer(checkpoint)
+    with torch.no_grad():
+        rows = [torch.tensor([tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS]
+        return [float(model(row, attention_mask=torch.ones_like(row)).logits[0, 0]) for row in rows]
+
+
+@pytest.mark.parametrize("head_name", ["score", "value_head"])
+def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name):
+    checkpoint = str(tiny_reward_model_dir(tmp_path, head_name=head_name))
+    expected = own_scores(str(tiny_reward_model_dir(tmp_path, head_name="score")))
+
+    async def conversation(client):
+        single = [await client.post("/get_reward", json=request([text])) for text in TEXTS]
+        assert [r.json()["rewards"][0] for r in single] == pytest.approx(expected, abs=1e-5)
+        together = await client.post("/get_reward", json=request(TEXTS))
+        assert together.json()["rewards"] == pytest.approx(expected, abs=1e-5)
+        mixed = await asyncio.gather(
+            *(client.post("/get_reward", json=request([a, b])) for a, b in itertools.pairwise(TEXTS))
+        )
+        for i, reply in enumerate(mixed):
+            assert reply.json()["rewards"] == pytest.approx(expected[i : i + 2], abs=1e-5)
+
+    scorer = scorer_of(text_model(checkpoint))
+    talk(scorer, conversation)
+    assert scorer.counts.texts == 7 + 7 + 12
+    assert scorer.counts.batches == 7 + 2 + 3, "12 texts of six concurrent requests are three batches of four"
+
+
+def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint):
+    async def conversation(client):
+        reply = await client.post("/get_reward", json=request(["0123456789", "56789", "456789"]))
+        cut, short, exact = reply.json()["rewards"]
+        assert cut == pytest.approx(exact, abs=1e-5) and abs(cut - short) > 1e-3
+        assert "openrl_rm_cut_texts_total 1.0" in (await client.get("/metrics")).text
+
+    talk(scorer_of(text_model(checkpoint, max_len=6)), conversation)
+
+
+def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
+    async def conversation(client):
+        reply = await client.post("/get_reward", json={"query": ["ab", "c"], "prompts": ["a", ""], "labels": [1, None]})
+        body = reply.json()
+        assert reply.status_code == 200 and set(body) == {"rewards", "scores", "extra_logs"}
+        assert body["scores"] == body["rewards"] and len(body["rewards"]) == 2
+
+    talk(scorer_of(text_model(checkpoint)), conversation)
+
+
+def test_normalised_scores(checkpoint):
+    plain, shifted = text_model(checkpoint), text_model(checkpoint, mean=0.5, std=4.0)
+    for a, b in zip(plain(TEXTS), shifted(TEXTS), strict=True):
+        assert b.value == pytest.approx((a.value - 0.5) / 4.0, abs=1e-6)
+
+
+def test_a_score_that_is_no_number_is_null_and_counted():
+    async def conversation(client):
+        reply = await client.post("/get_reward", json=request(["a", "b"]))
+        assert reply.json()["rewards"] == [None, 2.0]
+        assert "openrl_rm_failures_total 1.0" in (await client.get("/metrics")).text
+
+    talk(scorer_of(lambda texts: [Scalar(math.nan, False), Scalar(2.0, False)]), conversation)
+
+
+@pytest.mark.parametrize(
+    ("body", "complaint"),
+    [
+        (b"", "not a request"),
+        (b'{"query": [', "not a request"),
+        (b"\xff\xfe", "not a request"),
+        (b"[" * 100_000, "not a request"),
+        (b"[1, 2]", "'query'"),
+        (b'{"queries": ["a"]}', "'query'"),
+        (b'{"query": [1]}', "list of texts"),
+        (b'{"query": ["a", "b"], "prompts": ["a"]}', "'prompts' has 1 items, 'query' has 2"),
+    ],
+)
+def test_a_body_that_is_no_request_is_named(body, complaint):
+    async def conversation(client):
+        reply = await client.post("/get_reward", content=body)
+        assert reply.status_code == 400 and complaint in reply.json()["error"]
+
+    talk(scorer_of(Gate()), conversation)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_whole(monkeypatch):
+    monkeypatch.setattr(server, "MAX_BODY", 1000)
+    sent = []
+
+    async def endless():
+        for i in range(1000):
+            sent.append(i)
+            yield b"x" * 100
+
+    async def conversation(client):
+        reply = await client.post("/get_reward", content=endless())
+        assert reply.status_code == 413 and "1000 bytes" in reply.json()["error"]
+        assert len(sent) < 20
+
+    talk(scorer_of(Gate()), conversation)
+
+
+def test_a_body_that_does_not_come_is_given_up(monkeypatch):
+    monkeypatch.setattr(server, "BODY_TIMEOUT", 0.05)
+
+    async def stuck():
+        yield b"{"
+        await asyncio.Event().wait()
+
+    async def conversation(client):
+        assert (await client.post("/get_reward", content=stuck())).status_code == 408
+
+    talk(scorer_of(Gate()), conversation)
+
+
+def test_a_full_queue_says_when_to_come_again():
+    gate = Gate()
+
+    async def conversation(client):
+        running = asyncio.create_task(client.post("/get_reward", json=request(["abc"] * 4)))
+        await asyncio.to_thread(gate.running.wait, 30)
+        waiting = asyncio.create_task(client.post("/get_reward", json=request(["ab"] * 16)))
+        while "openrl_rm_waiting 16.0" not in (await client.get("/metrics")).text:
+            await asyncio.sleep(0.001)
+        refused = await client.post("/get_reward", json=request(["a"]))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        too_many = await client.post("/get_reward", json=request(["a"] * 17))
+        assert too_many.status_code == 413 and "17 texts" in too_many.json()["error"]
+        gate.open.set()
+        assert (await running).json()["rewards"] == [3.0] * 4
+        assert (await waiting).json()["rewards"] == [2.0] * 16
+        text = (await client.get("/metrics")).text
+        assert 'openrl_rm_requests_total{status="503"} 1.0' in text
+        assert 'openrl_rm_requests_total{status="200"} 2.0' in text
+
+    talk(scorer_of(gate), conversation)
+
+
+def test_a_model_that_fails_fails_its_request_alone():
+    def model(texts):
+        if "bad" in texts:
+            raise RuntimeError("out of memory")
+        return [Scalar(1.0, False)] * len(texts)
+
+    async def conversation(client):
+        reply = await client.post("/get_reward", json=request(["bad"]))
+        assert reply.status_code == 500 and "out of memory" in reply.json()["error"]
+        assert (await client.post("/get_reward", json=request(["good"]))).json()["rewards"] == [1.0]
+
+    talk(scorer_of(model), conversation)
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [(None, 401), ("Bearer", 401), ("Bearer wrong", 401), ("secret", 401), ("Bearer s\xe9cret", 401), ("Bearer secret", 200)],
+)  # fmt: skip
+def test_only_the_bearer_of_the_token_is_answered(checkpoint, header, status):
+    headers = {} if header is None else {"Authorization": header.encode("latin-1")}
+
+    async def conversation(client):
+        reply = await client.post("/get_reward", json=request(["a"]), headers=headers)
+        assert reply.status_code == status and "secret" not in reply.text
+        assert (await client.get("/metrics", headers=headers)).status_code == status
+        assert (await client.get("/health")).json() == {"status": "ok"}
+
+    talk(scorer_of(text_model(checkpoint)), conversation, token="secret")
