@@ -12,7 +12,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from openrl.config import checks, engine_checks, environment, idle, placement_checks, selection  # noqa: F401  importing them registers their rules
+from openrl.config import (  # noqa: F401  importing them registers their rules
+    checks,
+    engine_checks,
+    environment,
+    idle,
+    inference_checks,
+    placement_checks,
+    selection,
+)
 from openrl.errors import UserError
 from openrl.flags.parser import load
 

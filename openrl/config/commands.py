@@ -95,6 +95,7 @@ class ServeConfig:
     model: LoadFlags = part(LoadFlags)
     device: DeviceFlags = part(DeviceFlags)
     server: ServerFlags = part(ServerFlags)
+    packing: PackingFlags = part(PackingFlags)
     debug: PluginFlags = part(PluginFlags)
     options: dict[str, Any] = chosen_options()
 

@@ -24,6 +24,12 @@ def reward_model_exists(config: ServeConfig, given: Given) -> Problems:
     yield from model_problems("reward_pretrain", config.rm.reward_pretrain, MODEL_FILES | TOKENIZER_FILES)
 
 
+@check(ServeConfig)
+def something_is_served(config: ServeConfig, given: Given) -> Problems:
+    if config.rm.reward_pretrain is None:
+        yield Problem(("reward_pretrain",), "nothing to serve", "--reward_pretrain DIRECTORY")
+
+
 @check(ServeConfig, environment=True)
 def token_is_set(config: ServeConfig, given: Given) -> Problems:
     if config.server.require_token and not os.environ.get(TOKEN_VARIABLE):

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from openrl.config.inference import RewardModelFlags
+from openrl.config.model import LoadFlags
 from openrl.inference.batcher import MicroBatcher
-from openrl.models.scalar_model import RewardModel
+from openrl.models.device import Device
+from openrl.models.packing import check_packing
+from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.rewards.protocol import Failure, ScoreRequest
 from openrl.types import Score
 
@@ -47,8 +52,7 @@ class Scalar:
 
 
 class TextRewardModel:
-    """A reward model on text. A text gets the same score in whatever company: rows are padded on the right, where causal
-    attention never looks."""
+    """A reward model on text. A text gets the same score in whatever company."""
 
     def __init__(
         self,
@@ -63,21 +67,37 @@ class TextRewardModel:
         longest = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None) or max_len
         self.max_len, self.mean, self.std = min(max_len, longest), mean, std
 
-    @torch.inference_mode()
     def __call__(self, texts: list[str]) -> list[Scalar]:
         """Scores of texts that are tokenised as they stand: special tokens are those written in the text.
 
         Texts of more than ``max_len`` tokens lose the first ones.
         """
         rows = self.tokenizer(texts, add_special_tokens=False).input_ids
+        kept = [row[-self.max_len :] or [self.tokenizer.pad_token_id] for row in rows]
+        width = max(map(len, kept))
+        ids = torch.tensor([row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept])
+        lengths = torch.tensor([[len(row)] for row in kept])
+        values = (self.column(ids, torch.arange(width) < lengths) - self.mean) / self.std
+        return [Scalar(value, len(row) > self.max_len) for value, row in zip(values.tolist(), rows, strict=True)]
+
+    @torch.inference_mode()
+    def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """The model's scores (b,) of right-padded tokens (b, T)."""
         device = next(self.model.parameters()).device
-        kept = [row[-self.max_len :] for row in rows]
-        width = max(1, *map(len, kept))
-        ids = torch.tensor([row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept], device=device)
-        lengths = torch.tensor([[max(len(row), 1)] for row in kept], device=device)
-        scalars = self.model(ids, torch.arange(width, device=device) < lengths)[0]
-        values = ((scalars.float() - self.mean) / self.std).tolist()
-        return [Scalar(value, len(row) > self.max_len) for value, row in zip(values, rows, strict=True)]
+        return self.model(token_ids.to(device), attention_mask.to(device))[0].cpu()
+
+
+def load_reward_model(
+    rm: RewardModelFlags, flags: LoadFlags, tokenizer: PreTrainedTokenizerBase, device: Device, packing: bool = False
+) -> TextRewardModel:
+    """The model of --reward_pretrain, which must be given. Raises UserError if it has no head or cannot be packed."""
+    assert rm.reward_pretrain is not None
+    path = rm.reward_pretrain
+    model = load_scalar_model(RewardModel, path, flags, device, rm.value_head_prefix, packing=packing).to(device)
+    text_model = TextRewardModel(model, tokenizer, max_len=rm.max_len)
+    if packing:
+        check_packing(path, model.hf.config, text_model.column)
+    return text_model
 
 
 class ModelScorer:

@@ -15,10 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.commands import ServeConfig
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.inference.scoring import ModelScorer, TextRewardModel, TextScorer
+from openrl.inference.scoring import ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.device import Device, resolve_device
-from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.rewards.protocol import TOKEN_VARIABLE
 
 GRACE = 60  # seconds that requests in work have after SIGTERM
@@ -38,6 +37,7 @@ def prepare_server(config: ServeConfig) -> ServeInputs:
     """Take the port, read the tokenizer. Raises UserError for the first thing that does not fit."""
     device = resolve_device(config.device)
     listener = bind(config.server.host, config.server.port)
+    assert config.rm.reward_pretrain is not None
     tokenizer = load_tokenizer(config.rm.reward_pretrain, trust_remote_code=config.model.trust_remote_code)
     return ServeInputs(device, listener, tokenizer)
 
@@ -50,10 +50,9 @@ async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
 
 
 def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
-    rm, server = config.rm, config.server
-    model = load_scalar_model(RewardModel, rm.reward_pretrain, config.model, inputs.device, rm.value_head_prefix)
+    server = config.server
     return ModelScorer(
-        TextRewardModel(model.to(inputs.device), inputs.tokenizer, max_len=rm.max_len),
+        load_reward_model(config.rm, config.model, inputs.tokenizer, inputs.device, config.packing.packing_samples),
         batch_size=server.batch_size,
         wait=server.batch_wait_ms / 1000,
         most_waiting=QUEUED_BATCHES * server.batch_size,

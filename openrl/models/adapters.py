@@ -29,7 +29,7 @@ def merge_adapter(
     ``output`` holds something. A directory appears whole or not at all.
     """
     require_empty(output)
-    exact = LoadFlags(param_dtype="fp32", attn_implementation="eager", trust_remote_code=flags.trust_remote_code)
+    exact = LoadFlags(**{**vars(flags), "param_dtype": "fp32"})
     model = _causal_lm(base, exact) if head_prefix is None else _reward_model(base, adapter, exact, head_prefix)
     merged = _apply(model, adapter, base).to(DTYPES[flags.param_dtype])
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=flags.trust_remote_code)

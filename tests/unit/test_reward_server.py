@@ -12,12 +12,12 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.inference import server
-from openrl.inference.scoring import ModelScorer, Scalar, TextRewardModel
+from openrl.inference.scoring import ModelScorer, Scalar, TextRewardModel, load_reward_model
 from openrl.inference.server import build_app
-from openrl.models.scalar_model import RewardModel, load_scalar_model
 from tests.tiny import tiny_reward_model_dir
 
 TEXTS = ["a", "12+3=15<eos>", "the quick brown fox", "no", "x" * 60, "<bos>5-4=<eos>", "hello, world"]
@@ -28,9 +28,9 @@ def checkpoint(tmp_path_factory):
     return str(tiny_reward_model_dir(tmp_path_factory.mktemp("rm")))
 
 
-def text_model(checkpoint, **settings):
-    model = load_scalar_model(RewardModel, checkpoint, LoadFlags(param_dtype="fp32"), "cpu", "score")
-    return TextRewardModel(model, load_tokenizer(checkpoint), **({"max_len": 64} | settings))
+def text_model(checkpoint, packing=False, **settings):
+    rm = RewardModelFlags(reward_pretrain=checkpoint, **({"max_len": 64} | settings))
+    return load_reward_model(rm, LoadFlags(param_dtype="fp32"), load_tokenizer(checkpoint), "cpu", packing)
 
 
 def scorer_of(function, **settings):
@@ -76,8 +76,8 @@ def own_scores(checkpoint):
         return [float(model(row, attention_mask=torch.ones_like(row)).logits[0, 0]) for row in rows]
 
 
-@pytest.mark.parametrize("head_name", ["score", "value_head"])
-def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name):
+@pytest.mark.parametrize(("head_name", "packing"), [("score", False), ("value_head", False), ("score", True)])
+def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name, packing):
     checkpoint = str(tiny_reward_model_dir(tmp_path, head_name=head_name))
     expected = own_scores(str(tiny_reward_model_dir(tmp_path, head_name="score")))
 
@@ -92,7 +92,7 @@ def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name)
         for i, reply in enumerate(mixed):
             assert reply.json()["rewards"] == pytest.approx(expected[i : i + 2], abs=1e-5)
 
-    scorer = scorer_of(text_model(checkpoint))
+    scorer = scorer_of(text_model(checkpoint, packing))
     talk(scorer, conversation)
     assert scorer.counts.texts == 7 + 7 + 12
     assert scorer.counts.batches == 7 + 2 + 3, "12 texts of six concurrent requests are three batches of four"
@@ -119,7 +119,8 @@ def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
 
 
 def test_normalised_scores(checkpoint):
-    plain, shifted = text_model(checkpoint), text_model(checkpoint, mean=0.5, std=4.0)
+    plain = text_model(checkpoint)
+    shifted = TextRewardModel(plain.model, plain.tokenizer, max_len=64, mean=0.5, std=4.0)
     for a, b in zip(plain(TEXTS), shifted(TEXTS), strict=True):
         assert b.value == pytest.approx((a.value - 0.5) / 4.0, abs=1e-6)
 
