@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
+from openrl.data.tokenizer import load_tokenizer
 from openrl.inference.batcher import MicroBatcher
 from openrl.models.device import Device
 from openrl.models.packing import check_packing
@@ -85,6 +86,15 @@ class TextRewardModel:
         """The model's scores (b,) of right-padded tokens (b, T)."""
         device = next(self.model.parameters()).device
         return self.model(token_ids.to(device), attention_mask.to(device))[0].cpu()
+
+
+def reward_tokenizer(rm: RewardModelFlags, flags: LoadFlags) -> PreTrainedTokenizerBase:
+    """The tokenizer of --reward_pretrain, which must be given. Raises UserError."""
+    assert rm.reward_pretrain is not None
+    fast = not flags.disable_fast_tokenizer
+    return load_tokenizer(
+        rm.reward_pretrain, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain"
+    )
 
 
 def load_reward_model(

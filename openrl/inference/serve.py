@@ -13,9 +13,8 @@ from fastapi import FastAPI
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import ServeConfig
-from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.inference.scoring import ModelScorer, TextScorer, load_reward_model
+from openrl.inference.scoring import ModelScorer, TextScorer, load_reward_model, reward_tokenizer
 from openrl.inference.server import build_app
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.protocol import TOKEN_VARIABLE
@@ -37,9 +36,7 @@ def prepare_server(config: ServeConfig) -> ServeInputs:
     """Take the port, read the tokenizer. Raises UserError for the first thing that does not fit."""
     device = resolve_device(config.device)
     listener = bind(config.server.host, config.server.port)
-    assert config.rm.reward_pretrain is not None
-    tokenizer = load_tokenizer(config.rm.reward_pretrain, trust_remote_code=config.model.trust_remote_code)
-    return ServeInputs(device, listener, tokenizer)
+    return ServeInputs(device, listener, reward_tokenizer(config.rm, config.model))
 
 
 async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
