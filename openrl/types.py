@@ -153,6 +153,10 @@ class ExperienceBatch:
     state_ids: Tensor | None = None  # (B,) int64, equal for steps that answer an equal observation
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
+    ref_ids: Tensor | None = None  # (B, T, K) int32, the reference's likeliest tokens in the place of token t
+    ref_support: Tensor | None = None  # (B, T, K + 1) their log-probs, and that of all other tokens together
+    ref_hidden: Tensor | None = None  # (B, T, H) or, for its whole distribution, what it predicts token t from
+    full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) the critic
     scores: Tensor | None = None  # (B,) rewards after shaping and the estimator's baseline
     token_rewards: Tensor | None = None  # (B, T) score on the last sampled token, minus any KL penalty
@@ -167,7 +171,7 @@ class ExperienceBatch:
         for f in fields(self):
             value = getattr(self, f.name)
             for column in value.values() if f.name == "reward_parts" and value else [value]:
-                if isinstance(column, Tensor) and column.shape != shape[: column.dim()]:
+                if isinstance(column, Tensor) and column.shape[:2] != shape[: column.dim()]:
                     raise ValueError(f"{f.name} has shape {tuple(column.shape)}, token_ids {tuple(shape)}")
         if bool(self.loss_mask[:, :1].any()):
             raise ValueError("loss_mask[:, 0] must be False: the first token has no prediction")
@@ -189,6 +193,12 @@ class ExperienceBatch:
     def members(self) -> Tensor:
         """(B,) bool: rows that count in statistics of rewards, those with a sampled token."""
         return self.loss_mask.any(-1)
+
+    @property
+    def reference(self) -> tuple[Tensor, ...]:
+        """The columns that hold the reference's distributions."""
+        columns = (self.ref_ids, self.ref_support, self.ref_hidden)
+        return tuple(column for column in columns if column is not None)
 
     def replace(self, **columns: Any) -> Self:
         return replace(self, **columns)

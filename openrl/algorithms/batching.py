@@ -202,10 +202,12 @@ def split_rows(lengths: Sequence[int], dp_size: int, micro_batch_size: int) -> R
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], width: int) -> Tensor:
-    """The inverse of a split: each rank's column, (rows,) or (rows, its width), back in batch order, (B,) or (B, width)."""
+    """The inverse of a split: each rank's column, (rows,) or (rows, its width, ...), back in batch order, (B,) or
+    (B, width, ...)."""
     n = sum(row >= 0 for rows in shards for row in rows)
     filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows != [-1]]
-    result = filled[0][1].new_zeros((n, width) if filled[0][1].dim() > 1 else (n,))
+    first = filled[0][1]
+    result = first.new_zeros((n, width, *first.shape[2:]) if first.dim() > 1 else (n,))
     for rows, column in filled:
         if column.dim() > 1:
             result[torch.tensor(rows), : column.shape[1]] = column

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from openrl.types import ExperienceBatch
+
 RESULT_LIMIT = 10.0  # no token's KL counts for more
 
 # Per token, d = logp - ref_logp (http://joschu.net/blog/kl-approx.html), and the d where it reaches RESULT_LIMIT.
@@ -42,29 +44,60 @@ def _limited(d: Tensor, estimator: str) -> Tensor:
 
 
 def reference_support(ref_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """What ``full_kl`` needs of the reference: ids and log-probs of its ``top_k`` likeliest tokens, both (..., K).
+    """What ``full_kl`` needs of the reference: ids (..., K) of its ``top_k`` likeliest tokens, and their log-probs with
+    that of all other tokens together at the end, (..., K + 1).
 
-    ``ref_logits`` (..., V), already divided by the temperature; ``top_k`` 0 or above V takes the whole vocabulary.
+    ``ref_logits`` (..., V), already divided by the temperature. From ``top_k`` V on there are no others: (..., V) each.
     """
-    logprobs = ref_logits.log_softmax(-1)
-    vocabulary = logprobs.shape[-1]
-    top = logprobs.topk(top_k if 0 < top_k < vocabulary else vocabulary, dim=-1)
-    return top.indices, top.values
+    ids = ref_logits.topk(min(top_k, ref_logits.shape[-1]), dim=-1).indices
+    return ids, support_logprobs(ref_logits, ids)
 
 
-def full_kl(logits: Tensor, ids: Tensor, ref_logprobs: Tensor) -> Tensor:
+def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
+    """Log-probs of the tokens ``ids`` (..., K), then of all others together: (..., K + 1). Without others, or with
+    ``ids`` None for every token in order: (..., V). Exact however little is left outside."""
+    log_partition = logits.logsumexp(-1, keepdim=True)
+    if ids is None:
+        return logits - log_partition
+    inside = logits.gather(-1, ids)
+    if ids.shape[-1] == logits.shape[-1]:
+        return inside - log_partition
+    others = logits.scatter(-1, ids, -torch.inf).logsumexp(-1, keepdim=True)
+    return torch.cat([inside, others], -1) - log_partition
+
+
+def full_kl(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
     """KL(policy || reference) of the next-token distributions, (...), exact with the whole vocabulary as support.
 
-    With K < V the other tokens count as one bucket, which bounds the KL from below (data-processing inequality).
-    ``logits`` (..., V) of the policy, divided by the temperature; ``ids`` and ``ref_logprobs`` of ``reference_support``.
+    With K < V the other tokens count as one bucket, which bounds the KL from below (data-processing inequality). Unlike
+    the estimators of single tokens it is not limited.
+
+    Args:
+        logits: (..., V) of the policy, divided by the temperature.
+        ids, ref_logprobs: of ``reference_support``; or None and (..., V) for the whole vocabulary in order.
     """
-    logprobs = logits.log_softmax(-1).gather(-1, ids)
-    kl = (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
-    if ids.shape[-1] == logits.shape[-1]:
-        return kl
-    tiny = torch.finfo(logits.dtype).tiny
-    rest, ref_rest = ((1 - lp.exp().sum(-1)).clamp(min=tiny) for lp in (logprobs, ref_logprobs))
-    return kl + rest * (rest.log() - ref_rest.log())
+    logprobs = support_logprobs(logits, ids)
+    return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
+
+
+def full_kl_gradient(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
+    """(..., V): d KL / d z_j = p_j (a_j - KL), where a_j is the log-ratio of the token j or of the bucket it is in."""
+    logprobs = support_logprobs(logits, ids)
+    log_ratios = logprobs - ref_logprobs
+    kl = (logprobs.exp() * log_ratios).sum(-1, keepdim=True)
+    if ids is not None:
+        inside = log_ratios[..., : ids.shape[-1]]
+        log_ratios = log_ratios[..., -1:].expand(logits.shape).scatter(-1, ids, inside)
+    return logits.softmax(-1) * (log_ratios - kl)
+
+
+def reference_kl(batch: ExperienceBatch, estimator: str) -> Tensor | None:
+    """(B, T) KL of the policy before its update to the reference; None where nobody computed what it takes."""
+    if estimator == "full":
+        return batch.full_kl
+    if batch.old_logprobs is None or batch.ref_logprobs is None:
+        return None
+    return kl_estimate(batch.old_logprobs, batch.ref_logprobs, estimator)
 
 
 class FixedKL:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrl.algorithms.kl import kl_estimate
+from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
 from openrl.config.shaping import NormScope, RewardShapingFlags
 from openrl.types import ExperienceBatch
@@ -141,7 +141,9 @@ def token_rewards(batch: ExperienceBatch, kl_coef: float, kl_estimator: str) -> 
     """(B, T): ``batch.scores`` on the last sampled token, minus ``kl_coef`` times the KL to the reference on each."""
     rewards = place_scores(batch, batch.scores)
     if kl_coef:
-        kl = kl_estimate(batch.old_logprobs, batch.ref_logprobs, kl_estimator)
+        kl = reference_kl(batch, kl_estimator)
+        if kl is None:
+            raise ValueError(f"the KL in the reward by {kl_estimator!r} needs columns that were not filled")
         rewards = rewards - kl_coef * kl.masked_fill(~batch.loss_mask, 0)
     return rewards
 

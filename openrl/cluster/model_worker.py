@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
 from openrl.errors import UserError
+from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import close_distributed, init_distributed
@@ -38,6 +39,10 @@ class ModelWorker:
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
         """The model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32."""
         return self.engine.forward(batch, micro_batches)
+
+    def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
+        """``forward``'s column as "column", and what else is asked for, each under its own name."""
+        return self.engine.columns(batch, micro_batches, *want)
 
     def update(self, batch: ExperienceBatch, plans: list[StepPlan], loss_of: LossOf) -> list[dict[str, Metric]]:
         """One optimizer step per plan; the metrics of each on this rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,8 +14,9 @@ from transformers.utils import is_flash_attn_2_available
 
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
-from openrl.models.logprobs import LogitTransform, LogprobHead
-from openrl.models.packing import arrange
+from openrl.models.logprobs import LogprobHead
+from openrl.models.outputs import LogitTransform, Want
+from openrl.models.packing import arrange, predicted_tokens
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -31,12 +32,22 @@ class CausalLM(nn.Module):
         if hf.get_output_embeddings() is not head:
             raise UserError(f"{type(hf).__name__} does not let its output head be replaced", "use another architecture")
 
-    def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Right-padded token_ids (b, T) and attention_mask (b, T) bool -> log-probs, entropies (b, T) fp32."""
+    def forward(
+        self, token_ids: Tensor, attention_mask: Tensor, want: Sequence[Want] = (), reference: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probs (b, T) fp32, and what else is wanted.
+
+        Args:
+            token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
+            reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
+        """
         rows = arrange(token_ids, attention_mask, self.packing)
         hidden = self.hf.base_model(input_ids=rows.token_ids, use_cache=False, **rows.inputs).last_hidden_state
-        logprobs, entropies = self.hf.get_output_embeddings()(hidden, rows.token_ids, rows.predicted, entropy)
-        return rows.columns(logprobs), None if entropies is None else rows.columns(entropies)
+        predicted = predicted_tokens(attention_mask)
+        logprobs, more = self.hf.get_output_embeddings()(
+            hidden, rows.token_ids, rows.predicted, want, [column[predicted] for column in reference]
+        )
+        return rows.columns(logprobs), {name: rows.columns(column) for name, column in more.items()}
 
     @property
     def architecture(self) -> str:

@@ -6,39 +6,15 @@ describes ``token_ids[:, t]``; index 0 has no prediction and is 0.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True)
-class LogitTransform:
-    """What an architecture does to logits after its output head, then division by the sampling temperature.
-
-    logits = softcap * tanh(scale * head(h) / softcap) / temperature; ``softcap`` None: no cap (Gemma has one).
-    """
-
-    scale: float = 1.0
-    softcap: float | None = None
-    temperature: float = 1.0
-
-    def __call__(self, raw: Tensor) -> Tensor:
-        """Raw head outputs in any float type -> logits in at least fp32."""
-        logits = raw.to(torch.promote_types(raw.dtype, torch.float32))
-        if self.scale != 1.0:
-            logits = logits * self.scale
-        if self.softcap is not None:
-            logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits / self.temperature if self.temperature != 1.0 else logits
-
-    def backward(self, gradient: Tensor, logits: Tensor) -> Tensor:
-        """d loss / d logits -> d loss / d raw."""
-        factor = self.scale / self.temperature
-        if self.softcap is None:
-            return gradient * factor
-        return gradient * factor * (1 - (logits * (self.temperature / self.softcap)).square())
+from openrl.algorithms.kl import full_kl, full_kl_gradient
+from openrl.models.outputs import LogitTransform, Want
+from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 
 class LogprobHead(nn.Module):
@@ -48,28 +24,47 @@ class LogprobHead(nn.Module):
     backward, so all chunks run within one gather, however many tokens each rank has.
     """
 
+    reference_head: FrozenHead | None = None  # for the KL over the whole vocabulary
+    top_k = 0  # of a reference: how many of its likeliest tokens stand for it; 0: its hidden states do
+
     def __init__(self, head: nn.Linear, transform: LogitTransform, chunk_size: int) -> None:
         super().__init__()
         self.weight, self.bias = head.weight, head.bias
         self.transform, self.chunk_size = transform, chunk_size
 
     def forward(
-        self, hidden: Tensor, token_ids: Tensor, predicted: Tensor, entropy: bool = False
-    ) -> tuple[Tensor, Tensor | None]:
-        """hidden (R, S, H), token_ids (R, S), predicted (R, S) bool -> log-probs and entropy, (R, S) fp32.
+        self,
+        hidden: Tensor,
+        token_ids: Tensor,
+        predicted: Tensor,
+        want: Sequence[Want] = (),
+        reference: Sequence[Tensor] = (),
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...).
 
-        Both are 0 where ``predicted`` is False: on padding, and on the first token of each sequence of a row, index 0
-        at least. The entropy is None unless asked for.
+        All are 0 where ``predicted`` is False: on padding, and on the first token of each sequence of a row, index 0 at
+        least.
+
+        Args:
+            hidden: (R, S, H); token_ids (R, S); predicted (R, S) bool.
+            reference: columns of the reference for the N predicted tokens, (N, ...).
         """
         states = hidden[:, :-1][predicted[:, 1:]]
-        logprobs, entropies = token_logprobs(
-            states, self.weight, self.bias, token_ids[predicted], self.transform, self.chunk_size, entropy
+        of_reference = distributions(reference, self.reference_head) if "full_kl" in want else None
+        args = (states, self.weight, self.bias)
+        logprobs, entropies, kl = token_logprobs(
+            *args, token_ids[predicted], self.transform, self.chunk_size, "entropy" in want, of_reference
         )
-        blank = torch.zeros(token_ids.shape, dtype=logprobs.dtype, device=logprobs.device)
-        return (
-            blank.masked_scatter(predicted, logprobs),
-            blank.masked_scatter(predicted, entropies) if entropies is not None else None,
-        )
+        found = {"entropy": entropies, "full_kl": kl}
+        if "reference" in want:
+            found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
+        return _placed(logprobs, predicted), {n: _placed(c, predicted) for n, c in found.items() if c is not None}
+
+
+def _placed(values: Tensor, predicted: Tensor) -> Tensor:
+    """(N, ...) of the predicted tokens -> (R, S, ...), 0 elsewhere."""
+    blank = torch.zeros(predicted.shape + values.shape[1:], dtype=values.dtype, device=values.device)
+    return blank.masked_scatter(predicted.view(*predicted.shape, *(1 for _ in values.shape[1:])), values)
 
 
 def token_logprobs(
@@ -80,7 +75,8 @@ def token_logprobs(
     transform: LogitTransform,
     chunk_size: int,
     entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+    reference: Distributions | None = None,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """log p of each target given the hidden state that predicts it.
 
     Args:
@@ -89,14 +85,18 @@ def token_logprobs(
         targets: (N,) int64.
         chunk_size: tokens whose logits exist at a time; in the backward pass they are computed again. 0: all at once.
         entropy: also give the entropy of each distribution, in nats.
+        reference: also give the KL of each distribution to the reference's.
 
     Returns:
-        (N,) log-probs and (N,) entropies or None; fp32, or fp64 for fp64 states.
+        (N,) log-probs, entropies or None, KL or None; fp32, or fp64 for fp64 states.
     """
     if chunk_size and len(targets) > chunk_size:
-        logprobs, entropies = _Chunked.apply(states, weight, bias, targets, transform, chunk_size, entropy)
-        return logprobs, entropies if entropy else None
-    return _score(transform(F.linear(states, weight, bias)), targets, entropy)[:2]
+        args = (states, weight, bias, targets, transform, chunk_size, entropy, reference)
+        logprobs, entropies, kl = _Chunked.apply(*args)
+        return logprobs, entropies if entropy else None, None if reference is None else kl
+    logits = transform(F.linear(states, weight, bias))
+    kl = None if reference is None else full_kl(logits, *reference(slice(None)))
+    return *_score(logits, targets, entropy)[:2], kl
 
 
 def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -110,25 +110,26 @@ def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tens
 
 
 class _Chunked(torch.autograd.Function):
-    """``_score`` over chunks of tokens: logits of one chunk at a time in both directions."""
+    """``_score`` and ``full_kl`` over chunks of tokens: logits of one chunk at a time in both directions."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, targets, transform, chunk_size, entropy):  # type: ignore[no-untyped-def]
-        parts = [
-            _score(transform(F.linear(states[rows], weight, bias)), targets[rows], entropy)
-            for rows in _chunks(len(targets), chunk_size)
-        ]
+    def forward(ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference):  # type: ignore[no-untyped-def]
+        parts, kls = [], []
+        for rows in _chunks(len(targets), chunk_size):
+            logits = transform(F.linear(states[rows], weight, bias))
+            parts.append(_score(logits, targets[rows], entropy))
+            kls += [] if reference is None else [full_kl(logits, *reference(rows))]
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
+        kl = torch.zeros_like(logprobs) if reference is None else torch.cat(kls)
         ctx.save_for_backward(states, weight, bias, targets, torch.cat([p[2] for p in parts]), entropies)
-        ctx.transform, ctx.chunk_size = transform, chunk_size
+        ctx.transform, ctx.chunk_size, ctx.reference = transform, chunk_size, reference
         ctx.set_materialize_grads(False)
-        if not entropy:
-            ctx.mark_non_differentiable(entropies)
-        return logprobs, entropies
+        ctx.mark_non_differentiable(*([] if entropy else [entropies]), *([kl] if reference is None else []))
+        return logprobs, entropies, kl
 
     @staticmethod
-    def backward(ctx, grad_logprobs, grad_entropies):  # type: ignore[no-untyped-def]
+    def backward(ctx, grad_logprobs, grad_entropies, grad_kl):  # type: ignore[no-untyped-def]
         states, weight, bias, targets, log_partition, entropies = ctx.saved_tensors
         exact = torch.promote_types(states.dtype, torch.float32)  # chunks add up in at least fp32
         grad_states = torch.empty_like(states)
@@ -144,6 +145,8 @@ class _Chunked(torch.autograd.Function):
                 gradient.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
             if grad_entropies is not None:  # dH / dz_j = -p_j (log p_j + H)
                 gradient += minus_p * (all_logprobs + entropies[rows, None]) * grad_entropies[rows, None]
+            if grad_kl is not None:
+                gradient += full_kl_gradient(logits, *ctx.reference(rows)) * grad_kl[rows, None]
             of_raw = ctx.transform.backward(gradient, logits).to(states.dtype)
             grad_states[rows] = of_raw @ weight
             if grad_weight is not None:
@@ -154,7 +157,7 @@ class _Chunked(torch.autograd.Function):
             grad_states,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
-            *(None,) * 4,
+            *(None,) * 5,
         )
 
 

@@ -28,7 +28,7 @@ class Rows:
     token_ids: Tensor  # (R, S) int64
     predicted: Tensor  # (R, S) bool: real tokens but for the first of each sequence
     inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
-    columns: Callable[[Tensor], Tensor]  # (R, S), a value per token -> (b, T), 0 on padding
+    columns: Callable[[Tensor], Tensor]  # (R, S, ...), something per token -> (b, T, ...), 0 on padding
 
 
 def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool) -> Rows:
@@ -38,9 +38,20 @@ def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool) -> Rows:
 
 def _padded(token_ids: Tensor, attention_mask: Tensor) -> Rows:
     """The backbone gets no mask: with padding on the right, causal attention never looks at it."""
+    predicted = predicted_tokens(attention_mask)
+    return Rows(token_ids, predicted, {}, lambda values: values.masked_fill(~_like(attention_mask, values), 0))
+
+
+def predicted_tokens(attention_mask: Tensor) -> Tensor:
+    """(b, T) bool: real tokens but for the first of each row, which nothing predicts. Packed rows keep their order."""
     predicted = attention_mask.clone()
     predicted[:, 0] = False
-    return Rows(token_ids, predicted, {}, lambda values: values.masked_fill(~attention_mask, 0))
+    return predicted
+
+
+def _like(mask: Tensor, values: Tensor) -> Tensor:
+    """A mask (b, T) with as many dimensions as ``values`` (b, T, ...)."""
+    return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
 
 
 def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
@@ -57,8 +68,8 @@ def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
     }
 
     def columns(values: Tensor) -> Tensor:
-        blank = torch.zeros(attention_mask.shape, dtype=values.dtype, device=values.device)
-        return blank.masked_scatter(attention_mask, values)
+        blank = torch.zeros(attention_mask.shape + values.shape[2:], dtype=values.dtype, device=values.device)
+        return blank.masked_scatter(_like(attention_mask, values), values)
 
     return Rows(token_ids[attention_mask][None], positions > 0, inputs, columns)
 

@@ -67,20 +67,20 @@ class FullPrecisionLinear(nn.Linear):
 
 
 class ValueModel(ScalarModel):
-    def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
+    def forward(self, token_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
         describes. 0 at index 0 and on padding."""
         rows = arrange(token_ids, attention_mask, self.packing)
         shifted = nn.functional.pad(self.scalars(rows)[:, :-1], (1, 0))
-        return rows.columns(shifted.masked_fill(~rows.predicted, 0)), None
+        return rows.columns(shifted.masked_fill(~rows.predicted, 0)), {}
 
 
 class RewardModel(ScalarModel):
-    def forward(self, token_ids: Tensor, attention_mask: Tensor, entropy: bool = False) -> tuple[Tensor, None]:
+    def forward(self, token_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """(b,) fp32: the scalar at the last real token of each row."""
         rows = arrange(token_ids, attention_mask, self.packing)
         last = attention_mask.sum(-1, keepdim=True) - 1
-        return rows.columns(self.scalars(rows)).gather(1, last)[:, 0], None
+        return rows.columns(self.scalars(rows)).gather(1, last)[:, 0], {}
 
 
 def load_scalar_model(

@@ -14,6 +14,7 @@ from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
 from openrl.models.causal_lm import CausalLM, load_causal_lm
 from openrl.models.packing import check_packing
+from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
@@ -36,6 +37,21 @@ class ModelSpec:
     value_head: str = "score"
     fp32_head: bool = False  # the scalar head's product in fp32
     packing: bool = False  # micro-batches run as one row without padding
+    kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
+    kl_top_k: int | None = None  # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
+
+
+def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:
+    """Set up a reference's output head, or a policy's against ``spec.kl_reference``, for ``spec.kl_top_k``."""
+    head = model.hf.get_output_embeddings()
+    if spec.kl_top_k is not None:
+        head.top_k = spec.kl_top_k
+    if spec.kl_top_k == 0 and spec.kl_reference is not None:
+        of_reference = head
+        if spec.kl_reference != spec.path:
+            other = load_causal_lm(spec.kl_reference, spec.model, spec.device, spec.temperature, 0)
+            of_reference = other.hf.get_output_embeddings()
+        head.reference_head = FrozenHead(of_reference, of_reference.transform)
 
 
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
@@ -48,6 +64,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
         model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing)
+        prepare_full_kl(model, spec)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
         fresh = spec.seed if spec.kind == "values" or spec.optim is not None else None

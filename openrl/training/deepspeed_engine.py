@@ -28,6 +28,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.models.causal_lm import DTYPES, CausalLM
+from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.engine import LossOf
@@ -91,26 +92,35 @@ class DeepSpeedEngine:
 
     # ---- running the model
 
-    @torch.no_grad()
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
-        column: Tensor | None = None
+        return self.columns(batch, micro_batches)["column"]
+
+    @torch.no_grad()
+    def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
         for rows in micro_batches:
-            result = self._run(batch.select(rows))[0].float().cpu()
-            if column is None:
-                column = torch.zeros(batch.token_ids.shape[: result.dim()])
-            for row, values in zip(rows, result, strict=True):
-                if row >= 0:
-                    column[(row, slice(values.numel())) if values.dim() else row] = values
-        if column is None:
+            column, more = self._run(batch.select(rows), *want)
+            for name, result in ({"column": column.float()} | more).items():
+                if name not in found:
+                    shape = batch.token_ids.shape[: result.dim()] + result.shape[2:]
+                    found[name] = torch.zeros(shape, dtype=result.dtype)
+                for row, values in zip(rows, result.cpu(), strict=True):
+                    if row >= 0:
+                        found[name][(row, slice(len(values))) if values.dim() else row] = values
+        if not found:
             raise ValueError("forward needs at least one micro-batch")
-        return column
+        return found
 
     def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
         """The model's column for right-padded (b, T) tokens; on the device."""
         return self._engine(token_ids.to(self.device), attention_mask.to(self.device))[0]
 
-    def _run(self, batch: ExperienceBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        return self._engine(batch.token_ids.to(self.device), batch.attention_mask.to(self.device), entropy)
+    def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
+        tokens = (batch.token_ids.to(self.device), batch.attention_mask.to(self.device))
+        if not want:
+            return self._engine(*tokens)
+        reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []
+        return self._engine(*tokens, want, reference)
 
     @torch.no_grad()
     def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:

@@ -8,14 +8,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.types import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
 
 
 class Forward(Protocol):
-    """The model on one micro-batch, with gradient: its column, and entropies where asked for, both (b, T) fp32."""
+    """The model on one micro-batch, with gradient: its column, and by name what else is asked for."""
 
-    def __call__(self, batch: ExperienceBatch, entropy: bool = False) -> tuple[Tensor, Tensor | None]: ...
+    def __call__(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 
 LossOf = Callable[[Forward, ExperienceBatch, StepCounts], tuple[Tensor, dict[str, Metric]]]
@@ -32,6 +33,9 @@ class TrainEngine(Protocol):
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
         """The model's column for all rows of the shard, without gradient: (B, T) log-probs or values, or
         (B,) rewards, by the kind of model. Fp32, on the CPU; 0 on padding, at index 0, and in rows left out."""
+
+    def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
+        """``forward``'s column under the name "column", and what else is asked for, each by its own name, (B, T, ...)."""
 
     def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         """Forward and backward over the plan's micro-batches, one optimizer step. Metrics of this rank:

@@ -14,6 +14,7 @@ from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.learning import LossAggMode
 from openrl.extension_points import policy_losses
+from openrl.models.outputs import Want
 from openrl.tracking.metrics import Max, Mean, Metric
 from openrl.training.engine import Forward
 from openrl.training.mismatch import compare
@@ -34,8 +35,8 @@ class PolicyUpdate:
     options: Any  # that loss's options
     agg_mode: LossAggMode
     norm_const: float | None = None  # tokens, for seq-mean-token-sum-norm
-    kl_coef: float = 0.0
-    kl_estimator: str | None = None  # None: no KL in the loss
+    kl_coef: float = 0.0  # 0: the KL is measured, without a part in the loss
+    kl_estimator: str | None = None  # None: not measured either
     rl_coef: float = 1.0
     entropy_coef: float = 0.0  # 0: the entropy is measured, without gradient
     sft_coef: float = 0.0
@@ -45,8 +46,9 @@ class PolicyUpdate:
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]:
-        logprobs, entropies = forward(batch, entropy=True)
-        assert entropies is not None
+        want: tuple[Want, ...] = ("entropy", "full_kl") if self.kl_estimator == "full" else ("entropy",)
+        logprobs, more = forward(batch, *want)
+        entropies = more["entropy"]
         if not self.entropy_coef:
             entropies = entropies.detach()  # what its gradient would need is freed here
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
@@ -63,8 +65,11 @@ class PolicyUpdate:
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
         terms = {"policy_loss": (self.rl_coef, self._policy_loss(token_losses.per_token, batch, counts))}
-        if self.kl_estimator is not None:
+        if self.kl_estimator == "full":
+            columns["kl"] = more["full_kl"]
+        elif self.kl_estimator is not None:
             columns["kl"] = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
+        if self.kl_coef:
             terms["kl_loss"] = (self.rl_coef * self.kl_coef, self._divided(columns["kl"], batch, counts))
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))

@@ -44,8 +44,8 @@ def test_any_cut_gives_the_same_gradient(model, update):
     weights = {"loss_weights": torch.rand(len(batch), generator=g), "is_weights": torch.rand(old.shape, generator=g)}
     batch = batch.replace(old_logprobs=old, **weights)
 
-    def forward(micro, entropy=False):
-        return model(micro.token_ids, micro.attention_mask, entropy)
+    def forward(micro, *want):
+        return model(micro.token_ids, micro.attention_mask, want)
 
     results = []
     for cut in CUTS:

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.kl import ALIASES, AdaptiveKL, FixedKL, full_kl, kl_estimate, reference_support
+from openrl.algorithms.kl import ALIASES, AdaptiveKL, FixedKL, full_kl, full_kl_gradient, kl_estimate, reference_support
 
 LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
 BY_HAND = {  # d = 0.5, -1
@@ -65,7 +65,7 @@ def test_full_kl_is_exact_and_bounded_from_below_by_fewer_tokens():
             for i in range(2)
         ]
     )
-    exact = full_kl(logits, *reference_support(ref, 0))
+    exact = full_kl(logits, *reference_support(ref, 11))
     assert torch.allclose(exact, expected.double(), atol=1e-9)
     partly = [full_kl(logits, *reference_support(ref, k)) for k in (2, 5, 10)]
     assert bool((partly[0] <= partly[1] + 1e-12).all() and (partly[1] <= exact + 1e-12).all())
@@ -99,3 +99,20 @@ def test_controllers_resume():
     fixed.update(9.0, 50)
     fixed.load_state(fixed.state())
     assert fixed.coef == 0.3
+
+
+def test_a_rest_too_small_for_one_minus_the_sum_still_counts():
+    """Outside the support the policy has 1e-3 and the reference 1e-12: 1 - sum would be 0 in fp32."""
+    p = torch.tensor([0.999, 0.0005, 0.0005])
+    q = torch.tensor([1.0, 5e-13, 5e-13])
+    found = full_kl(p.log(), *reference_support(q.log(), 1))
+    assert float(found) == pytest.approx(0.999 * math.log(0.999) + 1e-3 * math.log(1e-3 / 1e-12), rel=1e-5)
+
+
+def test_the_gradient_of_the_full_kl():
+    torch.manual_seed(1)
+    logits, ref = (torch.randn(4, 7, dtype=torch.float64) for _ in range(2))
+    for ids, ref_logprobs in (reference_support(ref, 2), reference_support(ref, 7), (None, ref.log_softmax(-1))):
+        leaf = logits.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(full_kl(leaf, ids, ref_logprobs).sum(), leaf)
+        assert torch.allclose(full_kl_gradient(logits, ids, ref_logprobs), expected, atol=1e-12)

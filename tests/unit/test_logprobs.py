@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from openrl.models.logprobs import LogitTransform, LogprobHead, token_logprobs
+from openrl.models.logprobs import LogprobHead, token_logprobs
+from openrl.models.outputs import LogitTransform
+from openrl.models.reference import FrozenHead, distributions, reference_columns
 
 TRANSFORMS = [
     LogitTransform(),
@@ -39,7 +42,7 @@ def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
     results = []
     for logprobs, entropy in (
         plain(states, weight, bias, targets, transform),
-        token_logprobs(states, weight, bias, targets, transform, chunk_size, entropy=True),
+        token_logprobs(states, weight, bias, targets, transform, chunk_size, entropy=True)[:2],
     ):
         results.append([logprobs, entropy, *torch.autograd.grad((logprobs * up[0] + entropy * up[1]).sum(), leaves)])
     for expected, found in zip(*results, strict=True):
@@ -62,7 +65,7 @@ def test_chunks_of_bf16_add_up_in_fp32():
     states, weight, _, targets = inputs(512, False, torch.bfloat16)
     exact = [t.detach().double().requires_grad_() for t in (states, weight)]
     (reference,) = torch.autograd.grad(plain(*exact, None, targets, LogitTransform())[0].sum(), exact[1:])
-    logprobs, _ = token_logprobs(states, weight, None, targets, LogitTransform(), 1)
+    logprobs, *_ = token_logprobs(states, weight, None, targets, LogitTransform(), 1)
     (found,) = torch.autograd.grad(logprobs.sum(), [weight])
     assert logprobs.dtype == torch.float32
     assert float((found.double() - reference).norm() / reference.norm()) < 0.01
@@ -74,7 +77,8 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
     ids = torch.randint(0, 11, (2, 5))
     mask = torch.tensor([[False] + [True] * 4, [False, True, True, False, False]])
     with torch.no_grad():
-        logprobs, entropy = LogprobHead(head, LogitTransform(), 2)(hidden, ids, mask, entropy=True)
+        logprobs, more = LogprobHead(head, LogitTransform(), 2)(hidden, ids, mask, ["entropy"])
+    entropy = more["entropy"]
     for row in range(2):
         for t in range(5):
             distribution = head(hidden[row, t - 1]).detach().log_softmax(-1)
@@ -91,3 +95,52 @@ def test_a_batch_of_dummies_gives_zeros_and_a_graph():
     logprobs, _ = head(hidden, torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.bool))
     logprobs.sum().backward()
     assert not logprobs.any() and not hidden.grad.any() and not head.weight.grad.any()
+
+
+def dense_kl(logits, ref_logits, top_k):
+    """The obvious version over distributions with the unlikely tokens of the reference lumped together."""
+    p, q = logits.softmax(-1), ref_logits.softmax(-1)
+    order = q.argsort(-1, descending=True)
+    p, q = p.gather(-1, order), q.gather(-1, order)
+    if 0 < top_k < q.shape[-1]:
+        p, q = (torch.cat([x[:, :top_k], x[:, top_k:].sum(-1, keepdim=True)], -1) for x in (p, q))
+    return (p * (p / q).log()).sum(-1)
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("chunk_size", [0, 1, 4])
+@pytest.mark.parametrize("top_k", [0, 1, 3, 10, 11, 99])
+def test_the_kl_of_whole_distributions_equals_the_dense_one(transform, chunk_size, top_k):
+    states, weight, bias, targets = inputs(9, True)
+    ref_states, ref_weight, ref_bias, _ = inputs(10, True)
+    ref_states = ref_states[:9]
+    head = torch.nn.Linear(6, 11, dtype=torch.float64)
+    head.weight, head.bias = torch.nn.Parameter(ref_weight), torch.nn.Parameter(ref_bias)
+    columns = reference_columns(ref_states, ref_weight, ref_bias, transform, 4, top_k)
+    of_reference = distributions(list(columns.values()), None if top_k else FrozenHead(head, transform))
+    up = torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    expected = dense_kl(
+        transform(F.linear(states, weight, bias)), transform(F.linear(ref_states, ref_weight, ref_bias)), top_k
+    )
+    found = token_logprobs(states, weight, bias, targets, transform, chunk_size, True, of_reference)
+    torch.testing.assert_close(found[2], expected, rtol=1e-10, atol=1e-12)
+    every = (*plain(states, weight, bias, targets, transform), expected)
+    for weights in (up, up * torch.tensor([0.0, 0.0, 1.0])[:, None]):
+        grads = [
+            torch.autograd.grad((torch.stack(list(three)) * weights).sum(), [states, weight, bias], retain_graph=True)
+            for three in (every, found)
+        ]
+        for wanted, got in zip(*grads, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-12)
+
+
+def test_no_chunk_of_the_kl_outlives_it():
+    """What the backward pass keeps has no dimension of the vocabulary but for the output head itself."""
+    states, weight, bias, targets = inputs(9, True)
+    columns = reference_columns(states.detach() + 1, weight.detach(), bias.detach(), LogitTransform(), 4, 3)
+    kl = token_logprobs(
+        states, weight, bias, targets, LogitTransform(), 4, False, distributions(list(columns.values()), None)
+    )[2]
+    kept = [tuple(t.shape) for t in kl.grad_fn.saved_tensors]
+    assert sorted(shape for shape in kept if 11 in shape) == [(11,), (11, 6)]
+    assert {name: tuple(c.shape) for name, c in columns.items()} == {"ref_ids": (9, 3), "ref_support": (9, 4)}

@@ -23,8 +23,8 @@ def loss_and_gradient(**changes):
     logprobs = torch.full(shape, LOGPROB, requires_grad=True)
     entropies = torch.full(shape, ENTROPY) * (logprobs / LOGPROB)  # so that a gradient can be seen
 
-    def forward(micro, entropy=False):
-        return logprobs, entropies
+    def forward(micro, *want):
+        return logprobs, {"entropy": entropies}
 
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", **changes)
     loss, metrics = update(forward, batch, COUNTS)

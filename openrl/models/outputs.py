@@ -1,0 +1,46 @@
+"""What an architecture does to its logits, and what a forward pass gives beside its column. torch only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Want = Literal["entropy", "full_kl", "reference", "balance"]
+"""Names of what may be asked for:
+
+entropy    (b, T) of the distribution that each token was drawn from, in nats
+full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
+reference  of a reference: the columns that ``full_kl`` needs, under their names in ``ExperienceBatch``
+balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
+"""
+
+
+@dataclass(frozen=True)
+class LogitTransform:
+    """What an architecture does to logits after its output head, then division by the sampling temperature.
+
+    logits = softcap * tanh(scale * head(h) / softcap) / temperature; ``softcap`` None: no cap (Gemma has one).
+    """
+
+    scale: float = 1.0
+    softcap: float | None = None
+    temperature: float = 1.0
+
+    def __call__(self, raw: Tensor) -> Tensor:
+        """Raw head outputs in any float type -> logits in at least fp32."""
+        logits = raw.to(torch.promote_types(raw.dtype, torch.float32))
+        if self.scale != 1.0:
+            logits = logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return logits / self.temperature if self.temperature != 1.0 else logits
+
+    def backward(self, gradient: Tensor, logits: Tensor) -> Tensor:
+        """d loss / d logits -> d loss / d raw."""
+        factor = self.scale / self.temperature
+        if self.softcap is None:
+            return gradient * factor
+        return gradient * factor * (1 - (logits * (self.temperature / self.softcap)).square())

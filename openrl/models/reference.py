@@ -1,0 +1,82 @@
+"""Next-token distributions of a reference, as they travel in a batch and as a policy meets them, chunk by chunk.
+
+With K likeliest tokens as support a token costs K ids and K + 1 log-probs, the last one of all other tokens together.
+For the whole vocabulary the reference's hidden states travel instead, H numbers a token, and the policy keeps a frozen
+copy of the reference's output head: logits exist for one chunk at a time, there as here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from openrl.algorithms.kl import reference_support
+from openrl.models.outputs import LogitTransform
+
+
+class Distributions(Protocol):
+    """Of N tokens."""
+
+    def __call__(self, rows: slice) -> tuple[Tensor | None, Tensor]:
+        """The arguments ``ids`` and ``ref_logprobs`` of ``full_kl`` for some of the tokens."""
+
+
+@dataclass(frozen=True)
+class Support:
+    """ids (N, K) int32, logprobs (N, K + 1)."""
+
+    ids: Tensor
+    logprobs: Tensor
+
+    def __call__(self, rows: slice) -> tuple[Tensor | None, Tensor]:
+        return self.ids[rows].long(), self.logprobs[rows]
+
+
+class FrozenHead:
+    """The output head of a reference: V x H numbers beside the policy, on each of its ranks."""
+
+    def __init__(self, head: nn.Linear, transform: LogitTransform) -> None:
+        self.weight, self.transform = head.weight.detach().clone(), transform
+        self.bias = None if head.bias is None else head.bias.detach().clone()
+
+    def logprobs(self, states: Tensor) -> Tensor:
+        """(n, H) hidden states -> (n, V)."""
+        self.weight = self.weight.to(states.device)
+        self.bias = None if self.bias is None else self.bias.to(states.device)
+        return self.transform(F.linear(states, self.weight, self.bias)).log_softmax(-1)
+
+
+@dataclass(frozen=True)
+class WholeVocabulary:
+    """states (N, H): what the reference predicts each token from."""
+
+    states: Tensor
+    head: FrozenHead
+
+    def __call__(self, rows: slice) -> tuple[Tensor | None, Tensor]:
+        return None, self.head.logprobs(self.states[rows])
+
+
+def distributions(columns: Sequence[Tensor], head: FrozenHead | None) -> Distributions:
+    """The reference's columns of N tokens, as ``reference_columns`` made them."""
+    if head is not None:
+        return WholeVocabulary(columns[0], head)
+    return Support(*columns)
+
+
+@torch.no_grad()
+def reference_columns(
+    states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform, chunk_size: int, top_k: int
+) -> dict[str, Tensor]:
+    """``ref_ids`` and ``ref_support`` of (N, H) states, or with ``top_k`` 0 ``ref_hidden``, by their names in a batch."""
+    if top_k == 0:
+        return {"ref_hidden": states}
+    chunks = states.split(chunk_size or max(len(states), 1))
+    parts = [reference_support(transform(F.linear(chunk, weight, bias)), top_k) for chunk in chunks]
+    ids, logprobs = (torch.cat(column) for column in zip(*parts, strict=True))
+    return {"ref_ids": ids.int(), "ref_support": logprobs}
