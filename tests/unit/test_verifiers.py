@@ -1,5 +1,8 @@
 """What holds for every verifier, and for how they are chosen and set up."""
 
+import math
+import random
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -10,7 +13,9 @@ import pytest
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, read_options
+from openrl.rewards.verifiers.base import Answer, Verdict, describe, read_options
+
+ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,111 @@ class Options:
 def ruler(monkeypatch):
     monkeypatch.setattr(verifiers, "_entries", {n: verifiers[n] for n in verifiers.names()})
     verifiers.register("ruler", options=Options)(lambda answer, options: None)
+
+
+# What a verifier needs to say anything: a label, and the options that have no default. The judge has its own tests.
+LABELS = {
+    "choice": "B",
+    "code": ["assert f(1) == 1"],
+    "countdown": {"numbers": [3, 8, 1], "target": 24},
+    "reasoning_gym": {"answer": "4", "metadata": {"source_dataset": "chain_sum"}},
+}
+OPTIONS = {"length": {"high": 100}, "overlong": {"max_length": 100, "buffer": 20}}
+NAMES = [name for name in verifiers.names() if name != "judge"]
+PIECES = (
+    *(
+        "<think>",
+        "</think>",
+        "<answer>",
+        "</answer>",
+        "</think><answer>",
+        "<tool_call>",
+        "<|im_end|>",
+        "</s>",
+        "Answer: ",
+    ),
+    *(
+        "\\boxed{",
+        "\\frac{",
+        "\\text{",
+        "{",
+        "}",
+        "$",
+        "(",
+        ")",
+        "####",
+        "```python\n",
+        "```",
+        "\n",
+        " ",
+        "\t",
+        "\0",
+        "\ud800",
+    ),
+    *(
+        "1",
+        "1,",
+        "1 ",
+        ".1",
+        "1/",
+        "-",
+        "=",
+        "**",
+        "9^",
+        "%",
+        "!",
+        "a ",
+        "B",
+        "A) ",
+        "Step 1:",
+        "answer is ",
+        "f(",
+        "'",
+        "\u212b",
+        "\u0661",
+    ),
+)
+
+
+def judged(name: str, response: str, **given) -> Verdict:
+    answer = Answer("", response, LABELS.get(name, "1"), token_ids=[1] * len(response))
+    return verifiers[name].component(replace(answer, **given), read_options(name, OPTIONS.get(name, {})))
+
+
+def interval(text: str) -> tuple[float, float]:
+    """ "0 or 1" and "[-1, 0.5]" as bounds."""
+    numbers = [float(n) for n in re.findall(r"-?[\d.]+", text)]
+    return min(numbers), max(numbers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_verdicts_on_garbage_are_finite_and_keep_to_what_the_docstring_says(name):
+    chance, (low, high) = random.Random(name), interval(describe(verifiers[name].component).reward)
+    texts = ["".join(chance.choices(PIECES, k=chance.randrange(40))) for _ in range(10 if name == "code" else 300)]
+    for text in ["", " ", "\0", *texts]:
+        verdict = judged(name, text)
+        assert low <= verdict.reward <= high, text
+        assert verdict.passed is None or 0 <= verdict.passed <= 1
+        assert all(isinstance(p, float) and math.isfinite(p) for p in verdict.parts.values())
+
+
+def test_garbage_of_100_kilobytes_takes_linear_time():
+    """All of it together takes seconds; a single quadratic step would take longer than the minutes it is given."""
+    program = """
+from tests.unit.test_verifiers import NAMES, PIECES, judged
+for name in set(NAMES) - {"code"}:
+    for piece in PIECES[::2]:
+        judged(name, piece * (100_000 // len(piece)))
+        judged(name, "<think>a</think><answer>" + piece * (100_000 // len(piece)) + "</answer>")
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_response_is_read_without_the_tokens_that_end_it(name):
+    text = "<think>\n1. a\n</think>\n<answer>\\boxed{1}</answer>"
+    tokens = {"token_ids": [1] * len(text)}
+    assert judged(name, text + "<|im_end|>\n", **tokens) == judged(name, text, **tokens)
 
 
 def test_options_are_read_from_plain_values():
@@ -76,7 +186,6 @@ def test_text_is_the_response_without_the_tokens_that_end_it(response, text):
 
 def test_the_registry_loads_no_large_library():
     program = "from openrl.extension_points import verifiers; verifiers.names(); import sys; print(*sys.modules)"
-    root = Path(__file__).parents[2]
-    names = subprocess.run([sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True).stdout
+    names = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     heavy = {"torch", "transformers", "numpy", "sympy", "math_verify", "reasoning_gym", "httpx"}
     assert "openrl.rewards.verifiers.builtin" in names.split() and heavy.isdisjoint(names.split())

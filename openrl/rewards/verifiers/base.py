@@ -19,6 +19,7 @@ with the response "" finds a label that is of no use; verifiers that ask another
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -66,6 +67,24 @@ def _without_end(text: str) -> str:
     while found := _END_TOKEN.search(text, max(0, end - _LONGEST_END_TOKEN), end):
         end = len(text[: found.start()].rstrip())
     return text[:end].strip()
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the docstring of a verifier says, in one line each."""
+
+    checks: str
+    label: str
+    reward: str  # "0 or 1", "[-1, 0]": with the default options
+
+
+def describe(verify: Any) -> Description:
+    """Raises ValueError if the docstring does not end in its label and its rewards."""
+    text = inspect.cleandoc(verify.__doc__ or "")
+    found = re.fullmatch(r"(.*)\n\nLabel: (.*)\nReward: ([^\n]*)", text, re.DOTALL)
+    if found is None:
+        raise ValueError(f"the docstring of {verify.__name__} does not end in lines of Label: and Reward:")
+    return Description(*(" ".join(part.split()) for part in found.groups()))
 
 
 class BadRow(Exception):

@@ -1,3 +1,15 @@
 """The built-in verifiers: importing this module registers them all. It loads the standard library only."""
 
-from openrl.rewards.verifiers import countdown as countdown
+# ruff: noqa: F401
+from openrl.rewards.verifiers import (
+    countdown,
+    dapo,
+    expressions,
+    judge,
+    layout,
+    length,
+    match,
+    numeric,
+    programs,
+    reasoning,
+)

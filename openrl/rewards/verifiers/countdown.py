@@ -68,7 +68,9 @@ def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
 def _problem(label: Any) -> tuple[list[int], int]:
     given = label if isinstance(label, dict) else {}
     numbers, target = given.get("numbers", given.get("nums")), given.get("target")
-    if not (isinstance(numbers, (list, tuple)) and numbers and all(type(n) is int for n in [*numbers, target])):
+    if not (isinstance(numbers, (list, tuple)) and numbers and all(type(n) is int for n in numbers)):
+        numbers = None
+    if numbers is None or type(target) is not int:
         raise BadRow(f'the label must be like {{"numbers": [3, 8, 1], "target": 24}}, it is {short(label)}')
     return list(numbers), target
 

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
+Where = Literal["auto", "boxed", "answer", "last_line", "whole"]
+WHERE_HELP = (
+    "Where the answer stands: the last \\boxed{}, the last <answer> </answer>, the last line, or the whole response; "
+    "auto = the first of these that there is, of boxed, answer, whole."
+)
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
@@ -27,7 +33,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:
-    """What stands between the last ``<tag>`` that is closed and its ``</tag>``, without the space around it."""
+    """What stands between the last ``</tag>`` and the ``<tag>`` before it, without the space around it."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
     return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
@@ -36,3 +42,23 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
 def after_thinking(text: str) -> str:
     """What follows the last ``</think>``; all of the text if there is none."""
     return text.rpartition("</think>")[2]
+
+
+def marked_answer(text: str) -> str | None:
+    """What the response marks as its answer, thinking left aside: the last box, else the last <answer> </answer>."""
+    text = after_thinking(text)
+    boxed = last_boxed(text)
+    return last_tagged(text) if boxed is None else boxed
+
+
+def final_answer(text: str, where: Where = "auto") -> str | None:
+    """The answer of a response, thinking left aside; None if it does not stand where it should."""
+    rest = after_thinking(text).strip()
+    if where == "boxed":
+        return last_boxed(rest)
+    if where == "answer":
+        return last_tagged(rest)
+    if where == "last_line":
+        return rest.rpartition("\n")[2].strip()
+    marked = marked_answer(text) if where == "auto" else None
+    return rest if marked is None else marked

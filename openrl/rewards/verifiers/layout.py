@@ -1,0 +1,116 @@
+"""How a response is laid out: <think> </think> before <answer> </answer>, tags that occur once, numbered steps."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from openrl.extension_points import verifiers
+from openrl.flags.schema import flag
+from openrl.rewards.verifiers.base import Answer, Verdict
+
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+_TURN = re.compile(r"</think>\s*<answer>")
+_CLOSED_LINE = re.compile(r"</answer>$", re.MULTILINE)
+_STEP = re.compile(r"Step \d+:|^\d+\.|^[-*]|First,|Second,|Next,|Finally,", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FormatOptions:
+    answer: Literal["tags", "boxed"] = flag(
+        "tags", "What follows the thinking: an <answer> alone, or any text with a \\boxed{}."
+    )
+
+
+@verifiers.register("format", options=FormatOptions)
+def format(answer: Answer, options: FormatOptions) -> Verdict:
+    r"""The whole response is <think>..</think> <answer>..</answer>, or <think>..</think>..\boxed{..}.. (EasyR1).
+
+    Label: none
+    Reward: 0 or 1
+    """
+    text = answer.text
+    if options.answer == "tags":
+        good = follows_layout(text) and text.endswith("</answer>")
+    else:
+        good = text.startswith("<think>") and in_order(text, "<think>", "</think>", "\\boxed{", "}")
+    return Verdict(float(good))
+
+
+@verifiers.register("soft_format")
+def soft_format(answer: Answer, options: None) -> Verdict:
+    """``format``, but lines may follow that of </answer>: the ``format`` of MindSpeed-RL, whose ``$`` is any line's end.
+
+    Label: none
+    Reward: 0 or 1
+    """
+    return Verdict(float(follows_layout(answer.text)))
+
+
+@dataclass(frozen=True)
+class StrictFormatOptions:
+    wrong: float = flag(-0.5, "Reward of a response in another format.")
+
+
+@verifiers.register("strict_format", options=StrictFormatOptions)
+def strict_format(answer: Answer, options: StrictFormatOptions) -> Verdict:
+    r"""<think> </think> <answer> \boxed{} </answer>, each once and in this order, from beginning to end; MindSpeed-RL.
+
+    Label: none
+    Reward: [-0.5, 1]
+    """
+    text = answer.text
+    good = all(text.count(mark) == 1 for mark in (*TAGS, "\\boxed{")) and has_boxed_answer(text)
+    return Verdict(1.0 if good else options.wrong, parts={"strict": float(good)})
+
+
+@verifiers.register("tag_count")
+def tag_count(answer: Answer, options: None) -> Verdict:
+    """A quarter for each of <think>, </think>, <answer>, </answer> that occurs exactly once.
+
+    After https://github.com/huggingface/open-r1, without its line breaks.
+
+    Label: none
+    Reward: [0, 1]
+    """
+    return Verdict(sum(answer.text.count(tag) == 1 for tag in TAGS) / len(TAGS))
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    enough: int = flag(3, "So many steps give the full reward.", bounds="> 0")
+
+
+@verifiers.register("step", options=StepOptions)
+def step(answer: Answer, options: StepOptions) -> Verdict:
+    """The share of ``enough`` steps that are marked "Step 1:", "1." or "-" or "*" at a line's start, "First,", "Second,",
+    "Next," or "Finally,"; open-r1, MindSpeed-RL.
+
+    Label: none
+    Reward: [0, 1]
+    """
+    count = sum(1 for _ in _STEP.finditer(answer.text))
+    return Verdict(min(1.0, count / options.enough), parts={"steps": float(count)})
+
+
+def follows_layout(text: str) -> bool:
+    r"""Whether ``^<think>.*?</think>\s*<answer>.*?</answer>$`` matches, every line's end being one; in linear time."""
+    turn = _TURN.search(text, len("<think>")) if text.startswith("<think>") else None
+    return bool(turn and _CLOSED_LINE.search(text, turn.end()))
+
+
+def has_boxed_answer(text: str) -> bool:
+    r"""Whether the text is <think>..</think>..<answer>..\boxed{..}..</answer> from beginning to end."""
+    ends = text.startswith("<think>") and text.endswith("</answer>")
+    return ends and in_order(text, *TAGS[:3], "\\boxed{", "}", "</answer>")
+
+
+def in_order(text: str, *marks: str) -> bool:
+    """Whether the marks follow one another in the text, whatever stands between them."""
+    position = 0
+    for mark in marks:
+        position = text.find(mark, position) + len(mark)
+        if position < len(mark):
+            return False
+    return True

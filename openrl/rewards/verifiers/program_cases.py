@@ -1,0 +1,103 @@
+"""The shapes that tests of programs come in, as one: a list of cases."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from openrl.rewards.verifiers.base import BadRow, short
+
+_INTEGER = re.compile(r"-?\d{1,18}")
+_NAMES = ("fn_name", "func_name", "function")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: a program from standard input to output, a call and its value, or asserts."""
+
+    mode: Literal["program", "call", "asserts"]
+    given: Any  # standard input, the list of arguments, or the code of the asserts
+    expected: Any = None  # standard output, or the value
+    function: str = ""
+
+
+def read_cases(label: Any, meta: Mapping[str, Any]) -> list[Case]:
+    """The cases of a label, at least one. ``meta`` may name the function. Raises BadRow."""
+    if isinstance(label, str):
+        try:
+            label = json.loads(label)
+        except (ValueError, RecursionError):
+            raise BadRow(f"the label holds no tests and is no JSON: {short(label)}") from None
+    try:
+        cases = _of_columns(label, meta) if isinstance(label, dict) else [_of_item(item, meta) for item in label]
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadRow(f"the label holds no tests ({error}): {short(label)}") from None
+    if not cases:
+        raise BadRow("the label holds no tests: it is empty")
+    return cases
+
+
+def _of_columns(label: dict[str, Any], meta: Mapping[str, Any]) -> list[Case]:
+    """{"inputs": [..], "outputs": [..], "fn_name": ..} or {"assert_case": [..]}."""
+    if "assert_case" in label:
+        return [_of_item(item, meta) for item in label["assert_case"]]
+    function = _function(label) or _function(meta)
+    inputs, outputs = label["inputs"], label["outputs"]
+    if len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs, {len(outputs)} outputs")
+    return [_case(given, expected, function) for given, expected in zip(inputs, outputs, strict=True)]
+
+
+def _of_item(item: Any, meta: Mapping[str, Any]) -> Case:
+    """An assert, {"assert_code": ..}, or {"input": .., "output": ..}."""
+    if isinstance(item, str):
+        return Case("asserts", item)
+    if "assert_code" in item:
+        return Case("asserts", _text(item["assert_code"]))
+    given = item["input"] if "input" in item else item["stdin"]
+    expected = item["output"] if "output" in item else item["expected_output"]
+    function = _function(item) or _function(meta)
+    if item.get("testtype") == "functional" and not function:
+        raise ValueError("a functional test without the name of its function, fn_name")
+    return _case(given, expected, "" if item.get("testtype") == "stdin" else function)
+
+
+def _case(given: Any, expected: Any, function: str) -> Case:
+    if not function:
+        return Case("program", _text(given), _text(expected))
+    arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+    if not isinstance(arguments, list):
+        raise ValueError(f"the arguments of {function} are no list")
+    return Case("call", [_integer_keys(a) for a in arguments], _value(expected), function)
+
+
+def _function(names: Mapping[str, Any]) -> str:
+    return next((names[name] for name in _NAMES if isinstance(names.get(name), str)), "")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(_text, value))
+    if not isinstance(value, str):
+        raise TypeError(f"{short(value)} is no text")
+    return value
+
+
+def _value(expected: Any) -> Any:
+    """Text is JSON where it can be."""
+    if not isinstance(expected, str):
+        return expected
+    try:
+        return json.loads(expected)
+    except ValueError:
+        return expected
+
+
+def _integer_keys(argument: Any) -> Any:
+    """JSON made text of the keys of a dict from whole numbers."""
+    if isinstance(argument, dict) and argument and all(_INTEGER.fullmatch(key) for key in argument):
+        return {int(key): value for key, value in argument.items()}
+    return argument

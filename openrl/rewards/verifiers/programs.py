@@ -1,0 +1,145 @@
+"""Programs, tested: the response's code runs in ``sandbox``, one process for each case."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from openrl.extension_points import verifiers
+from openrl.flags.schema import flag
+from openrl.rewards.verifiers.base import Answer, Verdict
+from openrl.rewards.verifiers.extract import after_thinking
+from openrl.rewards.verifiers.program_cases import Case, read_cases
+from openrl.rewards.verifiers.sandbox import Limits, Ran, run
+
+LONGEST = 100_000  # characters of code
+TOLERANCE = 1e-6  # of floating point numbers
+_LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)?[ \t]*\r?\n", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    outcome: Literal["passed", "wrong", "error", "timeout", "memory", "output", "skipped"]
+    message: str = ""
+    contained: bool = True
+
+
+@dataclass(frozen=True)
+class CodeOptions:
+    partial: bool = flag(False, "The reward is the share of cases that pass; off: 1 if all do.")
+    timeout: float = flag(10.0, "Seconds for one case.", bounds="> 0")
+    total_timeout: float = flag(60.0, "Seconds for all cases; what is left over has failed.", bounds="> 0")
+    memory_mb: int = flag(1024, "Address space of one case.", bounds=">= 64")
+    output_kb: int = flag(1024, "What one case may print.", bounds="> 0")
+    max_cases: int = flag(0, "Only the first so many cases run; 0 = all.", bounds=">= 0")
+
+
+@verifiers.register("code", options=CodeOptions)
+def code(answer: Answer, options: CodeOptions) -> Verdict:
+    """The last block of Python code passes its tests. It is contained, not secured.
+
+    Label: the cases, as they are or as JSON text: {"inputs": [..], "outputs": [..]} with "fn_name" for calls (APPS, TACO,
+    verl's prime_code); a list of {"input": .., "output": ..}, with "testtype": "functional" for calls (LiveCodeBench);
+    a list of asserts (MBPP); {"assert_case": [..]}; a list of {"assert_code": ..} (ROLL, KodCode).
+    Reward: [0, 1]
+    """
+    cases = read_cases(answer.label, answer.meta)[: options.max_cases or None]
+    program = last_program(answer.text)
+    if program is None or len(program) > LONGEST:
+        return Verdict(0.0, 0.0, {"passed_share": 0.0, "has_code": 0.0})
+    results = list(run_cases(program, cases, options))
+    count = {kind: sum(r.outcome == kind for r in results) for kind in ("passed", "error", "timeout", "skipped")}
+    share, good = count["passed"] / len(results), count["passed"] == len(results)
+    parts = {
+        "passed_share": share,
+        "has_code": 1.0,
+        "error_share": count["error"] / len(results),
+        "timeout_share": (count["timeout"] + count["skipped"]) / len(results),
+        "contained": float(all(r.contained for r in results)),
+    }
+    return Verdict(share if options.partial else float(good), float(good), parts)
+
+
+def last_program(text: str) -> str | None:
+    """The last fenced block that is Python or of no stated language, open at its end or not; all of a text without
+    fences. None if every block is of another language."""
+    pieces = after_thinking(text).split("```")
+    if len(pieces) == 1:
+        return text
+    for piece in reversed(pieces[1::2]):
+        language = _LANGUAGE.match(piece)
+        if language:
+            return piece[language.end() :]
+    return None
+
+
+def run_cases(program: str, cases: list[Case], options: CodeOptions) -> Iterator[CaseResult]:
+    """One result for each case, in their order."""
+    end = time.monotonic() + options.total_timeout
+    for case in cases:
+        left = end - time.monotonic()
+        if left <= 0:
+            yield CaseResult("skipped", "no time was left")
+            continue
+        limits = Limits(min(options.timeout, left), options.memory_mb << 20, options.output_kb << 10)
+        yield _run_case(program, case, limits)
+
+
+def _run_case(program: str, case: Case, limits: Limits) -> CaseResult:
+    secret = secrets.token_hex(16)
+    task = {"mode": case.mode, "code": program}
+    if case.mode == "call":
+        task |= {"function": case.function, "arguments": case.given}
+    elif case.mode == "asserts":
+        task |= {"test": case.given, "secret": secret}
+    ran = run(task, limits, stdin=case.given if case.mode == "program" else "")
+    if ran.outcome != "done":
+        return CaseResult(ran.outcome, ran.message, ran.contained)
+    right = ran.result == secret.encode() if case.mode == "asserts" else _right(case, ran)
+    return CaseResult("passed" if right else "wrong", ran.message, ran.contained)
+
+
+def _right(case: Case, ran: Ran) -> bool:
+    if case.mode == "program":
+        return same_output(ran.stdout.decode(errors="replace"), case.expected)
+    try:
+        value = json.loads(ran.result)
+        wrapped = isinstance(case.expected, list) and len(case.expected) == 1  # as in APPS
+        return same_value(value, case.expected) or (wrapped and same_value(value, case.expected[0]))
+    except (ValueError, RecursionError):
+        return False
+
+
+def same_output(given: str, expected: str) -> bool:
+    """Equal line by line, but for empty lines, the amount of space, and the last digits of decimals."""
+    ours, theirs = ([line.split() for line in text.splitlines() if line.strip()] for text in (given, expected))
+    return [len(line) for line in ours] == [len(line) for line in theirs] and all(
+        a == b or _close(a, b)
+        for line, other in zip(ours, theirs, strict=True)
+        for a, b in zip(line, other, strict=True)
+    )
+
+
+def _close(given: str, expected: str) -> bool:
+    try:
+        return "." in expected and math.isclose(float(given), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    except ValueError:
+        return False
+
+
+def same_value(given: Any, expected: Any) -> bool:
+    """Equal as JSON, but for the last digits of floating point numbers."""
+    if isinstance(given, list) and isinstance(expected, list):
+        return len(given) == len(expected) and all(map(same_value, given, expected))
+    if isinstance(given, dict) and isinstance(expected, dict):
+        return given.keys() == expected.keys() and all(same_value(given[key], expected[key]) for key in given)
+    if isinstance(given, float) or isinstance(expected, float):
+        numbers = isinstance(given, (int, float)) and isinstance(expected, (int, float))
+        return numbers and math.isclose(given, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+    return bool(given == expected)

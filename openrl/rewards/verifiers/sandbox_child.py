@@ -1,0 +1,197 @@
+"""The process in which a response's code runs, contained. Standard library only, started by path with ``python -I``.
+
+Arguments: FD_IN FD_OUT. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "mode"} and
+for the mode
+    "program"  nothing: the code runs as __main__, its standard input and output are the test's
+    "call"     "function", "arguments": the value it returns is written to FD_OUT as JSON
+    "asserts"  "test": code to run after it, "secret": what is written to FD_OUT if nothing failed
+Exit status: 0 done, 3 the code raised or exited early, 4 out of memory, 5 the value is no JSON.
+"""
+
+import ctypes
+import json
+import os
+import platform
+import resource
+import struct
+import sys
+
+RAISED, NO_MEMORY, NO_JSON = 3, 4, 5
+NOT_CONTAINED = b"\0"  # first byte of FD_OUT; CONTAINED if the filter of system calls is in force
+CONTAINED = b"\1"
+PRELUDE = (
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
+)
+
+# System calls that are refused, by their number on x86-64 and on arm64 (None: there is no such call).
+REFUSED = {
+    # processes: no children, no other program, no signals to others, no way around the limits
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129),
+    "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "process_vm_writev": (311, 271), "setrlimit": (160, 164), "prlimit64": (302, 261), "setsid": (112, 157),
+    "setpgid": (109, 154), "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435),
+    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "setpriority": (141, 140),
+    # network, and memory that no limit counts
+    "socket": (41, 198), "socketpair": (53, 199), "memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186),
+    "semget": (64, 190), "io_uring_setup": (425, 425),
+    # files: nothing is made, changed or removed
+    "creat": (85, None), "openat2": (437, 437), "open_by_handle_at": (304, 265), "truncate": (76, 45),
+    "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34),
+    "rmdir": (84, None), "link": (86, None), "linkat": (265, 37), "unlink": (87, None), "unlinkat": (263, 35),
+    "symlink": (88, None), "symlinkat": (266, 36), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
+    "mknod": (133, None), "mknodat": (259, 33), "utime": (132, None), "utimes": (235, None), "utimensat": (280, 88),
+    "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    # the machine
+    "mount": (165, 40), "umount2": (166, 39), "move_mount": (429, 429), "chroot": (161, 51), "pivot_root": (155, 41),
+    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "sethostname": (170, 161),
+    "settimeofday": (164, 170), "clock_settime": (227, 112), "init_module": (175, 105), "finit_module": (313, 273),
+    "delete_module": (176, 106), "kexec_load": (246, 104), "bpf": (321, 280), "keyctl": (250, 219),
+    "add_key": (248, 217), "request_key": (249, 218), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
+}  # fmt: skip
+CLONE = (56, 220)
+OPENING = (((2, None), 1), ((257, 56), 2))  # open, openat: the numbers, and which argument holds the flags
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH_*
+CLONE_THREAD = 0x10000
+WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EPERM
+ABSENT = 0x00050026  # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # opcodes of the packet filter
+NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # where in struct seccomp_data they stand
+
+
+def limit(limits: dict[str, int]) -> None:
+    for name, value in limits.items():
+        hard = resource.getrlimit(getattr(resource, name))[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(getattr(resource, name), (value, value))
+
+
+def contain() -> bool:
+    """Install the filter of system calls for this process and its threads, for good. False where it cannot be."""
+    if sys.platform != "linux" or platform.machine() not in MACHINES:
+        return False
+    column, arch = MACHINES[platform.machine()]
+    program = b"".join(struct.pack("HBBI", *line) for line in rules(column, arch))
+    memory = ctypes.create_string_buffer(program)
+    described = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(memory))  # struct sock_fprog
+    prctl = ctypes.CDLL(None).prctl
+    prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong]
+    set_no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
+    return prctl(set_no_new_privileges, 1, None, 0, 0) == 0 and prctl(set_seccomp, mode_filter, described, 0, 0) == 0
+
+
+def rules(column: int, arch: int) -> list[tuple[int, int, int, int]]:
+    """The packet filter, as (opcode, lines to skip if true, if false, constant)."""
+    lines = [
+        (LOAD, 0, 0, ARCH),
+        (EQUAL, 1, 0, arch),
+        (RETURN, 0, 0, REFUSE),  # calls of another architecture
+        (LOAD, 0, 0, NUMBER),
+        (AT_LEAST, 0, 1, 0x40000000),
+        (RETURN, 0, 0, REFUSE),  # the x32 numbers of x86-64
+    ]
+    for name, numbers in REFUSED.items():
+        if (number := numbers[column]) is not None:
+            lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ABSENT if name == "clone3" else REFUSE)]
+    for numbers, argument in OPENING:
+        if (number := numbers[column]) is not None:
+            lines += [
+                (EQUAL, 0, 4, number),
+                (LOAD, 0, 0, ARGUMENT[argument]),
+                (ANY_BIT, 0, 1, WRITING),
+                (RETURN, 0, 0, REFUSE),
+                (LOAD, 0, 0, NUMBER),
+            ]
+    lines += [
+        (EQUAL, 0, 3, CLONE[column]),
+        (LOAD, 0, 0, ARGUMENT[0]),
+        (ANY_BIT, 1, 0, CLONE_THREAD),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    return lines
+
+
+def prelude() -> dict[str, object]:
+    """What programs of competitions expect to be imported: these modules, and their public names."""
+    names: dict[str, object] = {}
+    modules = {name: __import__(name) for name in PRELUDE}
+    for module in modules.values():
+        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+        names.update({name: getattr(module, name) for name in public})
+    builtins = {name for name in vars(__import__("builtins")) if name in names}
+    return {name: value for name, value in names.items() if name not in builtins} | modules
+
+
+def run_program(code: str) -> None:
+    main = type(sys)("__main__")
+    vars(main).update(prelude())
+    sys.modules["__main__"] = main
+    try:
+        exec(compile(code, "<response>", "exec"), vars(main))
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise
+    sys.stdout.flush()
+
+
+def load(code: str) -> dict[str, object]:
+    """The names that the code defines; tests may also import them from ``solution``."""
+    solution = sys.modules["solution"] = type(sys)("solution")
+    vars(solution).update(prelude())
+    exec(compile(code, "<response>", "exec"), vars(solution))
+    return vars(solution)
+
+
+def run_call(code: str, function: str, arguments: list[object], out: int) -> None:
+    names = load(code)
+    found = names[function] if function in names else getattr(names["Solution"](), function)  # type: ignore[operator]
+    value = found(*arguments)  # type: ignore[operator]
+    try:
+        text = json.dumps(value)
+    except (TypeError, ValueError):
+        os._exit(NO_JSON)
+    os.write(out, text.encode())
+
+
+def run_asserts(code: str, test: str, secret: str, out: int) -> None:
+    names = dict(load(code))
+    before = dict(names)
+    exec(compile(test, "<test>", "exec"), names)
+    for name, value in list(names.items()):
+        if name.startswith("test") and callable(value) and before.get(name) is not value:
+            value()
+    os.write(out, secret.encode())
+
+
+def main() -> None:
+    source, out = int(sys.argv[1]), int(sys.argv[2])
+    with open(source, "rb") as file:
+        task = json.load(file)
+    limit(task.pop("limits"))
+    mode = task.pop("mode")
+    os.write(out, CONTAINED if contain() else NOT_CONTAINED)
+    try:
+        if mode == "program":
+            run_program(**task)
+        elif mode == "call":
+            run_call(**task, out=out)
+        else:
+            run_asserts(**task, out=out)
+    except MemoryError:
+        os._exit(NO_MEMORY)
+    except BaseException as error:  # an early SystemExit too
+        try:
+            sys.stderr.write(f"{type(error).__name__}: {error}"[:500])
+            sys.stderr.flush()
+        finally:
+            os._exit(RAISED)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
