@@ -22,6 +22,7 @@ from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.flags.help import summary  # noqa: E402
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
+from openrl.tracking.aliases import ALIASES  # noqa: E402
 
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
@@ -75,6 +76,8 @@ def algorithms_page() -> str:
     lines += ["## --algo_preset", "", "| name | flags |", "|---|---|"]
     for name, preset in PRESETS.items():
         lines.append(f"| `{name}` | `{' '.join(f'--{k} {plain(v)}' for k, v in preset.items())}` |")
+    lines += ["", "## Metrics under other names", "", "| name elsewhere | here |", "|---|---|"]
+    lines += [f"| `{theirs}` | `{ours}` |" for theirs, ours in ALIASES.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -15,11 +15,15 @@ from typing import Any, Protocol
 
 from openrl.config.run import LoggingFlags, SampleLoggingFlags
 from openrl.errors import UserError
+from openrl.tracking.aliases import aliased
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
 from openrl.types import Group
 
 logger = logging.getLogger(__name__)
+
+EVALUATION = ("eval/", "val-core/")
+"""How the names of an evaluation's metrics begin."""
 
 
 class Tracker(Protocol):
@@ -100,9 +104,10 @@ class Trackers:
         self.failures: Counter[str] = Counter()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        values = {**values, **{f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}}
+        failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
+        values = {**values, **aliased(values), **failures}
         self._guard(self.local.name, self.local.log, step, values)
-        sent = values if step % self.every == 0 else {k: v for k, v in values.items() if k.startswith("eval/")}
+        sent = values if step % self.every == 0 else {k: v for k, v in values.items() if k.startswith(EVALUATION)}
         for tracker in self.others if sent else []:
             self._guard(tracker.name, tracker.log, step, sent)
 

@@ -86,3 +86,8 @@ def run(command: str, flags: list[str], code: int = 0, **env: str) -> str:
 
 def metrics(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
+    """What two equal runs have in common."""
+    return [{k: v for k, v in r.items() if not k.startswith(("time/", "timing_s/", "perf/"))} for r in records]

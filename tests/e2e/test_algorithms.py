@@ -25,10 +25,11 @@ from openrl.config.commands import PPOConfig
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
+from openrl.tracking.aliases import ALIASES
 from openrl.trainer.launch import train
 from openrl.trainer.prepare import prepare
 from openrl.trainer.roles import Roles, start_roles
-from tests.e2e.runs import make_task, metrics, ppo_flags
+from tests.e2e.runs import make_task, metrics, ppo_flags, untimed
 
 SMALL = {
     "full_determinism": True,
@@ -158,7 +159,7 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     assert all(0 < m["filter/kept_share"] < 1 for m in whole)
     assert sum(m["filter/generated_groups"] for m in whole[:2]) > 10  # the checkpoint is in a later pass
     assert len({m["kl_coef"] for m in whole}) == 4  # the controller acts in every step
-    assert [untimed(m) for m in resumed] == [untimed(m) for m in whole[2:]]
+    assert untimed(resumed) == untimed(whole[2:])
     states = [
         json.loads((tmp_path / run / "checkpoints/step_000004/state.json").read_text()) for run in ("whole", "again")
     ]
@@ -168,14 +169,11 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
-def untimed(record: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in record.items() if not name.startswith(("time/", "perf/"))}
-
-
 def test_the_critic_warms_up_alone(bench, tmp_path):
     """--freezing_actor_steps 0: step 1 leaves the actor bit for bit as it was; later steps train on their own rollouts."""
     changes = {"advantage_estimator": "gae", "save_steps": 1, "save_hf_ckpt": True, "max_ckpt_num": 0}
-    plain = bench(tmp_path / "plain", **changes, max_steps=2)
+    plain = bench(tmp_path / "plain", **changes, dual_clip=3, max_steps=2)
+    assert set(ALIASES.values()) <= plain[0].keys() and all(plain[0][a] == plain[0][b] for a, b in ALIASES.items())
     steps = bench(tmp_path / "frozen", **changes, max_steps=3, freezing_actor_steps=0)
     before = load_file(bench.task / "model/model.safetensors")
     after = [load_file(tmp_path / f"frozen/checkpoints/step_00000{n}/hf/model.safetensors") for n in (1, 2, 3)]

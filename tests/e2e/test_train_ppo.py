@@ -15,9 +15,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.e2e.runs import make_task, metrics, ppo_flags, run, start
-
-TIMINGS = ("time/", "perf/")
+from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
 
 
 @pytest.fixture(scope="module")
@@ -105,10 +103,6 @@ def kill_when(process, happened) -> None:
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=180)  # Ray's agents look for their parent now and then
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
-
-
-def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
-    return [{k: v for k, v in r.items() if not k.startswith(TIMINGS)} for r in records]
 
 
 def test_every_role_with_two_actor_ranks(task, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from openrl.config.run import LoggingFlags, SampleLoggingFlags
 from openrl.errors import UserError
+from openrl.tracking.aliases import ALIASES
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl
 from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
 
@@ -112,9 +113,27 @@ def test_logging_steps_thins_the_others_but_not_evaluations():
     trackers = Trackers(local, [other], every=2)
     trackers.log(1, {"reward": 1.0})
     trackers.log(2, {"reward": 2.0})
-    trackers.log(3, {"reward": 3.0, "eval/pass": 0.5})
+    evaluated = {"eval/pass": 0.5, "val-core/math/acc/mean@4": 0.5}
+    trackers.log(3, {"reward": 3.0, **evaluated})
     assert [step for step, _ in local.seen] == [1, 2, 3]
-    assert other.seen == [(2, {"reward": 2.0}), (3, {"eval/pass": 0.5})]
+    assert other.seen == [(2, {"reward": 2.0}), (3, evaluated)]
+
+
+def test_names_of_other_systems_stand_beside_ours():
+    """What was measured has them too, and nothing else has; no name stands for two figures."""
+    local, other = Memory("local"), Memory("other")
+    Trackers(local, [other]).log(1, {"actor/policy_loss": -0.5, "actor/entropy": 2.0, "rollout/reward": 0.25})
+    expected = {
+        "actor/policy_loss": -0.5,
+        "actor/pg_loss": -0.5,
+        "train/policy_loss": -0.5,
+        "actor/entropy": 2.0,
+        "rollout/reward": 0.25,
+        "critic/score/mean": 0.25,
+        "train/reward": 0.25,
+    }
+    assert local.seen == other.seen == [(1, expected)]
+    assert not set(ALIASES) & set(ALIASES.values())
 
 
 def test_tensorboard_holds_the_values_and_a_resume_replaces_later_steps(tmp_path):

@@ -1,0 +1,128 @@
+"""A reward model as a role of its own: what it says reaches greedy baselines and filtering, group by group.
+
+The command with all its parts, but every worker lives in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import defaultdict
+from statistics import mean
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from openrl.cli import train_ppo_ray
+from openrl.cli.run import command
+from openrl.cluster.group import LocalGroup
+from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.rollout_worker import RolloutWorker
+from openrl.config.commands import PPOConfig
+from openrl.rollout.engine import engine_spec
+from openrl.trainer.launch import train
+from openrl.trainer.roles import Roles, model_spec, role_models
+from tests.e2e.runs import make_task, metrics, ppo_flags
+
+TOKENS = 6  # of a response at most
+RANGE = (-0.4, 0.4)  # about half of the groups
+
+
+@contextlib.asynccontextmanager
+async def in_this_process(config, device, optimizer_steps, stage):
+    models = role_models(config)
+    groups = {
+        role: LocalGroup.create(role, 1, ModelWorker, model_spec(config, model, device, optimizer_steps))
+        for role, model in models.items()
+    }
+    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, device, 1)
+    groups["rollout"] = LocalGroup.create("rollout", 1, RolloutWorker, "hf", spec, config.model, config.reward)
+    try:
+        for group in groups.values():
+            await group.call("start")
+        yield Roles(groups["actor"], groups["rollout"], reward=groups["reward"])
+    finally:
+        for group in groups.values():
+            await group.close()
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    task = make_task(tmp_path_factory.mktemp("task"))
+    torch.manual_seed(0)
+    judge = AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1)
+    judge.save_pretrained(task / "judge")
+    return task
+
+
+@pytest.fixture(scope="module")
+def ran(task, tmp_path_factory):
+    """(metrics, every sample) of one step with both: a baseline and a filter by the model's scores."""
+    out = tmp_path_factory.mktemp("out")
+    changes = {
+        "remote_rm_url": None,
+        "reward_pretrain": task / "judge",
+        "advantage_estimator": "remax",
+        "dynamic_filtering": True,
+        "dynamic_filtering_reward_range": RANGE,
+        "rollout_backend": "hf",
+        "rollout_batch_size": 4,
+        "train_batch_size": 8,
+        "generate_max_len": TOKENS,
+        "init_kl_coef": 0,
+        "full_determinism": True,
+        "max_steps": 1,
+        "train_generations_to_log": 1000,
+    }
+    run = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
+    argv = ppo_flags(task, out, **changes)
+    assert command(PPOConfig, train_ppo_ray.prepare, run, prog="ppo", description="", argv=argv) == 0
+    return metrics(out)[0], [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def score(task):
+    """The reward model's score of a text, by transformers alone."""
+    judge = AutoModelForSequenceClassification.from_pretrained(task / "judge", num_labels=1)
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+
+    def score(text):
+        with torch.no_grad():
+            return float(judge(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits)
+
+    return score
+
+
+def kept(samples):
+    """Prompts whose mean score is in the range."""
+    rewards = defaultdict(list)
+    for sample in samples:
+        rewards[sample["prompt_id"]].append(sample["reward"])
+    return {id for id, values in rewards.items() if RANGE[0] < mean(values) < RANGE[1]}
+
+
+def test_every_generated_answer_has_the_models_score(ran, score):
+    for sample in ran[1]:
+        assert sample["reward"] == pytest.approx(score(sample["prompt"] + sample["response"]), abs=1e-4)
+
+
+def test_groups_are_filtered_by_the_models_scores(ran):
+    step, samples = ran
+    assert step["filter/generated_groups"] == len({s["prompt_id"] for s in samples}) > 4  # some were replaced
+    assert step["filter/kept_groups"] == len(kept(samples)) == 4
+
+
+def test_remax_compares_with_the_models_score_of_the_greedy_answer(ran, score, task):
+    """Advantages are those of the answers' scores, less that of what transformers decodes greedily."""
+    step, samples = ran
+    tokenizer = AutoTokenizer.from_pretrained(task / "model")
+    policy = AutoModelForCausalLM.from_pretrained(task / "model")
+    trained = [s for s in samples if s["prompt_id"] in kept(samples)]
+    baselines = {}
+    for prompt in {s["prompt"] for s in trained}:
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
+        baselines[prompt] = score(tokenizer.decode(policy.generate(ids, do_sample=False, max_new_tokens=TOKENS)[0]))
+    sizes = [abs(s["reward"] - baselines[s["prompt"]]) * s["tokens"] for s in trained]
+    assert step["rollout/advantage_abs"] == pytest.approx(sum(sizes) / sum(s["tokens"] for s in trained), abs=1e-4)
