@@ -24,7 +24,9 @@ class LoadFlags(WeightFlags):
     attn_implementation: str | None = flag(
         None, "Attention of Hugging Face models. None: flash_attention_2 if installed on a GPU, else sdpa."
     )
-    disable_fast_tokenizer: bool = flag(False, "Load the slow (Python) tokenizer.")
+    disable_fast_tokenizer: bool = flag(
+        False, "Load the slow (Python) tokenizer, where transformers still has one; else a warning."
+    )
 
 
 @group("Model")

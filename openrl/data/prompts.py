@@ -123,11 +123,12 @@ class PromptBuilder:
         """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
-            columns = find_columns(self.flags, source.rows, source.name)
             binary = binary_columns(source.rows)
+            rows = source.rows.remove_columns(binary)
+            columns = find_columns(self.flags, rows, source.name)
             prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
-            chunk = read_rows(source.rows.remove_columns(binary), reader, self.workers)
+            chunk = read_rows(rows, reader, self.workers)
             unread = f"not given to rewards: {', '.join(binary)}" if binary else ""
             read.append((source, chunk, tuple(filter(None, (columns.note, unread)))))
         refuse_bad_rows(flag, [(source.name, chunk.bad) for source, chunk, _ in read])

@@ -84,10 +84,11 @@ class SupervisedBuilder:
         """The examples of each source, no longer than --max_len, and the account of what was cut or left out."""
         read = []
         for source in sources:
+            rows = source.rows.remove_columns(binary_columns(source.rows))
             for key, flag in ((self.flags.input_key, "input_key"), (self.flags.output_key, "output_key")):
                 if key is not None:
-                    require_column(source.rows, key, flag, source.name)
-            read.append(read_rows(source.rows.remove_columns(binary_columns(source.rows)), self.read, self.workers))
+                    require_column(rows, key, flag, source.name)
+            read.append(read_rows(rows, self.read, self.workers))
         names = [source.name for source in sources]
         refuse_bad_rows("dataset", zip(names, (chunk.bad for chunk in read), strict=True))
         reports = [self._report(name, chunk.items) for name, chunk in zip(names, read, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
@@ -50,6 +51,10 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, use_fast=fast)
     except Exception as error:  # a KeyError, say, or what code beside the model raises: the files are the user's
         raise UserError(f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}") from error
+    if not fast and tokenizer.is_fast:
+        warnings.warn(
+            f"--disable_fast_tokenizer: transformers has a fast tokenizer alone for {path}; it is used", stacklevel=2
+        )
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"--{flag}: the tokenizer of {path} has no end-of-text token",

@@ -54,6 +54,7 @@ class EngineSpec:
     """All that an engine is told when it starts."""
 
     model: str  # directory or Hugging Face name
+    tokenizer: str | None = None  # directory or name; None: that of the model
     dtype: Dtype = "bf16"
     device: Literal["cpu", "cuda"] = "cpu"
     max_model_len: int = 2048  # tokens of prompt and response together
@@ -86,6 +87,7 @@ def engine_spec(
     """The spec that a run's flags ask for; on a CPU all ``engines`` of the run are taken to share one machine."""
     return EngineSpec(
         model=model.pretrain,
+        tokenizer=model.tokenizer_path,
         dtype=model.param_dtype if engine.vllm_dtype == "auto" else engine.vllm_dtype,
         device=device,
         max_model_len=engine.vllm_max_model_len or sampling.prompt_max_len + sampling.generate_max_len,

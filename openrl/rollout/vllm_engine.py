@@ -59,6 +59,7 @@ def start_llm(spec: EngineSpec) -> Any:
     cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
     arguments = AsyncEngineArgs(
         model=spec.model,
+        tokenizer=spec.tokenizer,
         dtype=_DTYPES[spec.dtype],
         max_model_len=spec.max_model_len,
         seed=spec.seed,

@@ -110,6 +110,15 @@ def new_weights(bench: Bench, tmp_path: Path, seed: int) -> tuple[dict[str, Tens
     return checkpoint(path), AutoModelForCausalLM.from_pretrained(path)
 
 
+def apart(directory: Path) -> str:
+    """The model's tokenizer, moved to a directory of its own."""
+    target = directory.with_name("tokenizer")
+    target.mkdir()
+    for file in directory.glob("tokenizer*"):
+        file.rename(target / file.name)
+    return str(target)
+
+
 @pytest.fixture(scope="module", params=[(b, m) for b in ("hf", "vllm") for m in MODELS], ids="-".join)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     backend, name = request.param
@@ -117,7 +126,8 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     home = tmp_path_factory.mktemp("models") / name
     home.mkdir()
     directory = tiny_model_dir(home, **shape)
-    spec = EngineSpec(str(directory), dtype="fp32", max_model_len=MAX_MODEL_LEN, **options)
+    tokenizer = apart(directory) if name == "untied" else None
+    spec = EngineSpec(str(directory), tokenizer, dtype="fp32", max_model_len=MAX_MODEL_LEN, **options)
     with asyncio.Runner() as runner:
         engine = runner.run(start_engine(backend, spec))
         yield Bench(engine, runner, directory, spec, AutoModelForCausalLM.from_pretrained(directory))
@@ -168,7 +178,7 @@ def test_finish_reasons(bench: Bench) -> None:
 
 
 def test_stop_text_ends_and_stays(bench: Bench) -> None:
-    decode = AutoTokenizer.from_pretrained(bench.directory).decode
+    decode = AutoTokenizer.from_pretrained(bench.spec.tokenizer or bench.directory).decode
     free = Sampling(40, seed=5, ignore_eos=True)
     (whole,) = bench.generate([[7, 8, 9]], [free])
     stop = decode(whole.token_ids, skip_special_tokens=True)[10:12]

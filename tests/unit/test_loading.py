@@ -2,8 +2,9 @@ import json
 
 import pytest
 from datasets import Dataset, DatasetDict
+from datasets.arrow_writer import ArrowWriter
 
-from openrl.data.loading import load_rows
+from openrl.data.loading import load_rows, load_sources
 from openrl.data.tokenizer import leading_ids, load_tokenizer, require_chat_template
 from openrl.errors import UserError
 from tests.tiny import BOS, EOS, tiny_tokenizer
@@ -20,24 +21,33 @@ def load(source, split="train", max_samples=None):
     return load_rows(str(source), split, max_samples, flag="prompt_data")
 
 
+def save_arrow(rows, path):
+    with ArrowWriter(path=str(path), features=rows.features) as writer:
+        for row in rows:
+            writer.write(row)
+        writer.finalize()
+
+
 def jsonl(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("suffix", ["json", "jsonl", "csv", "parquet", "arrow"])
 def test_every_file_format_gives_the_same_rows(tmp_path, suffix):
     path = tmp_path / f"rows.{suffix}"
     rows = Dataset.from_list(ROWS)
     write = {"json": rows.to_json, "jsonl": rows.to_json, "csv": rows.to_csv, "parquet": rows.to_parquet}
-    write[suffix](path)
+    write.get(suffix, lambda path: save_arrow(rows, path))(path)
     assert list(load(path)) == ROWS
+    assert list(load(path, max_samples=1)) == ROWS[:1]
 
 
 def test_labels_of_different_types_are_kept_as_they_are(tmp_path):
     labels = [1, "x", {"numbers": [1, 2]}, {"target": 3}]
     path = jsonl(tmp_path / "rows.jsonl", [{"input": "a", "label": label} for label in labels])
-    assert [row["label"] for row in load(path)] == labels
+    for wanted in (4, 3, None):
+        assert [row["label"] for row in load(path, max_samples=wanted)] == labels[:wanted]
 
 
 def test_saved_dataset_ignores_the_split_and_saved_dict_uses_it(tmp_path):
@@ -78,6 +88,76 @@ def test_empty_and_unknown_files_are_refused(tmp_path):
     for name, message in expected.items():
         with pytest.raises(UserError, match=f"--prompt_data: .*{message}"):
             load(tmp_path / name)
+
+
+def test_few_rows_are_read_without_those_behind_them(tmp_path):
+    """The end of the file is no JSON: who reads on fails. JSON is read 10 MB at a time."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"input": "x" * 2**20}) + "\n" for _ in range(12)) + "{broken\n")
+    assert len(load(path, max_samples=3)) == 3
+    with pytest.raises(UserError, match="line 13: "):
+        load(path)
+    with pytest.raises(UserError, match="line 13: "):
+        load(path, max_samples=13)
+
+
+@pytest.mark.parametrize("max_samples", [None, 1])
+def test_a_directory_has_splits_configurations_and_data_directories(tmp_path_factory, max_samples):
+    """NAME@SUBSET: a split of that name, else a configuration, else a data directory."""
+    directory = tmp_path_factory.mktemp("rows")
+    jsonl(directory / "train.jsonl", [{"at": "train"}])
+    jsonl(directory / "dev.jsonl", [{"at": "dev"}])
+    (directory / "hard").mkdir()
+    jsonl(directory / "hard/train.jsonl", [{"at": "hard"}])
+    (directory / "README.md").write_text(
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: train.jsonl}\n"
+        "  - {split: dev, path: dev.jsonl}\n- config_name: other\n  data_files:\n  - {split: train, path: dev.jsonl}\n---\n"
+    )
+
+    def at(source):
+        return [row["at"] for row in load(source, max_samples=max_samples)]
+
+    assert [at(f"{directory}@{subset}") for subset in ("dev", "train", "other")] == [["dev"], ["train"], ["dev"]]
+    (directory / "README.md").unlink()
+    assert at(f"{directory}@hard") == ["hard"]
+    with pytest.raises(UserError, match="--prompt_data: cannot load .*nothing"):
+        load(f"{directory}@nothing")
+
+
+def test_a_subset_of_saved_datasets_and_of_files(tmp_path):
+    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1])).save_to_disk(tmp_path / "two")
+    assert list(load(f"{tmp_path}/two@test")) == ROWS[:1]
+    path = jsonl(tmp_path / "rows.jsonl", ROWS)
+    assert list(load(f"{path}@train")) == ROWS
+    with pytest.raises(UserError, match=r"--prompt_data: .*rows.jsonl is one file: it has no 'test'"):
+        load(f"{path}@test")
+    assert list(load(jsonl(tmp_path / "a@b,c.jsonl", ROWS))) == ROWS  # a path that exists is meant as it is
+
+
+def test_items_of_a_comma_list_follow_each_other_and_have_names(tmp_path):
+    first, second = jsonl(tmp_path / "a.jsonl", ROWS), jsonl(tmp_path / "b.jsonl", ROWS[:1])
+    other = tmp_path / "more"
+    other.mkdir()
+    again = jsonl(other / "a.jsonl", ROWS)
+
+    def tags(*items, **kwargs):
+        kwargs = {"max_samples": None, "flag": "prompt_data"} | kwargs
+        return [(source.tag, len(source.rows)) for source in load_sources(",".join(map(str, items)), "train", **kwargs)]
+
+    assert tags(first) == [("default", 2)]
+    assert tags(first, second) == [("a", 2), ("b", 1)]
+    assert tags(first, again) == [(str(first), 2), (str(again), 2)]
+    assert tags(f"{first}@train", again) == [("a@train", 2), ("a", 2)]
+    assert tags(first, again, max_samples=3) == [(str(first), 2), (str(again), 1)]
+    assert tags(first, again, max_samples=2) == [(str(first), 2)]  # what comes after is not opened
+    assert tags(first, tmp_path / "none.jsonl", max_samples=2) == [("a", 2)]
+    assert tags(first, again, max_samples=1, mixed=True) == [(str(first), 1), (str(again), 1)]
+
+
+def test_dataset_scripts_are_not_run(tmp_path):
+    (tmp_path / "rows.py").write_text("raise SystemExit")
+    with pytest.raises(UserError, match="cannot read .*rows.py; dataset scripts are not run"):
+        load(tmp_path / "rows.py")
 
 
 def test_malformed_jsonl_names_the_lines(tmp_path):

@@ -1,14 +1,10 @@
-from collections import Counter
-
 import pytest
 from datasets import Dataset
 
 from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
 from openrl.data.loading import RowSource
-from openrl.data.order import SeededOrder
-from openrl.data.prompts import PromptBuilder, PromptStream, load_eval_prompts, load_prompts
+from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.errors import UserError
-from openrl.types import Prompt
 from tests.tiny import tiny_tokenizer
 
 CHAT = "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt %}a({% endif %}"
@@ -117,37 +113,3 @@ def test_training_and_evaluation_read_their_own_sources(tmp_path, monkeypatch):
     builder = PromptBuilder(data, TemplateFlags(), tokenizer(), 9)
     assert [(p.id, p.text) for p in load_prompts(builder, seed=0)[0]] == [("train:0", "1:")]
     assert [(p.id, p.text) for p in load_eval_prompts(builder, evaluation)[0]] == [("eval:0", "3:")]
-
-
-def test_order_passes_through_all_rows_and_differs_between_passes():
-    order = SeededOrder(50, seed=1)
-    first, second = order.take(50), order.take(50)
-    assert sorted(first) == sorted(second) == list(range(50))
-    assert first != second != list(range(50))
-    assert SeededOrder(50, seed=2).take(50) != first
-
-
-def test_order_does_not_depend_on_how_it_is_taken():
-    whole = SeededOrder(7, seed=3).take(40)
-    pieces = SeededOrder(7, seed=3)
-    assert [i for n in (1, 5, 2, 20, 12) for i in pieces.take(n)] == whole
-
-
-@pytest.mark.parametrize("taken", [0, 3, 7, 11, 14])
-def test_stream_resumes_exactly(taken):
-    prompts = [Prompt(f"train:{i}", [i], str(i)) for i in range(7)]
-    stream = PromptStream(prompts, seed=5)
-    stream.take(taken)
-    resumed = PromptStream(prompts, seed=5)
-    resumed.load_state(stream.state())
-    assert stream.peek(9) == resumed.peek(9)
-    assert stream.take(9) == resumed.take(9)
-    assert Counter(p.id for p in PromptStream(prompts, 5).take(14)) == {p.id: 2 for p in prompts}
-
-
-def test_resume_with_other_data_or_seed_is_refused():
-    state = SeededOrder(7, seed=5).state()
-    with pytest.raises(UserError, match="the checkpoint has size 7, this run 8"):
-        SeededOrder(8, seed=5).load_state(state)
-    with pytest.raises(UserError, match="the checkpoint has seed 5, this run 6"):
-        SeededOrder(7, seed=6).load_state(state)
