@@ -91,14 +91,14 @@ def test_empty_and_unknown_files_are_refused(tmp_path):
 
 
 def test_few_rows_are_read_without_those_behind_them(tmp_path):
-    """The end of the file is no JSON: who reads on fails. JSON is read 10 MB at a time."""
+    """The end of the file is no JSON: who reads on fails. JSON is read 10 MB at a time, one such piece ahead."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"input": "x" * 2**20}) + "\n" for _ in range(12)) + "{broken\n")
+    path.write_text("".join(json.dumps({"input": "x" * 2**20}) + "\n" for _ in range(32)) + "{broken\n")
     assert len(load(path, max_samples=3)) == 3
-    with pytest.raises(UserError, match="line 13: "):
+    with pytest.raises(UserError, match="line 33: "):
         load(path)
-    with pytest.raises(UserError, match="line 13: "):
-        load(path, max_samples=13)
+    with pytest.raises(UserError, match="line 33: "):
+        load(path, max_samples=33)
 
 
 @pytest.mark.parametrize("max_samples", [None, 1])
