@@ -14,6 +14,7 @@ from torch import Tensor
 from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
 from openrl.config.shaping import NormScope, RewardShapingFlags
+from openrl.errors import UserError
 from openrl.types import ExperienceBatch
 
 MIN_STD = 1e-4  # whitening divides by at least this
@@ -179,7 +180,10 @@ def difficulty(batch: ExperienceBatch, key: str) -> Tensor:
     if key != "auto":
         return _required(batch.difficulty, "difficulty")
     if bool(batch.passed[batch.members].isnan().any()):
-        raise ValueError("difficulty auto needs a verdict (Score.passed) on every sample")
+        raise UserError(
+            "--difficulty_key auto: the reward gave no verdict on some samples, so their pass rate is not known",
+            "a reward that returns scores in [0, 1], or a column of the data",
+        )
     return (1 - grouped_moments(batch.passed.nan_to_num(), batch.group_ids, batch.members)[0]).to(batch.rewards.dtype)
 
 

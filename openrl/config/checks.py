@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
-from openrl.config.derived import actor_world, estimator, loss_agg_mode, needs_reference, samples_per_step
+from openrl.config.derived import actor_world, estimator, kl_in_reward, loss_agg_mode, needs_reference, samples_per_step
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import policy_losses
@@ -174,6 +174,13 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     if high is None and low >= limit:
         message = f"LO {low} is not below HI, which is --generate_max_len {limit}"
         yield Problem(("len_reward_range", "generate_max_len"), message, f"--len_reward_range 0 {limit}")
+
+
+@check(PPOConfig)
+def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
+    if config.shaping.whiten_rewards and not kl_in_reward(config):
+        message = "with one reward at the end of an answer, every token before it gets -mean / std as its reward"
+        yield Problem(("whiten_rewards",), message, "--reward_norm_mean batch --reward_norm_std batch", fatal=False)
 
 
 @check(PPOConfig)

@@ -104,6 +104,8 @@ def test_sound_flags_have_no_problems(words):
          "--n_samples_per_prompt 8"),
         ("--dynamic_filtering --n_samples_per_prompt 4 --remote_rm_url None --reward_pretrain x",
          "dynamic_filtering_reward_range, --reward_pretrain", "gives no verdicts", "--dynamic_filtering_reward_range"),
+        ("--whiten_rewards --init_kl_coef 0", "whiten_rewards", "every token before it gets -mean / std",
+         "--reward_norm_mean batch --reward_norm_std batch"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=x", "gdpo_parts", "'x' is no number", "a=1.0"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a a=2", "gdpo_parts", "given twice", "NAME"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --overlong_buffer_len 9", "overlong_buffer_len",

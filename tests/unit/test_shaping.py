@@ -15,6 +15,7 @@ from openrl.algorithms.shaping import (
     whiten,
 )
 from openrl.config.shaping import RewardShapingFlags
+from openrl.errors import UserError
 from tests.batches import credit, measured_credit, outcome_batch, random_batch
 
 REWARDS, GROUPS = [1, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]
@@ -152,7 +153,7 @@ def test_difficulty_from_pass_rates():
         [4 / 7] * 2 + [10 / 7] * 2
     )
     unknown = batch.replace(passed=of(1, torch.nan, 1, 0))
-    with pytest.raises(ValueError, match="verdict"):
+    with pytest.raises(UserError, match="no verdict"):
         weights_of(unknown, difficulty_loss_weight=True, difficulty_key="auto")
     with pytest.raises(ValueError, match="no difficulty"):
         weights_of(batch, difficulty_loss_weight=True)
