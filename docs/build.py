@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402 - the checkout, whatever is installed
 from openrl.config.presets import PRESETS  # noqa: E402
+from openrl.extension_points import advantage_estimators, policy_losses  # noqa: E402
 from openrl.flags.help import summary  # noqa: E402
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
@@ -92,6 +93,14 @@ def sources(component: object) -> list[str]:
     return [f"[{u.rpartition('/')[2]}]({u})" for u in dict.fromkeys(re.findall(r"https?://[^\s,;:)]+[^\s,;:).]", text))]
 
 
+def undescribed() -> Iterator[str]:
+    """Components without a row in the tables written by hand: their formula, when to use them, what differs elsewhere."""
+    rows = re.findall(r"^\| (`.*?`) \|", ALGORITHMS_PAGE.read_text("utf-8").partition(MARK)[0], re.MULTILINE)
+    told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    for chooser in [s for s in collect_flags(PPOConfig) if s.registry in (advantage_estimators, policy_losses)]:
+        yield from (f"docs/algorithms.md: no row on {n}" for n in chooser.registry.names() if n not in told)
+
+
 def broken_references() -> Iterator[str]:
     """Links and paths in code marks that lead nowhere, in every page under version control."""
     tracked = subprocess.run(
@@ -112,7 +121,7 @@ def main(check_only: bool) -> int:
             page.write_text(text, "utf-8")
         elif not page.exists() or page.read_text("utf-8") != text:
             problems.append(f"{page.relative_to(ROOT)} does not show the present flags; run `make docs`")
-    problems += broken_references()
+    problems += [*broken_references(), *undescribed()]
     print("\n".join(problems) or "docs: all references lead somewhere")
     return bool(problems)
 

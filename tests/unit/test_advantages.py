@@ -151,7 +151,7 @@ def test_gdpo_refuses_rows_without_a_part(columns, words, message):
 
 
 def test_steps_of_answers_of_one_turn():
-    """Without an agent each answer is an episode of one step from the prompt: step_reinforce is the reward itself, and
+    """Without an agent each answer is one turn, and an episode of one step from the prompt: the reward itself counts, and
     gigpo's two groups are one, so that it is group_norm times the sum of its weights."""
     alone = {
         "episode_ids": torch.arange(5),
@@ -159,7 +159,9 @@ def test_steps_of_answers_of_one_turn():
         "state_ids": torch.tensor([0, 0, 0, 1, 1]),
     }
     batch = outcome_batch([0, 1, 5, 2, 3], [0, 0, 0, 1, 1], **alone)
-    assert credit(batch, "step_reinforce").scores.tolist() == [0, 1, 5, 2, 3]
+    for name in ("step_reinforce", "turn_reinforce"):
+        advantages = credit(batch, name, TurnOptions(turn_gamma=0.5)).advantages
+        assert advantages.tolist() == [[0, r, r] for r in (0, 1, 5, 2, 3)]
     weighted = credit(batch, "gigpo", GiGPOOptions(gigpo_episode_weight=0.5, gigpo_step_weight=2.0)).scores
     torch.testing.assert_close(weighted, 2.5 * credit(batch, "group_norm").scores)
 
