@@ -9,6 +9,7 @@ trained. The only shift by one lives in ``openrl.models.logprobs``.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Self
@@ -72,6 +73,13 @@ class Score:
     passed: float | None = None  # in [0, 1], for filtering and pass rates; None = unknown
     parts: dict[str, float] = field(default_factory=dict)  # named components, logged
     token_rewards: list[float] | None = None  # [L] process rewards
+    attempts: int = 1  # calls that were made for it, retries included
+    failure: str | None = None  # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
+
+    @property
+    def dropped(self) -> bool:
+        """The trajectory takes no part in training and statistics."""
+        return math.isnan(self.reward)
 
 
 @dataclass
@@ -97,6 +105,11 @@ class Trajectory:
         """Sampled tokens; environment tokens do not count."""
         return sum(self.loss_mask)
 
+    @property
+    def failed(self) -> bool:
+        """Its engine or environment failed, or its reward did and is to be dropped: not trained, in no statistic."""
+        return self.finish is Finish.ERROR or (self.score is not None and self.score.dropped)
+
 
 @dataclass
 class Group:
@@ -108,17 +121,18 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        return [t.score.reward for t in self.trajectories if t.score is not None]
+        """Of the trajectories that have one."""
+        return [t.score.reward for t in self.trajectories if t.score is not None and not t.failed]
 
     @property
     def greedy_reward(self) -> float | None:
-        """None without a greedy answer, or without a score for it."""
-        return self.greedy.score.reward if self.greedy and self.greedy.score else None
+        """None without a greedy answer, or without a reward for it."""
+        return self.greedy.score.reward if self.greedy and self.greedy.score and not self.greedy.failed else None
 
     @property
     def mean_pass(self) -> float | None:
-        """Mean of ``passed`` over the group; None if any trajectory has no verdict."""
-        passed = [t.score.passed if t.score else None for t in self.trajectories]
+        """Mean of ``passed`` over the group, failed trajectories left out; None if any has no verdict."""
+        passed = [t.score.passed if t.score else None for t in self.trajectories if not t.failed]
         return None if not passed or None in passed else sum(passed) / len(passed)  # type: ignore[arg-type]
 
     @property

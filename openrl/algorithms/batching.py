@@ -15,8 +15,8 @@ from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, Step
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids`` value.
 
-    A trajectory that failed (finish ERROR, or no reward for the greedy answer beside it) keeps its row and loses its
-    loss mask: it is not trained and counts in no statistic. Without a score the reward is NaN, to be filled by a reward model.
+    A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it, keeps its row and loses
+    its loss mask: it is not trained and counts in no statistic. Without a score the reward is NaN.
     """
     rows = [(number, group, t) for number, group in enumerate(groups) for t in group.trajectories]
     trajectories = [t for _, _, t in rows]
@@ -29,7 +29,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         loss_mask=loss_mask,
         rollout_logprobs=pad([torch.tensor(t.rollout_logprobs) for t in trajectories], width, 0.0),
         group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.long),
-        rewards=torch.tensor([s.reward for s in scores]),
+        rewards=torch.tensor([0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]),
         truncated=torch.tensor([t.finish is Finish.LENGTH for t in trajectories], dtype=torch.bool),
         passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
@@ -64,8 +64,8 @@ def _process_rewards(scores: list[Score], width: int) -> Tensor | None:
 
 
 def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
-    """Every named part; NaN in rows that lack it."""
-    names = sorted({name for s in scores for name in s.parts})
+    """Every named part but those inside a source, "source/part"; NaN in rows that lack it."""
+    names = sorted({name for s in scores for name in s.parts if "/" not in name})
     return {name: torch.tensor([s.parts.get(name, math.nan) for s in scores]) for name in names}
 
 
@@ -85,7 +85,7 @@ def _numbered(keys: list[str | int]) -> Tensor:
 
 def trained_mask(trajectory: Trajectory, group: Group) -> list[bool]:
     """The trajectory's loss mask, all False if it failed, or the greedy answer that it is compared with did."""
-    failed = trajectory.finish is Finish.ERROR or (group.greedy is not None and group.greedy_reward is None)
+    failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
     return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
 
 

@@ -8,13 +8,16 @@ from openrl.types import Group, Trajectory
 
 def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
     """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave no verdict;
-    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score.
+    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score, 0 for one
+    whose reward failed and counts as 0.
 
     Raises UserError if the reward has no such part.
     """
     score = trajectory.score
-    if score is None:
+    if score is None or trajectory.failed:
         return None
+    if score.failure is not None:
+        return score.reward
     if key == "score":
         return score.reward if score.passed is None else score.passed
     if key == "reward":

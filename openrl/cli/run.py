@@ -19,6 +19,7 @@ from openrl.config import (  # noqa: F401  importing them registers their rules
     idle,
     inference_checks,
     placement_checks,
+    reward_checks,
     selection,
 )
 from openrl.errors import UserError

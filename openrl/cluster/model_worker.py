@@ -23,8 +23,9 @@ from openrl.weights.buckets import Bucket, fill_buckets
 class ModelWorker:
     """Every rank of a role gets every call: collectives hide inside."""
 
-    def __init__(self, context: WorkerContext, spec: ModelSpec) -> None:
-        self.context, self.spec = context, spec
+    def __init__(self, context: WorkerContext, spec: ModelSpec, *others: ModelSpec) -> None:
+        """``others`` are further models in the same places, only evaluated: reward models take turns."""
+        self.context, self.spec, self.other_specs = context, spec, others
 
     def start(self, spec: ModelSpec | None = None) -> None:
         """Join the ranks of this role and load the model, or for the time being another one in its place."""
@@ -35,10 +36,11 @@ class ModelWorker:
             del self.engine
             gc.collect()  # an engine and its hooks hold each other, and the next model needs the room
         self.engine: TrainEngine = build_engine(spec or self.spec)
+        self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
 
-    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
-        """The model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32."""
-        return self.engine.forward(batch, micro_batches)
+    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], model: int = 0) -> Tensor:
+        """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32."""
+        return [self.engine, *self.others][model].forward(batch, micro_batches)
 
     def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
         """``forward``'s column as "column", and what else is asked for, each under its own name."""

@@ -11,6 +11,7 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.group import WorkerContext
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import RewardPlan
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, start_engine
@@ -43,13 +44,23 @@ class RolloutWorker:
     """All methods are coroutines: collecting, syncing and checks share one event loop."""
 
     def __init__(
-        self, context: WorkerContext, backend: str, spec: EngineSpec, model: ModelFlags, reward: RewardFlags
+        self,
+        context: WorkerContext,
+        backend: str,
+        spec: EngineSpec,
+        model: ModelFlags,
+        reward: RewardFlags,
+        plan: RewardPlan,
+        token: str | None = None,
     ) -> None:
+        """``token`` is the bearer token of reward servers."""
         self.context, self.backend = context, backend
         self.spec = replace(spec, seed=spec.seed + context.rank)
         self.tokenizer = policy_tokenizer(model, None)
         self.agent = SingleTurn(self.tokenizer.decode)
-        self.reward = build_reward(reward, self.tokenizer)
+        self.reward = build_reward(
+            reward, plan, self.tokenizer, engines=context.world_size, plugins=context.plugins, token=token
+        )
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)

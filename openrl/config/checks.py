@@ -156,15 +156,6 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
-def one_reward_source(config: PPOConfig, given: Given) -> Problems:
-    sources = (config.reward.remote_rm_url, config.others.reward_pretrain)
-    if sources.count(None) == 2:
-        yield Problem(("remote_rm_url", "reward_pretrain"), "no source of rewards", "--remote_rm_url FILE.py")
-    elif None not in sources:
-        yield Problem(("remote_rm_url", "reward_pretrain"), "two sources of rewards", "leave one out")
-
-
-@check(PPOConfig)
 def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     shaping, limit = config.shaping, config.sampling.generate_max_len
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:

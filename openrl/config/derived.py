@@ -8,8 +8,10 @@ from openrl.config.commands import PPOConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.model import Dtype
 from openrl.config.placement import explicit_places
+from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
 from openrl.config.rollout import PlacementFlags, SamplingFlags
 from openrl.config.shaping import NormScope
+from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.registry import Entry
 
@@ -75,6 +77,19 @@ def needs_reference(config: PPOConfig) -> bool:
 
 def needs_reward_model(config: PPOConfig) -> bool:
     return config.others.reward_pretrain is not None
+
+
+def source_kinds(config: PPOConfig) -> set[str]:
+    """Kinds of the reward sources; empty if they cannot be told, which is reported elsewhere."""
+    try:
+        return {source.kind for source in reward_sources(config.reward, config.others.reward_pretrain)}
+    except UserError:
+        return set()
+
+
+def rewards(config: PPOConfig) -> RewardPlan:
+    """The sources of rewards and their weights. Raises UserError."""
+    return reward_plan(config.reward, config.others.reward_pretrain)
 
 
 def model_roles(config: PPOConfig) -> tuple[str, ...]:

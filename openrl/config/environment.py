@@ -13,6 +13,7 @@ from pathlib import Path
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS
+from openrl.config.reward_plan import split
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]
@@ -37,7 +38,8 @@ def models_exist(config: PPOConfig, given: Given) -> Problems:
     others = config.others
     yield from model_problems("ref_pretrain", others.ref_pretrain)
     yield from model_problems("critic_pretrain", others.critic_pretrain)
-    yield from model_problems("reward_pretrain", others.reward_pretrain)
+    for name in split(others.reward_pretrain):
+        yield from model_problems("reward_pretrain", name)
 
 
 @check(PPOConfig, SFTConfig, environment=True)
@@ -100,18 +102,6 @@ def template_files_exist(config: PPOConfig | SFTConfig, given: Given) -> Problem
         name = getattr(config.templates, flag)
         if name is not None and name.endswith(JINJA_SUFFIXES) and not Path(name).expanduser().is_file():
             yield Problem((flag,), f"no such file: {name}")
-
-
-@check(PPOConfig, environment=True)
-def reward_file_exists(config: PPOConfig, given: Given) -> Problems:
-    source = config.reward.remote_rm_url
-    if source is None:
-        return
-    path = source if source.endswith(".py") else source.rpartition(":")[0]
-    if not path.endswith(".py"):
-        yield Problem(("remote_rm_url",), f"{source} is no Python file", "path.py or path.py:function")
-    elif not Path(path).expanduser().is_file():
-        yield Problem(("remote_rm_url",), f"no such file: {path}")
 
 
 # -- what is written --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from openrl.config.derived import (
     needs_reference,
     needs_reward_model,
     reward_norm_scopes,
+    source_kinds,
     whiten_advantages,
 )
 from openrl.flags.checks import Problem, check
@@ -100,10 +101,34 @@ IDLE = (
         "--advantage_estimator gae",
     ),
     Idle(
-        ("reward_timeout", "reward_num_workers"),
-        lambda config: config.reward.remote_rm_url is not None,
-        "there is no reward file without --remote_rm_url",
+        ("reward_num_workers", "reward_memory_gb", "reward_func_kwargs"),
+        lambda config: bool({"file", "verifier"} & source_kinds(config)),
+        "there is neither a reward function nor a verifier",
         "--remote_rm_url FILE.py",
+    ),
+    Idle(
+        ("reward_timeout", "reward_skip_special_tokens"),
+        lambda config: bool({"file", "verifier", "http"} & source_kinds(config)),
+        "there is neither a reward function nor a server",
+        "--remote_rm_url FILE.py",
+    ),
+    Idle(
+        ("reward_max_retries",),
+        lambda config: "http" in source_kinds(config),
+        "there is no reward server",
+        "--remote_rm_url http://127.0.0.1:5000/get_reward",
+    ),
+    Idle(
+        ("normalize_reward",),
+        needs_reward_model,
+        "there is no reward model without --reward_pretrain",
+        "--reward_pretrain DIRECTORY",
+    ),
+    Idle(
+        ("max_reward_failure_rate",),
+        lambda config: config.reward.reward_failure_policy != "fail",
+        "with --reward_failure_policy fail the first failure stops the run",
+        "--reward_failure_policy drop",
     ),
     Idle(
         (

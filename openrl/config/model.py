@@ -42,6 +42,6 @@ class OtherModelFlags:
         None, "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain."
     )
     reward_pretrain: str | None = flag(
-        None, "Reward model with a scalar head, as a Ray role. None: no local reward model."
+        None, "Reward models with a scalar head, as a Ray role; commas separate them, each is a source of rewards."
     )
     value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward models.")

@@ -2,11 +2,60 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from openrl.flags.schema import flag, group
+
+FailurePolicy = Literal["drop", "zero", "fail"]
 
 
 @group("Reward")
-class RewardFlags:
-    remote_rm_url: str | None = flag(None, "Reward source: a Python file, path.py or path.py:function.")
-    reward_timeout: float = flag(60.0, "Seconds one reward call may take before it is killed.", bounds="> 0")
-    reward_num_workers: int = flag(1, "Processes per engine that run the reward file.", bounds="> 0")
+class RewardSourceFlags:
+    """Where rewards come from, whatever is done with them."""
+
+    remote_rm_url: str | None = flag(
+        None,
+        "Reward sources outside: Python files (path.py or path.py:function), each a source, and HTTP URLs, together "
+        "one source in rotation; commas separate them.",
+    )
+    reward_funcs: tuple[str, ...] = flag((), "Built-in verifiers by name, each a source.")
+    reward_weights: tuple[float, ...] | None = flag(
+        None,
+        "Weight of each source: --reward_funcs, files of --remote_rm_url, its URLs, --reward_pretrain, in this order. "
+        "None: 1 each.",
+    )
+    reward_func_kwargs: dict[str, Any] = flag(
+        {}, 'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set for all.'
+    )
+    reward_num_workers: int = flag(
+        16, "Processes of each source that run reward functions and verifiers, over all engines; started when needed.",
+        bounds="> 0",
+    )  # fmt: skip
+    reward_timeout: float = flag(
+        180.0, "Seconds one reward call may take: a process is killed, an HTTP request dropped.", bounds="> 0"
+    )
+    reward_memory_gb: float = flag(
+        8.0, "GiB of memory that one reward process and what it starts may take before it is killed.", bounds="> 0"
+    )
+    normalize_reward: bool = flag(
+        False, "Shift and scale the reward model's output by the mean and std that train_rm stored in its config.json."
+    )
+
+
+@group("Reward")
+class RewardFlags(RewardSourceFlags):
+    reward_routing: str | None = flag(
+        None, "YAML or JSON file {datasource: {source: weight}}: which sources score which rows. None: all score all."
+    )
+    reward_max_retries: int = flag(5, "Attempts for one HTTP reward call, with growing pauses.", bounds="> 0")
+    reward_failure_policy: FailurePolicy = flag(
+        "drop",
+        "A row that still has no reward after the retries: drop leaves it out of training and statistics, zero gives "
+        "it 0, fail stops the run. It is counted and shown in any case.",
+    )
+    max_reward_failure_rate: float = flag(
+        0.2, "Stop the run when more than this share of a batch has no reward.", bounds="[0, 1]"
+    )
+    reward_skip_special_tokens: bool = flag(
+        False, "Leave special tokens out of the text given to reward functions and servers."
+    )

@@ -76,11 +76,13 @@ class ValueModel(ScalarModel):
 
 
 class RewardModel(ScalarModel):
+    mean, std = 0.0, 1.0  # of its rewards, where they are to be normalised
+
     def forward(self, token_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(b,) fp32: the scalar at the last real token of each row."""
+        """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by ``std``."""
         rows = arrange(token_ids, attention_mask, self.packing)
         last = attention_mask.sum(-1, keepdim=True) - 1
-        return rows.columns(self.scalars(rows)).gather(1, last)[:, 0], {}
+        return (rows.columns(self.scalars(rows)).gather(1, last)[:, 0] - self.mean) / self.std, {}
 
 
 def load_scalar_model(
@@ -121,6 +123,16 @@ def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Ten
     config = AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code)
     name = getattr(config, HEAD_FIELD, None) or head_prefix
     return name, _stored_tensor(path, f"{name}.weight")
+
+
+def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, float]:
+    """Mean and std of a reward model's rewards, from its config.json. Raises UserError if they are not there."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    mean, std = getattr(config, "mean", None), getattr(config, "std", None)
+    if mean is None or std is None or not std > 0:
+        found = "has no mean and std" if mean is None or std is None else f"has the std {std}"
+        raise UserError(f"--normalize_reward: {path}/config.json {found}", "train_rm stores them; or leave it out")
+    return float(mean), float(std)
 
 
 def _stored_tensor(path: str, name: str) -> Tensor | None:

@@ -1,46 +1,101 @@
-"""From flags to a reward source."""
+"""From flags to sources of rewards."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+from collections.abc import Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.reward import RewardFlags
+from openrl.config.reward import RewardFlags, RewardSourceFlags
+from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
 from openrl.rewards.base import Reward
-from openrl.rewards.function import FileReward
-from openrl.rewards.pool import RewardFile, RewardProcess
+from openrl.rewards.combined import CombinedReward, Weighing
+from openrl.rewards.endpoints import Endpoints
+from openrl.rewards.http import HttpSource
+from openrl.rewards.pool import Limits, RewardPool, RewardProcess
+from openrl.rewards.protocol import TOKEN_VARIABLE
+from openrl.rewards.sources import ProcessSource, Source
+from openrl.rewards.worker import FileTarget, Target, VerifierTarget
 
 
-def build_reward(flags: RewardFlags, tokenizer: PreTrainedTokenizerBase) -> Reward | None:
-    """The source that --remote_rm_url names; None if it is not given. Starts nothing before the first call."""
-    if flags.remote_rm_url is None:
+def build_reward(
+    flags: RewardFlags,
+    plan: RewardPlan,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    engines: int = 1,
+    plugins: tuple[str, ...] = (),
+    token: str | None = None,
+) -> Reward | None:
+    """The sources that are asked beside the engine, which is one of ``engines``: all but reward models. None if there
+    is none. ``token`` is the bearer token of HTTP. Starts nothing before the first call."""
+    size = max(1, flags.reward_num_workers // engines)
+    executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
+    sources: dict[str, Source] = dict(process_sources(flags, plan.sources, plugins, executor, size))
+    for s in plan.sources:
+        if s.kind == "http":
+            timeout, attempts = flags.reward_timeout, flags.reward_max_retries
+            sources[s.name] = HttpSource(s.name, Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token)
+    if not sources:
         return None
-    file = reward_file(flags.remote_rm_url)
-    return FileReward(file, tokenizer, size=flags.reward_num_workers, timeout=flags.reward_timeout)
+    weighing = Weighing(plan, flags.reward_failure_policy)
+    skip = flags.reward_skip_special_tokens
+    return CombinedReward(weighing, sources, tokenizer, skip_special_tokens=skip, executor=executor)
 
 
-def check_reward_source(flags: RewardFlags) -> None:
-    """Raises UserError if the reward file is missing, does not import or lacks the function.
+def process_sources(
+    flags: RewardSourceFlags,
+    sources: tuple[RewardSource, ...],
+    plugins: tuple[str, ...],
+    executor: Executor,
+    size: int,
+) -> dict[str, ProcessSource]:
+    """The files and verifiers among ``sources``, by name. The threads of ``executor`` bound the calls at a time."""
+    made: dict[str, ProcessSource] = {}
+    for target, names in targets(flags, sources, plugins):
+        pool = RewardPool(target, size, limits(flags), executor)
+        made |= {name: ProcessSource(name, pool) for name in names}
+    return made
 
-    Imports it once, in a process of its own.
+
+def limits(flags: RewardSourceFlags) -> Limits:
+    return Limits(flags.reward_timeout, int(flags.reward_memory_gb * 2**30))
+
+
+def targets(
+    flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]
+) -> list[tuple[Target, list[str]]]:
+    """What processes run, and the names of the sources that each serves: one per file, one for all verifiers."""
+    kwargs = source_kwargs(flags, sources)
+    found: list[tuple[Target, list[str]]] = [
+        (FileTarget(*s.file, kwargs[s.name]), [s.name]) for s in sources if s.kind == "file"
+    ]
+    verifiers: Mapping[str, Any] = {s.name: kwargs[s.name] for s in sources if s.kind == "verifier"}
+    return [*found, (VerifierTarget(verifiers, plugins), list(verifiers))] if verifiers else found
+
+
+def check_reward_sources(flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]) -> None:
+    """Load each file and the verifiers once, in a process of its own.
+
+    Raises UserError, with all problems, if one does not load, lacks its function or does not take its arguments.
     """
-    if flags.remote_rm_url is None:
-        return
-    process = RewardProcess(reward_file(flags.remote_rm_url), flags.reward_timeout)
-    try:
-        process.start()
-    finally:
-        process.kill()
+    problems = []
+    for target, _ in targets(flags, sources, plugins):
+        process = RewardProcess(target, limits(flags))
+        try:
+            process.start()
+        except UserError as error:
+            problems.append(str(error))
+        finally:
+            process.kill()
+    if problems:
+        raise UserError("\n".join(problems))
 
 
-def reward_file(source: str) -> RewardFile:
-    """``path.py`` or ``path.py:function``. Raises UserError if it is neither, or there is no such file."""
-    path, colon, function = source.rpartition(":") if not source.endswith(".py") else (source, "", "")
-    if not path.endswith(".py"):
-        raise UserError(f"--remote_rm_url: {source} is not a Python file", "path.py or path.py:function")
-    absolute = Path(path).expanduser().absolute()
-    if not absolute.is_file():
-        raise UserError(f"--remote_rm_url: there is no file {path}", f"a path from {Path.cwd()}")
-    return RewardFile(absolute, function) if colon else RewardFile(absolute)
+def bearer_token() -> str | None:
+    """The token for reward servers, from the environment of this process."""
+    return os.environ.get(TOKEN_VARIABLE) or None

@@ -5,7 +5,7 @@ Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equ
 Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer, in their order.
           ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1], or the rewards again.
           ``extra_logs``, if there, is a dict of lists with null where an answer has no value, or a list of one dict per
-          answer. A list of rewards alone will do. A reward of null, or one that is no finite number, says that this
+          answer; one number stands for all. A list of rewards alone will do. A reward of null, or one that is no finite number, says that this
           answer could not be scored.
 """
 
@@ -28,6 +28,7 @@ class Failure:
     """One answer that got no score, and why."""
 
     message: str
+    attempts: int = 1  # calls that were made for it
 
 
 class BadRequest(Exception):
@@ -123,7 +124,9 @@ def _rows_of_logs(logs: Any, count: int) -> list[dict[str, Any]]:
         return logs
     if not isinstance(logs, dict):
         raise BadReply(f"{EXTRA_LOGS} must be a dict, it returned {shorten(logs)}")
-    columns = {name: _column(column, name, count) for name, column in logs.items()}
+    columns = {
+        n: _column(column, n, count) if isinstance(column, list) else [column] * count for n, column in logs.items()
+    }
     return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.types import Group, Trajectory
 
+MOST_FAILURES = 16  # a step
+
 
 class SampleLog:
-    """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any."""
+    """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any; then rollouts whose
+    reward failed, MOST_FAILURES at most."""
 
     name = "samples"
 
@@ -21,7 +24,9 @@ class SampleLog:
         self._writer = JsonlWriter(path, keep_until)
 
     def log(self, step: int, groups: list[Group]) -> None:
-        for trajectory in islice(_across(groups), self.per_step):
+        rows = list(_across(groups))
+        failed = [t for t in rows[self.per_step :] if t.score and t.score.failure]
+        for trajectory in [*rows[: self.per_step], *failed[:MOST_FAILURES]]:
             self._writer.write({"step": step, **sample_record(trajectory)})
 
     def close(self) -> None:
@@ -34,7 +39,7 @@ def _across(groups: list[Group]) -> Iterable[Trajectory]:
 
 
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The readable side of a trajectory; ``reward`` and ``passed`` are None where nothing judged it."""
+    """The readable side of a trajectory; ``reward`` and ``passed`` are None where nothing judged it; ``failure`` says why."""
     prompt, score = trajectory.prompt, trajectory.score
     return {
         "prompt_id": prompt.id,
@@ -45,6 +50,7 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "reward": score.reward if score else None,
         "parts": score.parts if score else {},
         "passed": score.passed if score else None,
+        "failure": score.failure if score else None,
         "finish": trajectory.finish.value,
         "tokens": trajectory.response_length,
         "turns": trajectory.turns,

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.data import PromptEvalFlags
-from openrl.tracking.metrics import Mean, Metric
+from openrl.tracking.metrics import Mean, Metric, Sum
 from openrl.trainer.collector import OnGroup
+from openrl.trainer.reward_failures import failed_rewards
 from openrl.types import Group, Prompt, Sampling
 
 Collect = Callable[[list[Prompt], CollectRequest, OnGroup], Awaitable[list[Group]]]
@@ -30,14 +31,15 @@ class Evaluation:
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     """Mean verdict and length over all answers, and per source under the name ``val-core/<source>/acc/mean@N``.
 
-    A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
+    A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict. Failed ones are
+    counted and left out.
     """
     verdicts: dict[str, list[float]] = defaultdict(list)
     lengths = []
     for group in groups:
         for trajectory in group.trajectories:
             lengths.append(trajectory.response_length)
-            if score := trajectory.score:
+            if (score := trajectory.score) and not trajectory.failed:
                 verdicts[group.prompt.source].append(score.reward if score.passed is None else score.passed)
     samples = max((len(g.trajectories) for g in groups), default=0)
     metrics: dict[str, Metric] = {
@@ -46,4 +48,5 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     everything = [v for source in verdicts.values() for v in source]
     metrics[PASS_RATE] = Mean(sum(everything), len(everything))
     metrics["eval/response_length"] = Mean(sum(lengths), len(lengths))
+    metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))
     return metrics

@@ -13,6 +13,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
 from openrl.models.device import Device
+from openrl.rewards.combined import Weighing
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
@@ -109,6 +110,8 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         debug=config.debug,
         bucket_bytes=config.engine.sync_bucket_mb * 2**20,
         pad_id=inputs.tokenizer.pad_token_id,
+        reward=config.reward,
+        weighing=Weighing(derived.rewards(config), config.reward.reward_failure_policy),
         param_dtype=derived.compared_dtype(config),
         guard=NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
         frozen_actor_steps=derived.frozen_actor_steps(config),

@@ -16,7 +16,6 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,10 @@ from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
+from openrl.config.reward import RewardFlags
 from openrl.config.run import DebugFlags
 from openrl.extension_points import policy_losses
+from openrl.rewards.combined import Weighing
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.trainer.collector import Collector, Judge, OnGroup, Replace, as_it_is, keep_all
 from openrl.trainer.credit import Credit
@@ -38,11 +39,13 @@ from openrl.trainer.judging import ArrivalJudge
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
+from openrl.trainer.reward_failures import FailureGuard
+from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.roles import Roles, Stage
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
-from openrl.types import ExperienceBatch, Group, Prompt, Sampling, Score
+from openrl.types import ExperienceBatch, Group, Prompt, Sampling
 from openrl.weights.sync import check_gap
 
 
@@ -61,6 +64,8 @@ class Pipeline:
         debug: DebugFlags,
         bucket_bytes: int,
         pad_id: int,
+        reward: RewardFlags,
+        weighing: Weighing,
         param_dtype: Dtype,
         guard: NonFiniteGuard,
         frozen_actor_steps: int = 0,
@@ -68,6 +73,7 @@ class Pipeline:
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.debug, self.bucket_bytes, self.pad_id = batch, debug, bucket_bytes, pad_id
         self.collector = Collector(roles.rollout)
+        self.reward, self.weighing = reward, weighing
         self.param_dtype, self.guard = param_dtype, guard
         self.frozen_actor_steps = frozen_actor_steps
         self.version = 0
@@ -78,19 +84,25 @@ class Pipeline:
         self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
     ) -> list[Group]:
         """Scored answers to each prompt, in the order of the prompts, then to those that replaced some."""
-        judge: Judge = as_it_is
-        if self.roles.reward and request.scored:
-            score = partial(self._score, self.roles.reward)
-            judge = ArrivalJudge(score, most=1 if self.debug.full_determinism else None)
-        return await self.collector.collect(prompts, request, on_group, replace, judge)
+        guard = FailureGuard(len(prompts) * request.n_samples, self.reward.max_reward_failure_rate)
+        judge = self._judge() if request.scored else as_it_is
 
-    async def _score(self, reward: WorkerGroup, groups: list[Group]) -> None:
-        """Fill in what the reward model says, of greedy answers too; the engines' side had no reward of its own."""
-        answers = [Group(g.prompt, [*g.trajectories, *([g.greedy] if g.greedy else [])]) for g in groups]
-        rewards = await self.forward(reward, collate(answers, self.pad_id))
-        rows = [trajectory for group in answers for trajectory in group.trajectories]
-        for trajectory, value in zip(rows, rewards.tolist(), strict=True):
-            trajectory.score = Score(value)
+        async def judge_and_count(group: Group) -> None:
+            await judge(group)
+            guard(group)
+
+        return await self.collector.collect(prompts, request, on_group, replace, judge_and_count)
+
+    def _judge(self) -> Judge:
+        """What completes the score of a group that has arrived: the reward models, if there are any."""
+        if (reward := self.roles.reward) is None:
+            return as_it_is
+
+        async def forward(groups: list[Group], model: int) -> Tensor:
+            return await self.forward(reward, collate(groups, self.pad_id), model)
+
+        models = RewardModels(self.weighing, forward)
+        return ArrivalJudge(models.score, most=1 if self.debug.full_determinism else None)
 
     def request(self, step: int) -> CollectRequest:
         """What a training step asks for: --n_samples_per_prompt answers to each prompt."""
@@ -135,10 +147,11 @@ class Pipeline:
         batch = batch.replace(**dict(zip(present, columns, strict=True)))
         return batch.replace(old_logprobs=batch.rollout_logprobs) if self.losses.old_logprobs == "engine" else batch
 
-    async def forward(self, group: WorkerGroup, batch: ExperienceBatch) -> Tensor:
-        """One forward-only pass of a role over all rows, spread over its ranks."""
+    async def forward(self, group: WorkerGroup, batch: ExperienceBatch, model: int = 0) -> Tensor:
+        """One forward-only pass of a role, or of one of its models, over all rows, spread over its ranks."""
         split = split_rows(batch.lengths.tolist(), group.size, self.batch.micro_rollout_batch_size)
-        work = [(batch.select(rows), micro) for rows, micro in zip(split.shards, split.micro_batches, strict=True)]
+        cut = zip(split.shards, split.micro_batches, strict=True)
+        work = [(batch.select(rows), micro, model) for rows, micro in cut]
         return join_rows(split.shards, await group.scatter("forward", work), batch.token_ids.shape[1])
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
@@ -162,19 +163,20 @@ def memory_by_role(
     config: PPOConfig, models: dict[str, RoleModel], plan: PlacementPlan, spec: EngineSpec
 ) -> dict[str, Memory]:
     """What one rank of each role holds."""
-    shapes = {path: model_shape(path, config.model.trust_remote_code) for path in {m.path for m in models.values()}}
+    paths = {path for model in models.values() for path in (model.path, *model.others)}
+    shapes = {path: model_shape(path, config.model.trust_remote_code) for path in paths}
     result = {}
     for role, model in models.items():
-        shape = shapes[model.path]
         micro = config.batch.micro_train_batch_size if model.rate else config.batch.micro_rollout_batch_size
         result[role] = model_memory(
-            shape,
+            shapes[model.path],
             model,
             config.model.param_dtype,
             config.deepspeed,
             len(plan.rows[role]),
             micro * derived.max_model_len(config.sampling),
             config.optim.optimizer,
+            [shapes[path] for path in model.others],
         )
     result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, config.engine.rollout_backend)
     return result
@@ -188,14 +190,16 @@ def model_memory(
     ranks: int,
     micro_batch_tokens: int,
     optimizer: OptimizerName = "adamw",
+    others: Sequence[ModelShape] = (),
 ) -> Memory:
-    """One rank of a model under DeepSpeed.
+    """One rank of a model under DeepSpeed, and of ``others`` that are evaluated beside it.
 
     Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the weights
     (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are their own masters.
     Logits exist for one chunk of tokens at a time, in fp32, with their gradient where one is taken.
     """
-    parameters = shape.parameters if model.kind == "logprobs" else shape.backbone + shape.hidden
+    heads = sum(s.backbone + s.hidden for s in [shape, *others])
+    parameters = shape.parameters if model.kind == "logprobs" else heads
     stage = flags.zero_stage
     weights = parameters * BYTES[dtype] // (ranks if stage == 3 else 1)
     chunk = min(flags.logits_chunk_size or micro_batch_tokens, micro_batch_tokens)

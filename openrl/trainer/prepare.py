@@ -22,7 +22,8 @@ from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
 from openrl.models.device import Device, resolve_device
-from openrl.rewards.build import check_reward_source
+from openrl.models.scalar_model import stored_moments
+from openrl.rewards.build import check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
 from openrl.types import Prompt
 
@@ -39,13 +40,15 @@ class Inputs:
 
 
 def prepare(config: PPOConfig) -> Inputs:
-    """Read tokenizer and data, try the reward file. Raises UserError for the first thing that does not fit."""
+    """Read tokenizer and data, try the reward functions. Raises UserError for the first thing that does not fit."""
     device = resolve_device(config.device)
     world = derived.actor_world(config.placement, device)
     if world is not None:
         check_batches(config, world)
     check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    check_reward_source(config.reward)
+    rewards = derived.rewards(config)
+    check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
+    check_reward_models(config)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(
         config.data,
@@ -62,6 +65,7 @@ def prepare(config: PPOConfig) -> Inputs:
     if config.evaluation.eval_dataset:
         eval_prompts, more = load_eval_prompts(builder, config.evaluation)
         reports += more
+    rewards.check_routes(prompt.source for prompt in (*prompts, *eval_prompts))
     if len(prompts) < config.batch.rollout_batch_size:
         raise UserError(
             f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {len(prompts)}",
@@ -74,6 +78,13 @@ def prepare(config: PPOConfig) -> Inputs:
             f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
         )
     return Inputs(device, tokenizer, prompts, eval_prompts, reports)
+
+
+def check_reward_models(config: PPOConfig) -> None:
+    """Raises UserError if --normalize_reward has nothing to go by."""
+    for source in derived.rewards(config).sources:
+        if source.kind == "model" and config.reward.normalize_reward:
+            stored_moments(source.address, config.model.trust_remote_code)
 
 
 def check_batches(config: PPOConfig, actor_ranks: int) -> None:

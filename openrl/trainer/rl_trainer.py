@@ -21,6 +21,7 @@ from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.pipeline import Pipeline
+from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.totals import Totals
 from openrl.types import Group
@@ -77,6 +78,8 @@ class RLTrainer:
         step = self.step + 1
         groups, kept, filtered = await self.rollout(step)
         measured: dict[str, Metric] = rollout_metrics(groups) | filtered
+        for note in failure_notes(groups):
+            self.progress.note(note)
         if kept:
             measured |= await self.pipeline.learn(kept, step, self.progress.stage)
         else:
@@ -122,7 +125,7 @@ class RLTrainer:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
             values = to_floats(await self.evaluation.run(self.pipeline.collect, tell))
-        self.totals.eval_pass_after = values[PASS_RATE]
+        self.totals.eval_pass_after = values.get(PASS_RATE)
         return values
 
     # -- leaving and returning ------------------------------------------------------------------------

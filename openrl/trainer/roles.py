@@ -18,6 +18,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.config.placement import ENGINES
 from openrl.models.device import Device
+from openrl.rewards.build import bearer_token
 from openrl.rollout.engine import engine_spec
 from openrl.trainer.prepare import check_batches
 from openrl.trainer.waiting import all_or_first_error
@@ -47,6 +48,7 @@ class RoleModel:
     path: str
     rate: LearningRateFlags | None = None  # None: only evaluated
     frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
+    others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
@@ -56,8 +58,10 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
         "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config)),
         "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim),
         "reference": RoleModel("logprobs", others.ref_pretrain or policy),
-        "reward": RoleModel("rewards", others.reward_pretrain or ""),
     }
+    if derived.needs_reward_model(config):
+        first, *more = [source.address for source in derived.rewards(config).sources if source.kind == "model"]
+        table["reward"] = RoleModel("rewards", first, others=tuple(more))
     return {role: table[role] for role in derived.model_roles(config)}
 
 
@@ -74,6 +78,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         seed=config.debug.seed,
         temperature=config.sampling.temperature,
         value_head=config.others.value_head_prefix,
+        normalise=role.kind == "rewards" and config.reward.normalize_reward,
         packing=config.packing.packing_samples,
     )
 
@@ -98,7 +103,8 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
             def start(role: str) -> Coroutine[Any, Any, WorkerGroup]:
                 if role == ENGINES:
                     return _start_engines(config, cluster, reservation, device)
-                return _start_model(config, cluster, reservation, role, specs[role])
+                more = [replace(specs[role], path=path) for path in models[role].others]
+                return _start(config, cluster, reservation, role, ModelWorker, specs[role], *more)
 
             for wave in [[ENGINES], [*specs]] if plan.shared(ENGINES) else [[ENGINES, *specs]]:
                 started = await all_or_first_error(start(role) for role in wave)
@@ -115,12 +121,6 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         cluster.close()
 
 
-async def _start_model(
-    config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, spec: ModelSpec
-) -> WorkerGroup:
-    return await _start(config, cluster, reservation, role, ModelWorker, spec)
-
-
 async def _start_engines(
     config: PPOConfig, cluster: RayCluster, reservation: Reservation, device: Device
 ) -> WorkerGroup:
@@ -128,7 +128,8 @@ async def _start_engines(
         config.model, config.engine, config.sampling, config.debug, device, config.engine.vllm_num_engines
     )
     spec = replace(spec, load_format=config.engine.vllm_load_format)
-    args = (config.engine.rollout_backend, spec, config.model, config.reward)
+    sources = (config.reward, derived.rewards(config), bearer_token())
+    args = (config.engine.rollout_backend, spec, config.model, *sources)
     return await _start(config, cluster, reservation, ENGINES, RolloutWorker, *args)
 
 

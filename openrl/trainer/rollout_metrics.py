@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from openrl.algorithms.filtering import signal_metrics
 from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
+from openrl.trainer.reward_failures import failure_metrics
 from openrl.types import Finish, Group, Trajectory
 
 
@@ -22,11 +23,11 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
         "rollout/truncated_share": mean(t.finish is Finish.LENGTH for t in rows),
         "rollout/policy_version_min": Min(min(t.policy_versions[0] for t in rows)),
     }
-    return metrics | _reward_metrics(groups, rows)
+    return metrics | _reward_metrics(groups, rows) | failure_metrics(groups)
 
 
 def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Metric]:
-    scores = [t.score for t in rows if t.score]
+    scores = [t.score for t in rows if t.score and not t.failed]
     if not scores:
         return {}
     metrics: dict[str, Metric] = {

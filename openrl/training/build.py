@@ -15,7 +15,7 @@ from openrl.config.model import ModelFlags
 from openrl.models.causal_lm import CausalLM, load_causal_lm
 from openrl.models.packing import check_packing
 from openrl.models.reference import FrozenHead
-from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model
+from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model, stored_moments
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
 
@@ -35,6 +35,7 @@ class ModelSpec:
     seed: int
     temperature: float = 1.0  # log-probs are those of logits divided by it
     value_head: str = "score"
+    normalise: bool = False  # a reward model's output, by the moments in its config.json
     fp32_head: bool = False  # the scalar head's product in fp32
     packing: bool = False  # micro-batches run as one row without padding
     kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
@@ -78,6 +79,8 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
             fp32_head=spec.fp32_head,
             packing=spec.packing,
         )
+    if isinstance(model, RewardModel) and spec.normalise:
+        model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
     engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)
     if spec.packing:
         check_packing(spec.path, model.hf.config, engine.column)

@@ -55,7 +55,7 @@ def names_read() -> set[str]:
 
     Of config/ only what derives values counts: a rule that complains about a flag does not make it act.
     """
-    derives = ("derived.py", "correction.py", "placement.py")
+    derives = ("derived.py", "correction.py", "placement.py", "reward_plan.py")
     files = [f for f in PACKAGE.rglob("*.py") if f.parent.name != "config" or f.name in derives]
     nodes = [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
     plain = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}

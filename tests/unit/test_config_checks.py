@@ -80,7 +80,18 @@ def test_sound_flags_have_no_problems(words):
         ("--optimizer muon", "optimizer, --zero_stage", "flat shards", "--zero_stage 0"),
         ("--optimizer adamw_bf16 --param_dtype fp32", "optimizer, --param_dtype", "are fp32", "--param_dtype bf16"),
         ("--freezing_actor_steps -2", "freezing_actor_steps", "must be -1 or >= 0, got -2", ""),
-        ("--reward_pretrain x", "remote_rm_url, --reward_pretrain", "two sources of rewards", "leave one out"),
+        ("--reward_funcs exat", "reward_funcs", "unknown verifier 'exat'", ""),
+        ("--reward_weights 1 2", "reward_weights", "2 weights for 1 sources (r)", "one for each"),
+        ("--reward_pretrain a/m,b/m --reward_weights 1", "reward_weights", "1 weights for 3 sources (r, a.m, b.m)", ""),
+        ("--remote_rm_url r.py,r.py", "remote_rm_url", "r.py is given twice", "raise its weight"),
+        ("--remote_rm_url reward", "remote_rm_url", "reward is no Python file and no URL", "path.py:function"),
+        ("--remote_rm_url http://me:secret@host/x", "remote_rm_url", "password", "$OPENRL_RM_TOKEN"),
+        ("--reward_routing r.yaml --reward_weights 2", "reward_routing, --reward_weights", "two places", "leave"),
+        ('--reward_func_kwargs {"x":{"a":1}}', "reward_func_kwargs", "no reward function or verifier 'x'", "by name: r"),
+        ("--reward_max_retries 3", "reward_max_retries", "there is no reward server", "http://"),
+        ("--normalize_reward", "normalize_reward", "there is no reward model", "--reward_pretrain"),
+        ("--reward_failure_policy fail --max_reward_failure_rate 0.5", "max_reward_failure_rate",
+         "the first failure stops the run", "--reward_failure_policy drop"),
         ("--top_p 0.9 --top_k 5", "top_p, --top_k", "ratios are biased", "leave it out"),
         ("--attn_implementation flash_attention_2 --param_dtype fp32", "attn_implementation, --param_dtype",
          "knows no fp32", "--attn_implementation sdpa"),
@@ -152,7 +163,7 @@ def test_needs_of_components_that_nothing_supplies(monkeypatch):
 
 def test_no_reward_source():
     (problem,) = said(PPOConfig, "--pretrain m --prompt_data d")
-    assert problem.startswith("--remote_rm_url, --reward_pretrain: no source of rewards")
+    assert problem.startswith("--remote_rm_url, --reward_funcs, --reward_pretrain: no source of rewards")
 
 
 def test_sft_rules():
@@ -248,7 +259,6 @@ def test_a_sound_environment(here):
         ("--prompt_data absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
         ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
         ("--remote_rm_url absent.py:f", "--remote_rm_url: no such file: absent.py"),
-        ("--remote_rm_url reward", "--remote_rm_url: reward is no Python file"),
         ("--save_path train.jsonl/x", "is a file, no directory"),
     ],
 )

@@ -1,25 +1,27 @@
+"""Reward files in processes of their own: what they see, how they may fail, what becomes of the rows."""
+
 import asyncio
-import math
 import os
-import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
-from openrl.rewards.build import build_reward, check_reward_source, reward_file
-from openrl.rewards.function import BadReply, read_scores
+from openrl.rewards.build import build_reward, check_reward_sources
 from openrl.types import Finish, Group, Prompt, Score, Trajectory
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
 
 
-def group(*responses, prompt="1 2:", label="3"):
-    made = Prompt("train:7", TOKENIZER(prompt).input_ids, prompt, label)
+def group(*responses, prompt="1 2:", label="3", source="default", meta=None):
+    made = Prompt("train:7", TOKENIZER(prompt).input_ids, prompt, label, source, meta=meta or {})
     rows = []
     for response in responses:
         ids = TOKENIZER(response).input_ids
@@ -28,12 +30,16 @@ def group(*responses, prompt="1 2:", label="3"):
     return Group(made, rows)
 
 
-def score(path, *groups, timeout=20.0, workers=1):
+def reward_of(source, **flags):
+    given = RewardFlags(**{"remote_rm_url": str(source), "reward_timeout": 20.0, "reward_num_workers": 1} | flags)
+    return build_reward(given, reward_plan(given), TOKENIZER)
+
+
+def score(source, *groups, **flags):
     """Scores of the groups by one reward object; the error of a group in the place of its scores."""
 
     async def run():
-        flags = RewardFlags(remote_rm_url=str(path), reward_timeout=timeout, reward_num_workers=workers)
-        reward = build_reward(flags, TOKENIZER)
+        reward = reward_of(source, **flags)
         try:
             return await asyncio.gather(*(reward.score(g) for g in groups), return_exceptions=True)
         finally:
@@ -42,14 +48,22 @@ def score(path, *groups, timeout=20.0, workers=1):
     return asyncio.run(run())
 
 
+def values(scores):
+    """Rewards, and what is said of rows that have none."""
+    return [s.failure if s.dropped else s.reward for s in scores]
+
+
 @pytest.fixture
 def write(tmp_path):
-    def write(body, name="reward_func", head=""):
+    def write(body, name="reward_func", head="", parameters="queries, prompts, labels, **kwargs"):
         path = tmp_path / "reward.py"
-        path.write_text(f"{head}\ndef {name}(queries, prompts, labels, **kwargs):\n    {body}\n")
+        path.write_text(f"{head}\ndef {name}({parameters}):\n    {body}\n")
         return path
 
     return write
+
+
+# -- what a function sees and says -----------------------------------------------------------------------
 
 
 def test_function_sees_decoded_text_and_labels(write):
@@ -63,10 +77,16 @@ def test_function_sees_decoded_text_and_labels(write):
     assert right.passed is None
 
 
+def test_special_tokens_may_be_left_out(write):
+    path = write("return [len(q) + len(r) / 100 for q, r in zip(queries, responses)]", parameters="queries, responses")
+    assert values(score(path, group("3<eos>"))[0]) == [10 + 6 / 100]
+    assert values(score(path, group("3<eos>"), reward_skip_special_tokens=True)[0]) == [5 + 1 / 100]
+
+
 def test_function_that_takes_responses_gets_them(tmp_path):
     path = tmp_path / "reward.py"
     path.write_text("def mine(queries, prompts, labels, responses):\n    return [len(r) for r in responses]\n")
-    assert [s.reward for s in score(f"{path}:mine", group("12", "1234"))[0]] == [2.0, 4.0]
+    assert values(score(f"{path}:mine", group("12", "1234"))[0]) == [2.0, 4.0]
 
 
 def test_tensors_are_read_though_the_worker_has_no_torch_of_its_own(write):
@@ -85,84 +105,94 @@ def test_a_file_may_import_its_neighbours_and_print(write, tmp_path):
 def test_many_groups_over_several_processes_keep_their_order(write):
     groups = [group(*["1" * n, "2" * n], prompt=f"{n}:", label=n) for n in range(1, 20)]
     path = write("return [label + len(q) / 100 for q, label in zip(queries, labels)]")
-    for n, scores in enumerate(score(path, *groups, workers=3), start=1):
-        assert [s.reward for s in scores] == [pytest.approx(n + (len(f"{n}:") + n) / 100)] * 2
+    for n, scores in enumerate(score(path, *groups, reward_num_workers=3), start=1):
+        assert values(scores) == [pytest.approx(n + (len(f"{n}:") + n) / 100)] * 2
 
 
-@pytest.mark.parametrize(
-    ("values", "scores"),
-    [
-        ([1, 0.5], [Score(1.0), Score(0.5)]),
-        ({"rewards": [1, 2], "scores": None}, [Score(1.0), Score(2.0)]),
-        ({"rewards": [1, 2], "scores": [0, 1]}, [Score(1.0, 0.0), Score(2.0, 1.0)]),
-        ({"rewards": [1, 2], "extra_logs": {"a": [3, None]}}, [Score(1.0, parts={"a": 3.0}), Score(2.0)]),
-        ({"rewards": [1, 2], "extra_logs": [{"a": 3}, {"b": 4}]}, [Score(1.0, parts={"a": 3.0}), Score(2.0, parts={"b": 4.0})]),
-    ],
-)  # fmt: skip
-def test_the_forms_of_a_reply(values, scores):
-    assert read_scores(values, 2) == scores
+# -- rows that fail --------------------------------------------------------------------------------------
 
 
-def test_one_row_may_be_answered_by_bare_numbers():
-    assert read_scores(0.5, 1) == [Score(0.5)]
-    assert read_scores({"rewards": 1, "scores": 0, "extra_logs": {"a": 2}}, 1) == [Score(1.0, 0.0, {"a": 2.0})]
-
-
-@pytest.mark.parametrize(
-    ("values", "message", "row"),
-    [
-        ([1.0], "it returned 1 rewards for 2 rows", None),
-        (0.5, "it returned 1 rewards for 2 rows", None),
-        ({"reward": [1, 2]}, "it returned no 'rewards', but 'reward'", None),
-        ([1.0, math.nan], "rewards must be finite, it returned nan", 1),
-        ([-math.inf, 1.0], "rewards must be finite, it returned -inf", 0),
-        ([None, 1.0], "rewards must be numbers, it returned None", 0),
-        (["good", 1.0], "rewards must be numbers, it returned 'good'", 0),
-        ({"rewards": [1, 2], "scores": [0, 1.5]}, "between 0 and 1, it returned 1.5", 1),
-        ({"rewards": [1, 2], "scores": [0]}, "it returned 1 scores for 2 rows", None),
-        ({"rewards": [1, 2], "extra_logs": {"a": [1]}}, "it returned 1 a for 2 rows", None),
-        ({"rewards": [1, 2], "extra_logs": {"a": [1, math.nan]}}, "a must be finite", 1),
-        ({"rewards": [1, 2], "extra_logs": [{}]}, "one dict for each of 2 rows", None),
-    ],
-)
-def test_replies_that_are_no_scores(values, message, row):
-    with pytest.raises(BadReply, match=re.escape(message)) as error:
-        read_scores(values, 2)
-    assert error.value.row == row
-
-
-def test_an_exception_shows_the_row_and_the_line(write):
+def test_an_exception_costs_its_own_row_and_shows_the_line(write):
     path = write("return [1 / len(q.split('x')[1]) for q in queries]")
-    (error,) = score(path, group("x1", "x", "xyz"))
-    assert isinstance(error, UserError)
-    assert "ZeroDivisionError: division by zero (reward.py, line 3)" in str(error)
-    shown = [line.split(maxsplit=1) for line in str(error).splitlines()[1:]]
-    assert shown == [["row", "train:7"], ["prompt", "'1 2:'"], ["label", "'3'"], ["response", "'x'"]]
+    assert values(score(path, group("x1", "x", "xyz"))[0]) == [
+        1.0,
+        "reward: ZeroDivisionError: division by zero (reward.py, line 3)",
+        0.5,
+    ]
 
 
-def test_a_nan_shows_its_row_and_a_wrong_count_shows_all(write):
+def test_failed_rows_are_asked_for_once_more_and_counted(write, tmp_path):
+    """The first call of all fails; the rows succeed when they are asked for by themselves."""
+    sign = tmp_path / "sign"
+    head = f"import os, pathlib\nSIGN = pathlib.Path({str(sign)!r})"
+    path = write(
+        "SIGN.touch() if (new := not SIGN.exists()) else None\n    return [1 / (1 - new)] * len(queries)", head=head
+    )
+    assert score(path, group("1", "2"), group("3"))[0] == [Score(1.0, attempts=2), Score(1.0, attempts=2)]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("zero", [1.0, 0.0]), ("drop", [1.0, "reward: rewards must be finite, it returned nan"])],
+)
+def test_what_becomes_of_a_row_without_reward(write, policy, expected):
     path = write("return [float('nan') if q.endswith('4') else 1.0 for q in queries]")
-    (error,) = score(path, group("3", "4"))
-    assert "rewards must be finite, it returned nan" in str(error)
-    assert "'4'" in str(error) and "response  '3'" not in str(error)
-    (error,) = score(write("return [1.0]"), group("3", "4"))
-    assert "it returned 1 rewards for 2 rows" in str(error)
-    assert "response  '3'" in str(error) and "response  '4'" in str(error)
+    fine, bad = score(path, group("3", "4"), reward_failure_policy=policy)[0]
+    assert values([fine, bad]) == expected
+    assert fine == Score(1.0)
+    assert bad.failure == "reward: rewards must be finite, it returned nan" and bad.attempts == 2
+    assert bad.dropped == (policy == "drop")
+
+
+def test_a_failure_may_stop_the_run_and_shows_its_row(write):
+    path = write("return [float('nan') if q.endswith('4') else 1.0 for q in queries]")
+    (error,) = score(path, group("3", "4"), reward_failure_policy="fail")
+    assert isinstance(error, UserError)
+    lines = [line.split(maxsplit=1) for line in error.message.splitlines()]
+    assert lines[0] == ["a", "reward failed: reward: rewards must be finite, it returned nan"]
+    assert lines[1:] == [["row", "train:7"], ["prompt", "'1 2:'"], ["label", "'3'"], ["response", "'4'"]]
+
+
+def test_a_wrong_count_costs_all_rows(write):
+    message = "reward: it returned 3 rewards for 1 rows"
+    assert values(score(write("return [1.0] * 3"), group("3", "4"))[0]) == [message] * 2
+
+
+def test_siblings_that_are_compared_stay_together(write):
+    """Row by row each would be its own best; the second try compares them again."""
+    body = "best = max(map(len, queries))\n    return [1.0 if len(q) == best else float('nan') for q in queries]"
+    alone = score(write(body), group("1", "22"))[0]
+    assert values(alone) == [1.0, 1.0]
+    together = score(write(body, head="REWARD_TYPE = 'group'"), group("1", "22"))[0]
+    assert values(together) == ["reward: rewards must be finite, it returned nan", 1.0]
 
 
 def test_a_hang_is_killed_with_its_children_and_the_next_call_works(write, tmp_path):
     body = (
         "import subprocess\n"
-        "    if 'h' in queries[0]:\n"
+        "    if any('h' in q for q in queries):\n"
         f"        child = subprocess.Popen(['sleep', '1000']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
         "        while True: pass\n"
-        "    return [1.0]"
+        "    return [1.0] * len(queries)"
     )
-    hung, fine = score(write(body), group("h"), group("1"), timeout=3.0)
-    assert "nothing came back within 3 s (--reward_timeout); the process was killed" in str(hung)
-    assert "row       train:7" in str(hung)
-    assert fine == [Score(1.0)]
+    mixed, fine = score(write(body), group("h", "2"), group("1"), reward_timeout=2.0)
+    assert values(mixed) == [
+        "reward: nothing came back within 2 s (--reward_timeout); the process was killed",
+        1.0,
+    ]
+    assert values(fine) == [1.0]
     assert _is_gone(int((tmp_path / "pid").read_text()))
+
+
+def test_memory_without_bound_is_killed(write, tmp_path):
+    """A child process that eats counts too."""
+    pid = tmp_path / "pid"
+    eat = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); hoard = []\nwhile True: hoard.append(b'x' * 10**6)"
+    body = f"import subprocess, sys\n    if 'h' in queries[0]: subprocess.run([sys.executable, '-c', {eat!r}])\n    return [1.0]"
+    eaten, fine = score(write(body), group("h"), group("1"), reward_memory_gb=0.3)
+    assert eaten[0].dropped and "GiB of memory, 0.3 are allowed (--reward_memory_gb)" in eaten[0].failure
+    assert values(fine) == [1.0]
+    assert _is_gone(int(pid.read_text()))
 
 
 @pytest.mark.parametrize(
@@ -176,8 +206,25 @@ def test_a_hang_is_killed_with_its_children_and_the_next_call_works(write, tmp_p
 def test_a_crash_is_told_and_the_next_call_works(write, death, message):
     path = write(f"if 'h' in queries[0]: {death}\n    return [1.0]", head="import os, signal, sys")
     crashed, fine = score(path, group("h"), group("1"))
-    assert message in str(crashed)
-    assert fine == [Score(1.0)]
+    assert values(crashed) == [f"reward: {message}"]
+    assert values(fine) == [1.0]
+
+
+# -- processes -------------------------------------------------------------------------------------------
+
+
+def test_processes_start_when_they_are_needed(write):
+    async def run():
+        reward = reward_of(write("return [1.0]"), reward_num_workers=16)
+        processes = reward.sources["reward"]._pool._processes
+        started = [sum(p._process is not None for p in processes)]
+        for _ in range(3):  # one after the other
+            await reward.score(group("1"))
+            started.append(sum(p._process is not None for p in processes))
+        await reward.close()
+        return len(processes), started
+
+    assert asyncio.run(run()) == (16, [0, 1, 1, 1])
 
 
 def test_the_event_loop_goes_on_while_a_reward_computes(write, tmp_path):
@@ -186,7 +233,7 @@ def test_the_event_loop_goes_on_while_a_reward_computes(write, tmp_path):
     path = write(f"import os\n    while not os.path.exists({str(sign)!r}): pass\n    return [1.0]")
 
     async def run():
-        reward = build_reward(RewardFlags(remote_rm_url=str(path), reward_timeout=30.0), TOKENIZER)
+        reward = reward_of(path)
         task = asyncio.create_task(reward.score(group("1")))
         await asyncio.sleep(0)
         sign.write_text("go")
@@ -203,29 +250,27 @@ def test_close_ends_a_call_that_still_runs(write, tmp_path):
     path = write(f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
 
     async def run():
-        reward = build_reward(RewardFlags(remote_rm_url=str(path), reward_timeout=1000.0), TOKENIZER)
+        reward = reward_of(path, reward_timeout=1000.0)
         task = asyncio.create_task(reward.score(group("1")))
         while not (sign.exists() and sign.read_text()):
             await asyncio.sleep(0.01)
         await reward.close()
-        return await asyncio.gather(task, return_exceptions=True)
+        return await task
 
-    (error,) = asyncio.run(run())
-    assert "was killed by SIGKILL" in str(error)
+    assert values(asyncio.run(run())) == ["reward: rewards are closed"]
     assert _is_gone(int(sign.read_text()))
 
 
 def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
     """Kill the parent in the middle of a call that never ends."""
-    import subprocess
-    import sys
-
     sign = tmp_path / "pid"
     path = write(f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
     program = (
-        "from openrl.rewards.pool import RewardProcess; from openrl.rewards.build import reward_file;"
-        "from openrl.rewards.worker import Rows;"
-        f"RewardProcess(reward_file({str(path)!r}), 1000.0).call(Rows(['q'], ['p'], [''], ['r']))"
+        "from pathlib import Path; from openrl.rewards.pool import Limits, RewardProcess;"
+        "from openrl.rewards.rows import Rows; from openrl.rewards.worker import Call, FileTarget;"
+        f"target = FileTarget(Path({str(path)!r}), None, {{}});"
+        "rows = Rows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}]);"
+        "RewardProcess(target, Limits(1000.0, 2**33)).call(Call('reward', rows))"
     )
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=root)
@@ -251,28 +296,26 @@ def _is_gone(pid, within=20.0):
     return False
 
 
-def test_sources_are_checked_before_anything_starts(write, tmp_path):
-    def problem(source):
+# -- before anything starts ------------------------------------------------------------------------------
+
+
+def test_sources_are_checked_before_anything_starts(write):
+    def problem(source, **flags):
+        given = RewardFlags(remote_rm_url=str(source), **flags)
         with pytest.raises(UserError) as error:
-            check_reward_source(RewardFlags(remote_rm_url=str(source)))
+            check_reward_sources(given, reward_plan(given).sources, ())
         return str(error.value)
 
-    assert "there is no file" in problem(tmp_path / "none.py")
-    assert "is not a Python file" in problem("rewards.txt")
     path = write("return [1.0]", name="other")
     assert "it defines no function 'reward_func', but other" in problem(path)
-    check_reward_source(RewardFlags(remote_rm_url=f"{path}:other"))
+    given = RewardFlags(remote_rm_url=f"{path}:other")
+    check_reward_sources(given, reward_plan(given).sources, ())
+    assert "it takes no keyword argument" in problem(f"{path}:other", reward_func_kwargs={"prompts": 1})
     path.write_text("import not_there")
     assert "ModuleNotFoundError: No module named 'not_there' (reward.py, line 1)" in problem(path)
     path.write_text("def reward_func(:")
     assert "SyntaxError" in problem(path)
     path.write_text("import os; os._exit(7)")
     assert "the reward process exited with status 7" in problem(path)
-    check_reward_source(RewardFlags())
-
-
-def test_reward_file_takes_an_optional_function(tmp_path):
-    path = tmp_path / "a.py"
-    path.touch()
-    assert (reward_file(str(path)).path, reward_file(str(path)).function) == (path, "reward_func")
-    assert reward_file(f"{path}:f").function == "f"
+    path.write_text("def reward_func(rows): pass")
+    assert "its parameters are (rows); known are reward_func(queries, prompts, labels" in problem(path)

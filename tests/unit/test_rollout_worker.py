@@ -8,6 +8,7 @@ from openrl.cluster.group import WorkerContext
 from openrl.cluster.rollout_worker import CollectRequest, RolloutWorker
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import reward_plan
 from openrl.rollout.engine import EngineSpec
 from openrl.types import Completion, Finish, Prompt, Sampling
 from tests.tiny import tiny_model_dir
@@ -28,7 +29,8 @@ class Engine:
 def worker(tmp_path):
     path = str(tiny_model_dir(tmp_path))
     spec = EngineSpec(path, "cpu", "fp32", 64)
-    worker = RolloutWorker(WorkerContext("vllm"), "hf", spec, ModelFlags(pretrain=path), RewardFlags())
+    rewards = (RewardFlags(), reward_plan(RewardFlags()))
+    worker = RolloutWorker(WorkerContext("vllm"), "hf", spec, ModelFlags(pretrain=path), *rewards)
     worker.engine = Engine()
     return worker
 

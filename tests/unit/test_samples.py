@@ -28,7 +28,7 @@ def test_a_rollout_is_readable(tmp_path):
         {
             "step": 4, "prompt_id": "train:0", "source": "default", "prompt": "3 4 -> 7:", "response": "3+4", "label": "7",
             "reward": 1.0, "parts": {"format": 0.5}, "passed": 1.0, "finish": "stop", "tokens": 2, "turns": 1,
-            "policy_versions": [0, 0],
+            "failure": None, "policy_versions": [0, 0],
         }
     ]  # fmt: skip
 
@@ -43,6 +43,19 @@ def test_what_was_not_judged_is_null_and_nan_stays_visible(tmp_path):
     rows = {r["response"]: r for r in read(tmp_path / "samples.jsonl")}
     assert rows["1+1"]["reward"] is None and rows["1+1"]["label"] == {"n": 2}
     assert rows["3*4"]["reward"] == "nan"
+
+
+def test_failed_rewards_are_logged_beyond_the_limit(tmp_path):
+    made = groups()
+    made[0].trajectories[1].score = Score(float("nan"), failure="judge: it hung")
+    made[1].trajectories[0].score = Score(0.0, failure="judge: it crashed")
+    SampleLog(tmp_path / "samples.jsonl", 1).log(1, made)
+    rows = read(tmp_path / "samples.jsonl")
+    assert [(r["response"], r["reward"], r["failure"]) for r in rows] == [
+        ("3+4", 1.0, None),
+        ("1+1", 0.0, "judge: it crashed"),
+        ("3*4", "nan", "judge: it hung"),
+    ]
 
 
 def test_resume_drops_the_samples_of_later_steps(tmp_path):

@@ -93,6 +93,7 @@ def test_eval_metrics():
         "val-core/hard/acc/mean@2": 0.5,
         "eval/pass_rate": pytest.approx(3.5 / 5),
         "eval/response_length": 5,
+        "eval/reward_failures": 0,
     }
 
 

@@ -1,0 +1,60 @@
+"""Rules about the sources of rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from openrl.config.commands import PPOConfig
+from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
+from openrl.errors import UserError
+from openrl.extension_points import verifiers
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
+
+
+@check(PPOConfig)
+def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
+    if not any((config.reward.remote_rm_url, config.reward.reward_funcs, config.others.reward_pretrain)):
+        yield Problem(SOURCES, "no source of rewards", "--remote_rm_url FILE.py")
+
+
+@check(PPOConfig)
+def reward_sources_are_known(config: PPOConfig, given: Given) -> Problems:
+    flags = config.reward
+    for name in flags.reward_funcs:
+        try:
+            verifiers[name]
+        except KeyError as error:
+            yield Problem(("reward_funcs",), error.args[0])
+    try:
+        sources = reward_sources(flags, config.others.reward_pretrain)
+        source_weights(flags, sources)
+        source_kwargs(flags, sources)
+    except UserError as error:
+        yield Problem((), error.message, error.remedy)
+
+
+@check(PPOConfig)
+def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
+    if config.reward.reward_routing is not None and config.reward.reward_weights is not None:
+        flags = ("reward_routing", "reward_weights")
+        yield Problem(flags, "two places for the weights of sources", "leave --reward_weights out")
+
+
+@check(PPOConfig, environment=True)
+def reward_files_exist(config: PPOConfig, given: Given) -> Problems:
+    try:
+        sources = reward_sources(config.reward, config.others.reward_pretrain)
+    except UserError:
+        return  # reported by its own rule
+    for source in sources:
+        if source.kind == "file" and not source.file[0].is_file():
+            yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
+    routing = config.reward.reward_routing
+    if routing is not None and not Path(routing).expanduser().is_file():
+        yield Problem(("reward_routing",), f"no such file: {routing}")

@@ -1,0 +1,166 @@
+"""Which sources score which rows with what weight, as the flags say it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from openrl.config.reward import RewardFlags, RewardSourceFlags
+from openrl.errors import UserError
+
+Kind = Literal["verifier", "file", "http", "model"]
+FLAG = {"verifier": "reward_funcs", "file": "remote_rm_url", "http": "remote_rm_url", "model": "reward_pretrain"}
+
+
+@dataclass(frozen=True)
+class RewardSource:
+    """One source of rewards. ``name`` is short and unique: in metrics, --reward_routing, --reward_func_kwargs."""
+
+    kind: Kind
+    address: str  # name of a verifier, path.py[:function], URLs joined by commas, directory or Hub name of a model
+    name: str
+
+    @property
+    def file(self) -> tuple[Path, str | None]:
+        """Path and function of a file."""
+        path, _, function = self.address.partition(".py")
+        return Path(path + ".py").expanduser().absolute(), function.removeprefix(":") or None
+
+    @property
+    def urls(self) -> list[str]:
+        return self.address.split(",")
+
+
+@dataclass(frozen=True)
+class RewardPlan:
+    """The sources of a run in the order of --reward_weights, and their weights."""
+
+    sources: tuple[RewardSource, ...]
+    weights: Mapping[str, float]  # by name of the source
+    routes: Mapping[str, Mapping[str, float]] | None = None  # data source -> source -> weight; None: weights for all
+
+    def of(self, datasource: str) -> Mapping[str, float]:
+        """The sources that score rows of a data source, with their weights."""
+        return self.weights if self.routes is None else self.routes[datasource]
+
+    def check_routes(self, datasources: Iterable[str]) -> None:
+        """Raises UserError if rows of some data source would have no reward."""
+        if self.routes is None:
+            return
+        if unknown := sorted(set(datasources) - self.routes.keys()):
+            raise UserError(
+                f"--reward_routing: the data has rows of {', '.join(unknown)}, the file routes {', '.join(self.routes)}",
+                "a line for each data source; --datasource_key names their column",
+            )
+
+
+def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
+    """The plan of --reward_funcs, --remote_rm_url and ``models`` (--reward_pretrain). Raises UserError."""
+    sources = reward_sources(flags, models)
+    routes = None if flags.reward_routing is None else read_routes(flags.reward_routing, sources)
+    return RewardPlan(sources, source_weights(flags, sources), routes)
+
+
+def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple[RewardSource, ...]:
+    """Raises UserError for what is neither file nor URL, and for a source that is given twice."""
+    items = split(flags.remote_rm_url)
+    urls = [item for item in items if item.startswith(("http://", "https://"))]
+    given: list[tuple[Kind, str]] = [("verifier", name) for name in flags.reward_funcs]
+    given += [("file", item) for item in items if item not in urls]
+    given += [("http", ",".join(urls))] if urls else []
+    given += [("model", name) for name in split(models)]
+    for kind, address in given:
+        if kind == "file" and not address.partition(":")[0].endswith(".py"):
+            raise UserError(
+                f"--remote_rm_url: {address} is no Python file and no URL", "path.py:function or http://..."
+            )
+    if twice := [item for item, n in Counter(given).items() if n > 1]:
+        kind, address = twice[0]
+        raise UserError(f"--{FLAG[kind]}: {address} is given twice", "raise its weight by --reward_weights instead")
+    if "@" in "".join(url.split("/")[2] for url in urls):
+        raise UserError("--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN")
+    return tuple(RewardSource(*item, name) for item, name in zip(given, _names(given), strict=True))
+
+
+def split(text: str | None) -> list[str]:
+    """Items of a list with commas."""
+    return [item.strip() for item in (text or "").split(",") if item.strip()]
+
+
+def _names(given: list[tuple[Kind, str]]) -> list[str]:
+    """Short names; where two are alike, longer ones."""
+    short = [_short_name(kind, address) for kind, address in given]
+    return [
+        name if short.count(name) == 1 else _long_name(kind, address)
+        for name, (kind, address) in zip(short, given, strict=True)
+    ]
+
+
+def _short_name(kind: Kind, address: str) -> str:
+    if kind == "file":
+        return Path(address.partition(":")[0]).stem
+    return {"http": "http", "verifier": address}.get(kind) or Path(address).name
+
+
+def _long_name(kind: Kind, address: str) -> str:
+    """Without the slash, which stands between a source and its parts."""
+    return address if kind == "verifier" else address.replace("/", ".").replace(".py:", ".").lstrip(".")
+
+
+def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -> dict[str, float]:
+    weights = (1.0,) * len(sources) if flags.reward_weights is None else flags.reward_weights
+    if len(weights) != len(sources):
+        listed = ", ".join(s.name for s in sources)
+        raise UserError(
+            f"--reward_weights: {len(weights)} weights for {len(sources)} sources ({listed})", "one for each"
+        )
+    return {s.name: weight for s, weight in zip(sources, weights, strict=True)}
+
+
+def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, float]]:
+    """The file of --reward_routing, sources by their short names. Raises UserError for anything unknown in it."""
+    try:
+        table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"--reward_routing: cannot read {path}: {error}") from None
+    names = {spelling: s.name for s in sources for spelling in (s.address, s.name)}
+    shape = "lines of the form  datasource: {source: weight}"
+    if not isinstance(table, dict) or not table:
+        raise UserError(f"--reward_routing: {path} holds no routes", shape)
+    routes: dict[str, dict[str, float]] = {}
+    for datasource, row in table.items():
+        if not isinstance(row, dict) or not row:
+            raise UserError(f"--reward_routing: {path}: {datasource} names no source", shape)
+        if unknown := [name for name in row if name not in names]:
+            known = ", ".join(s.name for s in sources)
+            raise UserError(f"--reward_routing: {path}: {datasource}: no source {unknown[0]!r}", f"one of {known}")
+        if bad := [w for w in row.values() if isinstance(w, bool) or not isinstance(w, (int, float))]:
+            raise UserError(f"--reward_routing: {path}: {datasource}: {json.dumps(bad[0])} is no weight", shape)
+        routes[str(datasource)] = {names[name]: float(weight) for name, weight in row.items()}
+    if idle := [s.name for s in sources if not any(s.name in row for row in routes.values())]:
+        raise UserError(f"--reward_routing: {path}: no data source is routed to {', '.join(idle)}", "leave it out")
+    return routes
+
+
+def source_kwargs(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, Any]]:
+    """--reward_func_kwargs of each file and verifier, by name. Raises UserError for a name that is none of them."""
+    takers = [s.name for s in sources if s.kind in ("file", "verifier")]
+    given = flags.reward_func_kwargs
+    if not any(name in given for name in takers) and not all(isinstance(v, dict) for v in given.values()):
+        return {name: dict(given) for name in takers}  # one set for all
+    if unknown := [key for key in given if key not in takers]:
+        raise UserError(
+            f"--reward_func_kwargs: no reward function or verifier {unknown[0]!r}",
+            f"by name: {', '.join(takers) or 'there is none'}, or one set for all",
+        )
+    if bad := [name for name, kwargs in given.items() if not isinstance(kwargs, dict)]:
+        raise UserError(
+            f"--reward_func_kwargs: {bad[0]} has no object of keyword arguments", '{"name": {"key": value}}'
+        )
+    return {name: given.get(name, {}) for name in takers}

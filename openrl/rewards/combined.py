@@ -1,0 +1,137 @@
+"""Several sources as one reward: their weighted sum, and what becomes of rows that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.reward import FailurePolicy
+from openrl.config.reward_plan import RewardPlan
+from openrl.errors import UserError
+from openrl.rewards.protocol import Failure, shorten
+from openrl.rewards.rows import Rows
+from openrl.rewards.sources import Source
+from openrl.types import Group, Score, Trajectory
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """How the results of a row's sources become its reward; the same for every kind of source."""
+
+    plan: RewardPlan
+    policy: FailurePolicy
+
+    def combine(self, trajectory: Trajectory, results: Mapping[str, Score | Failure]) -> Score:
+        """The weighted sum of what the sources say, by their names.
+
+        With several sources each is a part, and its own parts are "source/part". The verdict is the mean of the
+        sources' verdicts, weighed likewise; None if there is none. Raises UserError for a failure if the policy is fail.
+        """
+        weights = self.plan.of(trajectory.prompt.source)
+        score = Score(0.0)
+        verdicts: list[tuple[float, float]] = []
+        for name, result in results.items():
+            if isinstance(result, Failure):
+                return self.fail(trajectory, name, result)
+            score = self.add(score, name, weights[name], result)
+            if result.passed is not None:
+                verdicts.append((abs(weights[name]), result.passed))
+        total = sum(weight for weight, _ in verdicts)
+        passed = sum(weight * verdict for weight, verdict in verdicts) / total if total else None
+        return replace(score, passed=passed)
+
+    def add(self, score: Score, name: str, weight: float, result: Score) -> Score:
+        """``score`` with one more source in it; the verdict stays as it is."""
+        parts = result.parts
+        if len(self.plan.sources) > 1:
+            parts = {name: result.reward} | {f"{name}/{part}": value for part, value in result.parts.items()}
+        return replace(
+            score,
+            reward=score.reward + weight * result.reward,
+            parts=score.parts | parts,
+            attempts=max(score.attempts, result.attempts),
+        )
+
+    def fail(self, trajectory: Trajectory, name: str, failure: Failure) -> Score:
+        """What a row gets that ``name`` gave no reward."""
+        reason = f"{name}: {failure.message}"
+        if self.policy == "fail":
+            raise UserError(
+                "\n".join([f"a reward failed: {reason}", *row_lines(trajectory)]),
+                "mend the reward, or --reward_failure_policy drop",
+            )
+        zero = self.policy == "zero"
+        return Score(0.0 if zero else math.nan, 0.0 if zero else None, attempts=failure.attempts, failure=reason)
+
+
+def row_lines(trajectory: Trajectory) -> list[str]:
+    """What people need to see of a row."""
+    shown = {"row": trajectory.prompt.id} | {
+        name: shorten(value)
+        for name, value in (
+            ("prompt", trajectory.prompt.text),
+            ("label", trajectory.prompt.label),
+            ("response", trajectory.text),
+        )
+    }
+    return [f"  {name:9} {text}" for name, text in shown.items()]
+
+
+class CombinedReward:
+    """``Reward`` of all sources on the engine's side; they work at the same time."""
+
+    def __init__(
+        self,
+        weighing: Weighing,
+        sources: Mapping[str, Source],
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        skip_special_tokens: bool,
+        executor: Executor,
+    ) -> None:
+        self.weighing, self.sources, self.tokenizer = weighing, sources, tokenizer
+        self._skip, self._executor = skip_special_tokens, executor
+
+    async def score(self, group: Group) -> list[Score]:
+        weights = self.weighing.plan.of(group.prompt.source)
+        chosen = {name: source for name, source in self.sources.items() if name in weights}
+        rows = read_rows(group, self.tokenizer, skip_special_tokens=self._skip)
+        columns = await asyncio.gather(*(source.score(rows) for source in chosen.values()))
+        return [
+            self.weighing.combine(trajectory, dict(zip(chosen, results, strict=True)))
+            for trajectory, *results in zip(group.trajectories, *columns, strict=True)
+        ]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(source.close() for source in self.sources.values()))
+        await asyncio.to_thread(self._executor.shutdown)
+
+
+def read_rows(group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool) -> Rows:
+    """What rewards are told of a group. The prompt is decoded like the query, so that it is where the query begins."""
+    prompt, trajectories = group.prompt, group.trajectories
+    n, start = len(trajectories), len(prompt.token_ids)
+
+    def decode(token_ids: list[int], skip: bool) -> str:
+        return tokenizer.decode(token_ids, skip_special_tokens=skip)
+
+    def each(value: Any) -> list[Any]:
+        return [value] * n
+
+    texts = [decode(t.token_ids[start:], True) for t in trajectories]
+    return Rows(
+        queries=[decode(t.token_ids, skip_special_tokens) for t in trajectories],
+        prompts=each(decode(prompt.token_ids, skip_special_tokens)),
+        labels=each(prompt.label),
+        responses=texts if skip_special_tokens else [t.text for t in trajectories],
+        texts=texts,
+        token_ids=[[i for i, sampled in zip(t.token_ids, t.loss_mask, strict=True) if sampled] for t in trajectories],
+        sources=each(prompt.source),
+        metas=each(prompt.meta),
+    )

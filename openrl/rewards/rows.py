@@ -1,0 +1,32 @@
+"""What rewards are told of answers. Standard library only: it travels to processes that load nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some answers, usually the siblings of one prompt; the lists are equally long."""
+
+    queries: list[str]  # prompt and response
+    prompts: list[str]
+    labels: list[Any]
+    responses: list[str]  # special tokens as in the queries
+    texts: list[str]  # responses without special tokens
+    token_ids: list[list[int]]  # of the responses
+    sources: list[str]  # data source or tag
+    metas: list[dict[str, Any]]  # the other columns of the data
+
+    def __len__(self) -> int:
+        return len(self.queries)
+
+    def pick(self, rows: Sequence[int]) -> Rows:
+        return Rows(**{f.name: [getattr(self, f.name)[i] for i in rows] for f in fields(self)})
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """All rows of all parts, in their order."""
+    return Rows(**{f.name: [value for part in parts for value in getattr(part, f.name)] for f in fields(Rows)})

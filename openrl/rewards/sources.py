@@ -1,0 +1,82 @@
+"""One source of rewards: some answers in, a score or a failure for each out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Protocol
+
+from openrl.rewards.pool import CallFailed, RewardPool
+from openrl.rewards.protocol import BadReply, Failure, read_reply
+from openrl.rewards.rows import Rows
+from openrl.rewards.worker import Call, Failed, RowValues, Values
+from openrl.types import Score
+
+Results = list[Score | Failure]
+
+
+class Source(Protocol):
+    name: str  # in metrics and --reward_routing
+
+    async def score(self, rows: Rows) -> Results:
+        """One result per row, in their order; retries are inside. Several calls may run at a time.
+
+        Raises UserError for what no retry and no failure policy can help.
+        """
+
+    async def close(self) -> None:
+        """Free processes and connections; calls that still run fail."""
+
+
+class ProcessSource:
+    """A reward file, or one verifier, in the processes of a pool."""
+
+    def __init__(self, name: str, pool: RewardPool) -> None:
+        self.name, self._pool = name, pool
+
+    async def score(self, rows: Rows) -> Results:
+        results = await self._attempt(rows)
+        return await retry_failed(self._attempt, rows, results, together=self._pool.together)
+
+    async def _attempt(self, rows: Rows) -> Results:
+        try:
+            reply = await self._pool.call(Call(self.name, rows))
+        except CallFailed as failed:
+            return [Failure(str(failed))] * len(rows)
+        if isinstance(reply, RowValues):
+            return [_read_row(row) for row in reply.rows]
+        try:
+            return read_reply(reply.values, len(rows))
+        except BadReply as bad:
+            return [Failure(str(bad))] * len(rows)
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+
+def _read_row(row: Values | Failed) -> Score | Failure:
+    try:
+        return Failure(row.message) if isinstance(row, Failed) else read_reply(row.values, 1)[0]
+    except BadReply as bad:
+        return Failure(str(bad))
+
+
+async def retry_failed(
+    attempt: Callable[[Rows], Awaitable[Results]], rows: Rows, results: Results, *, together: bool = False
+) -> Results:
+    """Try the rows that failed once more, each by itself, so that one bad row takes none along; all of them again if
+    they are only meaningful ``together``."""
+    failed = [i for i, result in enumerate(results) if isinstance(result, Failure)]
+    if not failed:
+        return results
+    if together:
+        again = await attempt(rows)
+    else:
+        alone = await asyncio.gather(*(attempt(rows.pick([i])) for i in failed))
+        again = list(results)
+        for i, (result,) in zip(failed, alone, strict=True):
+            again[i] = result
+    return [
+        replace(again[i], attempts=result.attempts + 1) if i in failed else result for i, result in enumerate(results)
+    ]
