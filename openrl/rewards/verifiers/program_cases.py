@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from openrl.rewards.verifiers.base import BadRow, short
 
-_INTEGER = re.compile(r"-?\d{1,18}")
 _NAMES = ("fn_name", "func_name", "function")
 
 
@@ -71,7 +69,7 @@ def _case(given: Any, expected: Any, function: str) -> Case:
     arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
     if not isinstance(arguments, list):
         raise ValueError(f"the arguments of {function} are no list")
-    return Case("call", [_integer_keys(a) for a in arguments], _value(expected), function)
+    return Case("call", arguments, _value(expected), function)
 
 
 def _function(names: Mapping[str, Any]) -> str:
@@ -94,10 +92,3 @@ def _value(expected: Any) -> Any:
         return json.loads(expected)
     except ValueError:
         return expected
-
-
-def _integer_keys(argument: Any) -> Any:
-    """JSON made text of the keys of a dict from whole numbers."""
-    if isinstance(argument, dict) and argument and all(_INTEGER.fullmatch(key) for key in argument):
-        return {int(key): value for key, value in argument.items()}
-    return argument

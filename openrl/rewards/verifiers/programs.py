@@ -69,7 +69,8 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
 def last_program(text: str) -> str | None:
     """The last fenced block that is Python or of no stated language, open at its end or not; all of a text without
     fences. None if every block is of another language."""
-    pieces = after_thinking(text).split("```")
+    text = after_thinking(text)
+    pieces = text.split("```")
     if len(pieces) == 1:
         return text
     for piece in reversed(pieces[1::2]):

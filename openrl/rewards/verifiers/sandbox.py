@@ -65,7 +65,7 @@ def run(task: dict[str, Any], limits: Limits, stdin: str = "") -> Ran:
             process = subprocess.Popen(
                 [sys.executable, "-I", "-B", "-X", "utf8", str(CHILD), str(source.fileno()), str(out.fileno())],
                 stdin=given, stdout=stdout, stderr=stderr, pass_fds=(source.fileno(), out.fileno()), cwd=directory,
-                env={"PATH": os.defpath, "HOME": directory, "OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
+                env={"PATH": os.defpath, "HOME": directory, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             raise Unavailable(f"cannot start an interpreter for the response's code: {error}") from None

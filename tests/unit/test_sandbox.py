@@ -1,0 +1,283 @@
+"""Code of responses: what it may not do, and how its tests are read and judged. Every process is real."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from openrl.extension_points import verifiers
+from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, read_options
+from openrl.rewards.verifiers.program_cases import Case, read_cases
+from openrl.rewards.verifiers.programs import CodeOptions, last_program, run_cases, same_output, same_value
+from openrl.rewards.verifiers.sandbox import Limits, run
+
+MB = 1 << 20
+LIMITS = Limits(seconds=20, memory=512 * MB, output=MB)  # 20 s: a busy machine does not change an outcome
+contained = pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+
+
+def program(code, stdin="", **limits):
+    return run({"mode": "program", "code": code}, Limits(**vars(LIMITS) | limits), stdin)
+
+
+def test_a_program_reads_its_input_and_writes_its_output():
+    ran = program("print(int(input()) + 1)", "41\n")
+    assert (ran.outcome, ran.stdout, ran.message) == ("done", b"42\n", "")
+
+
+def children():
+    return {p.pid for p in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.parametrize(
+    ("code", "limits", "outcome"),
+    [
+        ("while True: pass", {"seconds": 0.5}, "timeout"),
+        ("import time\ntime.sleep(60)", {"seconds": 0.5}, "timeout"),
+        ("import threading, time\nthreading.Thread(target=time.sleep, args=[60]).start()", {"seconds": 0.5}, "timeout"),
+        ("import signal\nsignal.signal(signal.SIGTERM, lambda *_: 0)\nwhile True: pass", {"seconds": 0.5}, "timeout"),
+        ("rows = []\nwhile True: rows.append(bytes(10**7))", {"memory": 128 * MB}, "memory"),
+        ("text = 'x' * 10**11", {}, "memory"),
+        ("while True: print('x' * 1000)", {}, "output"),
+        ("import ctypes\nctypes.string_at(0)", {}, "error"),  # the interpreter dies
+        ("import os\nos._exit(1)", {}, "error"),
+        ("def f(n): return f(n + 1)\nf(0)", {}, "error"),
+        ("raise ValueError('no')", {}, "error"),
+        ("def f(:", {}, "error"),
+        ("exit(3)", {}, "error"),
+        ("import sys\nprint(1)\nsys.exit()", {}, "done"),
+    ],
+)
+def test_how_a_program_ends(code, limits, outcome):
+    before = children()
+    ran = program(code, **limits)
+    assert ran.outcome == outcome, ran
+    assert len(ran.stdout) <= LIMITS.output
+    assert children() == before
+
+
+@contained
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nwhile True: os.fork()",
+        "import os\nwhile True:\n  if os.fork() == 0: os.setsid()",
+        "import multiprocessing as m\nm.get_context('fork').Process(target=print).start()",
+        "import subprocess\nsubprocess.run(['true'])",
+        "import os\nos.execv('/bin/true', ['true'])",
+        "import os\nos.system('true') == 0 and print(1) or 1 / 0",
+        "import os\nos.kill(os.getppid(), 9)",
+        "import os\nos.killpg(os.getpgid(os.getppid()), 9)",
+        "import signal, os\nsignal.pidfd_send_signal(os.pidfd_open(os.getppid()), 9)",
+        "import socket\nsocket.socket()",
+        "import socket\nsocket.create_connection(('127.0.0.1', 9))",
+        "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
+        "import os\nos.setsid()",
+        "import os\nos.memfd_create('x')",
+    ],
+)
+def test_what_is_refused(code):
+    ran = program(code)
+    assert ran.contained and ran.outcome == "error", ran
+    assert "Error" in ran.message and "Connection" not in ran.message, ran.message
+
+
+@contained
+def test_files_are_read_and_never_changed(tmp_path):
+    kept = tmp_path / "kept"
+    kept.write_text("1")
+    attempts = [
+        f"open({str(kept)!r}, 'w')",
+        f"open({str(kept)!r}, 'a')",
+        f"open({str(tmp_path / 'new')!r}, 'x')",
+        *(f"import os\nos.{call}" for call in (f"remove({str(kept)!r})", f"mkdir({str(tmp_path / 'd')!r})")),
+        *(f"import os\nos.{call}({str(kept)!r}, {last})" for call, last in [("chmod", 0), ("truncate", 0)]),
+        f"import os\nos.rename({str(kept)!r}, {str(tmp_path / 'x')!r})",
+        f"import os\nos.symlink({str(kept)!r}, {str(tmp_path / 'x')!r})",
+        "open('here', 'w')",
+    ]
+    for code in attempts:
+        ran = program(code)
+        assert (ran.outcome, ran.message.startswith("PermissionError")) == ("error", True), (code, ran)
+    assert program(f"print(open({str(kept)!r}).read())").stdout == b"1\n"
+    assert [p.name for p in tmp_path.iterdir()] == ["kept"]
+
+
+@contained
+def test_threads_are_not_processes():
+    code = "import threading\nt = threading.Thread(target=print, args=[7])\nt.start()\nt.join()"
+    assert program(code).stdout == b"7\n"
+
+
+def test_the_environment_is_empty(monkeypatch):
+    monkeypatch.setenv("OPENRL_RM_TOKEN", "secret")
+    ran = program("import os\nprint(sorted(os.environ), os.getcwd())")
+    names, directory = ran.stdout.decode().split("] ")
+    assert names == "['HOME', 'LC_ALL', 'OPENBLAS_NUM_THREADS', 'PATH'"
+    assert not Path(directory.strip()).exists()  # its working directory is gone
+
+
+def test_a_run_that_is_interrupted_leaves_nothing(tmp_path):
+    """The signal comes while the program runs: the pool kills what takes too long."""
+    before = children()
+    previous = signal.signal(signal.SIGALRM, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            program("while True: pass")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+    assert children() == before
+
+
+def test_without_an_interpreter_there_is_no_verdict(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(Unavailable, match="cannot start an interpreter"):
+        program("print(1)")
+
+
+# -- the verifier ----------------------------------------------------------------------------------------
+
+ADD = "def add(a, b):\n    return a + b\n"
+SUM = "print(sum(map(int, input().split())))"
+
+
+def fenced(code, language="python"):
+    return f"Here it is:\n```{language}\n{code}\n```\nDone."
+
+
+def verdict(response, label, meta=None, **options):
+    answer = Answer("", response, label, meta=meta or {})
+    return verifiers["code"].component(answer, read_options("code", {"timeout": 20} | options))
+
+
+@pytest.mark.parametrize(
+    ("code", "label", "meta"),
+    [
+        (SUM, {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}, {}),
+        (SUM, json.dumps({"inputs": [["1 2"]], "outputs": [["3"]]}), {}),
+        (ADD, {"inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"], "fn_name": "add"}, {}),  # verl, TACO
+        (ADD, {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"}, {}),  # APPS
+        (SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}], {"func_name": "add"}),  # LiveCodeBench
+        (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional"}], {"func_name": "add"}),
+        (ADD, ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"], {}),  # MBPP
+        (ADD, {"assert_case": ["assert add(1, 2) == 3"]}, {}),
+        (ADD, [{"assert_code": "from solution import add\n\ndef test_one():\n    assert add(1, 2) == 3\n"}], {}),  # ROLL
+        ("class Solution:\n    def total(self, a: List[int]) -> int:\n        return reduce(add, a)\nfrom operator import add",
+         {"inputs": ["[1, 2]"], "outputs": ["3"], "fn_name": "total"}, {}),  # LeetCode
+        ("def inverse(d): return {v: k for k, v in d.items()}", {"inputs": [[{"1": "a"}]], "outputs": [{"a": 1}], "fn_name": "inverse"}, {}),
+    ],
+)  # fmt: skip
+def test_shapes_of_tests(code, label, meta):
+    found = verdict(fenced(code), label, meta)
+    assert (found.reward, found.passed, found.parts["passed_share"]) == (1, 1, 1)
+    broken = verdict(
+        fenced(code.replace("sum", "max").replace("a + b", "a").replace("reduce(add, a)", "0").replace("v: k", "k: v")),
+        label,
+        meta,
+    )
+    assert (broken.reward, broken.passed) == (0, 0)
+
+
+def test_cases_are_judged_one_by_one():
+    code = "n = int(input())\nif n == 2: 1 / 0\nif n == 3:\n    while True: pass\nif n == 4: import os; os._exit(0)\nprint(n)"
+    cases = [Case("program", str(n), str(n)) for n in (1, 2, 3, 4, 5)]
+    outcomes = [r.outcome for r in run_cases(code, cases, CodeOptions(timeout=2))]
+    assert outcomes == ["passed", "error", "timeout", "wrong", "passed"]
+    label = {"inputs": ["1", "2", "5", "4"], "outputs": ["1", "2", "5", "4"]}
+    found = verdict(fenced(code), label, partial=True)
+    assert (found.reward, found.passed) == (0.5, 0)
+    assert found.parts == {
+        "passed_share": 0.5, "has_code": 1, "error_share": 0.25, "timeout_share": 0, "contained": float(sys.platform == "linux"),
+    }  # fmt: skip
+    assert verdict(fenced(code), label, max_cases=1).reward == 1
+
+
+def test_cases_that_no_time_is_left_for_have_failed():
+    """A slow answer must not outlive --reward_timeout: then it would have no verdict instead of a bad one."""
+    found = verdict(fenced("while True: pass"), {"inputs": ["1"] * 50, "outputs": ["1"] * 50}, total_timeout=0.5)
+    assert (found.reward, found.parts["timeout_share"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import os\nos._exit(0)",  # ends well before the asserts
+        "import sys\nsys.exit(0)",
+        "def add(a, b):\n    raise SystemExit",
+        "import builtins\nbuiltins.AssertionError = ValueError\ndef add(a, b): return 0",
+        "print('passed')",
+    ],
+)
+def test_ending_early_is_not_passing(code):
+    assert verdict(fenced(code), ["assert add(1, 2) == 3"]).reward == 0
+
+
+def test_an_object_that_equals_everything_is_no_right_value():
+    code = "class All:\n    def __eq__(self, other): return True\ndef add(a, b): return All()"
+    assert verdict(fenced(code), {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}).reward == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        (fenced("x = 1"), "x = 1\n"),
+        (fenced("a") + fenced("b", "py"), "b\n"),
+        (fenced("a") + fenced("ls", "bash"), "a\n"),
+        (fenced("a", ""), "a\n"),
+        ("```python\ncut short", "cut short"),
+        ("<think>" + fenced("a") + "</think>x = 2", "x = 2"),
+        (fenced("ls", "bash"), None),
+        ("x = 1", "x = 1"),
+    ],
+)
+def test_which_code_is_the_answer(text, program):
+    assert last_program(text) == program
+
+
+@pytest.mark.parametrize(
+    ("given", "expected", "same"),
+    [
+        ("1 2\n3\n", "1  2 \r\n\r\n3", True),
+        ("1 2 3", "1 2\n3", False),
+        ("0.3333333333", "0.33333333", True),
+        ("0.34", "0.33", False),
+        ("3", "3.0", True),
+        ("3.0", "3", False),
+        ("yes", "YES", False),
+        ("", "", True),
+        ("", "1", False),
+        ("nan", "0.5", False),
+    ],
+)
+def test_same_output(given, expected, same):
+    assert same_output(given, expected) == same
+
+
+def test_same_value():
+    assert same_value([1, {"a": 0.1 + 0.2}], [1, {"a": 0.3}])
+    assert not same_value([1], [1, 2]) and not same_value({"a": 1}, {"b": 1}) and not same_value("1", 1)
+    assert not same_value(float("nan"), 1.0) and not same_value(None, 0.0)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        None, 5, "", "no json", [], {}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, {"inputs": ["1"]},
+        {"inputs": [1], "outputs": ["1"]}, [5], [{"input": "1"}], {"assert_case": None}, "[" * 100_000,
+        [{"input": "1", "output": "1", "testtype": "functional"}], {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"},
+    ],
+)  # fmt: skip
+def test_a_label_without_tests_is_said(label):
+    with pytest.raises(BadRow, match="the label holds no tests"):
+        read_cases(label, {})
+
+
+def test_huge_answers_are_no_programs():
+    assert verdict("x" * 200_000, ["assert True"]).parts["has_code"] == 0
+    assert os.path.exists(sys.executable)
