@@ -20,6 +20,7 @@ with the response "" finds a label that is of no use; verifiers that ask another
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -142,6 +143,16 @@ def label_text(answer: Answer) -> str:
     if isinstance(label, bool) or not isinstance(label, (str, int, float)) or not str(label).strip():
         raise BadRow(f"the label must be text or a number, it is {short(label)}")
     return str(label).strip()
+
+
+def label_data(answer: Answer) -> Any:
+    """The label as data: JSON text, which keeps its shape in tables whose rows differ, or the data itself."""
+    if not isinstance(answer.label, str):
+        return answer.label
+    try:
+        return json.loads(answer.label)
+    except (ValueError, RecursionError):
+        raise BadRow(f"the label is no JSON: {short(answer.label)}") from None
 
 
 def short(value: Any, most: int = 80) -> str:

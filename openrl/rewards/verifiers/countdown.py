@@ -17,7 +17,7 @@ from typing import Any
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data, short
 from openrl.rewards.verifiers.extract import last_tagged
 
 MAX_CHARACTERS = 256
@@ -57,7 +57,7 @@ def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
     Label: {"numbers": [3, 8, 1], "target": 24}; "nums" is "numbers".
     Reward: [0, 1]
     """
-    numbers, target = _problem(answer.label)
+    numbers, target = _problem(label_data(answer))
     text = last_tagged(answer.text) if options.tagged else answer.text
     found = grade(_TARGET.sub("", text or ""), numbers, target, use_all=options.use_all)
     parts = {"well_formed": float(found.well_formed), "numbers_right": float(found.numbers_right)}

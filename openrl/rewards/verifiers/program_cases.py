@@ -24,11 +24,6 @@ class Case:
 
 def read_cases(label: Any, meta: Mapping[str, Any]) -> list[Case]:
     """The cases of a label, at least one. ``meta`` may name the function. Raises BadRow."""
-    if isinstance(label, str):
-        try:
-            label = json.loads(label)
-        except (ValueError, RecursionError):
-            raise BadRow(f"the label holds no tests and is no JSON: {short(label)}") from None
     try:
         cases = _of_columns(label, meta) if isinstance(label, dict) else [_of_item(item, meta) for item in label]
     except (KeyError, TypeError, ValueError) as error:

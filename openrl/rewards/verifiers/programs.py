@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, Verdict
+from openrl.rewards.verifiers.base import Answer, Verdict, label_data
 from openrl.rewards.verifiers.extract import after_thinking
 from openrl.rewards.verifiers.program_cases import Case, read_cases
 from openrl.rewards.verifiers.sandbox import Limits, Ran, run
@@ -49,7 +49,7 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
     a list of asserts (MBPP); {"assert_case": [..]}; a list of {"assert_code": ..} (ROLL, KodCode).
     Reward: [0, 1]
     """
-    cases = read_cases(answer.label, answer.meta)[: options.max_cases or None]
+    cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)
     if program is None or len(program) > LONGEST:
         return Verdict(0.0, 0.0, {"passed_share": 0.0, "has_code": 0.0})
