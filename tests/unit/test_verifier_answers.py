@@ -192,6 +192,9 @@ def test_dapo_math(response, label, options, score):
         (r"\boxed{}", "5", False),
         (r"\boxed{9^{9^{9^9}}}", "5", False),  # never computed
         (r"\boxed{((10!)!)!}", "5", False),
+        ("The answer is 9^9^9^9", "5", False),
+        (r"\boxed{\int_0^1 e^{x^{x^x}} dx}", "5", False),  # left to the verifier to work out
+        (r"\boxed{\int_0^1 f(x) dx}", r"\int_0^1 f(x) dx", True),
         (r"\boxed{2^{100}}", "1267650600228229401496703205376", True),
         (r"\boxed{" + "1+" * 2000 + "1}", "2001", False),  # too long for an answer
         ("", "5", False),

@@ -128,6 +128,8 @@ def _right(label: list[Any], text: str) -> bool:
     found = _parse(text) if len(text) <= LONGEST + LAST else []
     if not found or any(_digits(item) > MOST_DIGITS for item in found):
         return False
+    if any(map(_unfinished, found)) and not any(map(_unfinished, label)):
+        return False
     return bool(_library().verify(label, found, timeout_seconds=None))  # the process is killed if it takes too long
 
 
@@ -142,6 +144,14 @@ def _library() -> Any:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that they are
     return math_verify
+
+
+def _unfinished(expression: Any) -> bool:
+    """Whether an integral, a sum or a product is still to be worked out, which can take for ever."""
+    import sympy
+    from sympy.concrete.expr_with_limits import ExprWithLimits
+
+    return isinstance(expression, sympy.Basic) and expression.has(ExprWithLimits)
 
 
 def _digits(expression: Any) -> float:

@@ -161,7 +161,7 @@ def _request(body: dict[str, Any], options: JudgeOptions) -> str:
         )
     try:
         return str(json.loads(content)["choices"][0]["message"]["content"] or "")
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         raise _Busy(f"a reply that is no chat completion: {content[:200].decode(errors='replace')!r}") from None
 
 
