@@ -1,4 +1,4 @@
-"""Write docs/flags.md and the tables of docs/algorithms.md from the code, and check what the pages point at.
+"""Write docs/flags.md and the tables of docs/algorithms.md and docs/verifiers.md from the code, and check references.
 
 python docs/build.py            write, then check
 python docs/build.py --check    only check; a stale page is a problem too
@@ -6,6 +6,7 @@ python docs/build.py --check    only check; a stale page is a problem too
 
 from __future__ import annotations
 
+import html
 import inspect
 import re
 import subprocess
@@ -19,14 +20,16 @@ sys.path.insert(0, str(ROOT))
 
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402 - the checkout, whatever is installed
 from openrl.config.presets import PRESETS  # noqa: E402
-from openrl.extension_points import advantage_estimators, policy_losses  # noqa: E402
+from openrl.extension_points import advantage_estimators, policy_losses, verifiers  # noqa: E402
 from openrl.flags.help import summary  # noqa: E402
-from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags  # noqa: E402
+from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags, flags_of  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
+from openrl.rewards.verifiers.base import describe  # noqa: E402
 from openrl.tracking.aliases import ALIASES  # noqa: E402
 
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
+VERIFIERS_PAGE = ROOT / "docs" / "verifiers.md"
 MARK = "<!-- from here on made by `make docs` -->\n"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATH_IN_CODE = re.compile(r"`((?:openrl|tests|examples|benchmarks|docs|dockerfile|requirements|\.ci)/[\w./-]*)`")
@@ -52,7 +55,7 @@ def _row(spec: FlagSpec) -> str:
     notes = [spec.bounds] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
     cells = [f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`", default, " ".join([spec.help, *notes])]
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return _cells(*cells)
 
 
 def algorithms_page() -> str:
@@ -72,7 +75,7 @@ def algorithms_page() -> str:
             cells.append(", ".join(sorted(entry.needs)))
             cells += [" ".join(f"`--{k} {plain(v)}`" for k, v in entry.suggests.items())]
             cells += [" ".join(f"`--{name}`" for name in own)]
-            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+            lines.append(_cells(*cells))
         lines.append("")
     lines += ["## --algo_preset", "", "| name | flags |", "|---|---|"]
     for name, preset in PRESETS.items():
@@ -80,6 +83,31 @@ def algorithms_page() -> str:
     lines += ["", "## Metrics under other names", "", "| name elsewhere | here |", "|---|---|"]
     lines += [f"| `{theirs}` | `{ours}` |" for theirs, ours in ALIASES.items()]
     return "\n".join(lines) + "\n"
+
+
+def verifiers_page() -> str:
+    """The page as it is written by hand up to the mark, then the verifiers and their options."""
+    lines = [VERIFIERS_PAGE.read_text("utf-8").partition(MARK)[0] + MARK, "## All of them", ""]
+    lines += ["| name | checks | label | reward with the default options |", "|---|---|---|---|"]
+    options = []
+    for entry in verifiers.entries():
+        said = describe(entry.component)
+        lines.append(_cells(f"`{entry.name}`", *map(_shown, (said.checks, said.label.rstrip("."), said.reward))))
+        for spec in flags_of(entry.options, part_name="", section="") if entry.options else ():
+            default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
+            shown = f"`{spec.name} {placeholder(spec.type)}`".replace(" `", "`")
+            options.append(_cells(f"`{entry.name}`", shown, default, _shown(f"{spec.help} {spec.bounds}".strip())))
+    lines += ["", "## Options", "", "| verifier | option | default | meaning |", "|---|---|---|---|", *options]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(text: str) -> str:
+    """Tags as text, not as HTML."""
+    return html.escape(text, quote=False)
+
+
+def _cells(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def plain(value: object) -> str:
@@ -116,7 +144,8 @@ def broken_references() -> Iterator[str]:
 
 def main(check_only: bool) -> int:
     problems: list[str] = []
-    for page, text in ((FLAGS_PAGE, flags_page()), (ALGORITHMS_PAGE, algorithms_page())):
+    pages = ((FLAGS_PAGE, flags_page()), (ALGORITHMS_PAGE, algorithms_page()), (VERIFIERS_PAGE, verifiers_page()))
+    for page, text in pages:
         if not check_only:
             page.write_text(text, "utf-8")
         elif not page.exists() or page.read_text("utf-8") != text:

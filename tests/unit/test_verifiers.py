@@ -189,3 +189,17 @@ def test_the_registry_loads_no_large_library():
     names = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
     heavy = {"torch", "transformers", "numpy", "sympy", "math_verify", "reasoning_gym", "httpx"}
     assert "openrl.rewards.verifiers.builtin" in names.split() and heavy.isdisjoint(names.split())
+
+
+def test_the_verifier_of_the_page_works_as_printed():
+    page = (ROOT / "docs" / "verifiers.md").read_text("utf-8")
+    block = re.search(r"```python\n# my_project/verifiers.py\n(.*?)```", page, re.DOTALL)
+    names = {"__name__": __name__}
+    exec(block[1], names)
+    contains = verifiers["contains"]
+    assert describe(contains.component).label == "text."
+    verdicts = [
+        contains.component(Answer("", "In Paris.", "paris"), read_options("contains", o))
+        for o in ({}, {"ignore_case": True})
+    ]
+    assert [v.reward for v in verdicts] == [0, 1]
