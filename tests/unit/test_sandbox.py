@@ -11,7 +11,7 @@ import pytest
 
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, read_options
-from openrl.rewards.verifiers.program_cases import Case, read_cases
+from openrl.rewards.verifiers.program_cases import Case
 from openrl.rewards.verifiers.programs import CodeOptions, last_program, run_cases, same_output, same_value
 from openrl.rewards.verifiers.sandbox import Limits, run
 
@@ -268,14 +268,15 @@ def test_same_value():
 @pytest.mark.parametrize(
     "label",
     [
-        None, 5, "", "no json", [], {}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, {"inputs": ["1"]},
+        None, 5, "", "no json", '"text"', [], {}, {"inputs": [], "outputs": []}, {"inputs": ["1"], "outputs": []}, {"inputs": ["1"]},
         {"inputs": [1], "outputs": ["1"]}, [5], [{"input": "1"}], {"assert_case": None}, "[" * 100_000,
         [{"input": "1", "output": "1", "testtype": "functional"}], {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"},
     ],
 )  # fmt: skip
 def test_a_label_without_tests_is_said(label):
-    with pytest.raises(BadRow, match="the label holds no tests"):
-        read_cases(label, {})
+    for response in ("", fenced(ADD)):
+        with pytest.raises(BadRow, match="the label holds no tests|the label is no JSON"):
+            verdict(response, label)
 
 
 def test_huge_answers_are_no_programs():

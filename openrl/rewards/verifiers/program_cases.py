@@ -24,6 +24,8 @@ class Case:
 
 def read_cases(label: Any, meta: Mapping[str, Any]) -> list[Case]:
     """The cases of a label, at least one. ``meta`` may name the function. Raises BadRow."""
+    if not isinstance(label, (dict, list, tuple)):
+        raise BadRow(f"the label holds no tests: {short(label)}")
     try:
         cases = _of_columns(label, meta) if isinstance(label, dict) else [_of_item(item, meta) for item in label]
     except (KeyError, TypeError, ValueError) as error:
