@@ -3,7 +3,8 @@
 What streaming means here: rows never live in memory as a whole. A file or a dataset of the Hub is turned into an Arrow
 file on disk once, and read from there through a memory map, row by row. Where --max_samples asks for few rows (up to
 ``STREAMED``) not even that is done: the source is opened as a stream, read and downloaded little further than the last
-row wanted (10 MB of JSON, a row group of parquet). What does stay in memory is what training draws from: token ids, label and small columns of each row.
+row wanted (10 MB of JSON, a row group of parquet). What does stay in memory is what training draws from: token ids,
+label and the small columns of each row.
 """
 
 from __future__ import annotations

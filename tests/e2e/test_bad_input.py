@@ -161,7 +161,7 @@ def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
 def test_a_chat_template_is_asked_for_and_there_is_none(attempt, task, tmp_path, prog):
     message = attempt(flags_of(prog, task, tmp_path / "out", apply_chat_template=True), prog=prog)
     assert f"{prog}: --apply_chat_template: the tokenizer of {task}/model has no chat template" in message
-    assert "try: leave the flag out, or wrap prompts with --input_template" in message
+    assert "try: --tokenizer_chat_template FILE, or leave the flag out and wrap prompts with --input_template" in message
 
 
 # -- data --------------------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_rows_that_cannot_be_used_are_named(attempt, task, tmp_path):
     rows = [{"input": "1+1=", "label": "2"}, {"input": "", "label": "3"}, {"input": None, "label": "4"}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = attempt(ppo_flags(task, tmp_path / "out", prompt_data=tmp_path / "rows.jsonl"))
-    assert "rows 1, 2: empty" in message
+    assert "rows 1, 2: input: empty" in message
 
 
 def test_fewer_prompts_than_a_step_takes(attempt, task, tmp_path):
