@@ -15,3 +15,25 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return self.message + (f"\n  try: {self.remedy}" if self.remedy else "")
+
+
+class Gathered:
+    """Gathers the errors of steps that do not need each other: ``with gathered: step()``, then ``raise_all()``."""
+
+    def __init__(self) -> None:
+        self._errors: list[UserError] = []
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+        if isinstance(error, UserError):
+            self._errors.append(error)
+        return isinstance(error, UserError)
+
+    def raise_all(self) -> None:
+        """Raises the one error, or one UserError that holds them all; nothing without errors."""
+        if len(self._errors) == 1:
+            raise self._errors[0]
+        if self._errors:
+            raise UserError("\n".join(map(str, self._errors)))

@@ -17,7 +17,7 @@ from openrl.config.presets import PRESETS
 from openrl.data.difficulty import with_difficulty
 from openrl.data.prompts import PromptBuilder, Report, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import UserError
+from openrl.errors import Gathered, UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
@@ -40,15 +40,29 @@ class Inputs:
 
 
 def prepare(config: PPOConfig) -> Inputs:
-    """Read tokenizer and data, try the reward functions. Raises UserError for the first thing that does not fit."""
+    """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not fit."""
     device = resolve_device(config.device)
-    world = derived.actor_world(config.placement, device)
-    if world is not None:
-        check_batches(config, world)
-    check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    rewards = derived.rewards(config)
-    check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
-    check_reward_models(config)
+    gathered = Gathered()
+    with gathered:
+        world = derived.actor_world(config.placement, device)
+        if world is not None:
+            check_batches(config, world)
+    with gathered:
+        check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    with gathered:
+        rewards = derived.rewards(config)
+        check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
+        check_reward_models(config)
+    with gathered:
+        inputs = read_data(config, device)
+        check_steps(config, len(inputs.prompts))
+    gathered.raise_all()
+    rewards.check_routes(prompt.source for prompt in (*inputs.prompts, *inputs.eval_prompts))
+    return inputs
+
+
+def read_data(config: PPOConfig, device: Device) -> Inputs:
+    """Tokenizer, prompts and evaluation prompts. Raises one UserError for everything wrong in either set."""
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(
         config.data,
@@ -57,27 +71,33 @@ def prepare(config: PPOConfig) -> Inputs:
         config.sampling.prompt_max_len,
         workers=config.order.preprocess_num_workers,
     )
-    prompts, reports = load_prompts(builder, derived.data_seed(config))
-    shaping = config.shaping
-    if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
-        prompts = with_difficulty(prompts, shaping.difficulty_key, config.data.prompt_data)
+    shaping, gathered = config.shaping, Gathered()
     eval_prompts: list[Prompt] = []
-    if config.evaluation.eval_dataset:
-        eval_prompts, more = load_eval_prompts(builder, config.evaluation)
-        reports += more
-    rewards.check_routes(prompt.source for prompt in (*prompts, *eval_prompts))
-    if len(prompts) < config.batch.rollout_batch_size:
+    eval_reports: list[Report] = []
+    with gathered:
+        prompts, reports = load_prompts(builder, derived.data_seed(config))
+        if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
+            prompts = with_difficulty(prompts, shaping.difficulty_key, config.data.prompt_data)
+    with gathered:
+        if config.evaluation.eval_dataset:
+            eval_prompts, eval_reports = load_eval_prompts(builder, config.evaluation)
+    gathered.raise_all()
+    return Inputs(device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports])
+
+
+def check_steps(config: PPOConfig, prompts: int) -> None:
+    """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is trained."""
+    if prompts < config.batch.rollout_batch_size:
         raise UserError(
-            f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {len(prompts)}",
-            f"--rollout_batch_size {len(prompts)} or less, or more prompts",
+            f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {prompts}",
+            f"--rollout_batch_size {prompts} or less, or more prompts",
         )
-    steps = derived.total_steps(config.batch, len(prompts))
+    steps = derived.total_steps(config.batch, prompts)
     if (frozen := derived.frozen_actor_steps(config)) >= steps:
         raise UserError(
             f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and the run has {steps}",
             f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
         )
-    return Inputs(device, tokenizer, prompts, eval_prompts, reports)
 
 
 def check_reward_models(config: PPOConfig) -> None:

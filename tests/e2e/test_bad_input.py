@@ -161,7 +161,9 @@ def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
 def test_a_chat_template_is_asked_for_and_there_is_none(attempt, task, tmp_path, prog):
     message = attempt(flags_of(prog, task, tmp_path / "out", apply_chat_template=True), prog=prog)
     assert f"{prog}: --apply_chat_template: the tokenizer of {task}/model has no chat template" in message
-    assert "try: --tokenizer_chat_template FILE, or leave the flag out and wrap prompts with --input_template" in message
+    assert (
+        "try: --tokenizer_chat_template FILE, or leave the flag out and wrap prompts with --input_template" in message
+    )
 
 
 # -- data --------------------------------------------------------------------------------------------------

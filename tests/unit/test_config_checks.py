@@ -98,6 +98,14 @@ def test_sound_flags_have_no_problems(words):
         ("--attn_implementation flash_attention_2 --device cpu", "attn_implementation, --device", "needs a GPU",
          "--attn_implementation sdpa"),
         ("--input_template text", "input_template", "has no {} where the prompt goes", "add {}"),
+        (r"--input_template {}\n", "input_template", "a backslash and an n where a line break may be meant", "bash"),
+        ("--system_prompt s", "system_prompt", "plain text without --apply_chat_template", "--apply_chat_template"),
+        ("--chat_template_kwargs {\"a\":1} --tokenizer_chat_template t", "tokenizer_chat_template, "
+         "--chat_template_kwargs", "plain text without --apply_chat_template", "--apply_chat_template"),
+        ("--prompt_data a,b --prompt_data_probs 0.5", "prompt_data_probs, --prompt_data",
+         "1 probabilities for 2 datasets", "--prompt_data_probs 1,1"),
+        ("--prompt_data_probs 0.5,half", "prompt_data_probs", "is no comma list of positive numbers", "probs 1"),
+        ("--prompt_data_probs 0", "prompt_data_probs", "every probability must be positive", "probs 1"),
         ("--eval_dataset e", "eval_dataset, --eval_steps", "nothing asks for an evaluation", "--eval_steps 10"),
         ("--eval_dataset e --eval_steps 5 --eval_temperature 0", "eval_temperature, --eval_n_samples_per_prompt",
          "greedy decoding gives 4 equal answers", "--eval_n_samples_per_prompt 1"),
@@ -257,6 +265,11 @@ def test_a_sound_environment(here):
         ),
         ("--critic_pretrain /absent/model", "--critic_pretrain: no such directory"),
         ("--prompt_data absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
+        ("--prompt_data train.jsonl,absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
+        ("--prompt_data absent.jsonl@test", "--prompt_data: no such file or directory: absent.jsonl"),
+        ("--input_template absent.jinja", "--input_template: no such file: absent.jinja"),
+        ("--apply_chat_template --tokenizer_chat_template a.jinja", "--tokenizer_chat_template: no such file: a.jinja"),
+        ("--tokenizer_path .", "--tokenizer_path: . holds no tokenizer: the tokenizer missing"),
         ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
         ("--remote_rm_url absent.py:f", "--remote_rm_url: no such file: absent.py"),
         ("--save_path train.jsonl/x", "is a file, no directory"),
@@ -272,6 +285,14 @@ def test_bad_paths(here, words, problem):
 def test_hub_names_are_not_paths(here, name):
     assert not is_local(name)
     assert said(PPOConfig, f"{here} --pretrain {name} --prompt_data {name}", environment=True) == []
+
+
+def test_a_model_may_have_its_tokenizer_elsewhere(here, tmp_path):
+    tokenizer = tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    (tmp_path / "model" / "tokenizer.json").rename(tokenizer / "tokenizer.json")
+    assert said(PPOConfig, here, environment=True) != []
+    assert said(PPOConfig, f"{here} --tokenizer_path ./tokenizer", environment=True) == []
 
 
 def test_directories_that_cannot_be_written(tmp_path):

@@ -120,7 +120,7 @@ def test_a_directory_has_splits_configurations_and_data_directories(tmp_path_fac
     assert [at(f"{directory}@{subset}") for subset in ("dev", "train", "other")] == [["dev"], ["train"], ["dev"]]
     (directory / "README.md").unlink()
     assert at(f"{directory}@hard") == ["hard"]
-    with pytest.raises(UserError, match="--prompt_data: cannot load .*nothing"):
+    with pytest.raises(UserError, match=r"--prompt_data: cannot load .*nothing"):
         load(f"{directory}@nothing")
 
 
@@ -156,7 +156,7 @@ def test_items_of_a_comma_list_follow_each_other_and_have_names(tmp_path):
 
 def test_dataset_scripts_are_not_run(tmp_path):
     (tmp_path / "rows.py").write_text("raise SystemExit")
-    with pytest.raises(UserError, match="cannot read .*rows.py; dataset scripts are not run"):
+    with pytest.raises(UserError, match=r"cannot read .*rows\.py; dataset scripts are not run"):
         load(tmp_path / "rows.py")
 
 

@@ -5,7 +5,9 @@ from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
 from openrl.data.loading import RowSource
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.errors import UserError
-from tests.tiny import tiny_tokenizer
+from openrl.trainer.prepare import read_data
+from tests.tiny import tiny_model_dir, tiny_tokenizer
+from tests.unit.test_config_checks import ppo
 
 CHAT = "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt %}a({% endif %}"
 
@@ -24,7 +26,7 @@ def build(rows, limit=100, chat=False, **flags):
         tokenizer(chat),
         limit,
     )
-    sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows))]
+    sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows, on_mixed_types="use_json"))]
     (prompts,), (report,) = builder.build(sources, flag="prompt_data", kind="train")
     return prompts, report
 
@@ -102,6 +104,38 @@ def test_bad_rows_are_all_named_by_number_and_reason():
         build([{"input": [{"role": "assistant", "content": "1"}]}], chat=True)
     with pytest.raises(UserError, match="row 0: input: a chat message is not of the form"):
         build([{"input": [{"from": "user", "value": "1"}]}], chat=True)
+
+
+def test_the_report_of_bad_rows_is_long_enough_and_no_longer():
+    rows = [{"input": "", "deep": {"answer": None}}] * 12 + [{"input": "1", "deep": {"answer": None}}]
+    with pytest.raises(UserError, match="rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more: input: empty"):
+        build(rows)
+    with pytest.raises(UserError, match="row 12: deep.answer: no label"):
+        build([{"input": "1", "deep": {"answer": 2}}] * 12 + rows[12:], label_key="deep.answer")
+
+
+def test_keys_that_some_rows_lack_are_named_with_those_they_have():
+    rows = [{"input": "1", "info": {"truth": 1}}, {"input": "2", "info": {"answer": "2", "by": {"whom": 3}}}]
+    with pytest.raises(
+        UserError, match=r"row 1: no key 'info.truth'; it has input, info, info.answer, info.by, info.by.whom"
+    ):
+        build(rows, label_key="info.truth")
+
+
+def test_bad_rows_of_all_sources_and_both_sets_come_in_one_error(tmp_path, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    for name, bad in (("a", 1), ("b", 0), ("eval", 2)):
+        rows = [{"input": "" if i == bad else "1"} for i in range(3)]
+        Dataset.from_list(rows).to_json(tmp_path / f"{name}.jsonl")
+    words = f"--pretrain {tiny_model_dir(tmp_path)} --remote_rm_url r.py --prompt_data {tmp_path}/a.jsonl,{tmp_path}/b.jsonl"
+    with pytest.raises(UserError) as error:
+        read_data(ppo(f"{words} --eval_dataset {tmp_path}/eval.jsonl --eval_steps 1"), "cpu")
+    blocks = [(f"--prompt_data: {tmp_path}/a.jsonl", 1), (f"--prompt_data: {tmp_path}/b.jsonl", 0)]
+    blocks.append((f"--eval_dataset: {tmp_path}/eval.jsonl", 2))
+    expected = [
+        f"{head} has rows that cannot be used (the first is row 0)\n  row {n}: input: empty" for head, n in blocks
+    ]
+    assert str(error.value) == "\n".join(expected)
 
 
 def test_training_and_evaluation_read_their_own_sources(tmp_path, monkeypatch):

@@ -53,7 +53,7 @@ def test_a_jinja_file_is_rendered_with_the_content_and_stripped(tmp_path):
 def test_a_jinja_file_reaches_nothing_beyond_its_content(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{{ content.__class__.__mro__ }}")
-    with pytest.raises(BadRow, match="--input_template refuses it: .*unsafe"):
+    with pytest.raises(BadRow, match=r"--input_template refuses it: .*unsafe"):
         text("1", chat=False, input_template=str(file))
 
 
@@ -70,7 +70,7 @@ def test_jinja_files_that_cannot_work_are_refused_before_any_row(tmp_path, sourc
     file.write_text(source)
     with pytest.raises(UserError, match=f"--input_template: .*{message}"):
         templates(input_template=str(file))
-    with pytest.raises(UserError, match="there is no file none.jinja"):
+    with pytest.raises(UserError, match=r"there is no file none\.jinja"):
         templates(input_template="none.jinja")
 
 
@@ -142,7 +142,7 @@ def test_text_or_file(tmp_path):
     assert text_or_file(str(tmp_path / "t.txt"), "f") == "inside"
     assert text_or_file("Answer in one word, no .txt", "f") == "Answer in one word, no .txt"
     assert text_or_file("a\n" * 5000, "f") == "a\n" * 5000
-    with pytest.raises(UserError, match="--f: there is no file no.txt"):
+    with pytest.raises(UserError, match=r"--f: there is no file no\.txt"):
         text_or_file("no.txt", "f")
 
 
