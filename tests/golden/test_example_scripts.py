@@ -1,4 +1,4 @@
-"""Every command of the example scripts and the README parses, and asks for nothing that has no effect."""
+"""Every command of the example scripts and the pages parses, and asks for nothing that has no effect."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*sorted(ROOT.glob("examples/scripts/*.sh")), ROOT / "README.md"]
+SOURCES = [*sorted(ROOT.glob("examples/scripts/*.sh")), ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 
 
 def commands(path: Path) -> list[tuple[str, list[str]]]:
@@ -29,7 +29,7 @@ CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
 
 
 def test_the_scripts_were_found():
-    assert {"quickstart.sh", "README.md"} <= {name for name, _, _ in CASES}
+    assert {"quickstart.sh", "README.md", "data.md"} <= {name for name, _, _ in CASES}
 
 
 @pytest.mark.parametrize(("source", "name", "words"), CASES)

@@ -110,7 +110,7 @@ def test_the_report_of_bad_rows_is_long_enough_and_no_longer():
     rows = [{"input": "", "deep": {"answer": None}}] * 12 + [{"input": "1", "deep": {"answer": None}}]
     with pytest.raises(UserError, match="rows 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more: input: empty"):
         build(rows)
-    with pytest.raises(UserError, match="row 12: deep.answer: no label"):
+    with pytest.raises(UserError, match=r"row 12: deep\.answer: no label"):
         build([{"input": "1", "deep": {"answer": 2}}] * 12 + rows[12:], label_key="deep.answer")
 
 

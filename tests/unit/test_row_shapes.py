@@ -1,6 +1,7 @@
 """Rows as five systems write them, in files as they write them, read by the flags of docs/data.md."""
 
 import json
+from pathlib import Path
 
 import pytest
 from datasets import Dataset, Features, Image, Value
@@ -12,6 +13,7 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from tests.tiny import tiny_tokenizer
 
+ROOT = Path(__file__).parents[2]
 CHAT = "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt %}a({% endif %}"
 
 
@@ -129,6 +131,29 @@ def test_openrlhf_with_its_own_keys(tmp_path):
         ("u(1)a(2)u(3)a(", "4", "b"),
         ("u(5)a(", "6", "default"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("system", "row", "text"),
+    [
+        ("OpenRLHF", {"context_messages": [user("1")], "label": "2"}, "u(1)a("),
+        ("EasyR1", {"problem": "1", "answer": "2"}, "u(<1>)a("),
+        ("verl", {"prompt": [user("1")], "reward_model": {"ground_truth": "2"}, "data_source": "x"}, "u(1)a("),
+        ("ROLL", {"messages": json.dumps([user("1")]), "ground_truth": "2", "tag": "x", "difficulty": 0.1}, "u(1)a("),
+        ("MindSpeed-RL", {"question": "1", "labels": "2"}, "u(1)a("),
+    ],
+)
+def test_the_flags_of_the_page_do_by_hand_what_shapes_do_by_themselves(tmp_path, system, row, text):
+    (line,) = [x for x in (ROOT / "docs/data.md").read_text().splitlines() if x.startswith(f"| {system} |")]
+    (tmp_path / "math.jinja").write_text("<{{ content }}>")
+    words = [word.replace("math.jinja", str(tmp_path / "math.jinja")) for word in line.split("`")[-2].split()]
+    path = write(tmp_path / "rows.jsonl", [row])
+    prompts, _ = load("--prompt_data", path, *words)
+    assert (prompts[0].text, prompts[0].label) == (text, "2")
+    if system != "OpenRLHF":  # whose keys everybody chooses
+        template = words[-2:] if "--input_template" in words else []
+        found, lines = load("--prompt_data", path, "--apply_chat_template", *template)
+        assert found == prompts and f"rows look like {system}'s" in lines[0]
 
 
 def test_the_default_key_wins_over_any_shape(tmp_path):
