@@ -21,6 +21,7 @@ from openrl.config import (  # noqa: F401  importing them registers their rules
     placement_checks,
     reward_checks,
     selection,
+    supervised_checks,
 )
 from openrl.errors import UserError
 from openrl.flags.parser import load

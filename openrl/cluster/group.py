@@ -39,8 +39,8 @@ class WorkerTimeout(TimeoutError):
     """Workers did not answer in time; the message names them."""
 
 
-class WorkerGroup(Protocol):
-    """The ranks of one role. Every wait is bounded and names the ranks that are missing.
+class RankGroup(Protocol):
+    """The ranks of one role that work in step. Every wait is bounded.
 
     Exceptions of a worker arrive as they were raised, with a note that names role, rank and method.
     """
@@ -54,6 +54,13 @@ class WorkerGroup(Protocol):
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As ``call``, with ``shards[i]`` the arguments of worker i. ValueError unless one shard each."""
 
+    async def close(self) -> None:
+        """Call each worker's ``close`` if it has one, then free it. The group is not used afterwards."""
+
+
+class WorkerGroup(RankGroup, Protocol):
+    """A group whose ranks can also be asked one by one; a wait names the ranks that are missing."""
+
     async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
         """The method's result from worker 0 alone."""
 
@@ -65,9 +72,6 @@ class WorkerGroup(Protocol):
 
         RuntimeError if they do not end together.
         """
-
-    async def close(self) -> None:
-        """Call each worker's ``close`` if it has one, then free it. The group is not used afterwards."""
 
 
 class LocalGroup:

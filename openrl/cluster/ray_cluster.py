@@ -27,7 +27,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster.placement import Node, PlacementPlan
 from openrl.cluster.planner import RoleRequest, plan_placement
-from openrl.config.rollout import PlacementFlags
+from openrl.config.rollout import ClusterFlags
 from openrl.errors import UserError
 
 CONNECT_S = 10.0  # patience for a cluster's address to answer
@@ -135,7 +135,7 @@ async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> b
     return True
 
 
-def cluster_address(flags: PlacementFlags) -> str | None:
+def cluster_address(flags: ClusterFlags) -> str | None:
     """The cluster to join: --ray_address, else $RAY_ADDRESS; None: start one."""
     return flags.ray_address or os.environ.get("RAY_ADDRESS") or None
 
@@ -147,7 +147,7 @@ def this_machine() -> Node:
 
 
 def open_cluster(
-    flags: PlacementFlags, requests: Sequence[RoleRequest], device: str, log_to_driver: bool = False
+    flags: ClusterFlags, requests: Sequence[RoleRequest], device: str, log_to_driver: bool = False
 ) -> tuple[RayCluster, PlacementPlan]:
     """Join the cluster that the flags name, or start one on this machine; and plan the roles on it."""
     address = cluster_address(flags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import actor_world, estimator, kl_in_reward, loss_agg_mode, needs_reference, samples_per_step
 from openrl.config.shaping import part_weights
@@ -58,8 +58,8 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
         )
 
 
-@check(SFTConfig)
-def micro_batches_divide(config: SFTConfig, given: Given) -> Problems:
+@check(*SUPERVISED)
+def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     if batch % micro:
         yield Problem(
@@ -190,12 +190,12 @@ def attention_fits(config: PPOConfig, given: Given) -> Problems:
     yield from _attention(config)
 
 
-@check(SFTConfig)
-def supervised_attention_fits(config: SFTConfig, given: Given) -> Problems:
+@check(*SUPERVISED)
+def supervised_attention_fits(config: SupervisedConfig, given: Given) -> Problems:
     yield from _attention(config)
 
 
-def _attention(config: PPOConfig | SFTConfig) -> Problems:
+def _attention(config: PPOConfig | SupervisedConfig) -> Problems:
     name = config.model.attn_implementation or ""
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
         yield Problem(("attn_implementation", "param_dtype"), f"{name} knows no fp32", "--attn_implementation sdpa")
@@ -203,15 +203,15 @@ def _attention(config: PPOConfig | SFTConfig) -> Problems:
         yield Problem(("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa")
 
 
-@check(PPOConfig, SFTConfig)
-def one_length_of_warmup(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING)
+def one_length_of_warmup(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     flags = ("lr_warmup_steps", "lr_warmup_ratio")
     if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
         yield Problem(flags, "two lengths of one warm-up", "leave one out")
 
 
-@check(PPOConfig, SFTConfig)
-def optimizer_fits_its_engine(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING)
+def optimizer_fits_its_engine(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
         message = "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat shards of them"
         yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
@@ -220,8 +220,8 @@ def optimizer_fits_its_engine(config: PPOConfig | SFTConfig, given: Given) -> Pr
         yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
 
 
-@check(PPOConfig, SFTConfig)
-def bf16_moments_can_follow(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING)
+def bf16_moments_can_follow(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below 1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
         message = f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
@@ -231,8 +231,8 @@ def bf16_moments_can_follow(config: PPOConfig | SFTConfig, given: Given) -> Prob
 # -- data, evaluation, checkpoints ------------------------------------------------------------------------
 
 
-@check(PPOConfig, SFTConfig)
-def template_has_a_place(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING)
+def template_has_a_place(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     template = config.templates.input_template
     if template is None or template.endswith(JINJA_SUFFIXES):
         return
@@ -248,8 +248,8 @@ def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems
     yield from probability_problems("prompt_data", config.data.prompt_data, config.data.prompt_data_probs)
 
 
-@check(SFTConfig)
-def probabilities_match_dataset(config: SFTConfig, given: Given) -> Problems:
+@check(*SUPERVISED)
+def probabilities_match_dataset(config: SupervisedConfig, given: Given) -> Problems:
     yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
 
 
@@ -285,7 +285,7 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
         )
 
 
-@check(PPOConfig, SFTConfig)
-def resume_or_start_fresh(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING)
+def resume_or_start_fresh(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     if config.checkpoint.load_checkpoint and config.checkpoint.overwrite_ckpt:
         yield Problem(("load_checkpoint", "overwrite_ckpt"), "resume and start fresh contradict", "leave one out")

@@ -8,10 +8,13 @@ from typing import Any
 from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
 from openrl.config.data import (
     PLAIN_DIALOGUE,
+    AnswerDataFlags,
     OrderFlags,
+    PreferenceDataFlags,
     PromptDataFlags,
     PromptEvalFlags,
     SupervisedDataFlags,
+    SupervisedEvalFlags,
     TemplateFlags,
 )
 from openrl.config.inference import MergeFlags, RewardModelFlags, ServerFlags
@@ -22,12 +25,14 @@ from openrl.config.learning import (
     LearningRateFlags,
     OptimizerFlags,
     PackingFlags,
+    PairRewardFlags,
+    PreferenceFlags,
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
-from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, WeightFlags
+from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
 from openrl.config.reward import RewardFlags
-from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, SamplingFlags
+from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, RankFlags, SamplingFlags
 from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
@@ -68,23 +73,60 @@ class PPOConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SFTConfig:
-    """``python -m openrl.cli.train_sft``"""
+class SupervisedConfig:
+    """What the commands that train one model on given rows have in common; each brings its ``data`` and its loss."""
 
     model: ModelFlags = part(ModelFlags)
-    data: SupervisedDataFlags = part(SupervisedDataFlags)
-    templates: TemplateFlags = part(TemplateFlags, input_template=PLAIN_DIALOGUE)
+    data: AnswerDataFlags = part(AnswerDataFlags)
+    templates: TemplateFlags = part(TemplateFlags)
     order: OrderFlags = part(OrderFlags)
     device: DeviceFlags = part(DeviceFlags)
+    ranks: RankFlags = part(RankFlags)
     batch: SupervisedBatchFlags = part(SupervisedBatchFlags)
     packing: PackingFlags = part(PackingFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
-    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
+    learning_rate: LearningRateFlags = part(LearningRateFlags)
     optim: OptimizerFlags = part(OptimizerFlags)
-    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
+    evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags)
+    checkpoint: CheckpointFlags = part(CheckpointFlags)
     logging: LoggingFlags = part(LoggingFlags)
     debug: DebugFlags = part(DebugFlags)
     options: dict[str, Any] = chosen_options()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig(SupervisedConfig):
+    """``python -m openrl.cli.train_sft``"""
+
+    data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
+    templates: TemplateFlags = part(TemplateFlags, input_template=PLAIN_DIALOGUE)
+    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
+    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMConfig(SupervisedConfig):
+    """``python -m openrl.cli.train_rm``"""
+
+    head: ScalarHeadFlags = part(ScalarHeadFlags)
+    data: PreferenceDataFlags = part(PreferenceDataFlags)
+    reward_loss: PairRewardFlags = part(PairRewardFlags)
+    batch: SupervisedBatchFlags = part(SupervisedBatchFlags, max_epochs=1, micro_train_batch_size=1)
+    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=9e-6)
+    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_rm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPOConfig(SupervisedConfig):
+    """``python -m openrl.cli.train_dpo``"""
+
+    reference: ReferenceFlags = part(ReferenceFlags)
+    data: PreferenceDataFlags = part(PreferenceDataFlags)
+    preference: PreferenceFlags = part(PreferenceFlags)
+    batch: SupervisedBatchFlags = part(SupervisedBatchFlags, max_epochs=1)
+    learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=1e-5)
+    evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags, eval_split="test")
+    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_dpo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +152,13 @@ class MergeConfig:
     options: dict[str, Any] = chosen_options()
 
 
+SUPERVISED = (SFTConfig, RMConfig, DPOConfig)
+TRAINING = (PPOConfig, *SUPERVISED)
 COMMANDS: dict[str, type] = {
     "train_ppo_ray": PPOConfig,
     "train_sft": SFTConfig,
+    "train_rm": RMConfig,
+    "train_dpo": DPOConfig,
     "serve_rm": ServeConfig,
     "lora_combiner": MergeConfig,
 }

@@ -50,7 +50,9 @@ class PromptDataFlags:
 
 
 @group("Data")
-class SupervisedDataFlags:
+class AnswerDataFlags:
+    """Rows with given answers."""
+
     dataset: str = flag(REQUIRED, f"Training rows, {SOURCES}")
     dataset_probs: str | None = flag(
         None,
@@ -59,13 +61,28 @@ class SupervisedDataFlags:
     )
     dataset_split: str = flag("train", "Split used for --dataset; ignored for sources without splits.")
     max_samples: int = flag(1_000_000, "Use at most this many rows of the blended data.", bounds="> 0")
+    max_len: int = flag(
+        512,
+        "Tokens of a prompt with its answer; longer rows are cut on the right and get no false end-of-text token.",
+        bounds="> 0",
+    )
+
+
+@group("Data")
+class SupervisedDataFlags(AnswerDataFlags):
     input_key: str = flag(
         "input", "Column with the prompt: text or a list of chat messages. Dots reach into nested columns."
     )
     output_key: str | None = flag(None, "Column with the answer. None: the last message of the chat in --input_key.")
-    max_len: int = flag(
-        2048, "Tokens per row; longer rows are cut on the right and get no false end-of-text token.", bounds="> 0"
-    )
+    multiturn: bool = flag(False, "Rows hold whole dialogues: train on every assistant turn, not only the last.")
+    pretrain_mode: bool = flag(False, "Continued pre-training: rows are plain text, every token is learned.")
+
+
+@group("Data")
+class PreferenceDataFlags(AnswerDataFlags):
+    prompt_key: str | None = flag(None, "Column with the prompt. None: the columns of answers hold the whole dialogue.")
+    chosen_key: str = flag("chosen", "Column with the preferred answer; of rated answers, the only one.")
+    rejected_key: str = flag("rejected", "Column with the worse answer.")
 
 
 @group("Data")
@@ -132,3 +149,12 @@ class PromptEvalFlags:
     eval_max_samples: int | None = flag(
         None, "Use at most this many evaluation rows, the same ones each time. None: all.", bounds="> 0"
     )
+
+
+@group("Evaluation")
+class SupervisedEvalFlags:
+    eval_dataset: str | None = flag(
+        None, "Evaluation rows, comma separated; sources as for --dataset. None: no evaluation."
+    )
+    eval_split: str = flag("train", "Split of --eval_dataset.")
+    eval_steps: int = flag(-1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import DPOConfig, PPOConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.model import Dtype
 from openrl.config.placement import explicit_places
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
-from openrl.config.rollout import PlacementFlags, SamplingFlags
+from openrl.config.rollout import PlacementFlags, RankFlags, SamplingFlags
 from openrl.config.shaping import NormScope
 from openrl.errors import UserError
-from openrl.extension_points import advantage_estimators, policy_losses
+from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.registry import Entry
 
 COMPLETE_CHECKPOINTS = "step_*/manifest.json"
@@ -45,8 +45,32 @@ def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
 
 
 def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
-    """Optimizer steps of train_sft. The last one is filled up with rows of the next pass."""
+    """Optimizer steps of a supervised run. The last one is filled up with rows of the next pass."""
     return batch.max_steps if batch.max_steps > 0 else -(-batch.max_epochs * n_rows // batch.train_batch_size)
+
+
+def under_ray(flags: RankFlags) -> bool:
+    """Whether the ranks of a command with one model are Ray's workers."""
+    return flags.num_gpus_per_node is not None or flags.num_nodes > 1 or flags.ray_address is not None
+
+
+def preference_loss(config: DPOConfig) -> Entry[Any]:
+    """The chosen --loss."""
+    return preference_losses[config.preference.loss]
+
+
+def rated(config: DPOConfig) -> bool:
+    """Whether answers are rated one by one instead of compared in pairs."""
+    return "ratings" in preference_loss(config).needs
+
+
+def preference_reference(config: DPOConfig) -> str | None:
+    """The frozen model that log-probs are compared with; None if the loss needs none."""
+    options = config.options["loss"]
+    free = hasattr(options, "reference_free") and options.reference_free
+    if free or "reference" not in preference_loss(config).needs:
+        return None
+    return config.reference.ref_pretrain or config.model.pretrain
 
 
 def max_model_len(sampling: SamplingFlags) -> int:

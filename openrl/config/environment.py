@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, PPOConfig, SupervisedConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
-from openrl.config.derived import COMPLETE_CHECKPOINTS
+from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
 from openrl.config.reward_plan import split
 from openrl.flags.checks import Problem, check
 
@@ -42,8 +42,8 @@ def models_exist(config: PPOConfig, given: Given) -> Problems:
         yield from model_problems("reward_pretrain", name)
 
 
-@check(PPOConfig, SFTConfig, environment=True)
-def policy_exists(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING, environment=True)
+def policy_exists(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     own_tokenizer = config.model.tokenizer_path is None
     yield from model_problems(
         "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
@@ -83,9 +83,15 @@ def evaluation_prompts_exist(config: PPOConfig, given: Given) -> Problems:
     yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
 
 
-@check(SFTConfig, environment=True)
-def rows_exist(config: SFTConfig, given: Given) -> Problems:
+@check(*SUPERVISED, environment=True)
+def rows_exist(config: SupervisedConfig, given: Given) -> Problems:
     yield from data_problems("dataset", config.data.dataset)
+    yield from data_problems("eval_dataset", config.evaluation.eval_dataset)
+
+
+@check(DPOConfig, environment=True)
+def reference_exists(config: DPOConfig, given: Given) -> Problems:
+    yield from model_problems("ref_pretrain", config.reference.ref_pretrain)
 
 
 def data_problems(flag: str, names: str | None) -> Problems:
@@ -96,8 +102,8 @@ def data_problems(flag: str, names: str | None) -> Problems:
             yield Problem((flag,), f"no such file or directory: {name}", fix)
 
 
-@check(PPOConfig, SFTConfig, environment=True)
-def template_files_exist(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING, environment=True)
+def template_files_exist(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
         name = getattr(config.templates, flag)
         if name is not None and name.endswith(JINJA_SUFFIXES) and not Path(name).expanduser().is_file():
@@ -107,8 +113,8 @@ def template_files_exist(config: PPOConfig | SFTConfig, given: Given) -> Problem
 # -- what is written --------------------------------------------------------------------------------------
 
 
-@check(PPOConfig, SFTConfig, environment=True)
-def outputs_are_writable(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING, environment=True)
+def outputs_are_writable(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     yield from output_problems("save_path", config.checkpoint.save_path)
     yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
     yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
@@ -129,8 +135,8 @@ def output_problems(flag: str, name: str | None) -> Problems:
         yield Problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
 
 
-@check(PPOConfig, SFTConfig, environment=True)
-def checkpoints_are_not_in_the_way(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING, environment=True)
+def checkpoints_are_not_in_the_way(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
     if found and not flags.load_checkpoint and not flags.overwrite_ckpt:
@@ -148,13 +154,19 @@ def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
         yield from package_problems(("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}")
 
 
-@check(PPOConfig, SFTConfig, environment=True)
-def training_can_run(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*SUPERVISED, environment=True)
+def ranks_can_run(config: SupervisedConfig, given: Given) -> Problems:
+    if under_ray(config.ranks):
+        yield from package_problems(("num_gpus_per_node",), "ray", INSTALL)
+
+
+@check(*TRAINING, environment=True)
+def training_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     yield from package_problems((), "deepspeed", INSTALL)
 
 
-@check(PPOConfig, SFTConfig, environment=True)
-def trackers_can_run(config: PPOConfig | SFTConfig, given: Given) -> Problems:
+@check(*TRAINING, environment=True)
+def trackers_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     if config.logging.use_wandb:
         yield from package_problems(("use_wandb",), "wandb", "pip install wandb")
     if config.logging.use_tensorboard is not None:

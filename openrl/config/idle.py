@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, PPOConfig, RMConfig, SFTConfig
 from openrl.config.derived import (
     FLOORED_SCHEDULES,
     estimator,
@@ -14,8 +14,11 @@ from openrl.config.derived import (
     needs_critic,
     needs_reference,
     needs_reward_model,
+    preference_reference,
+    rated,
     reward_norm_scopes,
     source_kinds,
+    under_ray,
     whiten_advantages,
 )
 from openrl.flags.checks import Problem, check
@@ -214,28 +217,84 @@ IDLE = (
         lambda config: config.templates.apply_chat_template,
         "prompts are plain text without --apply_chat_template",
         "--apply_chat_template",
-        (PPOConfig, SFTConfig),
+        TRAINING,
     ),
     Idle(
         ("min_lr_ratio",),
         lambda config: config.optim.lr_scheduler in FLOORED_SCHEDULES,
         "the chosen --lr_scheduler has no floor",
         f"--lr_scheduler {FLOORED_SCHEDULES[0]}",
-        (PPOConfig, SFTConfig),
+        TRAINING,
     ),
     Idle(
         ("lr_warmup_ratio", "lr_warmup_steps"),
         lambda config: config.optim.lr_scheduler != "constant",
         "--lr_scheduler constant has no warm-up",
         "--lr_scheduler constant_with_warmup",
-        (PPOConfig, SFTConfig),
+        TRAINING,
     ),
     Idle(
         ("wandb_project",),
         lambda config: config.logging.use_wandb,
         "Weights & Biases is off",
         "--use_wandb",
-        (PPOConfig, SFTConfig),
+        TRAINING,
+    ),
+    Idle(
+        ("eval_split", "eval_steps"),
+        lambda config: config.evaluation.eval_dataset is not None,
+        "nothing is evaluated without --eval_dataset",
+        "--eval_dataset FILE",
+        SUPERVISED,
+    ),
+    Idle(
+        ("rpc_timeout", "placement_timeout"),
+        lambda config: under_ray(config.ranks),
+        "without --num_gpus_per_node there is no Ray",
+        "--num_gpus_per_node 1",
+        SUPERVISED,
+    ),
+    Idle(
+        ("local_rank",),
+        lambda config: not under_ray(config.ranks),
+        "under Ray no launcher counts ranks",
+        "leave --num_gpus_per_node out",
+        SUPERVISED,
+    ),
+    Idle(
+        ("input_template", "apply_chat_template"),
+        lambda config: not config.data.pretrain_mode,
+        "--pretrain_mode learns plain text as it is",
+        "leave --pretrain_mode out",
+        (SFTConfig,),
+    ),
+    Idle(
+        ("input_template",),
+        lambda config: not config.data.multiturn,
+        "--multiturn learns dialogues as they are",
+        "leave --multiturn out",
+        (SFTConfig,),
+    ),
+    Idle(
+        ("compute_fp32_loss",),
+        lambda config: config.model.param_dtype != "fp32",
+        "everything is in fp32",
+        "--param_dtype bf16",
+        (RMConfig,),
+    ),
+    Idle(
+        ("ref_pretrain",),
+        lambda config: preference_reference(config) is not None,
+        "the chosen --loss has no reference",
+        "--loss dpo",
+        (DPOConfig,),
+    ),
+    Idle(
+        ("nll_loss_coef", "rejected_key"),
+        lambda config: not rated(config),
+        "rated answers are neither chosen nor rejected",
+        "--loss dpo",
+        (DPOConfig,),
     ),
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from openrl.config.presets import PRESETS
-from openrl.extension_points import advantage_estimators, policy_losses
+from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.flags.schema import flag, group
 
 Scheduler = Literal[
@@ -34,8 +34,8 @@ class RolloutBatchFlags:
 
 @group("Batch")
 class SupervisedBatchFlags:
-    train_batch_size: int = flag(128, "Rows per optimizer step over all ranks.", bounds="> 0")
-    micro_train_batch_size: int = flag(8, "Rows per rank in one forward and backward pass.", bounds="> 0")
+    train_batch_size: int = flag(128, "Rows, or pairs, per optimizer step over all ranks.", bounds="> 0")
+    micro_train_batch_size: int = flag(8, "Rows, or pairs, per rank in one forward and backward pass.", bounds="> 0")
     max_epochs: int = flag(2, "Passes over the data.", bounds="> 0")
     max_steps: int = flag(
         -1, "Stop after this many optimizer steps; the schedule ends there too. -1: from epochs.", bounds="-1 or > 0"
@@ -47,6 +47,27 @@ class PackingFlags:
     packing_samples: bool = flag(
         False,
         "Run each micro-batch as one row without padding; attention never crosses samples. Needs layers of attention alone.",
+    )
+
+
+@group("Algorithm")
+class PairRewardFlags:
+    loss: Literal["sigmoid", "logexp"] = flag(
+        "sigmoid",
+        "Loss of a pair: -log sigmoid(chosen - rejected), or log(1 + exp(rejected - chosen)), the same by another formula.",
+    )
+    margin_loss: bool = flag(False, "Subtract the row's margin column inside the loss.")
+    compute_fp32_loss: bool = flag(False, "Compute rewards, from the scalar head on, in fp32.")
+
+
+@group("Algorithm")
+class PreferenceFlags:
+    loss: str = flag("dpo", "Preference loss.", registry=preference_losses, shorthands={"ipo": "ipo"})
+    beta: float = flag(
+        0.1, "Pull to the reference (orpo: weight of the odds ratio; simpo: scale of rewards).", bounds="> 0"
+    )
+    nll_loss_coef: float = flag(
+        0.0, "Adds this times the mean negative log-likelihood of chosen answers.", bounds=">= 0"
     )
 
 
@@ -66,7 +87,7 @@ class DeepSpeedFlags:
 
 @group("Optimizer")
 class LearningRateFlags:
-    """Given once per trained role, with its prefix: actor_, critic_, or none in train_sft."""
+    """Given once per trained role, with its prefix: actor_, critic_, or none where one model is trained."""
 
     learning_rate: float = flag(1e-6, "Peak learning rate.", bounds="> 0")
 

@@ -36,12 +36,20 @@ class ModelFlags(LoadFlags):
 
 
 @group("Other models")
-class OtherModelFlags:
+class ReferenceFlags:
     ref_pretrain: str | None = flag(None, "Frozen reference model. None: the original --pretrain, also on resume.")
+
+
+@group("Other models")
+class ScalarHeadFlags:
+    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward models.")
+
+
+@group("Other models")
+class OtherModelFlags(ReferenceFlags, ScalarHeadFlags):
     critic_pretrain: str | None = flag(
         None, "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain."
     )
     reward_pretrain: str | None = flag(
         None, "Reward models with a scalar head, as a Ray role; commas separate them, each is a source of rewards."
     )
-    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward models.")

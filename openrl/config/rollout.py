@@ -8,7 +8,22 @@ from openrl.flags.schema import flag, group
 
 
 @group("Placement")
-class PlacementFlags:
+class ClusterFlags:
+    ray_address: str | None = flag(
+        None, "Ray cluster to join. None: $RAY_ADDRESS, else one is started and stopped with the run."
+    )
+    rpc_timeout: int = flag(
+        3600,
+        "Seconds to wait for any answer of a worker; then the missing ones are named and the run stops.",
+        bounds="> 0",
+    )
+    placement_timeout: int = flag(
+        600, "Seconds to wait for the cluster to grant the placement; then an error says what is missing.", bounds="> 0"
+    )
+
+
+@group("Placement")
+class PlacementFlags(ClusterFlags):
     actor_num_nodes: int = flag(1, "Nodes of the actor group.", bounds="> 0")
     actor_num_gpus_per_node: int | None = flag(
         None,
@@ -32,17 +47,20 @@ class PlacementFlags:
         'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles that share numbers are colocated. '
         "A place is a GPU, counted through the nodes, or a worker slot.",
     )
-    ray_address: str | None = flag(
-        None, "Ray cluster to join. None: $RAY_ADDRESS, else one is started and stopped with the run."
-    )
-    rpc_timeout: int = flag(
-        3600,
-        "Seconds to wait for any answer of a worker; then the missing ones are named and the run stops.",
+
+
+@group("Placement")
+class RankFlags(ClusterFlags):
+    """Where the ranks of a command with one model are: in this process alone, under a launcher, or under Ray."""
+
+    num_nodes: int = flag(1, "Nodes of Ray that the ranks are spread over.", bounds="> 0")
+    num_gpus_per_node: int | None = flag(
+        None,
+        "Ranks on each node, as workers of Ray: GPUs, or worker slots on a CPU. None: one rank in this process, or those "
+        "that torchrun started, without Ray.",
         bounds="> 0",
     )
-    placement_timeout: int = flag(
-        600, "Seconds to wait for the cluster to grant the placement; then an error says what is missing.", bounds="> 0"
-    )
+    local_rank: int = flag(-1, "Set by launchers that give it on the command line. -1: $LOCAL_RANK.", bounds=">= -1")
 
 
 @group("Hybrid engine")

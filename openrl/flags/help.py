@@ -47,6 +47,7 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
         notes.insert(0, spec.bounds)
     if spec.alias:
         notes.append("also " + ", ".join(f"--{name}" for name in spec.alias))
+    notes += [f"--{name} for {value}" for name, value in spec.shorthands.items()]
     metavar = placeholder(spec.type)
     form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
     spellings = [f"--{spec.name}"] if metavar or spec.default is False else [f"--{spec.name}", f"--no_{spec.name}"]

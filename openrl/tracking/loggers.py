@@ -55,6 +55,18 @@ class JsonlTracker:
         self._writer.close()
 
 
+class NoTracker:
+    """Where another process logs the same numbers."""
+
+    name = "nowhere"
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 class TensorBoardTracker:
     name = "tensorboard"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -18,6 +18,9 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+"""``with stage("train") as tell: ...`` counts and shows the time spent inside; ``tell(done, total)`` how far it is."""
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,13 @@ SCHEMA_VERSION = 2
 
 
 class Checkpoints:
-    """The checkpoints of one run. With --overwrite_ckpt those of an earlier run go once the first new one is complete."""
+    """The checkpoints of one run. With --overwrite_ckpt those of an earlier run go once the first new one is complete.
 
-    def __init__(self, flags: CheckpointFlags) -> None:
-        self.directory, self.keep = Path(flags.ckpt_path), flags.max_ckpt_num
+    Where several processes run the same driver, one of them ``leads``; the others write only their engines' parts.
+    """
+
+    def __init__(self, flags: CheckpointFlags, leads: bool = True) -> None:
+        self.directory, self.keep, self.leads = Path(flags.ckpt_path), flags.max_ckpt_num, leads
         self._stale = self.complete() if flags.overwrite_ckpt else []
         self.start_from = next(reversed(self.complete()), None) if flags.load_checkpoint else None
 
@@ -39,10 +42,13 @@ class Checkpoints:
 
         If it raises, the checkpoints are as before; what it wrote goes with the next save.
         """
-        for left_over in self.directory.glob(".writing_*"):
-            shutil.rmtree(left_over)
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
+        if not self.leads:
+            await write(aside)
+            return final
+        for left_over in self.directory.glob(".writing_*"):
+            shutil.rmtree(left_over)
         aside.mkdir(parents=True)
         await write(aside)
         write_json(aside / "state.json", state)

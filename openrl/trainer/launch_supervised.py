@@ -1,36 +1,32 @@
-"""From a checked config to a finished supervised run, in this process."""
+"""From a checked config to a finished supervised run: train_sft, train_rm and train_dpo alike."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
-from openrl.cluster.group import LocalGroup
-from openrl.cluster.model_worker import ModelWorker
 from openrl.config import derived
-from openrl.config.commands import SFTConfig
-from openrl.data.supervised import SupervisedBuilder, SupervisedReport, SupervisedRow, SupervisedStream, load_supervised
+from openrl.config.commands import SupervisedConfig
 from openrl.data.tokenizer import policy_tokenizer
+from openrl.errors import UserError
 from openrl.models.device import Device, resolve_device
-from openrl.tracking.loggers import build_trackers, run_name
-from openrl.tracking.progress import Column, Progress
+from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
+from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.prepare import effective_flags, write_config
+from openrl.trainer.ranks import start_ranks
+from openrl.trainer.supervised_model import SupervisedModel
+from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised_trainer import SupervisedTrainer
 from openrl.training.build import ModelSpec
+from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
-from openrl.training.updates import SupervisedUpdate
-
-COLUMNS = (
-    Column("loss", "loss {:.3f}"),
-    Column("lr", "lr {:.1e}"),
-    Column("perf/samples_per_second", "{:.0f} samples/s"),
-)
 
 
 @dataclass(frozen=True)
@@ -39,78 +35,120 @@ class SupervisedInputs:
 
     device: Device
     tokenizer: PreTrainedTokenizerBase
-    rows: list[SupervisedRow]
-    reports: list[SupervisedReport]
+    task: Task
+    examples: Examples
     steps: int  # optimizer steps
+    launch: Launch | None  # this process among those of a launcher
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes and shows."""
+        return self.launch is None or self.launch.rank == 0
 
 
-def prepare_sft(config: SFTConfig) -> SupervisedInputs:
+def prepare(config: Any) -> SupervisedInputs:
     """Read tokenizer and data. Raises UserError for the first thing that does not fit."""
+    launch = Launch.from_environment(config.ranks.local_rank)
+    if launch is not None:
+        if derived.under_ray(config.ranks):
+            raise UserError(
+                "a launcher started this process as one of several ranks, and --num_gpus_per_node asks Ray for them",
+                "python -m without a launcher, or leave the flags of Ray out",
+            )
+        launch.take_own_gpu()
     device = resolve_device(config.device)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    builder = SupervisedBuilder(config.data, config.templates, tokenizer, workers=config.order.preprocess_num_workers)
-    rows, reports = load_supervised(config.data, builder, derived.data_seed(config))
-    return SupervisedInputs(device, tokenizer, rows, reports, derived.supervised_steps(config.batch, len(rows)))
+    task = task_of(config, tokenizer)
+    examples = load_examples(config, task)
+    steps = derived.supervised_steps(config.batch, len(examples.train))
+    return SupervisedInputs(device, tokenizer, task, examples, steps, launch)
 
 
-def describe_sft(config: SFTConfig, inputs: SupervisedInputs) -> str:
+def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
     """The text of --dry_run."""
-    lines = [report.line() for report in inputs.reports]
-    return "\n".join([*lines, f"{inputs.steps} optimizer steps of {config.batch.train_batch_size} rows"])
-
-
-async def train_sft(config: SFTConfig, inputs: SupervisedInputs) -> RunSummary:
-    """Train, save, report."""
-    console, run_dir, tokenizer = Console(), Path(config.checkpoint.save_path), inputs.tokenizer
-    console.print(describe_sft(config, inputs), highlight=False)
-    write_config(config, run_dir)
-    checkpoints, flags = Checkpoints(config.checkpoint), effective_flags(config)
-    name, done = run_name(config.logging, "sft"), max(step_of(checkpoints.start_from), 0)
-    model = LocalGroup.create("model", 1, ModelWorker, model_spec(config, inputs))
-    with Progress(
-        name, inputs.steps, COLUMNS, done=done, console=console, every=config.logging.logging_steps
-    ) as progress:
-        with progress.stage("start"):
-            await model.call("start")
-        trainer = SupervisedTrainer(
-            model,
-            SupervisedUpdate(),
-            SupervisedStream(
-                inputs.rows, tokenizer.pad_token_id, derived.data_seed(config), shuffle=config.order.shuffle
-            ),
-            inputs.steps,
-            tokenizer,
-            batch=config.batch,
-            checkpoint=config.checkpoint,
-            checkpoints=checkpoints,
-            guard=NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir),
-            trackers=build_trackers(
-                config.logging, run_dir, name=name, config=flags, keep_until=step_of(checkpoints.start_from)
-            ),
-            progress=progress,
-            flags=flags,
+    lines = [report.line() for report in inputs.examples.reports]
+    lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
+    if config.evaluation.eval_steps > 0:
+        epoch = len(inputs.examples.train) / config.batch.train_batch_size
+        lines[-1] += (
+            f", an evaluation every {config.evaluation.eval_steps} ({config.evaluation.eval_steps / epoch:.2f} epochs)"
         )
-        summary = await trainer.fit()
-    leave(run_dir, name, summary, console)
+    return "\n".join(lines)
+
+
+async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
+    """Train, save, report."""
+    run_dir, console, task = Path(config.checkpoint.save_path), Console(quiet=not inputs.leads), inputs.task
+    console.print(describe(config, inputs), highlight=False)
+    if inputs.leads:
+        write_config(config, run_dir)
+    checkpoints = Checkpoints(config.checkpoint, inputs.leads)
+    name, done = run_name(config.logging, task.name), max(step_of(checkpoints.start_from), 0)
+    columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
+    every = config.logging.logging_steps
+    spec = model_spec(config, task, inputs.device, inputs.steps)
+    with Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress:
+        async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
+            guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
+            pad_id = inputs.tokenizer.pad_token_id
+            model = SupervisedModel(group, task, pad_id, config.batch.micro_train_batch_size, guard)
+            examples = await start_model(model, spec, inputs.examples, progress.stage)
+            flags = effective_flags(config)
+            trainer = SupervisedTrainer(
+                model,
+                examples,
+                inputs.tokenizer,
+                config,
+                checkpoints=checkpoints,
+                trackers=trackers_of(config, inputs.leads, name, flags, step_of(checkpoints.start_from)),
+                progress=progress,
+                flags=flags,
+            )
+            summary = await trainer.fit()
+    if inputs.leads:
+        leave(run_dir, name, summary, console)
     return summary
 
 
-def model_spec(config: SFTConfig, inputs: SupervisedInputs) -> ModelSpec:
+async def start_model(model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage) -> Examples:
+    """Start the trained model; before it, where a loss needs one, the reference, for one pass over all examples."""
+    if model.task.reference is not None:
+        frozen = replace(spec, path=model.task.reference, optim=None)
+        with stage("reference") as tell:
+            known = await model.add_reference(frozen, [*examples.train, *examples.evaluation], tell)
+        count = len(examples.train)
+        examples = replace(examples, train=known[:count], evaluation=known[count:])
+    with stage("start"):
+        await model.group.call("start")
+    return examples
+
+
+def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int) -> ModelSpec:
     return ModelSpec(
-        kind="logprobs",
+        kind=task.kind,
         path=config.model.pretrain,
         model=config.model,
         deepspeed=config.deepspeed,
-        optim=OptimSpec.from_flags(config.learning_rate, config.optim, inputs.steps),
-        device=inputs.device,
+        optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
+        device=device,
         seed=config.debug.seed,
         packing=config.packing.packing_samples,
+        value_head=task.value_head,
+        fp32_head=task.fp32_head,
     )
+
+
+def trackers_of(config: SupervisedConfig, leads: bool, name: str, flags: dict[str, Any], keep_until: int) -> Trackers:
+    if not leads:
+        return Trackers(NoTracker())
+    run_dir = Path(config.checkpoint.save_path)
+    return build_trackers(config.logging, run_dir, name=name, config=flags, keep_until=keep_until)
 
 
 def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
     """What a run leaves for people: summary.json, loss.png, a table."""
     write_summary(run_dir / "summary.json", summary)
-    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "loss.png", title=name, value=("loss", "Training loss"))
+    curves = {"value": ("loss", "Training loss"), "evaluation": ("eval/loss", "Evaluation loss")}
+    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "loss.png", title=name, **curves)
     artefacts = {"model": run_dir, "metrics": run_dir / "metrics.jsonl", "learning curve": run_dir / "loss.png"}
     console.print(summary_table(summary, artefacts))

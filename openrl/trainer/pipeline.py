@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrl.algorithms.batching import collate, join_rows, plan_steps, split_rows
+from openrl.algorithms.batching import collate, plan_steps
 from openrl.algorithms.policy_losses import mark_tokens
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import CollectRequest
@@ -33,6 +33,7 @@ from openrl.config.run import DebugFlags
 from openrl.extension_points import policy_losses
 from openrl.rewards.combined import Weighing
 from openrl.tracking.metrics import Metric, merge_all
+from openrl.tracking.progress import Stage
 from openrl.trainer.collector import Collector, Judge, OnGroup, Replace, as_it_is, keep_all
 from openrl.trainer.credit import Credit
 from openrl.trainer.judging import ArrivalJudge
@@ -41,7 +42,8 @@ from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.reward_failures import FailureGuard
 from openrl.trainer.reward_models import RewardModels
-from openrl.trainer.roles import Roles, Stage
+from openrl.trainer.roles import Roles
+from openrl.trainer.rows import forward_rows, update_rows
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
@@ -149,10 +151,7 @@ class Pipeline:
 
     async def forward(self, group: WorkerGroup, batch: ExperienceBatch, model: int = 0) -> Tensor:
         """One forward-only pass of a role, or of one of its models, over all rows, spread over its ranks."""
-        split = split_rows(batch.lengths.tolist(), group.size, self.batch.micro_rollout_batch_size)
-        cut = zip(split.shards, split.micro_batches, strict=True)
-        work = [(batch.select(rows), micro, model) for rows, micro in cut]
-        return join_rows(split.shards, await group.scatter("forward", work), batch.token_ids.shape[1])
+        return await forward_rows(group, batch, self.batch.micro_rollout_batch_size, model)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Every optimizer step of this rollout, for policy and critic; for the critic alone while it warms up."""
@@ -169,11 +168,7 @@ class Pipeline:
         group = self._trained()[role]
         sizes, flags = (group.size, self.batch.train_batch_size, self.batch.micro_train_batch_size), self.batch
         plan = plan_steps(batch, *sizes, flags.max_epochs, self._generator(step))
-        work = [
-            (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of)
-            for rank, rows in enumerate(plan.shards)
-        ]
-        reports = await group.scatter("update", work)
+        reports = await update_rows(group, batch, plan, loss_of)
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))
         totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled

@@ -23,7 +23,7 @@ from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_metrics import rollout_metrics
-from openrl.trainer.totals import Totals
+from openrl.trainer.totals import Totals, due
 from openrl.types import Group
 
 
@@ -161,8 +161,3 @@ class RLTrainer:
 
     def summary(self) -> RunSummary:
         return self.totals.summary(self.step, self.progress.seconds_by_stage)
-
-
-def due(step: int, every: int, last: int) -> bool:
-    """Every N steps and after the last one; -1 is never."""
-    return every > 0 and (step % every == 0 or step == last)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,13 +20,11 @@ from openrl.config.placement import ENGINES
 from openrl.models.device import Device
 from openrl.rewards.build import bearer_token
 from openrl.rollout.engine import engine_spec
+from openrl.tracking.progress import Stage
 from openrl.trainer.prepare import check_batches
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
-
-Stage = Callable[[str], AbstractContextManager[Any]]
-"""``with stage("train"): ...`` counts and shows the time spent inside."""
 
 
 @dataclass(frozen=True)

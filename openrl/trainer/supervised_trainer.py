@@ -1,52 +1,53 @@
-"""The loop of supervised training over one worker group: a batch, an optimizer step, logs, checkpoints."""
+"""The loop of supervised training: a batch, an optimizer step, evaluation, logs, checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.algorithms.batching import plan_steps
-from openrl.cluster.group import WorkerGroup
-from openrl.config.learning import SupervisedBatchFlags
-from openrl.config.run import CheckpointFlags
+from openrl.config import derived
+from openrl.config.commands import SupervisedConfig
 from openrl.data.supervised import SupervisedStream
 from openrl.tracking.loggers import Trackers
-from openrl.tracking.metrics import merge_all, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
-from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.totals import Totals
-from openrl.training.engine import LossOf
-from openrl.types import ExperienceBatch
+from openrl.trainer.supervised_model import SupervisedModel
+from openrl.trainer.supervised_tasks import Examples
+from openrl.trainer.totals import Totals, due
 
 
 class SupervisedTrainer:
-    """``flags`` are the effective ones, kept beside each checkpoint. All collaborators come in ready."""
+    """All collaborators come in ready. ``flags`` are the effective ones, kept beside each checkpoint.
+
+    Under a launcher every rank runs one of these on equal data; ``checkpoints``, ``trackers`` and ``progress`` know
+    whether this is the one that writes and shows.
+    """
 
     def __init__(
         self,
-        model: WorkerGroup,
-        loss_of: LossOf,
-        stream: SupervisedStream,
-        total_steps: int,
+        model: SupervisedModel,
+        examples: Examples,
         tokenizer: PreTrainedTokenizerBase,
+        config: SupervisedConfig,
         *,
-        batch: SupervisedBatchFlags,
-        checkpoint: CheckpointFlags,
         checkpoints: Checkpoints,
-        guard: NonFiniteGuard,
         trackers: Trackers,
         progress: Progress,
         flags: Mapping[str, Any],
     ) -> None:
-        self.model, self.loss_of, self.stream, self.total_steps = model, loss_of, stream, total_steps
-        self.tokenizer, self.batch, self.checkpoint, self.checkpoints = tokenizer, batch, checkpoint, checkpoints
-        self.guard, self.trackers, self.progress, self.flags = guard, trackers, progress, flags
+        self.model, self.examples, self.tokenizer, self.flags = model, examples, tokenizer, flags
+        self.batch, self.checkpoint, self.evaluation = config.batch, config.checkpoint, config.evaluation
+        self.checkpoints, self.trackers, self.progress = checkpoints, trackers, progress
+        self.total_steps = progress.total
+        seed, shuffle = derived.data_seed(config), config.order.shuffle
+        self.stream = SupervisedStream(examples.train, model.pad_id, seed, shuffle=shuffle, collate=model.task.collate)
         self.step, self.totals = 0, Totals()
+        self.measured: dict[str, float] = {}  # by the last evaluation
 
     async def fit(self) -> RunSummary:
         if self.checkpoints.start_from:
@@ -58,32 +59,33 @@ class SupervisedTrainer:
         self.progress.lap()
         while self.step < self.total_steps:
             await self.train_step()
-            if self.checkpoint.save_steps > 0 and self.step % self.checkpoint.save_steps == 0:
-                with self.progress.stage("checkpoint"):
-                    await self.save()
         with self.progress.stage("export"):
             await self.export(Path(self.checkpoint.save_path))
         self.trackers.close()
-        return self.summary()
+        summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
+        return replace(summary, more=self.measured)
 
     async def train_step(self) -> None:
+        step = self.step + 1
         with self.progress.stage("train"):
             batch = self.stream.take(self.batch.train_batch_size)
-            values = await self._update(batch)
-        self.step += 1
-        values |= self.totals.add(len(batch), int(batch.loss_mask.sum()), self.progress.lap())
-        self.trackers.log(self.step, values)
-        self.progress.advance(self.step, values)
+            values = await self.model.update(batch, step)
+        self.step = step
+        values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), self.progress.lap())
+        values |= await self.periodic()
+        self.trackers.log(step, values)
+        self.progress.advance(step, values)
 
-    async def _update(self, batch: ExperienceBatch) -> dict[str, float]:
-        plan = plan_steps(batch, self.model.size, len(batch), self.batch.micro_train_batch_size)
-        work = [
-            (batch.select(rows), [ranks[rank] for ranks in plan.steps], self.loss_of)
-            for rank, rows in enumerate(plan.shards)
-        ]
-        reports = await self.model.scatter("update", work)
-        self.guard.check("model", self.step + 1, batch, plan, reports)
-        return to_floats(merge_all(report for rank in reports for report in rank))
+    async def periodic(self) -> dict[str, float]:
+        """Evaluation and checkpoint when they are due; returns the evaluation's figures."""
+        values: dict[str, float] = {}
+        if self.examples.evaluation and due(self.step, self.evaluation.eval_steps, self.total_steps):
+            with self.progress.stage("evaluation") as tell:
+                values = self.measured = await self.model.evaluate(self.examples.evaluation, tell)
+        if self.checkpoint.save_steps > 0 and self.step % self.checkpoint.save_steps == 0:
+            with self.progress.stage("checkpoint"):
+                await self.save()
+        return values
 
     # -- leaving and returning ------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class SupervisedTrainer:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
 
         async def write(directory: Path) -> None:
-            await self.model.call("save", str(directory / "model"))
+            await self.model.group.call("save", str(directory / "model"))
             if self.checkpoint.save_hf_ckpt:
                 await self.export(directory / "hf")
 
@@ -100,15 +102,13 @@ class SupervisedTrainer:
     async def restore(self, checkpoint: Path) -> None:
         """Go on where ``checkpoint`` stands: weights, optimizer, random state, data position."""
         state, flags = read_state(checkpoint)
-        await self.model.call("load", str(checkpoint / "model"))
+        await self.model.group.call("load", str(checkpoint / "model"))
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
         self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
 
     async def export(self, directory: Path) -> None:
         """The model as a Hugging Face directory, tokenizer included."""
-        await self.model.call("export", str(directory))
-        self.tokenizer.save_pretrained(directory)
-
-    def summary(self) -> RunSummary:
-        return self.totals.summary(self.step, self.progress.seconds_by_stage)
+        await self.model.export(directory, self.examples)
+        if self.checkpoints.leads:
+            self.tokenizer.save_pretrained(directory)

@@ -33,3 +33,8 @@ class Totals:
             eval_pass_before=self.eval_pass_before,
             eval_pass_after=self.eval_pass_after,
         )
+
+
+def due(step: int, every: int, last: int) -> bool:
+    """Every N steps and after the last one; -1 is never."""
+    return every > 0 and (step % every == 0 or step == last)

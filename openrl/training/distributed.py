@@ -4,10 +4,39 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process among those that a launcher such as torchrun started, by the environment it gives them."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    master_addr: str
+    master_port: int
+
+    @classmethod
+    def from_environment(cls, local_rank: int = -1) -> Launch | None:
+        """None where no launcher started this process. ``local_rank`` -1: $LOCAL_RANK."""
+        env = os.environ
+        if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
+            return None
+        own = local_rank if local_rank >= 0 else int(env.get("LOCAL_RANK", "0"))
+        return cls(int(env["RANK"]), int(env["WORLD_SIZE"]), own, env["MASTER_ADDR"], int(env["MASTER_PORT"]))
+
+    def take_own_gpu(self) -> None:
+        """Let this process see its own GPU alone, as number 0, as Ray does. Must run before CUDA is first asked."""
+        seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+        devices = seen.split(",") if seen else []
+        if not devices or self.local_rank < len(devices):  # else the launcher has shown it one alone
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices[self.local_rank] if devices else str(self.local_rank)
+        os.environ["LOCAL_RANK"] = "0"  # what DeepSpeed takes for the number of the device
 
 
 def init_distributed(rank: int, world_size: int, master_addr: str, master_port: int, device: str, timeout: int) -> None:
@@ -50,6 +79,8 @@ def close_distributed() -> None:
 def _tcp_store(rank: int, world_size: int, addr: str, port: int, timeout: timedelta) -> dist.TCPStore:
     """Torch's own listening socket is bound to every interface; this one is bound to ``addr``."""
     descriptor = None
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun's own store listens there already
+        return dist.TCPStore(addr, port, world_size, False, timeout)
     if rank == 0:
         listener = socket.create_server((addr, port), backlog=max(world_size, 128))
         descriptor = listener.detach()  # the store closes it

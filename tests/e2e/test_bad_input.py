@@ -15,7 +15,7 @@ import datasets
 import psutil
 import pytest
 
-from openrl.cli import train_ppo_ray, train_sft
+from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import CollectRequest, RolloutWorker
@@ -29,7 +29,7 @@ from openrl.types import Prompt, Sampling
 from tests.e2e.runs import make_task, ppo_flags, start
 from tests.tiny import tiny_tokenizer
 
-COMMANDS = {"train_ppo_ray": (PPOConfig, train_ppo_ray), "train_sft": (SFTConfig, train_sft)}
+COMMANDS = {"train_ppo_ray": (PPOConfig, train_ppo_ray), "train_sft": (SFTConfig, supervised)}
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ def line(spec: FlagSpec) -> str:
     owner = f"  only {spec.owner.flag} {' | '.join(spec.owner.names)}" if spec.owner else ""
     choices = f"  one of {', '.join(spec.registry.names())}" if spec.registry else ""
     alias = "".join(f"  also --{name}" for name in spec.alias)
+    alias += "".join(f"  --{name} for {value}" for name, value in spec.shorthands.items())
     bounds = f"  {spec.bounds}" if spec.bounds else ""
     return f"--{spec.name} {placeholder(spec.type) or 'SWITCH'} = {default}{bounds}{choices}{alias}{owner}"
 

@@ -1,13 +1,13 @@
 """Padded columns to one row of tokens and back, and the flag that asks for it."""
 
-from types import SimpleNamespace
-
 import torch
 
 from openrl.config.commands import SFTConfig
 from openrl.models.packing import arrange
 from openrl.trainer import launch_supervised
 from openrl.trainer.roles import model_spec, role_models
+from openrl.trainer.supervised_tasks import task_of
+from tests.tiny import tiny_tokenizer
 from tests.unit.test_config_checks import ppo, settle
 
 
@@ -36,5 +36,5 @@ def test_the_flag_reaches_every_model():
         assert {"actor", "critic", "reference"} <= roles.keys()
         assert all(model_spec(config, role, "cpu", 10).packing is packing for role in roles.values())
         config, _ = settle(SFTConfig, "--pretrain m --dataset d --output_key o" + more)
-        inputs = SimpleNamespace(device="cpu", steps=10)
-        assert launch_supervised.model_spec(config, inputs).packing is packing
+        task = task_of(config, tiny_tokenizer())
+        assert launch_supervised.model_spec(config, task, "cpu", 10).packing is packing

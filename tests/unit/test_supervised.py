@@ -58,7 +58,7 @@ def test_rows_without_room_for_an_answer_are_left_out_and_counted():
         "rows.jsonl: 1 examples, 5 tokens to learn; 1 cut at --max_len 6; "
         "1 of 2 left out, their prompt alone fills --max_len 6"
     )
-    with pytest.raises(UserError, match=r"every prompt of rows.jsonl fills --max_len 3"):
+    with pytest.raises(UserError, match=r"nothing is left to learn: rows.jsonl: 0 examples.* fills --max_len 3"):
         build([{"input": "123", "output": "4"}], max_len=3)
 
 

@@ -1,0 +1,33 @@
+"""What train_sft, train_rm and train_dpo share: they differ in their flags alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from openrl.cli.run import command
+from openrl.config.commands import SupervisedConfig
+
+
+def prepare(config: SupervisedConfig) -> Any:
+    """Read and check everything that can be wrong before anything is built."""
+    from openrl.trainer.launch_supervised import prepare  # imported after the flags are known to be right
+
+    return prepare(config)
+
+
+def run(config: SupervisedConfig, inputs: Any) -> None:
+    """Train; with --dry_run print the plan instead."""
+    import asyncio
+
+    from openrl.trainer.launch_supervised import describe, train
+
+    if config.debug.dry_run:
+        print(describe(config, inputs))
+    else:
+        asyncio.run(train(config, inputs))
+
+
+def supervised_command(config_type: type, *, prog: str, description: str, argv: Sequence[str] | None = None) -> int:
+    """The exit code of one of these commands; ``argv`` None: the words after the program's name."""
+    return command(config_type, prepare, run, prog=prog, description=description, argv=argv)

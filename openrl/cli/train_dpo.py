@@ -1,0 +1,11 @@
+"""``python -m openrl.cli.train_dpo``: learning from preferences without a reward model."""
+
+from __future__ import annotations
+
+import sys
+
+from openrl.cli.supervised import supervised_command
+from openrl.config.commands import DPOConfig
+
+if __name__ == "__main__":
+    sys.exit(supervised_command(DPOConfig, prog="train_dpo", description=__doc__ or ""))

@@ -1,0 +1,11 @@
+"""``python -m openrl.cli.train_rm``: a reward model from pairs of answers."""
+
+from __future__ import annotations
+
+import sys
+
+from openrl.cli.supervised import supervised_command
+from openrl.config.commands import RMConfig
+
+if __name__ == "__main__":
+    sys.exit(supervised_command(RMConfig, prog="train_rm", description=__doc__ or ""))

@@ -1,0 +1,52 @@
+"""The ranks that a launcher such as torchrun started: every process runs the same driver and hosts one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from openrl.cluster.group import WorkerContext, check_shards, maybe_await, raised_by
+from openrl.training.distributed import Launch, close_distributed, init_distributed
+
+
+class LauncherGroup:
+    """See ``RankGroup``. All drivers make the same calls in the same order, and each gets the answers of all ranks.
+
+    A call begins when every rank has arrived at it, and ends when every rank is done: what the first rank does to files
+    between two calls, the others see. How long a rank waits is bounded by the process group's timeout.
+    """
+
+    def __init__(self, role: str, launch: Launch, device: str, timeout: int, worker_class: type, *args: Any) -> None:
+        self.role, self.size, self.rank = role, launch.world_size, launch.rank
+        init_distributed(self.rank, self.size, launch.master_addr, launch.master_port, device, timeout)
+        address = launch.master_addr, launch.master_port
+        self._worker = worker_class(WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args)
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return await self._together(method, args, kwargs)
+
+    async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
+        check_shards(self.role, method, shards, self.size)
+        return await self._together(method, shards[self.rank], {})
+
+    async def close(self) -> None:
+        close_distributed()
+
+    async def _together(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Raises the error of the lowest rank that failed, on every rank."""
+        dist.barrier()
+        error: Exception | None = None
+        result = None
+        try:
+            result = await maybe_await(getattr(self._worker, method)(*args, **kwargs))
+        except Exception as raised:
+            raised.add_note(raised_by(self.role, self.rank, method))
+            error = raised
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, (result, error))
+        for _, failed in answers:
+            if failed is not None:
+                raise failed
+        return [answer for answer, _ in answers]

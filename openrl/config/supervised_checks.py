@@ -1,0 +1,42 @@
+"""Rules of the commands that train one model on given rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
+from openrl.config.derived import rated
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+
+@check(SFTConfig)
+def turns_come_from_the_chat_template(config: SFTConfig, given: Given) -> Problems:
+    data = config.data
+    if data.multiturn and data.pretrain_mode:
+        yield Problem(("multiturn", "pretrain_mode"), "plain text has no turns", "leave one out")
+    elif data.multiturn and not config.templates.apply_chat_template:
+        message = "the chat template says where a turn begins and ends"
+        yield Problem(("multiturn", "apply_chat_template"), message, "--apply_chat_template")
+
+
+@check(SFTConfig, DPOConfig)
+def evaluation_has_its_time(config: SFTConfig | DPOConfig, given: Given) -> Problems:
+    if config.evaluation.eval_dataset is not None and config.evaluation.eval_steps == -1:
+        flags = ("eval_dataset", "eval_steps")
+        yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
+
+
+@check(RMConfig)
+def margins_go_into_the_sigmoid(config: RMConfig, given: Given) -> Problems:
+    if config.reward_loss.margin_loss and config.reward_loss.loss != "sigmoid":
+        yield Problem(("margin_loss", "loss"), "logexp takes no margin", "--loss sigmoid")
+
+
+@check(DPOConfig)
+def rated_answers_have_prompts(config: DPOConfig, given: Given) -> Problems:
+    if rated(config) and config.data.prompt_key is None and not config.templates.apply_chat_template:
+        message = "rated answers are compared with answers to other prompts, so the prompt must be known"
+        yield Problem(("loss", "prompt_key"), message, "--prompt_key COLUMN, or chat lists with --apply_chat_template")

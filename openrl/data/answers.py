@@ -1,0 +1,253 @@
+"""Rows with given answers -> texts -> tokens with a mask on what is learned: what all supervised commands share.
+
+A text is tokenised once, as a whole; offsets into it say which tokens belong to the answer. A token that straddles the
+border is learned. The end-of-text token is learned only where the answer was not cut.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.data import AnswerDataFlags, TemplateFlags, probabilities
+from openrl.data.loading import RowSource, load_sources
+from openrl.data.order import blend
+from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
+from openrl.data.rows import BadRow, Message, require_column
+from openrl.data.shapes import binary_columns
+from openrl.data.templates import Templates
+from openrl.errors import UserError
+
+Example = TypeVar("Example")
+
+
+@dataclass(frozen=True)
+class SupervisedRow:
+    """``token_ids`` [L], ``loss_mask`` [L] True on tokens that are learned."""
+
+    token_ids: list[int]
+    loss_mask: list[bool]
+
+    @property
+    def rows(self) -> tuple[SupervisedRow, ...]:
+        """The rows of a batch that this example becomes."""
+        return (self,)
+
+
+@dataclass(frozen=True)
+class MarkedText:
+    """A row as text. ``spans``: half-open ranges of characters that are learned, in order. ``ends``: the end-of-text
+    token follows the last character, and is learned."""
+
+    text: str
+    spans: tuple[tuple[int, int], ...]
+    ends: bool = True
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What one row of the data became: its texts as tokens, and the number that came with them."""
+
+    rows: tuple[SupervisedRow, ...]
+    whole: bool  # none of them was cut
+    value: float
+
+
+@dataclass(frozen=True)
+class SupervisedReport:
+    """What became of the rows of one source."""
+
+    source: str
+    rows: int
+    cut: int  # lost the end of their answer
+    dropped: int  # the prompt alone fills --max_len: nothing left to learn
+    tokens: int  # trained in one pass
+    max_len: int
+    same: int = 0  # left out: chosen and rejected answer are the same tokens
+    noun: str = "examples"
+
+    def line(self) -> str:
+        text = f"{self.source}: {self.rows - self.dropped - self.same} {self.noun}, {self.tokens} tokens to learn"
+        if self.cut:
+            text += f"; {self.cut} cut at --max_len {self.max_len}"
+        if self.dropped:
+            text += f"; {self.dropped} of {self.rows} left out, their prompt alone fills --max_len {self.max_len}"
+        if self.same:
+            text += f"; {self.same} of {self.rows} left out, chosen and rejected answer are the same tokens"
+        return text
+
+
+class ExampleBuilder(ABC, Generic[Example]):
+    """Makes examples of rows by the column and template flags."""
+
+    noun = "examples"
+
+    def __init__(
+        self, flags: AnswerDataFlags, templates: TemplateFlags, tokenizer: PreTrainedTokenizerBase, workers: int = 1
+    ) -> None:
+        if not tokenizer.is_fast:
+            raise UserError(
+                "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer", "leave it out"
+            )
+        self.tokenizer, self.workers, self.max_len = tokenizer, workers, flags.max_len
+        self.templates = Templates(templates, tokenizer)
+
+    @abstractmethod
+    def columns(self) -> dict[str, str | None]:
+        """{flag: column} of what rows must have; None: not needed."""
+
+    @abstractmethod
+    def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
+        """The texts of a row, and a number that belongs to them. Raises BadRow."""
+
+    @abstractmethod
+    def examples(self, drafts: list[Draft]) -> list[Example]:
+        """One example for each draft of a source. Raises UserError where there can be none."""
+
+    def build(
+        self, sources: Sequence[RowSource], flag: str = "dataset"
+    ) -> tuple[list[list[Example]], list[SupervisedReport]]:
+        """The examples of each source, no longer than --max_len, and the account of what was cut or left out.
+
+        Raises UserError that names all bad rows, or a source of which nothing is left.
+        """
+        read = []
+        for source in sources:
+            for name, key in self.columns().items():
+                if key is not None:
+                    require_column(source.rows, key, name, source.name)
+            read.append(read_rows(source.rows.remove_columns(binary_columns(source.rows)), self.read, self.workers))
+        names = [source.name for source in sources]
+        refuse_bad_rows(flag, zip(names, (chunk.bad for chunk in read), strict=True))
+        reports = [self._report(name, chunk.items, flag) for name, chunk in zip(names, read, strict=True)]
+        return [self.examples([d for d in chunk.items if self._use(d)]) for chunk in read], reports
+
+    def read(self, rows: Numbered) -> Chunk[Draft]:
+        """A draft of each row, and the rows that cannot be used."""
+        chunk: Chunk[Draft] = Chunk()
+        read = []
+        for number, row in rows:
+            try:
+                read.append(self.texts(row))
+            except BadRow as reason:
+                chunk.bad.append((number, str(reason)))
+        done = iter(self._tokenise([text for texts, _ in read for text in texts]))
+        for texts, value in read:
+            pairs = [next(done) for _ in texts]
+            chunk.items.append(Draft(tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value))
+        return chunk
+
+    @staticmethod
+    def _fits(draft: Draft) -> bool:
+        return all(any(row.loss_mask) for row in draft.rows)
+
+    def _use(self, draft: Draft) -> bool:
+        return self._fits(draft) and not _equal(draft.rows)
+
+    def _report(self, source: str, drafts: list[Draft], flag: str) -> SupervisedReport:
+        kept = [draft for draft in drafts if self._use(draft)]
+        dropped = sum(not self._fits(draft) for draft in drafts)
+        cut, tokens = sum(not d.whole for d in kept), sum(sum(row.loss_mask) for d in kept for row in d.rows)
+        same = len(drafts) - len(kept) - dropped
+        report = SupervisedReport(source, len(drafts), cut, dropped, tokens, self.max_len, same, self.noun)
+        if not kept:
+            raise UserError(f"--{flag}: nothing is left to learn: {report.line()}", "a larger --max_len, or other rows")
+        return report
+
+    # -- texts ----------------------------------------------------------------------------------------
+
+    def answered(self, given: Any, answer: str) -> MarkedText:
+        """The prompt, text or chat list, and its answer. Raises BadRow."""
+        if self.templates.chat:
+            prompt, answer = self._chat_texts(self.templates.wrap_last_user(self.templates.dialogue(given)), answer)
+        else:
+            prompt = self.templates.prompt(given).text()
+        return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
+
+    def _chat_texts(self, messages: list[Message], answer: str) -> tuple[str, str]:
+        """The answer as the template writes it, without what follows the end-of-text token.
+
+        Some templates rewrite the prompt once there is an answer (they drop an opened <think>): then the answer is
+        taken as it is, so that training sees the prompt that sampling will see.
+        """
+        prompt = self.templates.render(messages, generate=True)
+        whole = self.templates.render([*messages, {"role": "assistant", "content": answer}], generate=False)
+        if not whole.startswith(prompt):
+            return prompt, answer
+        return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
+
+    def every_turn(self, given: Any) -> MarkedText:
+        """A dialogue of which all that the assistant says is learned, each turn with its end-of-text token.
+
+        Raises BadRow if the assistant says nothing, or if the template writes earlier turns differently once later ones
+        are there (some drop earlier thoughts): then no single text holds every turn as it was sampled.
+        """
+        messages = self.templates.dialogue(given)
+        whole = self.templates.render(messages, generate=False)
+        spans = [self._turn(messages, i, whole) for i, m in enumerate(messages) if m["role"] == "assistant"]
+        if not spans:
+            raise BadRow("nothing in the dialogue is said by the assistant")
+        end = spans[-1][1]
+        return MarkedText(whole[:end], tuple(spans), ends=not whole[:end].endswith(self.tokenizer.eos_token))
+
+    def _turn(self, messages: list[Message], i: int, whole: str) -> tuple[int, int]:
+        """Characters of message i in the whole dialogue, up to and with its end-of-text token."""
+        before = self.templates.render(messages[:i], generate=True)
+        after = self.templates.render(messages[: i + 1], generate=False)
+        if not (whole.startswith(after) and after.startswith(before)):
+            raise BadRow("the chat template rewrites earlier turns: split the dialogue, one row for each answer")
+        end = after.rfind(self.tokenizer.eos_token, len(before))
+        return len(before), len(after.rstrip()) if end < 0 else end + len(self.tokenizer.eos_token)
+
+    # -- tokens ---------------------------------------------------------------------------------------
+
+    def _tokenise(self, texts: list[MarkedText]) -> list[tuple[SupervisedRow, bool]]:
+        """Each text as a row of at most --max_len tokens, cut on the right, with whether all of it fits."""
+        if not texts:
+            return []
+        encoded = self.tokenizer([t.text for t in texts], add_special_tokens=False, return_offsets_mapping=True)
+        leading = self.templates.leading
+        rows = []
+        for text, ids, offsets in zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True):
+            end = [self.tokenizer.eos_token_id] if text.ends else []
+            token_ids = [*leading, *ids, *end]
+            mask = [*(False for _ in leading), *(_meets(o, text.spans) for o in offsets), *(True for _ in end)]
+            mask[0] = False  # nothing precedes it
+            row = SupervisedRow(token_ids[: self.max_len], mask[: self.max_len])
+            rows.append((row, len(token_ids) <= self.max_len))
+        return rows
+
+
+def _meets(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:
+    return any(token[1] > start and token[0] < end for start, end in spans)
+
+
+def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
+    """Whether two answers that are to be told apart are the same tokens."""
+    return len(rows) > 1 and all(row.token_ids == rows[0].token_ids for row in rows)
+
+
+def load_answers(
+    flags: AnswerDataFlags, builder: ExampleBuilder[Example], seed: int
+) -> tuple[list[Example], list[SupervisedReport]]:
+    """The examples of --dataset, one pass over the blend, unshuffled. Raises UserError for rows that cannot be used."""
+    shares = None if flags.dataset_probs is None else probabilities(flags.dataset_probs)
+    sources = load_sources(
+        flags.dataset, flags.dataset_split, flags.max_samples, flag="dataset", mixed=shares is not None
+    )
+    parts, reports = builder.build(sources)
+    return blend(parts, shares, seed, flags.max_samples), reports
+
+
+def load_held_out(
+    names: str | None, split: str, builder: ExampleBuilder[Example]
+) -> tuple[list[Example], list[SupervisedReport]]:
+    """The examples of --eval_dataset, one source after the other; none without any."""
+    if names is None:
+        return [], []
+    parts, reports = builder.build(load_sources(names, split, None, flag="eval_dataset"), "eval_dataset")
+    return [example for part in parts for example in part], reports

@@ -1,0 +1,177 @@
+"""Rows -> answers that somebody compared (chosen and rejected) or rated (good or bad), and their batches.
+
+An example is two rows of a batch that stay together: the chosen and the rejected answer to one prompt, or a rated
+answer and, for KTO's estimate of the KL divergence, another row's answer to the same prompt.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.data import PreferenceDataFlags, TemplateFlags
+from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
+from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of
+from openrl.data.supervised import collate
+from openrl.errors import UserError
+from openrl.types import PreferenceBatch
+
+MARGIN_KEY = "margin"
+RATINGS = {True: 1.0, "true": 1.0, "1": 1.0, False: 0.0, "false": 0.0, "0": 0.0}  # 1 and 1.0 equal True
+
+
+@dataclass(frozen=True)
+class PreferenceExample:
+    """Two rows that stay together; ``passed`` is 1 for a better answer, 0 for a worse one, NaN for KTO's second row."""
+
+    rows: tuple[SupervisedRow, SupervisedRow]
+    passed: tuple[float, float]
+    margin: float = 0.0
+    ref_logprobs: tuple[float, float] = (0.0, 0.0)  # of the answers, under the reference
+
+
+class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
+    """What pairs and rated answers share: where an answer and its prompt stand in a row."""
+
+    def __init__(
+        self, flags: PreferenceDataFlags, templates: TemplateFlags, tokenizer: PreTrainedTokenizerBase, workers: int = 1
+    ) -> None:
+        super().__init__(flags, templates, tokenizer, workers)
+        self.flags = flags
+
+    def answer(self, row: dict[str, Any], key: str) -> MarkedText:
+        """The answer in column ``key`` with its prompt: that of --prompt_key and, of a chat list, all before the last
+        message. Plain text without --prompt_key is an answer as a whole. Raises BadRow."""
+        answer = as_chat(value_of(row, key))
+        given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
+        if isinstance(answer, list):
+            dialogue = as_messages(answer)
+            if dialogue[-1]["role"] != "assistant":
+                raise BadRow(f"{key} does not end with a message of the assistant")
+            before = [] if given is None else as_messages(given)
+            return self.answered([*before, *dialogue[:-1]], as_text(dialogue[-1]["content"]))
+        if given is not None:
+            return self.answered(given, as_text(answer))
+        if self.templates.chat:
+            raise BadRow(f"{key} is text: give --prompt_key, or chat lists that end with the assistant")
+        return MarkedText(as_text(answer), ((0, len(answer)),))
+
+
+class PairBuilder(PreferenceBuilder):
+    """Pairs of a chosen and a rejected answer; ``margins``: each row also says by how much."""
+
+    noun = "pairs"
+    margins = False
+
+    def columns(self) -> dict[str, str | None]:
+        flags = self.flags
+        keys = {"prompt_key": flags.prompt_key, "chosen_key": flags.chosen_key, "rejected_key": flags.rejected_key}
+        return keys | ({"margin_loss": MARGIN_KEY} if self.margins else {})
+
+    def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
+        texts = self.answer(row, self.flags.chosen_key), self.answer(row, self.flags.rejected_key)
+        return texts, _number(value_of(row, MARGIN_KEY)) if self.margins else 0.0
+
+    def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
+        return [PreferenceExample((d.rows[0], d.rows[1]), (1.0, 0.0), d.value) for d in drafts]
+
+
+class MarginBuilder(PairBuilder):
+    margins = True
+
+
+class RatedBuilder(PreferenceBuilder):
+    """Single answers, in the column of chosen ones, that ``label_key`` calls good or bad."""
+
+    noun = "rated answers"
+
+    def __init__(
+        self,
+        flags: PreferenceDataFlags,
+        templates: TemplateFlags,
+        tokenizer: PreTrainedTokenizerBase,
+        workers: int = 1,
+        label_key: str = "label",
+    ) -> None:
+        super().__init__(flags, templates, tokenizer, workers)
+        self.label_key = label_key
+
+    def columns(self) -> dict[str, str | None]:
+        flags = self.flags
+        return {"prompt_key": flags.prompt_key, "chosen_key": flags.chosen_key, "label_key": self.label_key}
+
+    def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
+        given = column(row, self.label_key)
+        rating = RATINGS.get(given.lower() if isinstance(given, str) else given) if _plain(given) else None
+        if rating is None:
+            raise BadRow(f"{self.label_key} is neither true (1) nor false (0)")
+        return (self.answer(row, self.flags.chosen_key),), rating
+
+    def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
+        others = mismatched([d.rows[0] for d in drafts], self.max_len)
+        return [
+            PreferenceExample((d.rows[0], other), (d.value, math.nan)) for d, other in zip(drafts, others, strict=True)
+        ]
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str))
+
+
+def _number(value: Any) -> float:
+    """Raises BadRow."""
+    if isinstance(value, (int, float)) and math.isfinite(value):
+        return float(value)
+    raise BadRow(f"{MARGIN_KEY} is not a number")
+
+
+def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:
+    """Each row's prompt with the answer of another row that has another prompt, the same one in every pass.
+
+    Neighbours in the data often share a prompt, so the other row is the next one in a fixed shuffled order. Raises
+    UserError if all prompts are equal.
+    """
+    order = list(range(len(answers)))
+    random.Random(0).shuffle(order)
+    prompts = [tuple(row.token_ids[: row.loss_mask.index(True)]) for row in answers]
+    if len(set(prompts)) < 2:
+        raise UserError("--loss kto estimates a KL divergence from answers to other prompts, and all prompts are equal")
+    result: list[SupervisedRow] = [answers[0]] * len(answers)
+    for place, row in enumerate(order):
+        around = (order[(place + step) % len(order)] for step in range(1, len(order)))
+        other = answers[next(i for i in around if prompts[i] != prompts[row])]
+        tokens = other.token_ids[other.loss_mask.index(True) :]
+        ids = [*prompts[row], *tokens][:max_len]
+        result[row] = SupervisedRow(ids, [i >= len(prompts[row]) for i in range(len(ids))])
+    return result
+
+
+def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> PreferenceBatch:
+    """Rows 2i and 2i + 1 are example i; both have its ``group_ids``."""
+
+    def columns(pairs: list[tuple[float, float]]) -> Tensor:
+        return torch.tensor(pairs, dtype=torch.float32).flatten()
+
+    batch = collate([row for e in examples for row in e.rows], pad_id)
+    own = {name: getattr(batch, name) for name in vars(batch)}
+    own |= {"group_ids": batch.group_ids // 2, "passed": columns([e.passed for e in examples])}
+    return PreferenceBatch(
+        **own,
+        margins=columns([(e.margin, e.margin) for e in examples]),
+        ref_answers=columns([e.ref_logprobs for e in examples]),
+    )
+
+
+def with_reference(examples: Sequence[PreferenceExample], ref_answers: Tensor) -> list[PreferenceExample]:
+    """The examples with the reference's log-probs of their answers, (2 * examples,) as ``collate_preferences`` has rows."""
+    return [
+        replace(e, ref_logprobs=(float(first), float(second)))
+        for e, (first, second) in zip(examples, ref_answers.view(-1, 2).tolist(), strict=True)
+    ]

@@ -1,0 +1,39 @@
+"""Rows of a batch over the ranks of a group: a forward pass, an optimizer step, an evaluation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
+from openrl.cluster.group import RankGroup
+from openrl.tracking.metrics import Metric, merge_all
+from openrl.trainer.nonfinite import Reports
+from openrl.training.engine import LossOf
+from openrl.types import ExperienceBatch
+
+
+async def forward_rows(group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, *more: Any) -> Tensor:
+    """One forward-only pass over all rows: the model's column, (B, T) or (B,), in batch order. ``more`` are further
+    arguments of every worker's ``forward``."""
+    split = split_rows(batch.lengths.tolist(), group.size, micro_batch_size)
+    cut = zip(split.shards, split.micro_batches, strict=True)
+    work = [(batch.select(rows), micro, *more) for rows, micro in cut]
+    return join_rows(split.shards, await group.scatter("forward", work), batch.token_ids.shape[1])
+
+
+async def update_rows(group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> Reports:
+    """Every optimizer step of the plan; metrics by rank and step."""
+    work = [
+        (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of) for rank, rows in enumerate(plan.shards)
+    ]
+    return await group.scatter("update", work)
+
+
+async def evaluate_rows(
+    group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf
+) -> dict[str, Metric]:
+    """The metrics of a loss over all rows; ``plan`` has one step, which is not made."""
+    work = [(batch.select(rows), plan.steps[0][rank], loss_of) for rank, rows in enumerate(plan.shards)]
+    return merge_all(await group.scatter("evaluate", work))

@@ -1,0 +1,154 @@
+"""What distinguishes the supervised commands: one row each for train_sft, train_rm and train_dpo."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from openrl.algorithms.batching import TrainingPlan, plan_pairs, plan_steps
+from openrl.algorithms.supervised_losses import answer_logprobs, kto_reference_point
+from openrl.config import derived
+from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
+from openrl.data.answers import ExampleBuilder, SupervisedReport, load_answers, load_held_out
+from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
+from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.tracking.progress import Column
+from openrl.training.build import EngineKind
+from openrl.training.engine import LossOf
+from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
+from openrl.training.updates import SupervisedUpdate
+from openrl.types import ExperienceBatch, PreferenceBatch
+
+Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
+
+
+def plan_rows(batch: ExperienceBatch, dp_size: int, micro_batch_size: int) -> TrainingPlan:
+    """One optimizer step over all rows."""
+    return plan_steps(batch, dp_size, len(batch), micro_batch_size)
+
+
+async def as_it_is(batch: ExperienceBatch, forward: Forward) -> ExperienceBatch:
+    return batch
+
+
+def nothing(values: Any) -> dict[str, float]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Task:
+    """How one command reads rows, what it trains, and what it measures."""
+
+    name: str  # of runs: "sft"
+    kind: EngineKind
+    update: LossOf
+    builder: ExampleBuilder[Any]
+    columns: tuple[Column, ...]  # on display beside the loss
+    collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate
+    plan: Callable[[ExperienceBatch, int, int], TrainingPlan] = plan_rows
+    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is  # before each update or evaluation
+    reference: str | None = None  # frozen model whose log-probs of the answers are computed before training
+    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further figures
+    config_fields: Callable[[Tensor], dict[str, float]] | None = None  # for config.json, from rewards (B,)
+    value_head: str = "score"
+    fp32_head: bool = False
+
+
+def task_of(config: SupervisedConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
+    return TASKS[type(config)](config, tokenizer)
+
+
+def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
+    return Task(
+        name="sft",
+        kind="logprobs",
+        update=SupervisedUpdate(),
+        builder=SupervisedBuilder(**_reading(config, tokenizer)),
+        columns=(),
+        from_evaluation=lambda values: {"perplexity": math.exp(min(values["loss"], 700.0))},
+    )
+
+
+def rm_task(config: RMConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
+    loss = config.reward_loss
+    builder = MarginBuilder if loss.margin_loss else PairBuilder
+    return Task(
+        name="rm",
+        kind="rewards",
+        update=PairRewardUpdate(loss.loss, loss.margin_loss),
+        builder=builder(**_reading(config, tokenizer)),
+        columns=(Column("accuracy", "accuracy {:.3f}"),),
+        collate=collate_preferences,
+        plan=plan_pairs,
+        config_fields=mean_and_std,
+        value_head=config.head.value_head_prefix,
+        fp32_head=loss.compute_fp32_loss,
+    )
+
+
+def mean_and_std(rewards: Tensor) -> dict[str, float]:
+    """Under the names that --normalize_reward reads."""
+    return {"mean": float(rewards.double().mean()), "std": float(rewards.double().std())}
+
+
+def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
+    flags, options, rated = config.preference, config.options["loss"], derived.rated(config)
+    reading = _reading(config, tokenizer)
+    builder = RatedBuilder(**reading, label_key=options.label_key) if rated else PairBuilder(**reading)
+    return Task(
+        name="dpo",
+        kind="logprobs",
+        update=PreferenceUpdate(flags.loss, options, flags.beta, flags.nll_loss_coef),
+        builder=builder,
+        columns=(Column("accuracy", "accuracy {:.3f}"), Column("rewards/margin", "margin {:.3f}")),
+        collate=collate_preferences,
+        plan=plan_rows if rated else plan_pairs,
+        annotate=rated_with_kl if rated else as_it_is,
+        reference=derived.preference_reference(config),
+    )
+
+
+async def rated_with_kl(batch: PreferenceBatch, forward: Forward) -> PreferenceBatch:
+    """Rows (answer, answer to another prompt) -> the answers, with KTO's KL estimate over all of them.
+
+    The estimate is that of the policy as it stands before the step, over the whole step on all ranks.
+    """
+    answers, others = (batch.select(list(range(first, len(batch), 2))) for first in (0, 1))
+    assert others.ref_answers is not None
+    ratios = answer_logprobs(await forward(others), others.loss_mask) - others.ref_answers
+    return answers.replace(kl=kto_reference_point(ratios).expand(len(answers)).clone())
+
+
+def _reading(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """What every builder of examples is made of."""
+    workers = config.order.preprocess_num_workers
+    return {"flags": config.data, "templates": config.templates, "tokenizer": tokenizer, "workers": workers}
+
+
+TASKS: dict[type, Callable[[Any, PreTrainedTokenizerBase], Task]] = {
+    SFTConfig: sft_task,
+    RMConfig: rm_task,
+    DPOConfig: dpo_task,
+}
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a run learns from and is measured on."""
+
+    train: list[Any]
+    evaluation: list[Any]  # empty: no --eval_dataset
+    reports: list[SupervisedReport]
+
+
+def load_examples(config: SupervisedConfig, task: Task) -> Examples:
+    """Read and tokenise everything. Raises UserError for what does not fit."""
+    train, reports = load_answers(config.data, task.builder, derived.data_seed(config))
+    flags = config.evaluation
+    evaluation, more = load_held_out(flags.eval_dataset, flags.eval_split, task.builder)
+    return Examples(train, evaluation, [*reports, *more])
