@@ -108,7 +108,7 @@ class Recorder:
         return await self._group.scatter(method, shards)
 
     def work(self) -> TrainWork:
-        ((forward, micro_batches),) = self.latest["forward"]
+        ((forward, micro_batches),) = self.latest["columns"]
         ((update, plans, loss_of),) = self.latest["update"]
         return TrainWork(forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip)
 

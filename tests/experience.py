@@ -70,6 +70,8 @@ def engine_spec(
     gradient_checkpointing: bool = False,
     attention: str | None = None,
     packing: bool = False,
+    kl_top_k: int | None = None,
+    kl_reference: str | None = None,
 ) -> ModelSpec:
     deepspeed = DeepSpeedFlags(
         zero_stage=zero_stage,
@@ -78,7 +80,19 @@ def engine_spec(
         dist_timeout=60,
     )
     model = ModelFlags(pretrain=str(path), param_dtype=dtype, attn_implementation=attention)
-    return ModelSpec(kind, str(path), model, deepspeed, optim, "cpu", seed=0, temperature=temperature, packing=packing)
+    return ModelSpec(
+        kind,
+        str(path),
+        model,
+        deepspeed,
+        optim,
+        "cpu",
+        seed=0,
+        temperature=temperature,
+        packing=packing,
+        kl_top_k=kl_top_k,
+        kl_reference=kl_reference,
+    )
 
 
 def poison(engine: DeepSpeedEngine, name: str) -> None:

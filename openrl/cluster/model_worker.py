@@ -38,13 +38,12 @@ class ModelWorker:
         self.engine: TrainEngine = build_engine(spec or self.spec)
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
 
-    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], model: int = 0) -> Tensor:
-        """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32."""
-        return [self.engine, *self.others][model].forward(batch, micro_batches)
-
-    def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
-        """``forward``'s column as "column", and what else is asked for, each under its own name."""
-        return self.engine.columns(batch, micro_batches, *want)
+    def columns(
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], model: int = 0, *want: Want
+    ) -> dict[str, Tensor]:
+        """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32, as "column"; and what else
+        is asked for, each under its own name."""
+        return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
 
     def update(self, batch: ExperienceBatch, plans: list[StepPlan], loss_of: LossOf) -> list[dict[str, Metric]]:
         """One optimizer step per plan; the metrics of each on this rank."""

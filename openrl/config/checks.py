@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
-from openrl.config.derived import actor_world, estimator, kl_in_reward, loss_agg_mode, needs_reference, samples_per_step
+from openrl.config.derived import (
+    actor_world,
+    estimator,
+    kl_in_loss,
+    kl_in_reward,
+    loss_agg_mode,
+    loss_kl_estimator,
+    samples_per_step,
+)
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import policy_losses
@@ -147,7 +155,7 @@ def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> Problem
 
 @check(PPOConfig)
 def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
-    if config.kl.use_kl_loss and needs_reference(config) and config.kl.kl_estimator in ("k1", "kl"):
+    if kl_in_loss(config.kl) and loss_kl_estimator(config.kl) in ("k1", "kl"):
         yield Problem(
             ("use_kl_loss", "kl_estimator"),
             "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the policy is zero",
@@ -156,6 +164,13 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
+def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problems:
+    in_reward = kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
+    if in_reward and config.correction.skip_old_logprob == "always":
+        message = "the KL of whole distributions in the reward takes a pass of the policy before its update"
+        yield Problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
+
+
 def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     shaping, limit = config.shaping, config.sampling.generate_max_len
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:

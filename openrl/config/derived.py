@@ -96,7 +96,7 @@ def needs_critic(config: PPOConfig) -> bool:
 
 
 def needs_reference(config: PPOConfig) -> bool:
-    return kl_coef(config.kl) > 0
+    return kl_in_reward(config.kl) or kl_in_loss(config.kl) or config.kl.log_ref_kl
 
 
 def needs_reward_model(config: PPOConfig) -> bool:
@@ -149,16 +149,41 @@ def actor_world(placement: PlacementFlags, device: str) -> int | None:
     return placement.actor_num_nodes * per_node
 
 
+# -- the KL to the reference ----------------------------------------------------------------------------------
+
+
+def kl_in_reward(flags: KLFlags) -> bool:
+    return flags.init_kl_coef > 0 and (flags.add_token_level_kl or not flags.use_kl_loss)
+
+
+def kl_in_loss(flags: KLFlags) -> bool:
+    return flags.use_kl_loss and (flags.kl_loss_coef or flags.init_kl_coef) > 0
+
+
+def kl_controller_acts(flags: KLFlags) -> bool:
+    """Whether a term takes its coefficient from the controller, which starts at --init_kl_coef."""
+    return kl_in_reward(flags) or (kl_in_loss(flags) and flags.kl_loss_coef is None)
+
+
+def loss_kl_estimator(flags: KLFlags) -> str:
+    return flags.kl_loss_estimator or flags.kl_estimator
+
+
+def measured_kl_estimator(flags: KLFlags) -> str:
+    """What `actor/kl` shows: the reward's estimator, or the loss's where the KL is in the loss alone."""
+    only_in_loss = kl_in_loss(flags) and not kl_in_reward(flags)
+    return loss_kl_estimator(flags) if only_in_loss else flags.kl_estimator
+
+
+def full_kl_top_k(config: PPOConfig) -> int | None:
+    """--kl_full_topk where some estimator compares whole distributions, else None."""
+    flags = config.kl
+    used = {measured_kl_estimator(flags)} if needs_reference(config) else set()
+    used |= {loss_kl_estimator(flags)} if kl_in_loss(flags) else set()
+    return flags.kl_full_topk if "full" in used else None
+
+
 # -- what loss and estimator suggest ------------------------------------------------------------------------
-
-
-def kl_coef(flags: KLFlags) -> float:
-    """What the KL controller starts from."""
-    return flags.init_kl_coef if flags.kl_loss_coef is None else flags.kl_loss_coef
-
-
-def kl_in_reward(config: PPOConfig) -> bool:
-    return kl_coef(config.kl) > 0 and not config.kl.use_kl_loss
 
 
 OldLogprobs = Literal["forward", "update", "engine"]
@@ -174,7 +199,9 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
     if skip == "always":
         return "engine"
     corrects = config.correction.enable_vllm_is_correction or bool(config.correction.rollout_rs)
-    early = kl_in_reward(config) or corrects or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
+    early = (
+        kl_in_reward(config.kl) or corrects or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
+    )
     several = optimizer_steps_per_rollout(config.batch) > 1
     return "forward" if skip == "never" or early or several else "update"
 

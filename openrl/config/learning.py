@@ -168,18 +168,32 @@ class AlgorithmFlags:
 class KLFlags:
     init_kl_coef: float = flag(
         0.01,
-        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with --use_kl_loss. 0: no reference model.",
+        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with --use_kl_loss. 0: no reference "
+        "model, unless --kl_loss_coef or --log_ref_kl asks for one.",
         bounds=">= 0",
     )
     use_kl_loss: bool = flag(False, "Put the KL term in the loss instead of the reward.")
     kl_loss_coef: float | None = flag(
         None, "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.", bounds="> 0"
     )
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "kl", "mse", "low_var_kl"] = flag(
+    kl_estimator: Literal["k1", "k2", "k3", "abs", "full", "k1+", "k3+", "kl", "mse", "low_var_kl"] = flag(
         "k1",
-        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|; k1+ and k3+ have the gradient of k2; "
-        "kl is k1, mse k2, low_var_kl k3.",
+        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of the distributions; k1+ "
+        "and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
     )
+    kl_loss_estimator: Literal["k2", "k3", "abs", "full", "k1+", "k3+"] | None = flag(
+        None, "Estimator of the KL loss. None: --kl_estimator."
+    )
+    add_token_level_kl: bool = flag(
+        False, "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well."
+    )
+    kl_full_topk: int = flag(
+        128,
+        "What full looks at: the reference's K likeliest tokens and all others as one; 8 K bytes a token travel with the "
+        "rollout. 0: the whole vocabulary, by hidden states of the reference and a copy of its output head.",
+        bounds=">= 0",
+    )
+    log_ref_kl: bool = flag(False, "Load the reference and log the KL to it although no term uses it.")
     kl_target: float | None = flag(
         None, "KL that the adaptive controller steers to. None: the coefficient is fixed.", bounds="> 0"
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.algorithms.credit import CreditPlan, assign_credit
-from openrl.algorithms.kl import AdaptiveKL, FixedKL, kl_estimate
+from openrl.algorithms.kl import AdaptiveKL, FixedKL, reference_kl
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
-from openrl.config.derived import kl_coef
+from openrl.config.derived import kl_controller_acts, kl_in_reward
 from openrl.config.learning import KLFlags
 from openrl.tracking.metrics import Last, Mean, Metric
 from openrl.types import ExperienceBatch
@@ -21,15 +21,17 @@ class Credit:
         self.plan, self.flags = plan, flags
         self.running = RunningMoments()
         self.kl = (
-            FixedKL(kl_coef(flags))
+            FixedKL(flags.init_kl_coef)
             if flags.kl_target is None
-            else AdaptiveKL(kl_coef(flags), flags.kl_target, flags.kl_horizon)
+            else AdaptiveKL(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)
         )
 
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
-        coef = 0.0 if self.flags.use_kl_loss else self.kl.coef
+        coef = self.kl.coef if kl_in_reward(self.flags) else 0.0
         batch, shaping = assign_credit(batch, self.plan, coef, self.running)
-        metrics = credit_metrics(batch, self.plan.kl_estimator) | {"kl_coef": Last(self.kl.coef)}
+        metrics = credit_metrics(batch, self.plan.kl_estimator)
+        if kl_controller_acts(self.flags):
+            metrics["kl_coef"] = Last(self.kl.coef)
         return batch, metrics | {f"rollout/{name}": Last(value) for name, value in shaping.items()}
 
     def adapt(self, metrics: Mapping[str, Metric], n_samples: int) -> None:
@@ -51,6 +53,6 @@ def credit_metrics(batch: ExperienceBatch, kl_estimator: str) -> dict[str, Metri
     add("rollout/return", batch.returns)
     if batch.values is not None:
         add("critic/value", batch.values)
-    if batch.old_logprobs is not None and batch.ref_logprobs is not None:
-        add("actor/kl", kl_estimate(batch.old_logprobs, batch.ref_logprobs, kl_estimator))
+    if (kl := reference_kl(batch, kl_estimator)) is not None:
+        add("actor/kl", kl)
     return metrics

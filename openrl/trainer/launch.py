@@ -97,7 +97,7 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         whiten_advantages=derived.whiten_advantages(config),
         max_new_tokens=config.sampling.generate_max_len,
         whiten_std=not config.algorithm.no_advantage_std_norm,
-        kl_estimator=config.kl.kl_estimator,
+        kl_estimator=derived.measured_kl_estimator(config.kl),
     )
     s = config.sampling
     return Pipeline(

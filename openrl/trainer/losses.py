@@ -14,18 +14,20 @@ class Losses:
     actor: PolicyUpdate
     critic: ValueUpdate
     old_logprobs: derived.OldLogprobs
+    kl_loss_coef: float | None = None  # None: what the controller says
+    full_kl: bool = False  # some KL is of whole distributions
+    full_kl_before: bool = False  # and is needed before the update
 
     @classmethod
     def from_config(cls, config: PPOConfig) -> Losses:
         mode, norm_const = derived.loss_agg_mode(config), derived.loss_agg_norm_const(config)
         old_logprobs = derived.old_logprobs(config)
-        kl_in_loss = config.kl.use_kl_loss and derived.needs_reference(config)
         actor = PolicyUpdate(
             loss_type=config.algorithm.policy_loss_type,
             options=config.options["policy_loss_type"],
             agg_mode=mode,
             norm_const=norm_const,
-            kl_estimator=config.kl.kl_estimator if kl_in_loss else None,
+            kl_estimator=_kl_estimator(config),
             rl_coef=config.algorithm.rl_loss_coef,
             entropy_coef=config.algorithm.entropy_loss_coef,
             sft_coef=config.algorithm.sft_loss_coef,
@@ -33,8 +35,19 @@ class Losses:
             compares=old_logprobs != "forward",
         )
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
-        return cls(actor, critic, old_logprobs)
+        full_kl = derived.full_kl_top_k(config) is not None
+        coef = config.kl.kl_loss_coef if derived.kl_in_loss(config.kl) else 0.0
+        full_kl_before = derived.kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
+        return cls(actor, critic, old_logprobs, coef, full_kl, full_kl_before)
 
     def of(self, kl_coef: float) -> dict[str, PolicyUpdate | ValueUpdate]:
         """The loss of each trained role, with the KL coefficient now in force."""
-        return {"actor": replace(self.actor, kl_coef=kl_coef), "critic": self.critic}
+        coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
+        return {"actor": replace(self.actor, kl_coef=coef), "critic": self.critic}
+
+
+def _kl_estimator(config: PPOConfig) -> str | None:
+    """Of the KL that the update computes: as a term of the loss, or to log it; None without."""
+    if derived.kl_in_loss(config.kl):
+        return derived.loss_kl_estimator(config.kl)
+    return config.kl.kl_estimator if config.kl.log_ref_kl else None

@@ -6,7 +6,7 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
   |             rollout/engine        generate(token_ids, sampling) -> Completion
   |             rewards               Reward.score(group) -> [Score]
   |  collate    algorithms/batching   collate(groups, pad_id) -> ExperienceBatch
-  |  annotate   trainer/pipeline      policy, reference, critic: ModelWorker.forward
+  |  annotate   trainer/pipeline      policy, reference, critic: ModelWorker.columns
   |  credit     algorithms/credit     rewards -> advantages; around it trainer/mismatch: weights, rejected tokens
   |  update     algorithms/batching   plan_steps(...) -> StepPlan of each step and rank
   |             training/updates      forward -> policy loss -> step_loss -> backward, one optimizer step
@@ -31,6 +31,7 @@ from openrl.config.model import Dtype
 from openrl.config.reward import RewardFlags
 from openrl.config.run import DebugFlags
 from openrl.extension_points import policy_losses
+from openrl.models.outputs import Want
 from openrl.rewards.combined import Weighing
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.tracking.progress import Stage
@@ -43,7 +44,7 @@ from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.reward_failures import FailureGuard
 from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.roles import Roles
-from openrl.trainer.rows import forward_rows, update_rows
+from openrl.trainer.rows import columns_of_rows, forward_rows, update_rows
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
@@ -138,19 +139,29 @@ class Pipeline:
         return torch.Generator().manual_seed(self.debug.seed * 1_000_003 + step)
 
     async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
-        """Fill the columns that models compute: old and reference log-probs, values."""
-        wanted = {
-            "old_logprobs": self.roles.policy if self.losses.old_logprobs == "forward" else None,
-            "ref_logprobs": self.roles.reference,
-            "values": self.roles.critic,
-        }
-        present = {name: group for name, group in wanted.items() if group is not None}
-        columns = await all_or_first_error(self.forward(group, batch) for group in present.values())
-        batch = batch.replace(**dict(zip(present, columns, strict=True)))
+        """Fill the columns that models compute: of the reference and the critic, and of the policy before its update."""
+        policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
+        of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
+        models = [("ref_logprobs", self.roles.reference, of_reference), ("values", self.roles.critic, ())]
+        if not self.losses.full_kl_before:
+            models.append(("old_logprobs", policy, ()))
+        batch = await self._filled(batch, models)
+        if self.losses.full_kl_before:  # looks at the reference's columns
+            batch = await self._filled(batch, [("old_logprobs", policy, ("full_kl",))])
         return batch.replace(old_logprobs=batch.rollout_logprobs) if self.losses.old_logprobs == "engine" else batch
 
+    async def _filled(
+        self, batch: ExperienceBatch, models: list[tuple[str, WorkerGroup | None, tuple[Want, ...]]]
+    ) -> ExperienceBatch:
+        """The batch with the column of each model, by the name given, and what else is asked of it, side by side."""
+        present = [(name, group, want) for name, group, want in models if group is not None]
+        size = self.batch.micro_rollout_batch_size
+        found = await all_or_first_error(columns_of_rows(g, batch, size, 0, *want) for _, g, want in present)
+        columns = {name: more.pop("column") for (name, _, _), more in zip(present, found, strict=True)}
+        return batch.replace(**columns, **{name: column for more in found for name, column in more.items()})
+
     async def forward(self, group: WorkerGroup, batch: ExperienceBatch, model: int = 0) -> Tensor:
-        """One forward-only pass of a role, or of one of its models, over all rows, spread over its ranks."""
+        """The column of a role, or of one of its models."""
         return await forward_rows(group, batch, self.batch.micro_rollout_batch_size, model)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:

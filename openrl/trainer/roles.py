@@ -55,7 +55,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     table = {
         "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config)),
         "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim),
-        "reference": RoleModel("logprobs", others.ref_pretrain or policy),
+        "reference": RoleModel("logprobs", reference_path(config)),
     }
     if derived.needs_reward_model(config):
         first, *more = [source.address for source in derived.rewards(config).sources if source.kind == "model"]
@@ -78,7 +78,13 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         value_head=config.others.value_head_prefix,
         normalise=role.kind == "rewards" and config.reward.normalize_reward,
         packing=config.packing.packing_samples,
+        kl_top_k=derived.full_kl_top_k(config),
+        kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
     )
+
+
+def reference_path(config: PPOConfig) -> str:
+    return config.others.ref_pretrain or config.model.pretrain
 
 
 @asynccontextmanager

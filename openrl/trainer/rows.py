@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
 from openrl.cluster.group import RankGroup
+from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.trainer.nonfinite import Reports
 from openrl.training.engine import LossOf
 from openrl.types import ExperienceBatch
 
 
-async def forward_rows(group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, *more: Any) -> Tensor:
-    """One forward-only pass over all rows: the model's column, (B, T) or (B,), in batch order. ``more`` are further
-    arguments of every worker's ``forward``."""
+async def forward_rows(group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, model: int = 0) -> Tensor:
+    """One forward-only pass over all rows: the column of the group's model, (B, T) or (B,), in batch order."""
+    return (await columns_of_rows(group, batch, micro_batch_size, model))["column"]
+
+
+async def columns_of_rows(
+    group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, model: int, *want: Want
+) -> dict[str, Tensor]:
+    """``forward_rows``'s column as "column", and what else is asked for, each under its own name, (B, T, ...)."""
     split = split_rows(batch.lengths.tolist(), group.size, micro_batch_size)
     cut = zip(split.shards, split.micro_batches, strict=True)
-    work = [(batch.select(rows), micro, *more) for rows, micro in cut]
-    return join_rows(split.shards, await group.scatter("forward", work), batch.token_ids.shape[1])
+    parts = await group.scatter("columns", [(batch.select(rows), micro, model, *want) for rows, micro in cut])
+    width = batch.token_ids.shape[1]
+    return {name: join_rows(split.shards, [part[name] for part in parts], width) for name in parts[0]}
 
 
 async def update_rows(group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> Reports:

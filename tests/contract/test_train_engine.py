@@ -319,6 +319,50 @@ def test_the_policy_update_on_its_own_batch_has_ratio_one(checkpoint, batch):
     assert 0 < metrics["entropy"].value < math.log(66)
 
 
+def dense_kl(path, reference, batch, temperature, top_k):
+    """Row by row from the two models' own logits; tokens outside the reference's ``top_k`` likeliest as one."""
+    models = [AutoModelForCausalLM.from_pretrained(p) for p in (path, reference)]
+    column = torch.zeros(batch.token_ids.shape)
+    for row, length in enumerate(batch.lengths.tolist()):
+        ids = batch.token_ids[row : row + 1, :length]
+        with torch.no_grad():
+            p, q = ((m(input_ids=ids).logits[0, :-1].double() / temperature).softmax(-1) for m in models)
+        order = q.argsort(-1, descending=True)
+        p, q = p.gather(-1, order), q.gather(-1, order)
+        if top_k:
+            p, q = (torch.cat([x[:, :top_k], x[:, top_k:].sum(-1, keepdim=True)], -1) for x in (p, q))
+        column[row, 1:length] = (p * (p / q).log()).sum(-1).float()
+    return column
+
+
+@pytest.mark.parametrize(
+    ("stage", "top_k", "packing"), [(0, 5, False), (3, 5, True), (3, 0, False), (2, 0, True), (1, 5, True)]
+)
+def test_the_kl_of_whole_distributions(tmp_path, checkpoint, batch, stage, top_k, packing):
+    """Through a reference's engine and a policy's: the dense KL, before the update and in it, where it falls."""
+    policy_path, temperature = tiny_model_dir(tmp_path, seed=1, initializer_range=0.15), 0.7
+    common = {"zero_stage": stage, "temperature": temperature, "chunk_size": 5, "packing": packing, "kl_top_k": top_k}
+    reference = build_engine(engine_spec(checkpoint, **common))
+    optim = optim_spec(learning_rate=3e-3)
+    policy = build_engine(engine_spec(policy_path, **common, optim=optim, kl_reference=str(checkpoint)))
+
+    columns = reference.columns(batch, halves(batch), "reference")
+    torch.testing.assert_close(columns.pop("column"), plain_logprobs(checkpoint, batch, temperature), rtol=0, atol=1e-5)
+    assert columns.keys() == ({"ref_ids", "ref_support"} if top_k else {"ref_hidden"})
+    annotated = batch.replace(**columns)
+    expected = dense_kl(policy_path, checkpoint, batch, temperature, top_k)
+    found = policy.columns(annotated, halves(batch), "full_kl")["full_kl"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full", rl_coef=1.0)
+    still = annotated.replace(advantages=torch.zeros_like(batch.advantages))
+    plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
+    reports = [policy.train_step(still, plan, update) for _ in range(4)]
+    assert reports[0]["kl_loss"].value == pytest.approx(float(expected[batch.loss_mask].mean()), rel=1e-4)
+    kls = [report["kl"].value for report in reports]
+    assert kls == sorted(kls, reverse=True) and kls[-1] < 0.9 * kls[0]
+
+
 def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, batch):
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
     expected = shown(compare(engine.forward(batch, halves(batch)), batch))

@@ -39,6 +39,7 @@ SMALL = {
     "generate_max_len": 8,
     "max_steps": 2,
 }
+FULL_KL = {"kl_estimator": "full", "kl_full_topk": 5}
 REQUIRED = {"dro": {"dro_beta": 0.1}}  # options without a default
 
 
@@ -78,7 +79,7 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     task, first = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("first")
-    words = ppo_flags(task, first / "out", **(SMALL | {"advantage_estimator": "gae"}))
+    words = ppo_flags(task, first / "out", **(SMALL | FULL_KL | {"advantage_estimator": "gae"}))
     everything, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
     assert not problems
     with asyncio.Runner() as runner:
@@ -125,6 +126,23 @@ ONE_STEP = {"train_batch_size": 16, "use_kl_loss": True, "kl_estimator": "k3"}
 )
 def test_old_logprobs_from_the_update_the_engine_or_a_pass(bench, tmp_path, changes):
     check(bench(tmp_path, **changes))
+
+
+KL_TERMS = [
+    FULL_KL,
+    {"use_kl_loss": True, "kl_loss_estimator": "full", "kl_full_topk": 5, "kl_loss_coef": 0.5, "init_kl_coef": 0},
+    {"use_kl_loss": True, "kl_loss_estimator": "k3+", "add_token_level_kl": True},
+    {"log_ref_kl": True, "init_kl_coef": 0},
+]
+
+
+@pytest.mark.parametrize("changes", KL_TERMS)
+def test_terms_of_the_kl(bench, tmp_path, changes):
+    """It is 0 before the first update and grows with it, in the reward, in the loss, in both, and where it is only logged."""
+    steps = bench(tmp_path, train_batch_size=16, **changes)
+    check(steps)
+    assert 0 <= abs(steps[0]["actor/kl"]) < 1e-6 < abs(steps[1]["actor/kl"])
+    assert ("actor/kl_loss" in steps[1]) == changes.get("use_kl_loss", False)
 
 
 def test_rollout_correction_in_the_loss(bench, tmp_path):

@@ -71,10 +71,23 @@ def rank_of_two(rank, port, checkpoint, root):
             assert torch.equal(a, b), (stage, name)
     for case in OTHERS:
         learns_and_resumes(checkpoint, root / "-".join(map(str, case)), rank, *case)
+    trained, norm = towards_a_reference(checkpoint, 3, *TWO_RANKS["uneven"][rank], 2)
+    write(root / "kl", trained, norm)
     if rank == 1:  # its shard alone
         poison(resumed, "hf.model.layers.0.mlp.up_proj.weight")
     assert resumed.nonfinite_weights() == ["model.layers.0.mlp.up_proj.weight"]
     close_distributed()
+
+
+def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
+    """One step on the KL of whole distributions to another model, whose columns its own engine gives."""
+    batch = ragged_batch()
+    shard, plan = batch.select(rows), StepPlan(micro_batches, counts_of(batch, dp_size))
+    columns = build_engine(engine_spec(checkpoint.with_name("qwen3-tied-3"), zero_stage=stage, kl_top_k=4)).columns(shard, micro_batches, "reference")
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7))
+    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full")
+    report = engine.train_step(shard.replace(ref_logprobs=columns.pop("column"), **columns), plan, update)
+    return engine, report["grad_norm"].value
 
 
 OTHERS = [
@@ -108,7 +121,9 @@ def learns_and_resumes(checkpoint, directory, rank, optimizer, stage, dtype):
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+    folder = tmp_path_factory.mktemp("models")
+    tiny_model_dir(folder, seed=3)
+    return tiny_model_dir(folder)
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +175,11 @@ def test_one_rank(tmp_path, checkpoint, expected, stage, cut):
 def test_two_ranks(tmp_path, checkpoint, expected):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
+    (tmp_path / "kl").mkdir()
     torch.multiprocessing.spawn(rank_of_two, (port, checkpoint, tmp_path), nprocs=2)
+    (tmp_path / "one").mkdir()
+    write(tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1))
+    assert_same_training(tmp_path / "kl", tmp_path / "one", by_group=False)
     for stage in STAGES:
         for cut in TWO_RANKS:
             assert_same_training(tmp_path / f"{stage}-{cut}", expected, by_group=stage in (1, 2))

@@ -75,6 +75,8 @@ def test_sound_flags_have_no_problems(words):
          "--kl_estimator k2"),
         ("--use_kl_loss --kl_estimator kl --kl_loss_coef 0.1", "use_kl_loss, --kl_estimator",
          "whose expectation over the policy is zero", "--kl_estimator k2"),
+        ("--kl_estimator full --skip_old_logprob always", "skip_old_logprob, --kl_estimator",
+         "takes a pass of the policy", "--skip_old_logprob auto"),
         ("--lr_warmup_steps 10 --lr_warmup_ratio 0.1", "lr_warmup_steps, --lr_warmup_ratio",
          "two lengths of one warm-up", "leave one out"),
         ("--optimizer muon", "optimizer, --zero_stage", "flat shards", "--zero_stage 0"),
@@ -197,6 +199,12 @@ def test_sft_rules():
         "--kl_loss_coef 0.1",
         "--use_kl_loss --kl_estimator k2 --kl_loss_coef 0.1 --init_kl_coef 0.2",
         "--use_kl_loss --kl_estimator k2 --kl_loss_coef 0.1 --kl_target 0.2",
+        "--kl_full_topk 9",
+        "--log_ref_kl",
+        "--kl_loss_estimator k2",
+        "--add_token_level_kl",
+        "--use_kl_loss --kl_loss_estimator k2 --kl_loss_coef 0.1 --init_kl_coef 0 --add_token_level_kl",
+        "--use_kl_loss --kl_loss_estimator k2 --kl_estimator k3",
         "--loss_agg_norm_const 100",
         "--sft_pos_threshold 0.5",
         "--freezing_actor_steps 3",
@@ -353,11 +361,32 @@ def test_models_that_a_run_needs():
 
 
 def test_kl_is_in_the_reward_or_in_the_loss():
-    assert derived.kl_in_reward(ppo(GRPO))
-    assert not derived.kl_in_reward(ppo(GRPO + " --use_kl_loss --kl_estimator k2"))
-    assert not derived.kl_in_reward(ppo(GRPO + " --init_kl_coef 0"))
+    assert derived.kl_in_reward(ppo(GRPO).kl)
+    assert not derived.kl_in_reward(ppo(GRPO + " --use_kl_loss --kl_estimator k2").kl)
+    assert not derived.kl_in_reward(ppo(GRPO + " --init_kl_coef 0").kl)
     own = ppo(GRPO + " --use_kl_loss --kl_estimator k2 --kl_loss_coef 0.3")
-    assert not derived.kl_in_reward(own) and derived.needs_reference(own) and derived.kl_coef(own.kl) == 0.3
+    assert not derived.kl_in_reward(own.kl) and derived.needs_reference(own)
+
+
+@pytest.mark.parametrize(
+    ("words", "reward", "loss", "controller", "measured", "top_k"),
+    [
+        ("", True, False, True, "k1", None),
+        ("--kl_estimator full", True, False, True, "full", 128),
+        ("--use_kl_loss --kl_loss_estimator full --kl_full_topk 0", False, True, True, "full", 0),
+        ("--use_kl_loss --kl_loss_estimator k3 --kl_loss_coef 0.3 --init_kl_coef 0", False, True, False, "k3", None),
+        ("--use_kl_loss --kl_loss_estimator k2 --add_token_level_kl", True, True, True, "k1", None),
+        ("--use_kl_loss --kl_loss_estimator full --add_token_level_kl --kl_loss_coef 0.1", True, True, True, "k1", 128),
+        ("--log_ref_kl --init_kl_coef 0 --kl_estimator full --kl_full_topk 9", False, False, False, "full", 9),
+    ],
+)
+def test_terms_of_the_kl(words, reward, loss, controller, measured, top_k):
+    config = ppo(f"{GRPO} {words}")
+    assert derived.needs_reference(config)
+    assert (derived.kl_in_reward(config.kl), derived.kl_in_loss(config.kl)) == (reward, loss)
+    assert derived.kl_controller_acts(config.kl) == controller
+    assert derived.measured_kl_estimator(config.kl) == measured
+    assert derived.full_kl_top_k(config) == top_k
 
 
 def test_components_suggest_and_flags_decide(monkeypatch):
