@@ -171,6 +171,7 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problem
         yield Problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
 
 
+@check(PPOConfig)
 def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     shaping, limit = config.shaping, config.sampling.generate_max_len
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
@@ -184,7 +185,7 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
-    if config.shaping.whiten_rewards and not kl_in_reward(config):
+    if config.shaping.whiten_rewards and not kl_in_reward(config.kl):
         message = "with one reward at the end of an answer, every token before it gets -mean / std as its reward"
         yield Problem(("whiten_rewards",), message, "--reward_norm_mean batch --reward_norm_std batch", fatal=False)
 
