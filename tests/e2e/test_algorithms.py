@@ -26,6 +26,7 @@ from openrl.extension_points import advantage_estimators, policy_losses
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.tracking.aliases import ALIASES
+from openrl.trainer.checkpoints import SCHEMA_VERSION
 from openrl.trainer.launch import train
 from openrl.trainer.prepare import prepare
 from openrl.trainer.roles import Roles, start_roles
@@ -153,7 +154,40 @@ def test_rollout_correction_in_the_loss(bench, tmp_path):
     assert steps[1]["mismatch/rejected_sequences"] == 0
 
 
+def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
+    """All of one difficulty weigh 1 each, as without the flag; unequal ones do not."""
+    rows = [json.loads(line) for line in (bench.task / "prompts.jsonl").read_text().splitlines()]
+
+    def losses(name, **changes):
+        return [m["actor/policy_loss"] for m in bench(tmp_path / name, init_kl_coef=0, **changes)]
+
+    def with_levels(name, levels):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(row | {"level": x}) + "\n" for row, x in zip(rows, levels, strict=True)))
+        return losses(name, prompt_data=path, difficulty_loss_weight=True, difficulty_key="level")
+
+    equal, rising = with_levels("equal", [0.5] * len(rows)), with_levels("rising", [i / 40 for i in range(len(rows))])
+    assert equal == pytest.approx(losses("plain"), abs=1e-7)
+    assert abs(rising[0] - equal[0]) > 1e-4
+
+
 # -- runs of several steps -----------------------------------------------------------------------------------
+
+
+LAYOUTS = {
+    2: "pipeline.kl.coef pipeline.rewards.count pipeline.rewards.mean pipeline.rewards.squares pipeline.version step "
+    "stream.data stream.epoch stream.position stream.seed stream.shuffle stream.size totals.eval_pass_after "
+    "totals.eval_pass_before totals.samples totals.tokens"
+}
+"""What state.json holds, by schema version. When it changes, raise SCHEMA_VERSION and add the new layout here: an older
+checkpoint is to be refused, not half read."""
+
+
+def leaves(value: object, path: str = "") -> list[str]:
+    """Dotted names of what nested dicts hold."""
+    if not isinstance(value, dict):
+        return [path]
+    return [leaf for name, item in value.items() for leaf in leaves(item, f"{path}.{name}".lstrip("."))]
 
 
 def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
@@ -183,6 +217,7 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     ]
     assert states[0]["stream"]["epoch"] > 1 and all(s["totals"].pop("seconds") for s in states)
     assert states[0] == states[1]
+    assert sorted(leaves(states[0])) == LAYOUTS[SCHEMA_VERSION].split()
     expected, found = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "again"))
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 

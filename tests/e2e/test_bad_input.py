@@ -236,6 +236,18 @@ def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path)
     assert "all 1 prompts" in message and "try: --prompt_max_len 20" in message
 
 
+def test_difficulties_that_are_missing_or_no_shares(attempt, task, tmp_path):
+    levels = [0.5, 0, 1, 2, "hard", None, 0.25]
+    rows = [{"input": f"{i}=", "label": "x", "extra": {"level": level}} for i, level in enumerate(levels)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    data = {"prompt_data": tmp_path / "rows.jsonl", "difficulty_loss_weight": True}
+    message = attempt(ppo_flags(task, tmp_path / "out", **data))
+    assert "--difficulty_key" in message and "rows 0, 1, 2, 3: no column 'difficulty'" in message
+    message = attempt(ppo_flags(task, tmp_path / "out", **data, difficulty_key="extra.level"))
+    assert "row 3: 'extra.level' must be a number in [0, 1], found 2" in message
+    assert message.endswith("nothing was started\n")
+
+
 # -- rewards: the file -------------------------------------------------------------------------------------
 
 
