@@ -87,6 +87,20 @@ def test_gae_and_returns_by_hand():
     assert done.advantages[0, 1:].tolist() == pytest.approx([0.81, 0.9, 1])
 
 
+def test_gae_over_a_gap_of_environment_tokens():
+    """As without the gap; walking over it as real steps would give 0.361, 0.380 and 0.5."""
+    mask, values = torch.tensor([[0, 1, 1, 0, 0, 1]]).bool(), torch.full((1, 6), 0.5).double()
+    batch = outcome_batch([1], [0], tokens=5, loss_mask=mask, values=values)
+    advantages = credit(batch, "gae", GAEOptions(lambd=0.95), whiten_advantages=False).advantages
+    assert advantages.tolist() == [[0, pytest.approx(0.45125), pytest.approx(0.475), 0, 0, pytest.approx(0.5)]]
+
+
+def test_one_token_is_not_whitened():
+    mask = torch.tensor([[0, 0, 1, 0]]).bool()
+    batch = outcome_batch([3], [0], tokens=3, loss_mask=mask)
+    assert credit(batch, "reinforce", DiscountOptions(gamma=0)).advantages.tolist() == [[0, 0, 3, 0]]
+
+
 def test_environment_tokens_do_not_discount():
     mask = torch.tensor([[False, True, True, False, False, True]])
     rewards = torch.tensor([[0.0, 0, 0, 99, 99, 2]])

@@ -87,6 +87,20 @@ def test_adaptive_coefficient(kl, expected):
     assert controller.coef == pytest.approx(expected, abs=1e-9)
 
 
+@pytest.mark.parametrize(("kl", "expected"), [(0.2, 1.1), (0.05, 0.9)])
+def test_adaptive_coefficient_of_mindspeed(kl, expected):
+    controller = AdaptiveKL(1.0, target=0.1, horizon=100)
+    controller.update(kl, n_samples=50)
+    assert controller.coef == pytest.approx(expected)
+
+
+def test_mindspeed_figures():
+    logprobs, reference = torch.tensor([0.5, 1.0]), torch.tensor([1.0, 0.5])
+    expected = {"kl": [-0.5, 0.5], "abs": [0.5, 0.5], "mse": [0.125, 0.125], "low_var_kl": [0.14872, 0.10653]}
+    found = {name: kl_estimate(logprobs, reference, name).tolist() for name in expected}
+    assert found == {name: pytest.approx(values, abs=1e-5) for name, values in expected.items()}
+
+
 def test_controllers_resume():
     controller = AdaptiveKL(1.0, target=0.1, horizon=100)
     controller.update(0.2, 50)
