@@ -34,7 +34,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
         sources=[t.prompt.source for t in trajectories],
-        invalid_actions=torch.tensor([t.metrics.get("invalid_actions", 0.0) for t in trajectories]),
+        invalid_actions=_invalid_actions(trajectories),
         difficulty=_difficulty(trajectories),
         process_rewards=_process_rewards(scores, width),
         reward_parts=_reward_parts(scores),
@@ -55,6 +55,19 @@ def _difficulty(trajectories: list[Trajectory]) -> Tensor | None:
     """None if any prompt has none."""
     values = [t.prompt.difficulty for t in trajectories]
     return None if None in values else torch.tensor(values, dtype=torch.float32)
+
+
+def _invalid_actions(trajectories: list[Trajectory]) -> Tensor | None:
+    """Turns whose action could not be read: as the agent counts them, or for one turn as the reward's part
+    ``action_is_valid`` says. None if nobody says anything."""
+    counts = [t.metrics.get("invalid_actions", _invalid(t)) for t in trajectories]
+    return None if set(counts) <= {None} else torch.tensor([count or 0.0 for count in counts])
+
+
+def _invalid(trajectory: Trajectory) -> float | None:
+    parts = trajectory.score.parts if trajectory.score else {}
+    said = [value for name, value in parts.items() if name.rpartition("/")[2] == "action_is_valid"]
+    return None if not said else float(min(said) == 0)
 
 
 def _process_rewards(scores: list[Score], width: int) -> Tensor | None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from openrl.errors import UserError
 from openrl.types import Group, Trajectory
 
 
 def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
     """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave no verdict;
-    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score, 0 for one
-    whose reward failed and counts as 0.
-
-    Raises UserError if the reward has no such part.
+    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score or without
+    that part, 0 for one whose reward failed and counts as 0.
     """
     score = trajectory.score
     if score is None or trajectory.failed:
@@ -22,16 +19,11 @@ def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
         return score.reward if score.passed is None else score.passed
     if key == "reward":
         return score.reward
-    if key not in score.parts:
-        raise UserError(
-            f"--dynamic_filtering_key {key}: the reward of {trajectory.prompt.id} has no such part",
-            f"one of {', '.join(['score', 'reward', *score.parts])}",
-        )
-    return score.parts[key]
+    return score.parts.get(key)
 
 
 def group_mean(group: Group, key: str = "score") -> float | None:
-    """Mean of ``value_of`` over the scored trajectories; None if there are none."""
+    """Mean of ``value_of`` over the trajectories that have one; None if there are none."""
     values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
     return sum(values) / len(values) if values else None
 

@@ -26,6 +26,11 @@ def shape_rewards(batch: ExperienceBatch, flags: RewardShapingFlags, max_new_tok
     """(B,) rewards after the penalties, before the clip range."""
     rewards, lengths = batch.rewards, batch.response_lengths
     if flags.format_penalty:
+        if batch.invalid_actions is None:
+            raise UserError(
+                "--format_penalty: nothing says which answers could not be read",
+                "a reward that returns extra_logs with 'action_is_valid', 0 or 1 for each answer",
+            )
         rewards = rewards + flags.format_penalty * batch.invalid_actions
     if flags.len_reward_coef:
         low, high = flags.len_reward_range

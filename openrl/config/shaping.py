@@ -13,7 +13,10 @@ NormScope = Literal["none", "batch", "group", "datasource", "running"]
 @group("Reward shaping")
 class RewardShapingFlags:
     format_penalty: float = flag(
-        0.0, "Added to the reward once per turn whose action cannot be parsed; negative.", bounds="<= 0"
+        0.0,
+        "Added to the reward once per turn whose action cannot be read; with one turn the reward says so by "
+        "action_is_valid in its extra_logs.",
+        bounds="<= 0",
     )
     len_reward_coef: float = flag(
         0.0, "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long answers; 0: off."

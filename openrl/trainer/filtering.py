@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from openrl.algorithms.filtering import keep
+from openrl.algorithms.filtering import group_mean, keep
 from openrl.config.correction import DynamicFilteringFlags
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
@@ -23,13 +23,31 @@ class DynamicFilter:
         rounds = flags.dynamic_filtering_max_batches or math.inf
         self.flags, self.stream, self.wanted = flags, stream, wanted
         self.left = int(min(rounds * wanted, len(stream.prompts))) - wanted  # prompts that may still be tried
+        self.without_part: list[Group] | None = []  # all groups so far, until one has what is averaged
 
     def replace(self, group: Group) -> Prompt | None:
-        """The prompt to try instead; None if the group is accepted, or as many were tried as may be."""
+        """The prompt to try instead; None if the group is accepted, or as many were tried as may be.
+
+        Raises UserError if a whole batch of groups lacks what --dynamic_filtering_key names: it is misspelt.
+        """
+        self._look_for_part(group)
         if self.accepts(group) or self.left <= 0:
             return None
         self.left -= 1
         return self.stream.take(1)[0]
+
+    def _look_for_part(self, group: Group) -> None:
+        key = self.flags.dynamic_filtering_key
+        if self.without_part is None or group_mean(group, key) is not None:
+            self.without_part = None
+            return
+        self.without_part.append(group)
+        parts = {name for g in self.without_part for t in g.trajectories if t.score for name in t.score.parts}
+        if key not in ("score", "reward") and len(self.without_part) >= self.wanted:
+            raise UserError(
+                f"--dynamic_filtering_key {key}: no reward of {self.wanted} groups has such a part",
+                f"one of {', '.join(['score', 'reward', *sorted(parts)])}",
+            )
 
     def accepts(self, group: Group) -> bool:
         low, high = self.flags.dynamic_filtering_reward_range

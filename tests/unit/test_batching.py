@@ -64,6 +64,19 @@ def test_failed_and_unscored_trajectories_keep_their_rows():
     assert collate([unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0).members.tolist() == [False, True]
 
 
+def test_answers_that_could_not_be_read():
+    """One turn: by a part of the reward, of one source or of several."""
+    parts = [
+        {"action_is_valid": 1.0},
+        {"action_is_valid": 0.0},
+        {"a/action_is_valid": 1.0, "b/action_is_valid": 0.0},
+        {},
+    ]
+    rows = [trajectory([0, 1], 0.0, score={"parts": p}) for p in parts]
+    assert collate([Group(PROMPT, rows)], pad_id=0).invalid_actions.tolist() == [0, 1, 1, 0]
+    assert collate([Group(PROMPT, rows[3:])], pad_id=0).invalid_actions is None
+
+
 def test_steps_of_agents_become_columns():
     steps = [
         trajectory([0, 1, 1], 1.0, episode="a", step=0, state="s", score={"token_rewards": [0, 0.25, 0.75]}),

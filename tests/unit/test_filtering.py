@@ -35,6 +35,12 @@ def test_a_named_part_can_be_the_key():
     assert not keep(parts, 0, 1)
 
 
+def test_parts_may_differ_between_rows():
+    some = group(Score(0, parts={"format": 1.0}), Score(0, parts={"length": 0.5}), Score(0, parts={"format": 0.0}))
+    assert group_mean(some, "format") == 0.5 and group_mean(some, "colour") is None
+    assert not keep(some, 0, 1, "colour")
+
+
 def test_failed_samples_neither_save_nor_sink_a_group():
     assert keep(group(None, Score(1.0), Score(0.0)), 0, 1)
     assert not keep(group(None, Score(1.0)), 0, 1)

@@ -87,9 +87,10 @@ def test_no_group_accepted_is_an_empty_step():
     assert chosen.select(groups)[0] == []
 
 
-def test_an_unknown_part_of_the_reward_is_named():
-    with pytest.raises(UserError, match="--dynamic_filtering_key format"):
+def test_a_part_that_a_whole_batch_lacks_is_misspelt():
+    with pytest.raises(UserError, match="--dynamic_filtering_key format: no reward of 4 groups") as caught:
         run([1.0] * 10, wanted=4, dynamic_filtering_key="format")
+    assert caught.value.remedy == "one of score, reward"
 
 
 def test_rejected_rows_leave_the_loss_and_count_in_their_group():

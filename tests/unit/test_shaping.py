@@ -57,6 +57,11 @@ def test_running_moments_are_those_of_every_reward_so_far():
     assert scaled.tolist() == pytest.approx([0.375 / 0.51755, -0.625 / 0.51755], abs=1e-5)
 
 
+def test_a_format_penalty_that_nothing_can_cause_is_an_error():
+    with pytest.raises(UserError, match="--format_penalty: nothing says"):
+        credit(outcome_batch([1, 0], [0, 0]), "dr_grpo", format_penalty=-1.0)
+
+
 def test_asymmetric_clip():
     batch = outcome_batch([0.0] * 11 + [10.0], [0] * 12)
     scores = credit(
