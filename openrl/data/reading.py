@@ -40,17 +40,16 @@ def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
 
 
 def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
-    starts = range(0, len(rows), CHUNK)
+    pieces = [range(start, min(start + CHUNK, len(rows))) for start in range(0, len(rows), CHUNK)]
     if workers == 1 or len(rows) < PARALLEL_FROM:
-        yield from (read(numbered(rows, start)) for start in starts)
+        yield from (read(numbered(rows, piece)) for piece in pieces)
         return
     with ProcessPoolExecutor(workers, get_context("spawn"), _remember, (rows, read)) as pool:
-        yield from pool.map(_read_chunk, starts)
+        yield from pool.map(_read_piece, pieces)
 
 
-def numbered(rows: Dataset, start: int) -> Numbered:
-    """The chunk of rows that begins at ``start``."""
-    return list(enumerate(rows.select(range(start, min(start + CHUNK, len(rows)))), start))
+def numbered(rows: Dataset, piece: range) -> Numbered:
+    return list(zip(piece, rows.select(piece), strict=True))
 
 
 _job: tuple[Dataset, Read[Any]]  # of a worker process
@@ -62,9 +61,9 @@ def _remember(rows: Dataset, read: Read[Any]) -> None:
     _job = rows, read
 
 
-def _read_chunk(start: int) -> Chunk[Any]:
+def _read_piece(piece: range) -> Chunk[Any]:
     rows, read = _job
-    return read(numbered(rows, start))
+    return read(numbered(rows, piece))
 
 
 def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10) -> None:
