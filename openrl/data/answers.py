@@ -13,9 +13,9 @@ from typing import Any, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import AnswerDataFlags, TemplateFlags, probabilities
+from openrl.config.data import AnswerDataFlags, TemplateFlags
+from openrl.data.blend import Datasets, Report, load_blend
 from openrl.data.loading import RowSource, load_sources
-from openrl.data.order import blend
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import BadRow, Message, require_column
 from openrl.data.shapes import binary_columns
@@ -117,10 +117,11 @@ class ExampleBuilder(ABC, Generic[Example]):
         """
         read = []
         for source in sources:
+            rows = source.rows.remove_columns(binary_columns(source.rows))
             for name, key in self.columns().items():
                 if key is not None:
-                    require_column(source.rows, key, name, source.name)
-            read.append(read_rows(source.rows.remove_columns(binary_columns(source.rows)), self.read, self.workers))
+                    require_column(rows, key, name, source.name)
+            read.append(read_rows(rows, self.read, self.workers))
         names = [source.name for source in sources]
         refuse_bad_rows(flag, zip(names, (chunk.bad for chunk in read), strict=True))
         reports = [self._report(name, chunk.items, flag) for name, chunk in zip(names, read, strict=True)]
@@ -233,19 +234,15 @@ def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
 
 def load_answers(
     flags: AnswerDataFlags, builder: ExampleBuilder[Example], seed: int
-) -> tuple[list[Example], list[SupervisedReport]]:
+) -> tuple[list[Example], list[Report]]:
     """The examples of --dataset, one pass over the blend, unshuffled. Raises UserError for rows that cannot be used."""
-    shares = None if flags.dataset_probs is None else probabilities(flags.dataset_probs)
-    sources = load_sources(
-        flags.dataset, flags.dataset_split, flags.max_samples, flag="dataset", mixed=shares is not None
-    )
-    parts, reports = builder.build(sources)
-    return blend(parts, shares, seed, flags.max_samples), reports
+    datasets = Datasets(flags.dataset, flags.dataset_split, flags.dataset_probs, flags.max_samples, flag="dataset")
+    return load_blend(datasets, builder.build, seed)
 
 
 def load_held_out(
     names: str | None, split: str, builder: ExampleBuilder[Example]
-) -> tuple[list[Example], list[SupervisedReport]]:
+) -> tuple[list[Example], Sequence[Report]]:
     """The examples of --eval_dataset, one source after the other; none without any."""
     if names is None:
         return [], []

@@ -9,20 +9,10 @@ import hashlib
 import random
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
 
 from openrl.errors import UserError
 
-T = TypeVar("T")
 OrderState = dict[str, int | str | bool]
-
-
-def blend(parts: Sequence[Sequence[T]], probabilities: Sequence[float] | None, seed: int, limit: int) -> list[T]:
-    """The rows of one pass over several sources, at most ``limit``: one source after the other, or drawn."""
-    if probabilities is None:
-        return [row for part in parts for row in part][:limit]
-    draws = drawn(probabilities, seed)
-    return [parts[source][row] for source, row in interleave([len(part) for part in parts], draws, limit)]
 
 
 def drawn(probabilities: Sequence[float], seed: int) -> Iterator[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags, probabilities
+from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
+from openrl.data.blend import Datasets, Report, load_blend
 from openrl.data.loading import RowSource, load_sources
-from openrl.data.order import OrderState, SeededOrder, blend, fingerprint
+from openrl.data.order import OrderState, SeededOrder, fingerprint
 from openrl.data.overflow import KEEP, shorten
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, BadRow, column, value_of
@@ -19,12 +20,6 @@ from openrl.data.shapes import Columns, binary_columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
 from openrl.types import Prompt
-
-
-class Report(Protocol):
-    """What became of the rows of a source, for people."""
-
-    def line(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -48,38 +43,13 @@ class PromptReport:
         return "; ".join([text, *self.notes])
 
 
-@dataclass(frozen=True)
-class BlendReport:
-    """What one pass over several sources is made of."""
-
-    parts: tuple[tuple[str, int, int], ...]  # (source, draws in one pass, rows)
-
-    def line(self) -> str:
-        total = sum(draws for _, draws, _ in self.parts)
-        shares = (f"{draws} from {name} ({rows} rows, {draws / total:.0%})" for name, draws, rows in self.parts)
-        return f"one pass: {total} rows, {', '.join(shares)}"
-
-
 def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[Report]]:
-    """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of each source.
-
-    With --prompt_data_probs a prompt of a small source may stand in it several times.
-    """
+    """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of each source."""
     flags = builder.flags
-    shares = None if flags.prompt_data_probs is None else probabilities(flags.prompt_data_probs)
-    sources = load_sources(
-        flags.prompt_data, flags.prompt_split, flags.max_samples, flag="prompt_data", mixed=shares is not None
+    datasets = Datasets(
+        flags.prompt_data, flags.prompt_split, flags.prompt_data_probs, flags.max_samples, flag="prompt_data"
     )
-    parts, reports = builder.build(sources, flag="prompt_data", kind="train")
-    prompts = blend(parts, shares, seed, flags.max_samples)
-    if shares is not None:
-        drawn = {id(prompt): number for number, part in enumerate(parts) for prompt in part}
-        counts = [0] * len(parts)
-        for prompt in prompts:
-            counts[drawn[id(prompt)]] += 1
-        names = (source.name for source in sources)
-        reports.append(BlendReport(tuple(zip(names, counts, map(len, parts), strict=True))))
-    return prompts, reports
+    return load_blend(datasets, partial(builder.build, flag="prompt_data", kind="train"), seed)
 
 
 def load_eval_prompts(builder: PromptBuilder, evaluation: PromptEvalFlags) -> tuple[list[Prompt], list[Report]]:

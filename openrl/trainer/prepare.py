@@ -14,8 +14,9 @@ from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
+from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
-from openrl.data.prompts import PromptBuilder, Report, load_eval_prompts, load_prompts
+from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered, UserError
 from openrl.files import write_atomically

@@ -14,7 +14,8 @@ from openrl.algorithms.batching import TrainingPlan, plan_pairs, plan_steps
 from openrl.algorithms.supervised_losses import answer_logprobs, kto_reference_point
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
-from openrl.data.answers import ExampleBuilder, SupervisedReport, load_answers, load_held_out
+from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
+from openrl.data.blend import Report
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate
 from openrl.tracking.progress import Column
@@ -143,7 +144,7 @@ class Examples:
 
     train: list[Any]
     evaluation: list[Any]  # empty: no --eval_dataset
-    reports: list[SupervisedReport]
+    reports: list[Report]
 
 
 def load_examples(config: SupervisedConfig, task: Task) -> Examples:

@@ -18,13 +18,16 @@ from tests.tiny import tiny_model_dir
 def make_flags(tmp_path, out):
     model = tiny_model_dir(tmp_path)
     rows = [{"input": f"{a}+{b}=", "output": str(a + b)} for a in range(10) for b in range(10)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
-    return f"""--pretrain {model} --dataset {tmp_path}/rows.jsonl --output_key output --input_template None --max_len 32
+    for name, of_source in (("rows", rows), ("more", rows[:20])):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in of_source))
+    return f"""--pretrain {model} --dataset {tmp_path}/rows.jsonl,{tmp_path}/more.jsonl --dataset_probs 0.7,0.3
+        --output_key output --input_template None --max_len 32
         --max_steps 6 --train_batch_size 32 --micro_train_batch_size 16 --learning_rate 3e-3 --param_dtype fp32
         --device cpu --zero_stage 1 --save_steps 3 --save_path {out} --ckpt_path {out}/checkpoints""".split()
 
 
 def test_resume_equals_the_uninterrupted_run(tmp_path):
+    """In the middle of a pass over a blend of two sources; with other rows it is refused."""
     out = tmp_path / "out"
     flags = make_flags(tmp_path, out)
     run("train_sft", flags)
@@ -38,6 +41,11 @@ def test_resume_equals_the_uninterrupted_run(tmp_path):
     again = load_file(out / "model.safetensors")
     assert all(torch.equal(whole[name], again[name]) for name in whole)
     assert [m["loss"] for m in metrics(out)] == losses
+
+    rows = (tmp_path / "rows.jsonl").read_text()
+    (tmp_path / "rows.jsonl").write_text(rows.replace('"output": "5"', '"output": "6"'))
+    refused = run("train_sft", [*flags, "--load_checkpoint"], code=1)
+    assert "cannot resume the data order: the checkpoint has as many rows, but others" in refused
 
     run("train_sft", [*make_flags(tmp_path, tmp_path / "packed"), "--packing_samples"])
     assert [m["loss"] for m in metrics(tmp_path / "packed")] == pytest.approx(losses, rel=1e-4)

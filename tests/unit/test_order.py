@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, interleave_datasets
 
-from openrl.data.order import SeededOrder, blend, drawn, fingerprint, interleave
+from openrl.data.order import SeededOrder, drawn, fingerprint, interleave
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
 from openrl.types import Prompt
@@ -50,16 +50,19 @@ def test_a_blend_by_hand():
     assert interleave((3, 2), iter(draws), 4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
 
+def blended(parts, shares, seed, limit=EVERYTHING):
+    return [parts[s][r] for s, r in interleave([len(part) for part in parts], drawn(shares, seed), limit)]
+
+
 def test_blends_keep_the_shares_and_leave_no_row_out():
     parts = [[("a", i) for i in range(300)], [("b", i) for i in range(10)]]
-    rows = blend(parts, (0.75, 0.25), seed=3, limit=EVERYTHING)
+    rows = blended(parts, (0.75, 0.25), seed=3)
     assert set(rows) == {*parts[0], *parts[1]}
     share = Counter(name for name, _ in rows)["b"] / len(rows)
     assert share == pytest.approx(0.25, abs=0.06)  # 2.8 deviations of 400 draws
-    assert blend(parts, (0.75, 0.25), seed=3, limit=EVERYTHING) == rows
-    assert blend(parts, (0.75, 0.25), seed=4, limit=EVERYTHING) != rows
-    assert blend(parts, (0.75, 0.25), seed=3, limit=50) == rows[:50]
-    assert blend(parts, None, seed=3, limit=305) == [*parts[0], *parts[1][:5]]
+    assert blended(parts, (0.75, 0.25), seed=3) == rows
+    assert blended(parts, (0.75, 0.25), seed=4) != rows
+    assert blended(parts, (0.75, 0.25), seed=3, limit=50) == rows[:50]
 
 
 def test_draws_follow_from_the_seed_alone():
@@ -77,7 +80,7 @@ def test_a_blend_resumes_exactly_in_mid_pass(taken, shuffle):
     prompts = [[Prompt(f"{name}{i}", [i], str(i)) for i in range(size)] for name, size in (("a", 9), ("b", 3))]
 
     def stream():
-        return PromptStream(blend(prompts, (0.5, 0.5), seed=5, limit=EVERYTHING), seed=5, shuffle=shuffle)
+        return PromptStream(blended(prompts, (0.5, 0.5), seed=5), seed=5, shuffle=shuffle)
 
     whole = stream()
     whole.take(taken)
@@ -89,7 +92,7 @@ def test_a_blend_resumes_exactly_in_mid_pass(taken, shuffle):
 
 
 def test_every_pass_over_a_blend_holds_the_same_rows():
-    rows = blend([list("aaaaa"), list("bb")], (0.5, 0.5), seed=1, limit=EVERYTHING)
+    rows = blended([list("aaaaa"), list("bb")], (0.5, 0.5), seed=1)
     stream = PromptStream([Prompt(name, [0], name) for name in rows], seed=1)
     passes = [Counter(p.id for p in stream.take(len(rows))) for _ in range(3)]
     assert all(one == other for one, other in pairwise(passes)) and passes[0] == Counter(rows)
