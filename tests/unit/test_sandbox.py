@@ -78,6 +78,7 @@ def test_how_a_program_ends(code, limits, outcome):
         "import resource\nresource.setrlimit(resource.RLIMIT_AS, (-1, -1))",
         "import os\nos.setsid()",
         "import os\nos.memfd_create('x')",
+        "import ctypes\nif ctypes.CDLL(None).prctl(1, 0, 0, 0, 0): raise OSError('Error')",
     ],
 )
 def test_what_is_refused(code):
@@ -133,6 +134,23 @@ def test_a_run_that_is_interrupted_leaves_nothing(tmp_path):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     assert children() == before
+
+
+@contained
+def test_the_code_dies_with_the_process_that_waits_for_it():
+    """The pool kills its workers, and the code runs in a session of its own."""
+    call = f"""
+from openrl.rewards.verifiers.sandbox import Limits, run
+run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
+"""
+    waiting = psutil.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[2])
+    try:
+        while not (running := [p for p in waiting.children() if "sandbox_child.py" in "".join(p.cmdline())]):
+            assert waiting.poll() is None
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert psutil.wait_procs(running, timeout=30)[1] == []
 
 
 def test_without_an_interpreter_there_is_no_verdict(monkeypatch):
@@ -275,7 +293,7 @@ def test_same_value():
 )  # fmt: skip
 def test_a_label_without_tests_is_said(label):
     for response in ("", fenced(ADD)):
-        with pytest.raises(BadRow, match="the label holds no tests|the label is no JSON"):
+        with pytest.raises(BadRow, match=r"the label (holds no tests|is no JSON)"):
             verdict(response, label)
 
 

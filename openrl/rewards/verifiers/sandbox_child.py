@@ -1,7 +1,7 @@
 """The process in which a response's code runs, contained. Standard library only, started by path with ``python -I``.
 
-Arguments: FD_IN FD_OUT. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "mode"} and
-for the mode
+Arguments: FD_IN FD_OUT. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "parent": its
+process, "mode"} and for the mode
     "program"  nothing: the code runs as __main__, its standard input and output are the test's
     "call"     "function", "arguments": the value it returns is written to FD_OUT as JSON
     "asserts"  "test": code to run after it, "secret": what is written to FD_OUT if nothing failed
@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 
@@ -31,7 +32,7 @@ REFUSED = {
     "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
     "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "setrlimit": (160, 164), "prlimit64": (302, 261), "setsid": (112, 157),
-    "setpgid": (109, 154), "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435),
+    "setpgid": (109, 154), "prctl": (157, 167), "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435),
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "setpriority": (141, 140),
     # network, and memory that no limit counts
     "socket": (41, 198), "socketpair": (53, 199), "memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186),
@@ -70,8 +71,11 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(getattr(resource, name), (value, value))
 
 
-def contain() -> bool:
-    """Install the filter of system calls for this process and its threads, for good. False where it cannot be."""
+def contain(parent: int) -> bool:
+    """Install the filter of system calls for this process and its threads, for good, and die with ``parent``.
+
+    False where it cannot be.
+    """
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         return False
     column, arch = MACHINES[platform.machine()]
@@ -80,7 +84,10 @@ def contain() -> bool:
     described = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(memory))  # struct sock_fprog
     prctl = ctypes.CDLL(None).prctl
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong]
-    set_no_new_privileges, set_seccomp, mode_filter = 38, 22, 2
+    set_death_signal, set_no_new_privileges, set_seccomp, mode_filter = 1, 38, 22, 2
+    prctl(set_death_signal, signal.SIGKILL, None, 0, 0)  # who waits for this process may be killed
+    if os.getppid() != parent:
+        os._exit(RAISED)
     return prctl(set_no_new_privileges, 1, None, 0, 0) == 0 and prctl(set_seccomp, mode_filter, described, 0, 0) == 0
 
 
@@ -177,8 +184,12 @@ def main() -> None:
     with open(source, "rb") as file:
         task = json.load(file)
     limit(task.pop("limits"))
-    mode = task.pop("mode")
-    os.write(out, CONTAINED if contain() else NOT_CONTAINED)
+    mode, parent = task.pop("mode"), task.pop("parent")
+    if contain(parent):
+        os.write(out, CONTAINED)
+    else:
+        limit({"RLIMIT_NPROC": 64})  # of the user, threads too; none for root
+        os.write(out, NOT_CONTAINED)
     try:
         if mode == "program":
             run_program(**task)
