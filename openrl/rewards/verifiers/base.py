@@ -31,9 +31,7 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
 from openrl.flags.values import Quoted, convert, show, within
 
-_END_TOKEN = re.compile(
-    r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z"
-)  # <|im_end|> and others
+_END_TOKEN = re.compile(r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z")  # <|im_end|> ...
 _LONGEST_END_TOKEN = 44
 
 
@@ -63,6 +61,38 @@ class Verdict:
     parts: dict[str, float] = field(default_factory=dict)
 
 
+class BadRow(Exception):
+    """The row of data is at fault, whatever the answer to it: a missing label, tests of an unknown shape."""
+
+
+class Unavailable(Exception):
+    """No verdict: what the verifier relies on is not there or does not work. The answer is neither right nor wrong."""
+
+
+def label_text(answer: Answer) -> str:
+    """The label as text. Raises BadRow if there is none."""
+    label = answer.label
+    if isinstance(label, bool) or not isinstance(label, (str, int, float)) or not str(label).strip():
+        raise BadRow(f"the label must be text or a number, it is {short(label)}")
+    return str(label).strip()
+
+
+def label_data(answer: Answer) -> Any:
+    """The label as data: JSON text, which keeps its shape in tables whose rows differ, or the data itself."""
+    if not isinstance(answer.label, str):
+        return answer.label
+    try:
+        return json.loads(answer.label)
+    except (ValueError, RecursionError):
+        raise BadRow(f"the label is no JSON: {short(answer.label)}") from None
+
+
+def short(value: Any, most: int = 80) -> str:
+    """``repr`` for messages, cut."""
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
 def _without_end(text: str) -> str:
     end = len(text.rstrip())
     while found := _END_TOKEN.search(text, max(0, end - _LONGEST_END_TOKEN), end):
@@ -88,14 +118,6 @@ def describe(verify: Any) -> Description:
     return Description(*(" ".join(part.split()) for part in found.groups()))
 
 
-class BadRow(Exception):
-    """The row of data is at fault, whatever the answer to it: a missing label, tests of an unknown shape."""
-
-
-class Unavailable(Exception):
-    """No verdict: what the verifier relies on is not there or does not work. The answer is neither right nor wrong."""
-
-
 def read_options(name: str, settings: dict[str, Any]) -> Any:
     """The options of the verifier ``name`` from plain values, as of JSON. Raises UserError with all that is wrong."""
     try:
@@ -106,7 +128,7 @@ def read_options(name: str, settings: dict[str, Any]) -> Any:
     problems = [f"it has no option {key!r}" for key in settings if key not in specs]
     problems += [f"{key} must be given" for key, s in specs.items() if s.default is REQUIRED and key not in settings]
     values = {}
-    for key in settings.keys() & specs.keys():
+    for key in [key for key in settings if key in specs]:
         try:
             values[key] = _read(settings[key], specs[key])
         except ValueError as error:
@@ -135,27 +157,3 @@ def _as_text(value: Any) -> Any:
     if isinstance(value, str):
         return Quoted(value)
     return value if value is None or isinstance(value, dict) else str(value)
-
-
-def label_text(answer: Answer) -> str:
-    """The label as text. Raises BadRow if there is none."""
-    label = answer.label
-    if isinstance(label, bool) or not isinstance(label, (str, int, float)) or not str(label).strip():
-        raise BadRow(f"the label must be text or a number, it is {short(label)}")
-    return str(label).strip()
-
-
-def label_data(answer: Answer) -> Any:
-    """The label as data: JSON text, which keeps its shape in tables whose rows differ, or the data itself."""
-    if not isinstance(answer.label, str):
-        return answer.label
-    try:
-        return json.loads(answer.label)
-    except (ValueError, RecursionError):
-        raise BadRow(f"the label is no JSON: {short(answer.label)}") from None
-
-
-def short(value: Any, most: int = 80) -> str:
-    """``repr`` for messages, cut."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]} ..."

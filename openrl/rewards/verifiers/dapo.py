@@ -33,9 +33,9 @@ _REMOVED = (
 )
 _REWRITES = (
     (re.compile(r"^[^$\n]*\$([^$\n]*)\$.*", re.MULTILINE), r"$\1$"),
-    (re.compile(r"\\text\{([^\n{}]*)\}"), r"\1"),
-    (re.compile(r"\\textbf\{([^\n{}]*)\}"), r"\1"),
-    (re.compile(r"\\overline\{([^\n{}]*)\}"), r"\1"),
+    (re.compile(r"\\text\{([^\n}]*)\}"), r"\1"),
+    (re.compile(r"\\textbf\{([^\n}]*)\}"), r"\1"),
+    (re.compile(r"\\overline\{([^\n}]*)\}"), r"\1"),
     (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
     (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),  # \frac12 -> \frac{1}{2}
     (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),

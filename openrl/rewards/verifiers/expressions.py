@@ -160,7 +160,7 @@ def _digits(expression: Any) -> float:
 
     if not isinstance(expression, sympy.Basic):
         return 0.0
-    if isinstance(expression, (sympy.Integer, sympy.Rational)):
+    if isinstance(expression, sympy.Rational):
         return math.log10(max(abs(expression.p), expression.q))
     parts = [_digits(argument) for argument in expression.args]
     if max(parts, default=0.0) > MOST_DIGITS:

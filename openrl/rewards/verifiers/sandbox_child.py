@@ -1,13 +1,14 @@
-"""The process in which a response's code runs, contained. Standard library only, started by path with ``python -I``.
+"""The process in which a response's code runs, contained. Standard library only, started by path with ``python -I -S``.
 
 Arguments: FD_IN FD_OUT. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "parent": its
-process, "mode"} and for the mode
+process, "path": directories of packages, "mode"} and for the mode
     "program"  nothing: the code runs as __main__, its standard input and output are the test's
     "call"     "function", "arguments": the value it returns is written to FD_OUT as JSON
     "asserts"  "test": code to run after it, "secret": what is written to FD_OUT if nothing failed
 Exit status: 0 done, 3 the code raised or exited early, 4 out of memory, 5 the value is no JSON.
 """
 
+import builtins
 import ctypes
 import json
 import os
@@ -65,10 +66,13 @@ NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # where in struct seccomp_data they
 
 
 def limit(limits: dict[str, int]) -> None:
+    """At the soft limit of processor time comes SIGXCPU; at the hard one, a second later, SIGKILL, which says nothing."""
     for name, value in limits.items():
-        hard = resource.getrlimit(getattr(resource, name))[1]
-        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(getattr(resource, name), (value, value))
+        kind = getattr(resource, name)
+        highest = resource.getrlimit(kind)[1]
+        wanted = (value, value + 1 if name == "RLIMIT_CPU" else value)
+        soft, hard = wanted if highest == resource.RLIM_INFINITY else (min(w, highest) for w in wanted)
+        resource.setrlimit(kind, (soft, hard))
 
 
 def contain(parent: int) -> bool:
@@ -130,8 +134,7 @@ def prelude() -> dict[str, object]:
     for module in modules.values():
         public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
         names.update({name: getattr(module, name) for name in public})
-    builtins = {name for name in vars(__import__("builtins")) if name in names}
-    return {name: value for name, value in names.items() if name not in builtins} | modules
+    return {name: value for name, value in names.items() if not hasattr(builtins, name)} | modules
 
 
 def run_program(code: str) -> None:
@@ -183,6 +186,8 @@ def main() -> None:
     source, out = int(sys.argv[1]), int(sys.argv[2])
     with open(source, "rb") as file:
         task = json.load(file)
+    sys.path += task.pop("path")
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     limit(task.pop("limits"))
     mode, parent = task.pop("mode"), task.pop("parent")
     if contain(parent):
