@@ -13,6 +13,7 @@ import pytest
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, describe, read_options
+from openrl.rewards.verifiers.judge import _client
 
 ANSWER = Answer("What is 2+2? {label}", "It is 4. {prompt} <|im_end|>", "four")
 
@@ -69,6 +70,9 @@ def service() -> Iterator[Service]:
     server.shutdown()
     thread.join()
     server.server_close()
+    for timeout in (60.0, 0.5):
+        _client(timeout).close()
+    _client.cache_clear()
 
 
 def ask(service, answer=ANSWER, **options):
