@@ -1,0 +1,383 @@
+"""Rewards over HTTP against a real server that misbehaves: each fault, and what becomes of the rows. Time is not waited
+for: the pauses between attempts go to a clock that the tests hold."""
+
+import asyncio
+import json
+import socket
+import struct
+from email.utils import formatdate
+
+import pytest
+
+from openrl.rewards import http
+from openrl.rewards.endpoints import Endpoints, retry_after_seconds
+from openrl.rewards.http import HttpSource
+from openrl.rewards.protocol import Failure
+from openrl.rewards.rows import Rows
+from openrl.types import Score
+
+
+class Time:
+    """A clock that moves when somebody sleeps. ``at`` runs a coroutine function once the clock has passed a time."""
+
+    def __init__(self):
+        self.now, self.pauses, self.at, self.happened = 0.0, [], [], []
+
+    async def sleep(self, seconds):
+        until = self.now + seconds
+        self.pauses.append(seconds)
+        for _ in range(50):  # whoever else goes to sleep now wakes at the same time
+            await asyncio.sleep(0)
+        self.now = max(self.now, until)
+        due = [(when, act) for when, act in self.at if when <= self.now]
+        self.at = [item for item in self.at if item not in due]
+        self.happened += [asyncio.create_task(act()) for _, act in due]
+        for task in self.happened:
+            await task
+
+
+class Server:
+    """Answers requests by the faults given, one each, then well: the reward is the number that the query ends with."""
+
+    def __init__(self, *faults):
+        self.faults, self.requests, self.connections, self.port = list(faults), [], 0, 0
+        self.tasks = set()
+
+    async def start(self):
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self):
+        self._server.close()
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.port}/get_reward"
+
+    async def _serve(self, reader, writer):
+        self.connections += 1
+        self.tasks.add(asyncio.current_task())
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode()
+                headers = {k.lower(): v for k, v in (x.split(": ", 1) for x in head.split("\r\n")[1:] if x)}
+                body = json.loads(await reader.readexactly(int(headers["content-length"])))
+                self.requests.append((headers, body))
+                fault = self.faults.pop(0) if self.faults else good
+                await fault(writer, body)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
+            writer.transport.abort()
+
+
+def send(writer, text, status="200 OK", *headers):
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(text)}", "Content-Type: application/json", *headers]
+    writer.write(("\r\n".join(lines) + "\r\n\r\n" + text).encode())
+
+
+async def good(writer, body):
+    send(writer, json.dumps({"rewards": [float(q.split()[-1]) for q in body["query"]], "extra_logs": {}}))
+
+
+def reply(text, status="200 OK", *headers):
+    async def act(writer, body):
+        send(writer, text, status, *headers)
+
+    return act
+
+
+async def reset(writer, body):
+    """The connection is torn down, not closed."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def half_a_reply(writer, body):
+    writer.write(b'HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n{"rewards": [1.0')
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def never(writer, body):
+    await asyncio.Event().wait()
+
+
+async def poisoned(writer, body):
+    """Chokes on any request with one certain row."""
+    await (reply("no", "500 Oops") if any("poison" in q for q in body["query"]) else good)(writer, body)
+
+
+def rows(*numbers):
+    texts = [f"q {n}" for n in numbers]
+    n = len(texts)
+    return Rows(texts, ["q"] * n, [{"n": 1}] * n, texts, texts, [[1]] * n, ["s"] * n, [{}] * n)
+
+
+def rewards(results):
+    return [r.reward if isinstance(r, Score) else r.message for r in results]
+
+
+def ask(servers, *groups, at=(), timeout=30.0, attempts=5, token=None, before=None):
+    """The results of groups that are scored at the same time, and the clock."""
+
+    async def scenario():
+        time = Time()
+        for server in servers:
+            await server.start()
+        if before:
+            await before(time)
+        urls = [server.url for server in servers]
+        endpoints = Endpoints(urls, clock=lambda: time.now, sleep=time.sleep, dice=lambda: 0.0)
+        source = HttpSource("http", endpoints, timeout=timeout, attempts=attempts, token=token)
+        try:
+            return await asyncio.gather(*(source.score(group) for group in groups)), time
+        finally:
+            await source.close()
+            for server in servers:
+                await server.stop()
+
+    return asyncio.run(scenario())
+
+
+# -- a server that behaves -------------------------------------------------------------------------------
+
+
+def test_the_request_is_openrlhfs():
+    server = Server()
+    (results,), _ = ask([server], rows(3, 4), token="s3cret")
+    assert results == [Score(3.0), Score(4.0)]
+    ((headers, body),) = server.requests
+    assert body == {"query": ["q 3", "q 4"], "prompts": ["q", "q"], "labels": [{"n": 1}, {"n": 1}]}
+    assert headers["authorization"] == "Bearer s3cret" and headers["content-type"] == "application/json"
+
+
+def test_groups_that_wait_share_requests_and_connections():
+    """The first requests are held until all groups have asked; what waited meanwhile goes out 64 rows at a time."""
+    gate = asyncio.Event()
+
+    async def held(writer, body):
+        await gate.wait()
+        await good(writer, body)
+
+    async def open_gate(time):
+        async def later():
+            while len(server.requests) < http.CONNECTIONS:
+                await asyncio.sleep(0)
+            gate.set()
+
+        tasks.append(asyncio.create_task(later()))
+
+    tasks = []
+    server = Server(*[held] * http.CONNECTIONS)
+    groups = [rows(*range(4 * g, 4 * g + 4)) for g in range(40)]
+    results, _ = ask([server], *groups, before=open_gate)
+    assert [rewards(r) for r in results] == [[float(n) for n in range(4 * g, 4 * g + 4)] for g in range(40)]
+    assert [len(body["query"]) for _, body in server.requests] == [4] * 8 + [64, 64]
+    assert server.connections == http.CONNECTIONS
+
+
+def test_urls_take_turns():
+    servers = [Server(), Server(), Server()]
+
+    async def scenario():
+        for server in servers:
+            await server.start()
+        source = HttpSource("http", Endpoints([s.url for s in servers]), timeout=30.0, attempts=1, token=None)
+        for n in range(30):
+            assert rewards(await source.score(rows(n))) == [n]
+        await source.close()
+        for server in servers:
+            await server.stop()
+
+    asyncio.run(scenario())
+    assert [len(s.requests) for s in servers] == [10, 10, 10]
+    assert [s.connections for s in servers] == [1, 1, 1]
+
+
+# -- faults that pass ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        reply("oops", "500 Internal Server Error"),
+        reply("", "503 Service Unavailable"),
+        reply("slow down", "429 Too Many Requests"),
+        reset,
+        half_a_reply,
+        reply('{"rewards": [1.0, '),
+        reply("<html>"),
+        reply('{"rewards": [1.0]}'),
+        reply('{"rewards": [1.0, 2.0, 3.0]}'),
+        reply('{"reward": [1.0, 2.0]}'),
+        reply("null"),
+        reply('["a"'),
+    ],
+)  # fmt: skip
+def test_a_fault_that_passes_costs_a_pause_and_nothing_else(fault):
+    server = Server(fault, fault)
+    (results,), time = ask([server], rows(1, 2))
+    assert results == [Score(1.0, attempts=3), Score(2.0, attempts=3)]
+    assert time.pauses == [1.0, 4.0]
+
+
+def test_a_slow_answer_is_given_up_and_asked_for_again():
+    (results,), time = ask([Server(never)], rows(1), timeout=0.2)
+    assert results == [Score(1.0, attempts=2)]
+    assert time.pauses == [1.0]
+
+
+@pytest.mark.parametrize("header", ["17", formatdate(1_000_017, usegmt=True)])
+def test_retry_after_is_kept_to(header, monkeypatch):
+    monkeypatch.setattr(http.time, "time", lambda: 1_000_000.0)
+    (results,), time = ask([Server(reply("", "429 Too Many", f"Retry-After: {header}"))], rows(1))
+    assert rewards(results) == [1.0]
+    assert time.pauses == [17.0]
+
+
+def test_a_server_that_is_dead_for_a_minute_loses_nothing():
+    server = Server()
+
+    async def die(time):
+        await server.stop()
+        time.at.append((60.0, server.start))
+
+    results, time = ask([server], *[rows(n, n + 1) for n in range(8)], before=die)
+    assert [rewards(r) for r in results] == [[n, n + 1] for n in range(8)]
+    assert time.now == 1 + 4 + 16 + 60  # pauses count once, however many requests were under way
+
+
+def test_another_url_steps_in_at_once():
+    sick, well = Server(*[reset] * 9), Server()
+    results, time = ask([sick, well], *[rows(n) for n in range(6)])
+    assert [rewards(r) for r in results] == [[n] for n in range(6)]
+    assert time.pauses == []
+
+
+# -- faults that stay ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (reset, "ReadError"),
+        (reply("busy", "503 Service Unavailable"), "status 503: 'busy'"),
+        (reply("busy", "429 Too Many Requests"), "status 429: 'busy'"),
+    ],
+)
+def test_after_the_attempts_every_row_says_why(fault, said):
+    server = Server(*[fault] * 99)
+    (results,), time = ask([server], rows(1, 2), attempts=3)
+    assert [r.attempts for r in results] == [3, 3]
+    assert all(isinstance(r, Failure) and said in r.message and server.url in r.message for r in results)
+    assert time.pauses == [1.0, 4.0] and len(server.requests) == 3
+
+
+def test_nobody_listens():
+    server = Server()
+
+    async def die(time):
+        await server.stop()
+        server.stop = lambda: asyncio.sleep(0)
+
+    (results,), _ = ask([server], rows(1), attempts=2, before=die)
+    assert isinstance(results[0], Failure) and "ConnectError" in results[0].message
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        (reply("who?", "401 Unauthorized"), "status 401: 'who?'; is $OPENRL_RM_TOKEN right?"),
+        (reply("", "404 Not Found"), "status 404"),
+        (reply("", "302 Found", "Location: http://127.0.0.1:1/elsewhere"), "status 302"),
+    ],
+)
+def test_what_no_attempt_can_help_is_asked_once(fault, said):
+    server = Server(*[fault] * 99)
+    (results,), time = ask([server], rows(1), token="s3cret")
+    assert said in results[0].message and "s3cret" not in results[0].message
+    assert len(server.requests) == 1 and time.pauses == []
+
+
+def test_a_row_that_the_server_chokes_on_takes_no_other_along():
+    server = Server(*[poisoned] * 99)
+    (results,), _ = ask([server], rows(1, "poison", 3), attempts=2)
+    first, poison, third = results
+    assert (first, third) == (Score(1.0, attempts=3), Score(3.0, attempts=3))
+    assert isinstance(poison, Failure) and "status 500: 'no'" in poison.message
+
+
+def test_nan_for_one_row_is_asked_for_again_and_marked():
+    nan = reply('{"rewards": [1.0, NaN, null]}')
+    server = Server(nan, reply('{"rewards": [2.5]}'), reply('{"rewards": [NaN]}'))
+    (results,), time = ask([server], rows(1, 2, 3))
+    assert results[0] == Score(1.0)
+    assert sorted(map(str, rewards(results[1:]))) == ["2.5", "rewards must be finite, it returned nan"]
+    assert all(r.attempts == 2 for r in results[1:]) and time.pauses == []
+
+
+def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch):
+    monkeypatch.setattr(http, "MAX_REPLY", 2**20)
+
+    async def endless(writer, body):
+        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"10000\r\n" + b" " * 2**16 + b"\r\n")
+            await writer.drain()
+
+    server = Server(endless)
+    (results,), _ = ask([server], rows(1))
+    assert "the reply is larger than 1 MiB" in results[0].message
+
+
+def test_a_cancelled_call_leaves_the_others_alone():
+    """The call whose task sends the request is cancelled; the one that rode along hears of it, and none waits for ever."""
+    server = Server(never)
+
+    async def scenario():
+        await server.start()
+        source = HttpSource("http", Endpoints([server.url]), timeout=30.0, attempts=1, token=None)
+        source._slots = asyncio.Semaphore(1)
+        first = asyncio.create_task(source.score(rows(1)))
+        while not server.requests:
+            await asyncio.sleep(0)
+        second = asyncio.create_task(source.score(rows(2)))
+        await asyncio.sleep(0)
+        first.cancel()
+        assert rewards(await second) == [2.0]
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        await source.close()
+        await server.stop()
+
+    asyncio.run(scenario())
+
+
+# -- endpoints -------------------------------------------------------------------------------------------
+
+
+def test_pauses_grow_end_with_success_and_jitter():
+    now, dice = [100.0], [0.0]
+    endpoints = Endpoints(["a"], clock=lambda: now[0], dice=lambda: dice[0])
+    (a,) = endpoints.all
+    pauses = []
+    for dice[0] in (0, 0, 0, 0, 0, 1):
+        endpoints.failed(a, started=now[0])
+        pauses.append(a.resting_until - now[0])
+        now[0] = a.resting_until
+    assert pauses == [1, 4, 16, 60, 60, 75]
+    endpoints.succeeded(a)
+    dice[0] = 0.0
+    endpoints.failed(a, started=now[0])
+    assert a.resting_until - now[0] == 1
+
+
+def test_retry_after_forms():
+    assert retry_after_seconds("5", 0.0) == 5
+    assert retry_after_seconds(formatdate(90, usegmt=True), 100.0) == 0
+    assert retry_after_seconds("soon", 0.0) is None
+    assert retry_after_seconds(None, 0.0) is None
