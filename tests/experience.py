@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from openrl.config.learning import DeepSpeedFlags
+from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelFlags
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine
@@ -72,6 +73,7 @@ def engine_spec(
     packing: bool = False,
     kl_top_k: int | None = None,
     kl_reference: str | None = None,
+    lora: LoRAFlags | None = None,
 ) -> ModelSpec:
     deepspeed = DeepSpeedFlags(
         zero_stage=zero_stage,
@@ -92,6 +94,7 @@ def engine_spec(
         packing=packing,
         kl_top_k=kl_top_k,
         kl_reference=kl_reference,
+        lora=lora,
     )
 
 

@@ -18,6 +18,7 @@ from openrl.config import (  # noqa: F401  importing them registers their rules
     environment,
     idle,
     inference_checks,
+    lora_checks,
     placement_checks,
     reward_checks,
     selection,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -18,6 +18,9 @@ from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.engine import LossOf, TrainEngine
 from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import Bucket, fill_buckets
+
+ModelChoice = int | Literal["start"]
+"""Which model of a worker: 0 its own, 1 and more the others, "start" its own as it was before adapters were trained."""
 
 
 class ModelWorker:
@@ -39,10 +42,12 @@ class ModelWorker:
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
 
     def columns(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], model: int = 0, *want: Want
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], model: ModelChoice = 0, *want: Want
     ) -> dict[str, Tensor]:
         """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32, as "column"; and what else
         is asked for, each under its own name."""
+        if model == "start":
+            return self.engine.columns(batch, micro_batches, *want, at_start=True)
         return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
 
     def update(self, batch: ExperienceBatch, plans: list[StepPlan], loss_of: LossOf) -> list[dict[str, Metric]]:

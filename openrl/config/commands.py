@@ -30,6 +30,7 @@ from openrl.config.learning import (
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
+from openrl.config.lora import LoRAFlags
 from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, RankFlags, SamplingFlags
@@ -58,6 +59,7 @@ class PPOConfig:
     actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
     critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
     optim: OptimizerFlags = part(OptimizerFlags)
+    lora: LoRAFlags = part(LoRAFlags)
     algorithm: AlgorithmFlags = part(AlgorithmFlags)
     kl: KLFlags = part(KLFlags)
     reward: RewardFlags = part(RewardFlags)
@@ -87,6 +89,7 @@ class SupervisedConfig:
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags)
     optim: OptimizerFlags = part(OptimizerFlags)
+    lora: LoRAFlags = part(LoRAFlags)
     evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags)
     checkpoint: CheckpointFlags = part(CheckpointFlags)
     logging: LoggingFlags = part(LoggingFlags)

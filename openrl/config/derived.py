@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, Literal
 
 from openrl.config.commands import DPOConfig, PPOConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
 from openrl.config.placement import explicit_places
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
@@ -99,6 +102,19 @@ def needs_reference(config: PPOConfig) -> bool:
     return kl_in_reward(config.kl) or kl_in_loss(config.kl) or config.kl.log_ref_kl
 
 
+def policy_is_reference(config: PPOConfig) -> bool:
+    """Whether the reference is the policy's own base, adapters off: a second copy would hold the same weights."""
+    return needs_reference(config) and config.lora.adapts and config.others.ref_pretrain is None
+
+
+def lora_rank(flags: LoRAFlags) -> int:
+    """--lora_rank, or that of the adapter to start from; 0: no adapters."""
+    if flags.lora_adapter_path is None:
+        return flags.lora_rank
+    path = Path(flags.lora_adapter_path).expanduser() / "adapter_config.json"
+    return json.loads(path.read_text())["r"] if path.is_file() else 16  # on the Hub: peft reads it where it is used
+
+
 def needs_reward_model(config: PPOConfig) -> bool:
     return config.others.reward_pretrain is not None
 
@@ -121,7 +137,7 @@ def model_roles(config: PPOConfig) -> tuple[str, ...]:
     wanted = {
         "actor": True,
         "critic": needs_critic(config),
-        "reference": needs_reference(config),
+        "reference": needs_reference(config) and not policy_is_reference(config),
         "reward": needs_reward_model(config),
     }
     return tuple(role for role, needed in wanted.items() if needed)

@@ -18,6 +18,7 @@ from openrl.config.derived import (
     needs_critic,
     needs_reference,
     needs_reward_model,
+    policy_is_reference,
     preference_reference,
     rated,
     reward_norm_scopes,
@@ -58,6 +59,12 @@ IDLE = (
         needs_reference,
         "no reference model is loaded with --init_kl_coef 0",
         "--init_kl_coef 0.01",
+    ),
+    Idle(
+        ("ref_num_nodes", "ref_num_gpus_per_node"),
+        lambda config: not policy_is_reference(config),
+        "the reference is the actor's base with adapters off",
+        "--ref_pretrain MODEL for one of its own",
     ),
     Idle(
         ("kl_estimator",),

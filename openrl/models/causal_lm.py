@@ -15,6 +15,7 @@ from transformers.utils import is_flash_attn_2_available
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.logprobs import LogprobHead
+from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
 from openrl.models.packing import arrange, predicted_tokens
 
@@ -27,6 +28,7 @@ class CausalLM(nn.Module):
     def __init__(self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False) -> None:
         super().__init__()
         self.hf, self.packing = hf, packing
+        self.adapters: Adapters | None = None
         head = LogprobHead(hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size)
         hf.set_output_embeddings(head)
         if hf.get_output_embeddings() is not head:
@@ -49,21 +51,36 @@ class CausalLM(nn.Module):
         )
         return rows.columns(logprobs), {name: rows.columns(column) for name, column in more.items()}
 
+    adapted_modules: list[str] | None = None
+    """What an adapter's file holds besides adapters."""
+
     @property
     def architecture(self) -> str:
         return type(self.hf).__name__
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of one or more whole layers, by this module's names -> as ``save_pretrained`` writes them."""
-        return revert_weight_conversion(self.hf, {name.removeprefix("hf."): t for name, t in named.items()})
+        """Parameters of one or more whole layers, by this module's names -> as ``save_pretrained`` writes them, adapters
+        merged in."""
+        body = {name.removeprefix("hf."): t for name, t in named.items()}
+        return revert_weight_conversion(self.hf, self.adapters.merged(body) if self.adapters else body)
+
+    def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of adapters, by this module's names -> as peft's files name them."""
+        return {peft_name(name.removeprefix("hf.")): t for name, t in named.items()}
 
 
 def load_causal_lm(
-    path: str, flags: LoadFlags, device: str, temperature: float, chunk_size: int, packing: bool = False
+    path: str,
+    flags: LoadFlags,
+    device: str,
+    temperature: float,
+    chunk_size: int,
+    packing: bool = False,
+    load_in_4bit: bool = False,
 ) -> CausalLM:
     """Load from a local directory or the Hub. Raises UserError if there is no such model, weights are missing,
     or the architecture treats its logits in a way that this package does not know."""
-    hf = load_pretrained(AutoModelForCausalLM, path, flags, device)
+    hf = load_pretrained(AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit)
     with torch.no_grad(), _attention_of_a_cpu(hf):
         expected = _plain_logprobs(hf)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()
@@ -79,7 +96,13 @@ def load_causal_lm(
 
 
 def load_pretrained(
-    kind: type, path: str, flags: LoadFlags, device: str, may_lack: str = "", **settings: Any
+    kind: type,
+    path: str,
+    flags: LoadFlags,
+    device: str,
+    may_lack: str = "",
+    load_in_4bit: bool = False,
+    **settings: Any,
 ) -> PreTrainedModel:
     """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout off, on the CPU.
 
@@ -94,6 +117,7 @@ def load_pretrained(
             dtype=DTYPES[flags.param_dtype],
             attn_implementation=attention,
             trust_remote_code=flags.trust_remote_code,
+            quantization_config=nf4(DTYPES[flags.param_dtype]) if load_in_4bit else None,
             output_loading_info=True,
             **settings,
         )
@@ -107,6 +131,7 @@ def load_pretrained(
             "point the flag at a complete checkpoint of this architecture",
         )
     _disable_dropout(model)
+    keep_differentiable(model)
     return model.eval()
 
 

@@ -15,6 +15,7 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
+from openrl.models.lora import Adapters, peft_name
 from openrl.models.packing import Rows, arrange
 
 HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
@@ -34,6 +35,7 @@ class ScalarModel(nn.Module):
     ) -> None:
         super().__init__()
         self.hf, self.head_name, self.packing = hf, head_name, packing
+        self.adapters: Adapters | None = None
         kind = FullPrecisionLinear if fp32_head else nn.Linear
         self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
         with torch.no_grad():
@@ -46,6 +48,11 @@ class ScalarModel(nn.Module):
         return column.to(torch.promote_types(column.dtype, torch.float32))
 
     @property
+    def adapted_modules(self) -> list[str]:
+        """What an adapter's file holds besides adapters: the head learns whole."""
+        return [self.head_name]
+
+    @property
     def architecture(self) -> str:
         """Under the name "score" the head is what transformers' sequence classifiers have."""
         return type(self.hf).__name__.removesuffix("Model") + "ForSequenceClassification"
@@ -55,8 +62,15 @@ class ScalarModel(nn.Module):
         head = {f"{self.head_name}.weight": t for name, t in named.items() if name.startswith("head.")}
         body = {name.removeprefix("hf."): t for name, t in named.items() if name.startswith("hf.")}
         prefix = f"{self.hf.base_model_prefix}."
+        body = self.adapters.merged(body) if self.adapters else body
         body = revert_weight_conversion(self.hf, body) if body else {}
         return {name if name.startswith(prefix) else prefix + name: t for name, t in body.items()} | head
+
+    def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of adapters and the head, by this module's names -> as peft's files name them."""
+        names = {name: name.replace("hf.", f"{self.hf.base_model_prefix}.", 1) for name in named}
+        names["head.weight"] = f"{self.head_name}.weight"
+        return {peft_name(names[name]): t for name, t in named.items()}
 
 
 class FullPrecisionLinear(nn.Linear):
@@ -95,6 +109,7 @@ def load_scalar_model(
     fresh_head_seed: int | None = None,
     fp32_head: bool = False,
     packing: bool = False,
+    load_in_4bit: bool = False,
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
@@ -102,7 +117,7 @@ def load_scalar_model(
     normal with standard deviation 1 / (hidden size + 1), from ``fresh_head_seed``. With None a missing head is a
     UserError. ``fp32_head`` takes the head's product in fp32.
     """
-    hf = load_pretrained(AutoModel, path, flags, device)
+    hf = load_pretrained(AutoModel, path, flags, device, load_in_4bit=load_in_4bit)
     head_name, weight = stored_head(path, flags, head_prefix)
     if weight is None and fresh_head_seed is None:
         raise UserError(

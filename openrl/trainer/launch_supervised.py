@@ -135,6 +135,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         packing=config.packing.packing_samples,
         value_head=task.value_head,
         fp32_head=task.fp32_head,
+        lora=config.lora,
     )
 
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from openrl.algorithms.batching import collate, plan_steps
 from openrl.algorithms.policy_losses import mark_tokens
 from openrl.cluster.group import WorkerGroup
+from openrl.cluster.model_worker import ModelChoice
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
@@ -50,6 +51,9 @@ from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
 from openrl.types import ExperienceBatch, Group, Prompt, Sampling
 from openrl.weights.sync import check_gap
+
+Filling = tuple[str, WorkerGroup | None, ModelChoice, tuple[Want, ...]]
+"""A column of the batch, the role and the model of it that computes it, and what else is wanted of it."""
 
 
 class Pipeline:
@@ -142,22 +146,24 @@ class Pipeline:
         """Fill the columns that models compute: of the reference and the critic, and of the policy before its update."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
-        models = [("ref_logprobs", self.roles.reference, of_reference), ("values", self.roles.critic, ())]
+        reference: ModelChoice = "start" if self.roles.adapted else 0
+        models: list[Filling] = [
+            ("ref_logprobs", self.roles.reference, reference, of_reference),
+            ("values", self.roles.critic, 0, ()),
+        ]
         if not self.losses.full_kl_before:
-            models.append(("old_logprobs", policy, ()))
+            models.append(("old_logprobs", policy, 0, ()))
         batch = await self._filled(batch, models)
         if self.losses.full_kl_before:  # looks at the reference's columns
-            batch = await self._filled(batch, [("old_logprobs", policy, ("full_kl",))])
+            batch = await self._filled(batch, [("old_logprobs", policy, 0, ("full_kl",))])
         return batch.replace(old_logprobs=batch.rollout_logprobs) if self.losses.old_logprobs == "engine" else batch
 
-    async def _filled(
-        self, batch: ExperienceBatch, models: list[tuple[str, WorkerGroup | None, tuple[Want, ...]]]
-    ) -> ExperienceBatch:
+    async def _filled(self, batch: ExperienceBatch, models: list[Filling]) -> ExperienceBatch:
         """The batch with the column of each model, by the name given, and what else is asked of it, side by side."""
-        present = [(name, group, want) for name, group, want in models if group is not None]
+        present = [(name, group, model, want) for name, group, model, want in models if group is not None]
         size = self.batch.micro_rollout_batch_size
-        found = await all_or_first_error(columns_of_rows(g, batch, size, 0, *want) for _, g, want in present)
-        columns = {name: more.pop("column") for (name, _, _), more in zip(present, found, strict=True)}
+        found = await all_or_first_error(columns_of_rows(g, batch, size, m, *want) for _, g, m, want in present)
+        columns = {name: more.pop("column") for (name, *_), more in zip(present, found, strict=True)}
         return batch.replace(**columns, **{name: column for more in found for name, column in more.items()})
 
     async def forward(self, group: WorkerGroup, batch: ExperienceBatch, model: int = 0) -> Tensor:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from openrl.cluster.placement import PlacementPlan, text_table
@@ -114,6 +115,7 @@ class ModelShape:
     """The sizes of a language model that memory depends on."""
 
     parameters: int  # tied weights once
+    linear: int  # inputs and outputs of all linear layers but the head: parameters of an adapter of rank 1
     backbone: int  # parameters without the output head
     hidden: int
     layers: int
@@ -150,6 +152,7 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
     heads = text.num_attention_heads
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
+        linear=sum(m.in_features + m.out_features for m in model.base_model.modules() if isinstance(m, nn.Linear)),
         backbone=sum(p.numel() for p in model.base_model.parameters()),
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
@@ -196,16 +199,20 @@ def model_memory(
 
     Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the weights
     (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are their own masters.
+    With adapters, theirs alone have gradients and states; 4-bit weights take a quarter.
     Logits exist for one chunk of tokens at a time, in fp32, with their gradient where one is taken.
     """
     heads = sum(s.backbone + s.hidden for s in [shape, *others])
     parameters = shape.parameters if model.kind == "logprobs" else heads
     stage = flags.zero_stage
-    weights = parameters * BYTES[dtype] // (ranks if stage == 3 else 1)
+    in_4bit = model.lora is not None and model.lora.load_in_4bit
+    weights = parameters * BYTES[dtype] // (ranks if stage == 3 else 4 if in_4bit else 1)
     chunk = min(flags.logits_chunk_size or micro_batch_tokens, micro_batch_tokens)
     logits = chunk * shape.vocabulary * FP32 if model.kind == "logprobs" else 0
     if model.rate is None:
         return Memory(weights, logits=logits)
+    if model.lora is not None and model.lora.adapts:
+        parameters = derived.lora_rank(model.lora) * shape.linear
     shard = parameters // (ranks if stage >= 1 else 1)
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     return Memory(

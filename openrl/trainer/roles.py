@@ -16,6 +16,7 @@ from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
+from openrl.config.lora import LoRAFlags
 from openrl.config.placement import ENGINES
 from openrl.models.device import Device
 from openrl.rewards.build import bearer_token
@@ -34,8 +35,10 @@ class Roles:
     policy: WorkerGroup
     rollout: WorkerGroup
     critic: WorkerGroup | None = None
-    reference: WorkerGroup | None = None
+    reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
     reward: WorkerGroup | None = None
+    adapted: bool = False
+    """Adapters are trained on a frozen base: the policy itself, as it was at the start, is the reference."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,17 @@ class RoleModel:
     rate: LearningRateFlags | None = None  # None: only evaluated
     frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
     others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
+    lora: LoRAFlags | None = None  # adapters that it trains, 4-bit weights; None: neither
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     """Every model of the run, by role."""
-    others, policy = config.others, config.model.pretrain
+    others, policy, lora = config.others, config.model.pretrain, config.lora
+    # the adapter of --lora_adapter_path is the policy's; a critic gets a new one of its rank
+    fresh = replace(lora, lora_rank=derived.lora_rank(lora), lora_adapter_path=None)
     table = {
-        "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config)),
-        "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim),
+        "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config), lora=lora),
+        "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim, lora=fresh),
         "reference": RoleModel("logprobs", reference_path(config)),
     }
     if derived.needs_reward_model(config):
@@ -80,6 +86,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         packing=config.packing.packing_samples,
         kl_top_k=derived.full_kl_top_k(config),
         kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
+        lora=role.lora,
     )
 
 
@@ -98,6 +105,7 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
     with stage("start"):
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
+    adapted = derived.policy_is_reference(config)
     try:
         check_batches(config, len(plan.rows["actor"]))
         with stage("start"):
@@ -117,8 +125,9 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
             policy=groups["actor"],
             rollout=groups[ENGINES],
             critic=groups.get("critic"),
-            reference=groups.get("reference"),
+            reference=groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None,
             reward=groups.get("reward"),
+            adapted=adapted,
         )
     finally:
         await all_or_first_error(group.close() for group in groups.values())

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
 from openrl.cluster.group import RankGroup
+from openrl.cluster.model_worker import ModelChoice
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.trainer.nonfinite import Reports
@@ -19,7 +20,7 @@ async def forward_rows(group: RankGroup, batch: ExperienceBatch, micro_batch_siz
 
 
 async def columns_of_rows(
-    group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, model: int, *want: Want
+    group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, model: ModelChoice, *want: Want
 ) -> dict[str, Tensor]:
     """``forward_rows``'s column as "column", and what else is asked for, each under its own name, (B, T, ...)."""
     split = split_rows(batch.lengths.tolist(), group.size, micro_batch_size)

@@ -11,8 +11,10 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from openrl.config.learning import DeepSpeedFlags
+from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelFlags
 from openrl.models.causal_lm import CausalLM, load_causal_lm
+from openrl.models.lora import add_adapters
 from openrl.models.packing import check_packing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model, stored_moments
@@ -38,6 +40,7 @@ class ModelSpec:
     normalise: bool = False  # a reward model's output, by the moments in its config.json
     fp32_head: bool = False  # the scalar head's product in fp32
     packing: bool = False  # micro-batches run as one row without padding
+    lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
     kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
     kl_top_k: int | None = None  # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
 
@@ -61,10 +64,11 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     random.seed(spec.seed)
     np.random.seed(spec.seed)
     torch.manual_seed(spec.seed)
+    load_in_4bit = spec.lora is not None and spec.lora.load_in_4bit
     model: CausalLM | ScalarModel
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
-        model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing)
+        model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing, load_in_4bit)
         prepare_full_kl(model, spec)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
@@ -78,9 +82,13 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
             fresh_head_seed=fresh,
             fp32_head=spec.fp32_head,
             packing=spec.packing,
+            load_in_4bit=load_in_4bit,
         )
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
+    if spec.lora is not None and spec.lora.adapts and spec.optim is not None:
+        prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
+        model.adapters = add_adapters(model.hf, spec.lora, spec.path, spec.seed, prefix)
     engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)
     if spec.packing:
         check_packing(spec.path, model.hf.config, engine.column)

@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
+from copy import copy
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +29,7 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.models.causal_lm import DTYPES, CausalLM
+from openrl.models.lora import whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
@@ -42,6 +44,9 @@ from openrl.training.state import (
     write_rank_state,
 )
 from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
+
+ADAPTER_FOLDER = "adapter"
+"""Where an exported model keeps its adapters alone; the model beside it has them merged in."""
 
 
 class DeepSpeedEngine:
@@ -62,12 +67,15 @@ class DeepSpeedEngine:
             self._engine = _initialize(model, _config(model, dtype, flags, 0.0), None)
         else:
             self._engine = model.to(self.device)
-        self.model.requires_grad_(optim is not None)
+        if model.adapters is None:
+            self.model.requires_grad_(optim is not None)
 
     def _start_training(self, flags: DeepSpeedFlags, optim: OptimSpec) -> None:
         if flags.gradient_checkpointing:
             self.model.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        self.model.train(flags.gradient_checkpointing)  # dropout is off; only checkpointing asks for this mode
+        # The base has no dropout; only checkpointing asks for this mode, and the dropout of adapters.
+        adapters = self.model.adapters
+        self._train_mode = flags.gradient_checkpointing or (adapters is not None and adapters.config.lora_dropout > 0)
         self._inner = build_optimizer(self.model, optim)
         low_masters = optim.optimizer == "adamw_bf16"
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
@@ -92,14 +100,18 @@ class DeepSpeedEngine:
 
     # ---- running the model
 
-    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
-        return self.columns(batch, micro_batches)["column"]
+    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False) -> Tensor:
+        return self.columns(batch, micro_batches, at_start=at_start)["column"]
 
     @torch.no_grad()
-    def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
+    def columns(
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want, at_start: bool = False
+    ) -> dict[str, Tensor]:
+        self.model.eval()
         found: dict[str, Tensor] = {}
         for rows in micro_batches:
-            column, more = self._run(batch.select(rows), *want)
+            with self.model.adapters.at_start() if at_start and self.model.adapters else nullcontext():
+                column, more = self._run(batch.select(rows), *want)
             for name, result in ({"column": column.float()} | more).items():
                 if name not in found:
                     shape = batch.token_ids.shape[: result.dim()] + result.shape[2:]
@@ -124,10 +136,12 @@ class DeepSpeedEngine:
 
     @torch.no_grad()
     def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        self.model.eval()
         micro_batches = [_to(batch.select(rows), self.device) for rows in plan.micro_batches]
         return merge_all(loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches)
 
     def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+        self.model.train(self._train_mode)
         last = len(plan.micro_batches) - 1
         metrics: list[dict[str, Metric]] = []
         for i, rows in enumerate(plan.micro_batches):
@@ -172,15 +186,18 @@ class DeepSpeedEngine:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
         entries = []
+        own = {name for named in (self.model.named_parameters, self.model.named_buffers) for name, _ in named()}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
-            if id(tensor) not in seen:  # a tied head is the embedding again
-                seen.add(id(tensor))
+            if name in own and id(tensor) not in seen:  # what else 4-bit weights bring is no weight
+                seen.add(id(tensor))  # a tied head is the embedding again
                 entries.append((name, tensor))
         for _, layer in groupby(entries, key=lambda entry: _layer_of(entry[0])):
-            named = dict(layer)
-            with self._gathered(list(named.values())):
-                full = {name: t.detach().clone() if self.stage == 3 else t.detach() for name, t in named.items()}
-            yield from self.model.to_checkpoint(full).items()
+            yield from self.model.to_checkpoint(self._full(dict(layer))).items()
+
+    def _full(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters as they are on one rank alone, 4-bit ones unpacked; copies in stage 3."""
+        with self._gathered(list(named.values())):
+            return {name: whole(t).clone() if self.stage == 3 else whole(t) for name, t in named.items()}
 
     def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager:
         if self.stage < 3:
@@ -205,16 +222,28 @@ class DeepSpeedEngine:
                 weights[name] = tensor.to("cpu", copy=True)  # parameters are views of one buffer in stages 1 and 2
         if self.layout.rank == 0:
             directory.mkdir(parents=True, exist_ok=True)
-            hf = self.model.hf
-            hf.config.architectures, hf.config.dtype = [self.model.architecture], str(DTYPES[self.dtype])[6:]
-            hf.config.update(config_fields or {})
-            hf.config.save_pretrained(directory)
+            hf, config = self.model.hf, copy(self.model.hf.config)
+            config.architectures, config.dtype = [self.model.architecture], str(DTYPES[self.dtype])[6:]
+            config.update(config_fields or {})
+            vars(config).pop("quantization_config", None)  # the weights are written whole
+            config.save_pretrained(directory)
             if hf.can_generate():
                 hf.generation_config.save_pretrained(directory)
             if hf.is_remote_code():
-                custom_object_save(hf, directory, config=hf.config)
+                custom_object_save(hf, directory, config=config)
             save_torch_state_dict(weights, directory, metadata={"format": "pt"})
+        if self.model.adapters:
+            self._export_adapters(directory / ADAPTER_FOLDER)
         dist.barrier()
+
+    @torch.no_grad()
+    def _export_adapters(self, directory: Path) -> None:
+        """What was trained alone, for peft."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        tensors = {name: t.to("cpu", copy=True) for name, t in self._full(trained).items()}
+        if self.layout.rank == 0:
+            assert self.model.adapters is not None
+            self.model.adapters.write(directory, self.model.to_adapter(tensors), self.model.adapted_modules)
 
     # ---- resuming
 
@@ -332,9 +361,10 @@ def _config(
 
 
 def _layer_of(name: str) -> str:
-    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers is its own."""
+    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers is its own, with its
+    adapter."""
     found = re.match(r".*?\.\d+\.", name)
-    return found[0] if found else name
+    return found[0] if found else re.split(r"\.(base_layer|lora_[AB])\.", name)[0]
 
 
 def _plain(holder: Any) -> dict[str, Any]:

@@ -30,11 +30,14 @@ class TrainEngine(Protocol):
 
     layout: ParallelLayout
 
-    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]]) -> Tensor:
+    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False) -> Tensor:
         """The model's column for all rows of the shard, without gradient: (B, T) log-probs or values, or
-        (B,) rewards, by the kind of model. Fp32, on the CPU; 0 on padding, at index 0, and in rows left out."""
+        (B,) rewards, by the kind of model. Fp32, on the CPU; 0 on padding, at index 0, and in rows left out. ``at_start``: of
+        the model as it was before its adapters were trained."""
 
-    def columns(self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want) -> dict[str, Tensor]:
+    def columns(
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want, at_start: bool = False
+    ) -> dict[str, Tensor]:
         """``forward``'s column under the name "column", and what else is asked for, each by its own name, (B, T, ...)."""
 
     def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:

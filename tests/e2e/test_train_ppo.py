@@ -90,6 +90,33 @@ def test_sharing_places_changes_nothing(whole_run, task, tmp_path):
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def test_adapters_on_shared_places(task, tmp_path):
+    """LoRA over two ranks of ZeRO 3 that share their places with two engines; the reference is the base itself."""
+    changes = {
+        "lora_rank": 4,
+        "lora_alpha": 32,
+        "use_kl_loss": True,
+        "kl_estimator": "k3",
+        "colocate_all_models": True,
+        "actor_num_gpus_per_node": 2,
+        "vllm_num_engines": 2,
+        "zero_stage": 3,
+        "actor_learning_rate": 1e-2,
+        "max_steps": 3,
+    }
+    assert "reference" not in run("train_ppo_ray", ppo_flags(task, tmp_path, **changes, dry_run=True))
+    run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
+    records = metrics(tmp_path)
+    assert records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]  # it begins as the reference, then leaves it
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)  # the engines follow: adapters arrive merged
+    base, merged = load_file(task / "model/model.safetensors"), load_file(tmp_path / "model.safetensors")
+    changed = {name for name in base if not torch.equal(base[name], merged[name])}
+    assert changed and all("_proj" in name for name in changed)
+    assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size < (
+        tmp_path / "model.safetensors"
+    ).stat().st_size
+
+
 def kill_when(process, happened) -> None:
     """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it started."""
     family = psutil.Process(process.pid)

@@ -21,7 +21,7 @@ from openrl.trainer.plan import (
 from openrl.trainer.roles import RoleModel
 from tests.tiny import tiny_model_dir
 
-SHAPE = ModelShape(parameters=1000, backbone=800, hidden=10, layers=2, kv_heads=1, head_dim=5, vocabulary=20)
+SHAPE = ModelShape(parameters=1000, linear=50, backbone=800, hidden=10, layers=2, kv_heads=1, head_dim=5, vocabulary=20)
 POLICY = RoleModel("logprobs", "", LearningRateFlags())
 REFERENCE = RoleModel("logprobs", "")
 CRITIC = RoleModel("values", "", LearningRateFlags())

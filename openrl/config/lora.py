@@ -1,0 +1,23 @@
+"""Flags of adapters and 4-bit weights."""
+
+from __future__ import annotations
+
+from openrl.flags.schema import flag, group
+
+
+@group("LoRA")
+class LoRAFlags:
+    lora_rank: int = flag(0, "Rank of LoRA adapters; 0: train all weights.", bounds=">= 0")
+    lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0")
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
+    target_modules: tuple[str, ...] = flag(
+        ("all-linear",), "Module names that get adapters; all-linear: every linear layer but the head."
+    )
+    lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
+    lora_adapter_path: str | None = flag(None, "Adapter to start from; rank, scale and targets come from it.")
+    load_in_4bit: bool = flag(False, "Load the base weights in 4-bit NF4 (bitsandbytes).")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether adapters are trained and the base is frozen."""
+        return self.lora_rank > 0 or self.lora_adapter_path is not None

@@ -1,0 +1,38 @@
+"""Rules of adapters and 4-bit weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.flags.checks import Problem, check
+
+SHAPE = ("lora_alpha", "lora_dropout", "target_modules", "lora_exclude_modules")
+
+
+@check(PPOConfig, SFTConfig)
+def adapters_have_one_shape(config: PPOConfig | SFTConfig, given: frozenset[str]) -> Iterator[Problem]:
+    lora = config.lora
+    if lora.lora_adapter_path is not None:
+        if asked := tuple(name for name in ("lora_rank", *SHAPE) if name in given):
+            yield Problem(
+                ("lora_adapter_path", *asked), "rank, scale and targets come from the adapter", "leave the others out"
+            )
+    elif lora.lora_rank == 0 and (asked := tuple(name for name in SHAPE if name in given)):
+        yield Problem(asked, "no effect: no adapters are trained", "leave it out, or --lora_rank 16")
+
+
+@check(PPOConfig, SFTConfig)
+def packed_weights_carry_adapters(config: PPOConfig | SFTConfig, given: frozenset[str]) -> Iterator[Problem]:
+    if not config.lora.load_in_4bit:
+        return
+    if not config.lora.adapts:
+        yield Problem(("load_in_4bit", "lora_rank"), "4-bit weights cannot be trained themselves", "--lora_rank 16")
+    if config.model.param_dtype != "bf16":
+        yield Problem(("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16")
+    if config.deepspeed.zero_stage == 3:
+        yield Problem(
+            ("load_in_4bit", "zero_stage"),
+            "stage 3 shards weights without what unpacks 4-bit ones",
+            "--zero_stage 2: 4-bit weights are small, and only adapters have states to shard",
+        )

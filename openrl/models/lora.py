@@ -1,0 +1,187 @@
+"""LoRA adapters inside a model (Hu et al. 2021, https://arxiv.org/abs/2106.09685), and 4-bit base weights. The home of peft.
+
+A layer with an adapter computes W x + scale * B A x; W is frozen. The model it starts from is still there, with the
+adapters off, so that it needs no copy of its own: it is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftConfig, inject_adapter_in_model
+from peft.tuners.lora import LoraLayer
+from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import BitsAndBytesConfig, PreTrainedModel
+
+from openrl.config.lora import LoRAFlags
+from openrl.errors import UserError
+
+TRAINED, START = "default", "start"  # names of adapters: the one that learns, and a frozen one to begin with
+
+
+class Adapters:
+    """The adapters of ``hf``, whose parameters keep peft's names: ``<layer>.base_layer.weight`` is W."""
+
+    def __init__(self, hf: PreTrainedModel, config: LoraConfig, base: str) -> None:
+        self.hf, self.config, self.base = hf, config, base
+        self.layers = {name: module for name, module in hf.named_modules() if isinstance(module, LoraLayer)}
+
+    @contextmanager
+    def at_start(self) -> Iterator[None]:
+        """Inside, the model is what it was before training: adapters off, or those that it was given."""
+        given = START in next(iter(self.layers.values())).scaling
+        for layer in self.layers.values():
+            layer.set_adapter(START, inference_mode=True) if given else layer.enable_adapters(False)
+        yield
+        for layer in self.layers.values():
+            layer.set_adapter(TRAINED) if given else layer.enable_adapters(True)
+
+    def merged(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of whole layers by their names in ``hf`` -> those of a model without adapters, W + scale * B A."""
+        plain = {name: t for name, t in named.items() if ".lora_" not in name}
+        result = {}
+        for name, weight in plain.items():
+            layer, _, kind = name.rpartition(".base_layer.")
+            if layer and kind == "weight":
+                low = [named[f"{layer}.{part}.{TRAINED}.weight"].float() for part in ("lora_B", "lora_A")]
+                change = self.layers[layer].scaling[TRAINED] * (low[0] @ low[1])
+                weight = (weight.float() + change).to(weight.dtype)
+            result[name.replace(".base_layer.", ".")] = weight
+        return result
+
+    def write(self, directory: Path, tensors: dict[str, Tensor], modules_to_save: list[str] | None = None) -> None:
+        """What ``PeftModel.from_pretrained`` and vLLM read: tensors by their names in peft's files, and their config."""
+        directory.mkdir(parents=True, exist_ok=True)
+        targets = {name.rpartition(".")[2] for name in self.layers}
+        config = replace(
+            self.config,
+            base_model_name_or_path=self.base,
+            target_modules=targets,
+            modules_to_save=modules_to_save,
+            inference_mode=True,
+        )
+        config.save_pretrained(str(directory))
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def peft_name(name: str) -> str:
+    """The name of a parameter in peft's files: without the adapter's own name."""
+    return "base_model.model." + name.replace(f".{TRAINED}.", ".")
+
+
+def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, prefix: str = "") -> Adapters:
+    """Put adapters into ``hf``, a model from ``base``, and freeze everything else. A begins random from ``seed``, B at
+    zero. ``prefix`` stands before the names of ``hf`` in the adapter's file.
+
+    Raises UserError if no layer, or one that is not linear, is named by --target_modules, or the adapter of
+    --lora_adapter_path does not fit.
+    """
+    if flags.lora_adapter_path is not None:
+        config = _read_config(flags.lora_adapter_path)
+        names: tuple[str, ...] = (TRAINED, START)
+    else:
+        config, names = _new_config(flags), (TRAINED,)
+    hf.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for name in names:
+            _inject(config, hf, name, flags)
+    adapters = Adapters(hf, config, base)
+    for layer in adapters.layers.values():
+        layer.to(hf.dtype)
+        layer.set_adapter(TRAINED)
+    if flags.lora_adapter_path is not None:
+        _load(hf, flags.lora_adapter_path, names, prefix)
+    for name, parameter in hf.named_parameters():
+        parameter.requires_grad_(f".{TRAINED}." in name)
+    return adapters
+
+
+def _new_config(flags: LoRAFlags) -> LoraConfig:
+    all_linear = flags.target_modules == ("all-linear",)
+    return LoraConfig(
+        r=flags.lora_rank,
+        lora_alpha=flags.lora_alpha,
+        lora_dropout=flags.lora_dropout,
+        target_modules="all-linear" if all_linear else list(flags.target_modules),
+        exclude_modules=flags.lora_exclude_modules,
+    )
+
+
+def _read_config(path: str) -> LoraConfig:
+    try:
+        config = PeftConfig.from_pretrained(path)
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(f"--lora_adapter_path: no adapter in {path}: {error}") from error
+    unknown = [
+        name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if getattr(config, name, None)
+    ]
+    if not isinstance(config, LoraConfig) or unknown:
+        what = f"with {unknown[0]}" if unknown else f"of type {config.peft_type}"
+        raise UserError(f"--lora_adapter_path: an adapter {what} cannot be trained here", "a plain LoRA adapter")
+    return config
+
+
+def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
+    try:
+        inject_adapter_in_model(config, hf, name)
+    except ValueError as error:  # peft found nothing, or a module that it cannot adapt
+        raise UserError(
+            f"--target_modules {' '.join(flags.target_modules)}: {error}", f"names such as {_linear_names(hf)}"
+        ) from error
+    for path, module in hf.named_modules():
+        if isinstance(module, LoraLayer) and len(module.lora_embedding_A):
+            raise UserError(f"--target_modules: {path} is not a linear layer", f"names such as {_linear_names(hf)}")
+
+
+def _linear_names(hf: PreTrainedModel) -> str:
+    names = {name.rpartition(".")[2] for name, module in hf.named_modules() if isinstance(module, nn.Linear)}
+    return " ".join(sorted(names - {"lora_A", "lora_B", TRAINED, START, "base_layer"})[:8])
+
+
+def _load(hf: PreTrainedModel, path: str, names: tuple[str, ...], prefix: str) -> None:
+    tensors = {
+        name.removeprefix("base_model.model.").removeprefix(prefix): t
+        for name, t in load_peft_weights(path, device="cpu").items()
+    }
+    expected = set(get_peft_model_state_dict(hf, adapter_name=names[0]))
+    if differ := sorted(expected ^ tensors.keys()):
+        raise UserError(
+            f"--lora_adapter_path: {path} does not fit the model: {differ[0]} is only in one of them",
+            "the adapter's own base as --pretrain",
+        )
+    for name in names:
+        set_peft_model_state_dict(hf, tensors, adapter_name=name)
+
+
+def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
+    """4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA), computing in ``dtype``."""
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+def keep_differentiable(model: nn.Module) -> None:
+    """On some CPUs bitsandbytes repacks 4-bit weights at the first forward in evaluation, for a kernel without backward."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A parameter as numbers: 4-bit weights are unpacked into the type that they compute in."""
+    state = getattr(tensor, "quant_state", None)
+    if state is None:
+        return tensor.detach()
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(tensor.data, state)
