@@ -57,7 +57,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     """Every model of the run, by role."""
     others, policy, lora = config.others, config.model.pretrain, config.lora
     # the adapter of --lora_adapter_path is the policy's; a critic gets a new one of its rank
-    fresh = replace(lora, lora_rank=derived.lora_rank(lora), lora_adapter_path=None)
+    fresh = replace(lora, lora_rank=derived.lora_rank(lora), lora_adapter_path=None)  # type: ignore[type-var]
     table = {
         "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config), lora=lora),
         "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim, lora=fresh),
