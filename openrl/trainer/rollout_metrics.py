@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from openrl.algorithms.batching import trained_mask
 from openrl.algorithms.filtering import signal_metrics
 from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
 from openrl.trainer.reward_failures import failure_metrics
@@ -16,6 +17,7 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
     lengths = [t.response_length for t in rows]
     metrics: dict[str, Metric] = {
         "rollout/samples": Sum(len(rows)),
+        "rollout/untrained_samples": Sum(sum(not any(trained_mask(t, g)) for g in groups for t in g.trajectories)),
         "rollout/tokens": Sum(sum(lengths)),
         "rollout/prompt_length": mean(len(g.prompt.token_ids) for g in groups),
         "rollout/response_length": mean(lengths),

@@ -54,6 +54,7 @@ def test_rollout_metrics():
     metrics = rollout_metrics(groups)
     expected = {
         "rollout/samples": 4,
+        "rollout/untrained_samples": 0,
         "rollout/tokens": 16,
         "rollout/prompt_length": 3,
         "rollout/response_length": 4,
@@ -71,6 +72,14 @@ def test_rollout_metrics():
     }
     assert expected.items() <= to_floats(metrics).items()
     assert isinstance(metrics["rollout/tokens"], Sum) and metrics["reward/format"] == Mean(1.5, 2)
+
+
+def test_samples_that_cannot_be_trained_are_counted():
+    """One failed, two have a greedy answer beside them that got no reward, one has no token."""
+    unrated = group("b", 1, (2, Score(1.0)), (2, Score(0.0)))
+    unrated.greedy = trajectory(unrated.prompt, 2, None)
+    groups = [group("a", 1, (2, Score(1.0)), (2, None, Finish.ERROR), (0, Score(0.0))), unrated]
+    assert rollout_metrics(groups)["rollout/untrained_samples"] == Sum(4)
 
 
 def test_what_nobody_measured_is_absent():
