@@ -10,7 +10,25 @@ from typing import Any
 
 from openrl.registry import Registry
 
-advantage_estimators: Registry[Any] = Registry("advantage_estimator", home="openrl.algorithms.advantages")
-policy_losses: Registry[Any] = Registry("policy_loss", home="openrl.algorithms.policy_losses")
+advantage_estimators: Registry[Any] = Registry(
+    "advantage_estimator",
+    home="openrl.algorithms.advantages",
+    elsewhere={
+        "reinforce_plus_plus": "reinforce",
+        "reinforce_plus_plus_baseline": "reinforce_baseline",
+        "agentic_reinforce": "turn_reinforce",
+        "grpo_vectorized": "grpo",
+        "rloo_vectorized": "rloo",
+    },
+)
+policy_losses: Registry[Any] = Registry(
+    "policy_loss",
+    home="openrl.algorithms.policy_losses",
+    elsewhere={
+        "vanilla": "ppo if it is verl's, gpg if it is ROLL's",
+        "gmpo": "geo_mean",
+        "dapo": "ppo, with --eps_clip_low_high 0.2 0.28",
+    },
+)
 preference_losses: Registry[Any] = Registry("preference_loss", home="openrl.algorithms.preference_losses")
 verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from openrl.errors import UserError
@@ -73,7 +74,9 @@ def part_weights(words: tuple[str, ...]) -> dict[str, float]:
         try:
             name, weight = (name, float(text)) if equals else (text, 1.0)
         except ValueError:
-            raise UserError(f"--gdpo_parts {word}: {text!r} is no number", f"{name}=1.0") from None
+            weight = math.nan
+        if not math.isfinite(weight):
+            raise UserError(f"--gdpo_parts {word}: {text!r} is no number", f"{name}=1.0")
         if not name or name in weights:
             raise UserError(f"--gdpo_parts {word}: {'given twice' if name else 'no name'}", "NAME or NAME=WEIGHT")
         weights[name] = weight

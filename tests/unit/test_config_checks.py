@@ -128,6 +128,8 @@ def test_sound_flags_have_no_problems(words):
         ("--whiten_rewards --init_kl_coef 0", "whiten_rewards", "every token before it gets -mean / std",
          "--reward_norm_mean batch --reward_norm_std batch"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=x", "gdpo_parts", "'x' is no number", "a=1.0"),
+        ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=nan", "gdpo_parts", "'nan' is no number", "a=1.0"),
+        ("--policy_loss_type vanilla", "policy_loss_type", "ppo if it is verl's, gpg if it is ROLL's", ""),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a a=2", "gdpo_parts", "given twice", "NAME"),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --overlong_buffer_len 9", "overlong_buffer_len",
          "shaping does not reach", "--advantage_estimator group_norm"),
