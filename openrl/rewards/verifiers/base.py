@@ -10,9 +10,8 @@
 
 It runs in a process of its own that is killed when it takes too long, so it needs no timeout, and it imports large
 libraries inside. The last lines of its docstring say which label it wants and which rewards it can give: the page of
-verifiers shows them, a test holds every verifier to them. It looks at the label before the response, so that an answer
-with the response "" finds a label that is of no use; verifiers that ask another machine say so with
-``needs=("network",)``.
+verifiers shows them, a test holds every verifier to them. It looks at the label before the response: a label that is of
+no use is found whatever the answer.
 
 ``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if there are none.
 """

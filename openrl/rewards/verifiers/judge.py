@@ -65,7 +65,7 @@ class JudgeOptions:
             raise ValueError(f"there is no {{response}} in {self.prompt_file}")
 
 
-@verifiers.register("judge", options=JudgeOptions, needs=("network",))
+@verifiers.register("judge", options=JudgeOptions)
 def judge(answer: Answer, options: JudgeOptions) -> Verdict:
     """The score that a model gives, scaled to [0, 1]. No verdict if it cannot be reached or gives no score.
 

@@ -51,7 +51,7 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
     """
     cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)
-    if program is None or len(program) > LONGEST:
+    if program is None or not program.strip() or len(program) > LONGEST:
         return Verdict(0.0, 0.0, {"passed_share": 0.0, "has_code": 0.0})
     results = list(run_cases(program, cases, options))
     count = {kind: sum(r.outcome == kind for r in results) for kind in ("passed", "error", "timeout", "skipped")}

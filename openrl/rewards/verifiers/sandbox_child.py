@@ -31,13 +31,13 @@ REFUSED = {
     # processes: no children, no other program, no signals to others, no way around the limits
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129),
     "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_open": (434, 434), "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
+    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
     "process_vm_writev": (311, 271), "setrlimit": (160, 164), "prlimit64": (302, 261), "setsid": (112, 157),
     "setpgid": (109, 154), "prctl": (157, 167), "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435),
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "setpriority": (141, 140),
     # network, and memory that no limit counts
     "socket": (41, 198), "socketpair": (53, 199), "memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186),
-    "semget": (64, 190), "io_uring_setup": (425, 425),
+    "semget": (64, 190), "mq_open": (240, 180), "memfd_secret": (447, 447), "io_uring_setup": (425, 425),
     # files: nothing is made, changed or removed
     "creat": (85, None), "openat2": (437, 437), "open_by_handle_at": (304, 265), "truncate": (76, 45),
     "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34),
@@ -51,7 +51,8 @@ REFUSED = {
     "mount": (165, 40), "umount2": (166, 39), "move_mount": (429, 429), "chroot": (161, 51), "pivot_root": (155, 41),
     "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "sethostname": (170, 161),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "init_module": (175, 105), "finit_module": (313, 273),
-    "delete_module": (176, 106), "kexec_load": (246, 104), "bpf": (321, 280), "keyctl": (250, 219),
+    "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "acct": (163, 89), "adjtimex": (159, 171),
+    "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None), "bpf": (321, 280), "keyctl": (250, 219),
     "add_key": (248, 217), "request_key": (249, 218), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
 }  # fmt: skip
 CLONE = (56, 220)
