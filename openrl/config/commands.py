@@ -23,6 +23,7 @@ from openrl.config.learning import (
     DeepSpeedFlags,
     KLFlags,
     LearningRateFlags,
+    MixtureFlags,
     OptimizerFlags,
     PackingFlags,
     PairRewardFlags,
@@ -61,6 +62,7 @@ class PPOConfig:
     optim: OptimizerFlags = part(OptimizerFlags)
     lora: LoRAFlags = part(LoRAFlags)
     algorithm: AlgorithmFlags = part(AlgorithmFlags)
+    mixture: MixtureFlags = part(MixtureFlags)
     kl: KLFlags = part(KLFlags)
     reward: RewardFlags = part(RewardFlags)
     shaping: RewardShapingFlags = part(RewardShapingFlags)
@@ -101,6 +103,7 @@ class SupervisedConfig:
 class SFTConfig(SupervisedConfig):
     """``python -m openrl.cli.train_sft``"""
 
+    mixture: MixtureFlags = part(MixtureFlags)
     data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
     templates: TemplateFlags = part(TemplateFlags, input_template=PLAIN_DIALOGUE)
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
@@ -123,6 +126,7 @@ class RMConfig(SupervisedConfig):
 class DPOConfig(SupervisedConfig):
     """``python -m openrl.cli.train_dpo``"""
 
+    mixture: MixtureFlags = part(MixtureFlags)
     reference: ReferenceFlags = part(ReferenceFlags)
     data: PreferenceDataFlags = part(PreferenceDataFlags)
     preference: PreferenceFlags = part(PreferenceFlags)

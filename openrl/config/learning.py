@@ -164,6 +164,13 @@ class AlgorithmFlags:
     )
 
 
+@group("Algorithm")
+class MixtureFlags:
+    aux_loss_coef: float = flag(
+        0.0, "Adds this times the load-balancing loss of a mixture of experts. 0: off.", bounds=">= 0"
+    )
+
+
 @group("KL")
 class KLFlags:
     init_kl_coef: float = flag(

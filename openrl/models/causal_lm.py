@@ -14,6 +14,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
+from openrl.models.experts import load_balancing
 from openrl.models.logprobs import LogprobHead
 from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
@@ -29,6 +30,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.hf, self.packing = hf, packing
         self.adapters: Adapters | None = None
+        self.balancing = load_balancing(type(hf), hf.config)
         head = LogprobHead(hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size)
         hf.set_output_embeddings(head)
         if hf.get_output_embeddings() is not head:
@@ -44,12 +46,17 @@ class CausalLM(nn.Module):
             reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
         """
         rows = arrange(token_ids, attention_mask, self.packing)
-        hidden = self.hf.base_model(input_ids=rows.token_ids, use_cache=False, **rows.inputs).last_hidden_state
+        balance = {"output_router_logits": True} if "balance" in want else {}
+        found = self.hf.base_model(input_ids=rows.token_ids, use_cache=False, **rows.inputs, **balance)
         predicted = predicted_tokens(attention_mask)
         logprobs, more = self.hf.get_output_embeddings()(
-            hidden, rows.token_ids, rows.predicted, want, [column[predicted] for column in reference]
+            found.last_hidden_state, rows.token_ids, rows.predicted, want, [column[predicted] for column in reference]
         )
-        return rows.columns(logprobs), {name: rows.columns(column) for name, column in more.items()}
+        columns = {name: rows.columns(column) for name, column in more.items()}
+        if balance:
+            assert self.balancing is not None  # checked before the run starts
+            columns["balance"] = self.balancing(found.router_logits, None if self.packing else attention_mask)
+        return rows.columns(logprobs), columns
 
     adapted_modules: list[str] | None = None
     """What an adapter's file holds besides adapters."""

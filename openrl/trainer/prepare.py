@@ -23,6 +23,7 @@ from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
 from openrl.models.device import Device, resolve_device
+from openrl.models.experts import check_mixture
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.build import check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
@@ -48,6 +49,9 @@ def prepare(config: PPOConfig) -> Inputs:
         world = derived.actor_world(config.placement, device)
         if world is not None:
             check_batches(config, world)
+    with gathered:
+        if config.mixture.aux_loss_coef:
+            check_mixture(config.model.pretrain, config.model.trust_remote_code)
     with gathered:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
     with gathered:

@@ -18,11 +18,12 @@ from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.blend import Report
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.models.experts import check_mixture
 from openrl.tracking.progress import Column
 from openrl.training.build import EngineKind
 from openrl.training.engine import LossOf
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
-from openrl.training.updates import SupervisedUpdate
+from openrl.training.updates import SupervisedUpdate, balanced
 from openrl.types import ExperienceBatch, PreferenceBatch
 
 Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
@@ -68,11 +69,18 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     return Task(
         name="sft",
         kind="logprobs",
-        update=SupervisedUpdate(),
+        update=_balanced(config, SupervisedUpdate()),
         builder=SupervisedBuilder(**_reading(config, tokenizer)),
         columns=(),
         from_evaluation=lambda values: {"perplexity": math.exp(min(values["loss"], 700.0))},
     )
+
+
+def _balanced(config: SFTConfig | DPOConfig, update: LossOf) -> LossOf:
+    """With the load-balancing loss where it is asked for. Raises UserError for a model without experts."""
+    if config.mixture.aux_loss_coef:
+        check_mixture(config.model.pretrain, config.model.trust_remote_code)
+    return balanced(update, config.mixture.aux_loss_coef)
 
 
 def rm_task(config: RMConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
@@ -104,7 +112,7 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     return Task(
         name="dpo",
         kind="logprobs",
-        update=PreferenceUpdate(flags.loss, options, flags.beta, flags.nll_loss_coef),
+        update=_balanced(config, PreferenceUpdate(flags.loss, options, flags.beta, flags.nll_loss_coef)),
         builder=builder,
         columns=(Column("accuracy", "accuracy {:.3f}"), Column("rewards/margin", "margin {:.3f}")),
         collate=collate_preferences,

@@ -16,7 +16,7 @@ from openrl.config.learning import LossAggMode
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Max, Mean, Metric
-from openrl.training.engine import Forward
+from openrl.training.engine import Forward, LossOf
 from openrl.training.mismatch import compare
 from openrl.types import ExperienceBatch, LossInputs, StepCounts
 
@@ -108,6 +108,39 @@ class ValueUpdate:
         loss = step_loss(token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
         columns = token_losses.metrics | {"values": values, "returns": returns}
         return loss, {"value_loss": _share(loss, batch, counts)} | _means(columns, batch.loss_mask)
+
+
+@dataclass(frozen=True)
+class BalancedUpdate:
+    """Another update, plus ``coef`` times the load-balancing loss of a mixture of experts.
+
+    That loss is a product of two means over tokens, padding left out, so it does not add up over micro-batches: each
+    has its own, over all its real tokens, and counts by its share of the step's trained tokens. Experts are thus
+    balanced within micro-batches, as in the other systems, and the cut into them is part of the loss.
+    """
+
+    update: LossOf
+    coef: float
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        balances: list[Tensor] = []
+
+        def and_balance(micro_batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
+            column, more = forward(micro_batch, *want, "balance")
+            balances.append(more["balance"])
+            return column, more
+
+        loss, metrics = self.update(and_balance, batch, counts)
+        tokens, (balance,) = int(batch.loss_mask.sum()), balances
+        share = balance * (tokens / max(counts.tokens, 1)) * counts.dp_size
+        return loss + self.coef * share, metrics | {"aux_loss": Mean(float(balance.detach()) * tokens, tokens)}
+
+
+def balanced(update: LossOf, coef: float) -> LossOf:
+    """The update itself where ``coef`` is 0."""
+    return BalancedUpdate(update, coef) if coef else update
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from openrl.algorithms.policy_losses import PPOOptions
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.errors import UserError
+from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.mismatch import compare, shown, split
 from openrl.training.optimizers import build_optimizer, build_scheduler
-from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
+from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.types import StepCounts, StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.tiny import tiny_model_dir
@@ -361,6 +362,49 @@ def test_the_kl_of_whole_distributions(tmp_path, checkpoint, batch, stage, top_k
     assert reports[0]["kl_loss"].value == pytest.approx(float(expected[batch.loss_mask].mean()), rel=1e-4)
     kls = [report["kl"].value for report in reports]
     assert kls == sorted(kls, reverse=True) and kls[-1] < 0.9 * kls[0]
+
+
+def switch_loss(path, rows, experts=4, chosen=2):
+    """Equation 4 of the Switch Transformer over all layers and tokens of unpadded rows: experts * sum f_i P_i."""
+    model = AutoModelForCausalLM.from_pretrained(path)
+    shares, probabilities = [], []
+    with torch.no_grad():
+        for ids in rows:
+            for logits in model(input_ids=ids[None], output_router_logits=True).router_logits:
+                probabilities.append(logits.softmax(-1))
+                top = probabilities[-1].topk(chosen).indices
+                shares.append(torch.nn.functional.one_hot(top, experts).sum(1).float())
+    return float(experts * (torch.cat(shares).mean(0) * torch.cat(probabilities).mean(0)).sum())
+
+
+@pytest.mark.parametrize(
+    ("arch", "stage", "packing", "checkpointing"),
+    [("qwen3_moe", 0, False, False), ("qwen3_moe", 3, True, True), ("mixtral", 2, False, True)],
+)
+def test_the_load_balancing_loss(tmp_path, batch, arch, stage, packing, checkpointing):
+    """Padding left out, weighed by trained tokens, and it falls where it is all that is trained on."""
+    overrides = {"num_local_experts": 4, "num_experts_per_tok": 2} if arch == "mixtral" else {}
+    path = tiny_model_dir(tmp_path, arch=arch, **overrides)
+    rows = [batch.token_ids[i, :n] for i, n in enumerate(batch.lengths.tolist())]
+    tokens = [int(batch.loss_mask[half].sum()) for half in halves(batch)]
+    expected = sum(
+        switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(halves(batch), tokens, strict=True)
+    )
+    optim = optim_spec(learning_rate=3e-3)
+    engine = build_engine(
+        engine_spec(path, zero_stage=stage, packing=packing, optim=optim, gradient_checkpointing=checkpointing)
+    )
+    update = balanced(PolicyUpdate("ppo", PPOOptions(), "token-mean", rl_coef=0.0), 1.0)
+    plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
+    found = [engine.train_step(batch, plan, update)["aux_loss"].value for _ in range(6)]
+    assert found[0] == pytest.approx(expected / sum(tokens), rel=1e-5)
+    assert found[-1] < found[0]
+
+
+def test_a_dense_model_has_no_load_to_balance(tmp_path, checkpoint):
+    check_mixture(str(tiny_model_dir(tmp_path, arch="qwen3_moe")), False)
+    with pytest.raises(UserError, match="qwen3, for which transformers has no load-balancing loss"):
+        check_mixture(str(checkpoint), False)
 
 
 def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, batch):

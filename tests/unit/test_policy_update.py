@@ -5,7 +5,7 @@ import torch
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.trainer.losses import Losses
-from openrl.training.updates import PolicyUpdate
+from openrl.training.updates import PolicyUpdate, balanced
 from openrl.types import StepCounts
 from tests.batches import outcome_batch
 from tests.unit.test_config_checks import ppo
@@ -30,6 +30,26 @@ def loss_and_gradient(**changes):
     loss, metrics = update(forward, batch, COUNTS)
     loss.backward()
     return float(loss.detach()), {k: m.value for k, m in metrics.items()}, logprobs.grad[:, 1:]
+
+
+@pytest.mark.parametrize(("tokens", "dp_size"), [(4, 1), (8, 2)])
+def test_the_load_balancing_loss_counts_by_trained_tokens(tokens, dp_size):
+    """Half of the step's tokens on one of two ranks: half of the loss, twice for the mean over ranks."""
+    batch = outcome_batch([1.0, 0.0], [0, 0])
+    batch = batch.replace(advantages=torch.full(batch.loss_mask.shape, ADVANTAGE))
+    logprobs, balance = torch.full(batch.loss_mask.shape, LOGPROB), torch.tensor(3.0, requires_grad=True)
+
+    def forward(micro, *want):
+        assert want == ("entropy", "balance")
+        return logprobs, {"entropy": torch.zeros_like(logprobs), "balance": balance}
+
+    counts = StepCounts(tokens, sequences=2, dp_size=dp_size)
+    update = balanced(PolicyUpdate("ppo", PPOOptions(), "token-mean"), 0.5)
+    loss, metrics = update(forward, batch, counts)
+    assert float(loss.detach()) == pytest.approx((-ADVANTAGE + 0.5 * 3.0) * 4 / tokens * dp_size)
+    loss.backward()
+    assert float(balance.grad) == pytest.approx(0.5 * 4 / tokens * dp_size)
+    assert metrics["aux_loss"].value == 3.0
 
 
 def test_policy_loss_alone():

@@ -1,0 +1,40 @@
+"""Mixtures of experts: how unevenly the router spreads tokens, by the architecture's own function in transformers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+from transformers import AutoConfig, PretrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from openrl.errors import UserError
+
+LoadBalancing = Callable[[Sequence[Tensor], Tensor | None], Tensor]
+"""Router logits (tokens, experts) of each layer, and a mask (b, T) of real tokens or None -> a scalar. It is 1 * K with
+tokens spread evenly over the experts, K of them each, and grows to the number of experts
+(https://arxiv.org/abs/2101.03961 eq. 4)."""
+
+
+def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBalancing | None:
+    """None for a model without a router, or one that balances its experts in another way."""
+    module = sys.modules.get(model_class.__module__) if model_class else None
+    of_architecture = getattr(module, "load_balancing_loss_func", None)
+    text = config.get_text_config()
+    experts = getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None)
+    chosen = getattr(text, "num_experts_per_tok", None)
+    if of_architecture is None or not experts or not chosen:
+        return None
+    return lambda router_logits, mask: of_architecture(tuple(router_logits), experts, chosen, mask)
+
+
+def check_mixture(path: str, trust_remote_code: bool) -> None:
+    """Raises UserError if the model has no load-balancing loss."""
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if load_balancing(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config) is None:
+        raise UserError(
+            f"--aux_loss_coef: {path} is a {config.model_type}, for which transformers has no load-balancing loss: it is "
+            "for mixtures of experts",
+            "--aux_loss_coef 0",
+        )
