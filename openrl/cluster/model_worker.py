@@ -15,7 +15,7 @@ from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import close_distributed, init_distributed
-from openrl.training.engine import LossOf, TrainEngine
+from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import Bucket, fill_buckets
 
@@ -50,9 +50,19 @@ class ModelWorker:
             return self.engine.columns(batch, micro_batches, *want, at_start=True)
         return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
 
-    def update(self, batch: ExperienceBatch, plans: list[StepPlan], loss_of: LossOf) -> list[dict[str, Metric]]:
-        """One optimizer step per plan; the metrics of each on this rank."""
-        return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
+    def update(
+        self,
+        batch: ExperienceBatch,
+        plans: list[StepPlan],
+        loss_of: LossOf,
+        also: tuple[ExperienceBatch, list[StepPlan], LossOf] | None = None,
+    ) -> list[dict[str, Metric]]:
+        """One optimizer step per plan; the metrics of each on this rank. ``also`` are rows that join, step by step."""
+        if also is None:
+            return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
+        others, their_plans, their_loss = also
+        pairs = zip(plans, their_plans, strict=True)
+        return [self.engine.train_step(batch, p, loss_of, StepPart(others, o, their_loss)) for p, o in pairs]
 
     def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         """The metrics of a loss on this rank, without a step."""

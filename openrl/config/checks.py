@@ -172,6 +172,12 @@ def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problem
 
 
 @check(PPOConfig)
+def supervised_rows_have_answers(config: PPOConfig, given: Given) -> Problems:
+    if config.ptx.ptx_data is not None and config.ptx.output_key is None:
+        yield Problem(("ptx_data", "output_key"), "no column holds the answers", "--output_key COLUMN")
+
+
+@check(PPOConfig)
 def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     shaping, limit = config.shaping, config.sampling.generate_max_len
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:

@@ -28,6 +28,7 @@ from openrl.config.learning import (
     PackingFlags,
     PairRewardFlags,
     PreferenceFlags,
+    PtxFlags,
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
@@ -63,6 +64,7 @@ class PPOConfig:
     lora: LoRAFlags = part(LoRAFlags)
     algorithm: AlgorithmFlags = part(AlgorithmFlags)
     mixture: MixtureFlags = part(MixtureFlags)
+    ptx: PtxFlags = part(PtxFlags)
     kl: KLFlags = part(KLFlags)
     reward: RewardFlags = part(RewardFlags)
     shaping: RewardShapingFlags = part(RewardShapingFlags)

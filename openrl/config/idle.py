@@ -133,6 +133,12 @@ IDLE = (
         "--sft_loss_coef 0.1",
     ),
     Idle(
+        ("output_key", "ptx_coef"),
+        lambda config: config.ptx.ptx_data is not None,
+        "there are no supervised rows without --ptx_data",
+        "--ptx_data FILE",
+    ),
+    Idle(
         ("kl_horizon",),
         lambda config: config.kl.kl_target is not None,
         "the coefficient is fixed without --kl_target",

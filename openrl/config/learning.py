@@ -171,6 +171,17 @@ class MixtureFlags:
     )
 
 
+@group("Algorithm")
+class PtxFlags:
+    ptx_data: str | None = flag(
+        None,
+        "Rows with answers that join every optimizer step of the actor, as many as it has samples (PPO-ptx); sources as "
+        "for --prompt_data, prompts in --input_key.",
+    )
+    output_key: str | None = flag(None, "Column of --ptx_data with the answer.")
+    ptx_coef: float = flag(0.05, "Adds this times the mean negative log-likelihood of these answers.", bounds="> 0")
+
+
 @group("KL")
 class KLFlags:
     init_kl_coef: float = flag(

@@ -25,6 +25,7 @@ from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
+from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.roles import Roles, Stage, start_roles
 from openrl.types import Sampling
@@ -115,7 +116,14 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         param_dtype=derived.compared_dtype(config),
         guard=NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
         frozen_actor_steps=derived.frozen_actor_steps(config),
+        ptx=build_ptx(config, inputs),
     )
+
+
+def build_ptx(config: PPOConfig, inputs: Inputs) -> SupervisedMix | None:
+    if not inputs.ptx_rows:
+        return None
+    return SupervisedMix(inputs.ptx_rows, inputs.tokenizer.pad_token_id, config.debug.seed, config.ptx.ptx_coef)
 
 
 def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:

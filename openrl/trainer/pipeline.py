@@ -42,6 +42,7 @@ from openrl.trainer.judging import ArrivalJudge
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
+from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.reward_failures import FailureGuard
 from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.roles import Roles
@@ -76,13 +77,14 @@ class Pipeline:
         param_dtype: Dtype,
         guard: NonFiniteGuard,
         frozen_actor_steps: int = 0,
+        ptx: SupervisedMix | None = None,
     ) -> None:
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.debug, self.bucket_bytes, self.pad_id = batch, debug, bucket_bytes, pad_id
         self.collector = Collector(roles.rollout)
         self.reward, self.weighing = reward, weighing
         self.param_dtype, self.guard = param_dtype, guard
-        self.frozen_actor_steps = frozen_actor_steps
+        self.frozen_actor_steps, self.ptx = frozen_actor_steps, ptx
         self.version = 0
 
     # -- collect ------------------------------------------------------------------------------------
@@ -185,7 +187,8 @@ class Pipeline:
         group = self._trained()[role]
         sizes, flags = (group.size, self.batch.train_batch_size, self.batch.micro_train_batch_size), self.batch
         plan = plan_steps(batch, *sizes, flags.max_epochs, self._generator(step))
-        reports = await update_rows(group, batch, plan, loss_of)
+        also = self.ptx.rows_for(plan, group.size, self.batch) if self.ptx and role == "actor" else None
+        reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))
         totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled
@@ -219,7 +222,8 @@ class Pipeline:
     # -- leaving and returning ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        return {"version": self.version, "kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
+        state = {"version": self.version, "kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
+        return state | ({"ptx": self.ptx.stream.state()} if self.ptx else {})
 
     async def save(self, directory: Path) -> None:
         """Each trained role writes itself below ``directory``."""
@@ -232,6 +236,8 @@ class Pipeline:
         self.version = state["version"] - 1  # the next publish sends these weights again, as the same version
         self.credit.kl.load_state(state["kl"])
         self.credit.running.load_state(state["rewards"])
+        if self.ptx and "ptx" in state:  # else they joined with this resume
+            self.ptx.stream.load_state(state["ptx"])
 
     async def export(self, directory: Path) -> None:
         await self.roles.policy.call("export", str(directory))

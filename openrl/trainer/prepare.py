@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
 from openrl.config.presets import PRESETS
+from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
@@ -27,6 +28,7 @@ from openrl.models.experts import check_mixture
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.build import check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
+from openrl.trainer.ptx import load_ptx
 from openrl.types import Prompt
 
 
@@ -38,7 +40,8 @@ class Inputs:
     tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt]
     eval_prompts: list[Prompt]
-    reports: list[Report]
+    reports: list[Report | SupervisedReport]
+    ptx_rows: list[SupervisedRow] = field(default_factory=list)
 
 
 def prepare(config: PPOConfig) -> Inputs:
@@ -86,8 +89,10 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     with gathered:
         if config.evaluation.eval_dataset:
             eval_prompts, eval_reports = load_eval_prompts(builder, config.evaluation)
+    with gathered:
+        ptx_rows, ptx_reports = load_ptx(config, tokenizer)
     gathered.raise_all()
-    return Inputs(device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports])
+    return Inputs(device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports, *ptx_reports], ptx_rows)
 
 
 def check_steps(config: PPOConfig, prompts: int) -> None:

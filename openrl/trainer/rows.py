@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
@@ -11,7 +13,7 @@ from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.trainer.nonfinite import Reports
 from openrl.training.engine import LossOf
-from openrl.types import ExperienceBatch
+from openrl.types import ExperienceBatch, StepPlan
 
 
 async def forward_rows(group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, model: int = 0) -> Tensor:
@@ -30,12 +32,25 @@ async def columns_of_rows(
     return {name: join_rows(split.shards, [part[name] for part in parts], width) for name in parts[0]}
 
 
-async def update_rows(group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf) -> Reports:
-    """Every optimizer step of the plan; metrics by rank and step."""
-    work = [
-        (batch.select(rows), [ranks[rank] for ranks in plan.steps], loss_of) for rank, rows in enumerate(plan.shards)
-    ]
-    return await group.scatter("update", work)
+@dataclass(frozen=True)
+class Training:
+    """Rows, who trains which of them when, and by which loss."""
+
+    batch: ExperienceBatch
+    plan: TrainingPlan
+    loss_of: LossOf
+
+    def of(self, rank: int) -> tuple[ExperienceBatch, list[StepPlan], LossOf]:
+        return self.batch.select(self.plan.shards[rank]), [ranks[rank] for ranks in self.plan.steps], self.loss_of
+
+
+async def update_rows(
+    group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf, also: Training | None = None
+) -> Reports:
+    """Every optimizer step of the plan; metrics by rank and step. The steps of ``also`` are made together with these."""
+    main = Training(batch, plan, loss_of)
+    ranks = range(len(plan.shards))
+    return await group.scatter("update", [(*main.of(r), *([also.of(r)] if also else [])) for r in ranks])
 
 
 async def evaluate_rows(

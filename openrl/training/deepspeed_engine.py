@@ -33,7 +33,7 @@ from openrl.models.lora import whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
-from openrl.training.engine import LossOf
+from openrl.training.engine import LossOf, StepPart
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
 from openrl.training.state import (
     optimizer_tensors,
@@ -140,13 +140,17 @@ class DeepSpeedEngine:
         micro_batches = [_to(batch.select(rows), self.device) for rows in plan.micro_batches]
         return merge_all(loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches)
 
-    def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+    def train_step(
+        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, also: StepPart | None = None
+    ) -> dict[str, Metric]:
         self.model.train(self._train_mode)
-        last = len(plan.micro_batches) - 1
+        parts = [StepPart(batch, plan, loss_of), *([also] if also else [])]
+        work = [(part, rows) for part in parts for rows in part.plan.micro_batches]
         metrics: list[dict[str, Metric]] = []
-        for i, rows in enumerate(plan.micro_batches):
-            self._engine.set_gradient_accumulation_boundary(i == last)
-            loss, of_micro_batch = loss_of(self._run, _to(batch.select(rows), self.device), plan.counts)
+        for i, (part, rows) in enumerate(work):
+            self._engine.set_gradient_accumulation_boundary(i == len(work) - 1)
+            micro_batch = _to(part.batch.select(rows), self.device)
+            loss, of_micro_batch = part.loss_of(self._run, micro_batch, part.plan.counts)
             metrics.append(of_micro_batch)
             self._engine.backward(loss * self._missing_loss_scale(), scale_wrt_gas=False)
         rate = self._scheduler.get_last_lr()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +26,15 @@ of the whole optimizer step and multiplied by dp_size, so that gradients summed 
 over ranks are those of the whole step."""
 
 
+@dataclass(frozen=True)
+class StepPart:
+    """Rows of one rank's shard that are trained in an optimizer step, by a loss with counts of its own."""
+
+    batch: ExperienceBatch
+    plan: StepPlan
+    loss_of: LossOf
+
+
 class TrainEngine(Protocol):
     """Every rank calls every method in the same order: collectives hide inside."""
 
@@ -40,9 +50,11 @@ class TrainEngine(Protocol):
     ) -> dict[str, Tensor]:
         """``forward``'s column under the name "column", and what else is asked for, each by its own name, (B, T, ...)."""
 
-    def train_step(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
-        """Forward and backward over the plan's micro-batches, one optimizer step. Metrics of this rank:
-        those of ``loss_of``, ``grad_norm`` before clipping, ``lr``, ``nonfinite_steps`` (a gradient with inf or NaN
+    def train_step(
+        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, also: StepPart | None = None
+    ) -> dict[str, Metric]:
+        """Forward and backward over the plan's micro-batches, then over those of ``also``, one optimizer step on the
+        sum of their gradients. Metrics of this rank: those of the losses, ``grad_norm`` before clipping, ``lr``, ``nonfinite_steps`` (a gradient with inf or NaN
         skips the step and leaves weights, optimizer and schedule as they were; in fp16 it counts as
         ``loss_scale_skips`` as long as the loss scale can still fall)."""
 

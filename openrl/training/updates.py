@@ -154,6 +154,21 @@ class SupervisedUpdate:
         return step_loss(-logprobs, batch.loss_mask, counts, "token-mean"), _means({"loss": -logprobs}, batch.loss_mask)
 
 
+@dataclass(frozen=True)
+class PtxUpdate:
+    """``coef`` times the mean negative log-likelihood of given answers: the term that InstructGPT adds to its objective
+    (https://arxiv.org/abs/2203.02155 eq. 2), at the policy's sampling temperature."""
+
+    coef: float
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]:
+        logprobs, _ = forward(batch)
+        loss = step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
+        return self.coef * loss, _means({"ptx_loss": -logprobs}, batch.loss_mask)
+
+
 def _needed(batch: ExperienceBatch, column: str) -> Tensor:
     value = getattr(batch, column)
     if value is None:

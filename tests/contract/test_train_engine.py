@@ -15,9 +15,10 @@ from openrl.errors import UserError
 from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
+from openrl.training.engine import StepPart
 from openrl.training.mismatch import compare, shown, split
 from openrl.training.optimizers import build_optimizer, build_scheduler
-from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate, balanced
+from openrl.training.updates import PolicyUpdate, PtxUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.types import StepCounts, StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.tiny import tiny_model_dir
@@ -399,6 +400,33 @@ def test_the_load_balancing_loss(tmp_path, batch, arch, stage, packing, checkpoi
     found = [engine.train_step(batch, plan, update)["aux_loss"].value for _ in range(6)]
     assert found[0] == pytest.approx(expected / sum(tokens), rel=1e-5)
     assert found[-1] < found[0]
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
+    """Both losses in one step, each over its own tokens: as plain AdamW on their sum."""
+    other = ragged_batch((6, 11, 8), seed=5)
+    optim = optim_spec(max_norm=0.5)
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
+    also = StepPart(other, StepPlan([[2, 0], [1], [-1]], counts_of(other)), PtxUpdate(0.3))
+    metrics = engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate(), also)
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    optimizer = build_optimizer(model, optim)
+    losses = []
+    for b in (batch, other):
+        scores = model(input_ids=b.token_ids).logits[:, :-1].log_softmax(-1)
+        losses.append(-scores.gather(-1, b.token_ids[:, 1:, None])[..., 0][b.loss_mask[:, 1:]].mean())
+    (losses[0] + 0.3 * losses[1]).backward()
+    norm = float(clip_grad_norm_(model.parameters(), 0.5))
+    optimizer.step()
+    assert metrics["loss"].value == pytest.approx(float(losses[0].detach()), rel=1e-5)
+    assert metrics["ptx_loss"].value == pytest.approx(float(losses[1].detach()), rel=1e-5)
+    assert metrics["grad_norm"].value == pytest.approx(norm, rel=1e-4)
+    start, expected = load_file(checkpoint / "model.safetensors"), model.state_dict()
+    for name, found in engine.named_weights():  # a first step is lr * sign: where a gradient is 0, rounding decides it
+        gap = (found - expected[name]).norm() / (expected[name] - start[name]).norm()
+        assert float(gap) < 0.05, name
 
 
 def test_a_dense_model_has_no_load_to_balance(tmp_path, checkpoint):

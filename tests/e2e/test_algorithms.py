@@ -190,6 +190,19 @@ def leaves(value: object, path: str = "") -> list[str]:
     return [leaf for name, item in value.items() for leaf in leaves(item, f"{path}.{name}".lstrip("."))]
 
 
+def test_supervised_rows_join_and_resume(bench, tmp_path):
+    """Their loss falls, and a resume after step 2 goes on with the rows that come next."""
+    task = bench.task / "prompts.jsonl"
+    changes = {"ptx_data": task, "output_key": "label", "ptx_coef": 1.0, "max_steps": 4, "save_steps": 2}
+    whole = bench(tmp_path / "whole", **changes)
+    losses = [m["actor/ptx_loss"] for m in whole]
+    assert len(losses) == 4 and losses[-1] < losses[0]
+    stopped = tmp_path / "again/checkpoints/step_000002"
+    shutil.copytree(tmp_path / "whole/checkpoints/step_000002", stopped)
+    resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
+    assert untimed(resumed) == untimed(whole[2:])
+
+
 def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     """Stopped after step 2 and resumed: the same prompts, coefficient of the KL and weights as without the stop."""
     changes = {
