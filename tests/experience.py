@@ -74,6 +74,7 @@ def engine_spec(
     kl_top_k: int | None = None,
     kl_reference: str | None = None,
     lora: LoRAFlags | None = None,
+    normalise: bool = False,
 ) -> ModelSpec:
     deepspeed = DeepSpeedFlags(
         zero_stage=zero_stage,
@@ -95,6 +96,7 @@ def engine_spec(
         kl_top_k=kl_top_k,
         kl_reference=kl_reference,
         lora=lora,
+        normalise=normalise,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
@@ -66,6 +66,9 @@ def prepare(config: PPOConfig) -> Inputs:
         check_steps(config, len(inputs.prompts))
     gathered.raise_all()
     rewards.check_routes(prompt.source for prompt in (*inputs.prompts, *inputs.eval_prompts))
+    for source in rewards.sources:
+        if source.kind == "model":
+            check_same_tokens(source.address, inputs.tokenizer, config.model.trust_remote_code)
     return inputs
 
 
@@ -115,6 +118,25 @@ def check_reward_models(config: PPOConfig) -> None:
     for source in derived.rewards(config).sources:
         if source.kind == "model" and config.reward.normalize_reward:
             stored_moments(source.address, config.model.trust_remote_code)
+
+
+def check_same_tokens(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False) -> None:
+    """Raises UserError if a reward model at ``path`` means other tokens by the policy's ids, which it is going to read.
+
+    One that is stored without a tokenizer is taken at its word.
+    """
+    try:
+        theirs = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code).get_vocab()
+    except Exception:  # whatever there is instead of a tokenizer
+        return
+    ours = tokenizer.get_vocab()
+    if differing := [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]:
+        token = min(differing)
+        raise UserError(
+            f"--reward_pretrain: {path} has another tokenizer than the policy: {token!r} is {theirs[token]}, "
+            f"here {ours[token]} ({len(differing)} tokens differ)",
+            "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads text",
+        )
 
 
 def check_batches(config: PPOConfig, actor_ranks: int) -> None:

@@ -170,7 +170,7 @@ def test_a_verifier_that_cannot_judge_a_row_fails_that_row():
 
 def test_verifiers_are_checked_before_anything_starts():
     flags = RewardFlags(reward_funcs=("countdown",), reward_func_kwargs={"countdown": {"colour": 1}})
-    with pytest.raises(UserError, match="--reward_funcs: countdown: .*it has no option 'colour'"):
+    with pytest.raises(UserError, match=r"--reward_funcs: countdown: .*it has no option 'colour'"):
         check_reward_sources(flags, reward_plan(flags).sources, ())
 
 
