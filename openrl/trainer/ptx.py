@@ -23,7 +23,7 @@ def load_ptx(
     rollout would end. Raises UserError for rows that cannot be used."""
     if config.ptx.ptx_data is None:
         return [], []
-    flags = SupervisedDataFlags(
+    flags = SupervisedDataFlags(  # type: ignore[call-arg]
         dataset=config.ptx.ptx_data,
         input_key=config.data.input_key,
         output_key=config.ptx.output_key,

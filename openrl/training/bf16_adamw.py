@@ -35,12 +35,11 @@ class BF16AdamW(Optimizer):
                 state["step"] += 1
                 tensors = (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], state["compensation"])
                 for parts in zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True):
-                    _update(*parts, group, state["step"])
+                    _update(parts, group, state["step"])
 
 
-def _update(
-    weight: Tensor, grad: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, lost: Tensor, group: dict[str, Any], step: int
-) -> None:
+def _update(parts: tuple[Tensor, ...], group: dict[str, Any], step: int) -> None:
+    weight, grad, exp_avg, exp_avg_sq, lost = parts
     (beta1, beta2), rate, gradient = group["betas"], group["lr"], grad.float()
     mean = exp_avg.float().lerp_(gradient, 1 - beta1)
     square = exp_avg_sq.float().lerp_(gradient.square(), 1 - beta2)

@@ -127,8 +127,8 @@ class BalancedUpdate:
     ) -> tuple[Tensor, dict[str, Metric]]:
         balances: list[Tensor] = []
 
-        def and_balance(micro_batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-            column, more = forward(micro_batch, *want, "balance")
+        def and_balance(batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
+            column, more = forward(batch, *want, "balance")
             balances.append(more["balance"])
             return column, more
 

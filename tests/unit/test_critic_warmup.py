@@ -37,7 +37,7 @@ def groups(skipped=0.0):
 
 def pipeline_of(tmp_path, actor, critic, frozen=1):
     config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
-    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0))
+    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[])
     return build_pipeline(config, inputs, Roles(policy=actor, rollout=actor, critic=critic))
 
 
