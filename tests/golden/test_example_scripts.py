@@ -29,7 +29,7 @@ CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
 
 
 def test_the_scripts_were_found():
-    assert {"quickstart.sh", "README.md", "data.md"} <= {name for name, _, _ in CASES}
+    assert {"quickstart.sh", "train_dpo.sh", "README.md", "data.md", "supervised.md"} <= {name for name, _, _ in CASES}
 
 
 @pytest.mark.parametrize(("source", "name", "words"), CASES)

@@ -128,3 +128,45 @@ def test_stream_resumes_exactly_in_mid_pass():
     resumed = SupervisedStream(rows, PAD, seed=1)
     resumed.load_state(stream.state())
     assert torch.equal(stream.take(4).token_ids, resumed.take(4).token_ids)
+
+
+DIALOGUE = [("user", "1"), ("assistant", "2"), ("user", "3"), ("assistant", "45")]
+
+
+def dialogue(turns=DIALOGUE):
+    return [{"role": role, "content": content} for role, content in turns]
+
+
+def test_multiturn_learns_what_the_assistant_says_with_its_ends():
+    (row,), report = build([{"input": dialogue()}], template=CHAT, output_key=None, multiturn=True)
+    assert text(row) == "u(1)a(2<eos>\nu(3)a(45<eos>"
+    assert learned(row) == "2<eos>45<eos>"
+    assert report.tokens == 5
+    (answered,), _ = build([{"input": dialogue()[:3], "output": "45"}], template=CHAT, multiturn=True)
+    assert answered == row
+
+
+def test_multiturn_cut_in_a_turn_has_no_false_end():
+    (row,), report = build([{"input": dialogue()}], max_len=14, template=CHAT, output_key=None, multiturn=True)
+    assert (text(row), learned(row), report.cut) == ("u(1)a(2<eos>\nu(3)a", "2<eos>", 1)
+
+
+def test_multiturn_without_an_end_in_the_template_gets_one_at_the_end():
+    plain = CHAT.replace("{{ eos_token }}", "")
+    (row,), _ = build([{"input": dialogue()}], template=plain, output_key=None, multiturn=True)
+    assert learned(row) == "245<eos>"
+
+
+def test_multiturn_refuses_what_it_cannot_mark():
+    forgetful = CHAT.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
+    for template, turns, message in (
+        (forgetful, DIALOGUE, "row 0: the chat template rewrites earlier turns"),
+        (CHAT, DIALOGUE[:1], "row 0: nothing in the dialogue is said by the assistant"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build([{"input": dialogue(turns)}], template=template, output_key=None, multiturn=True)
+
+
+def test_pretraining_learns_every_token_that_has_one_before_it():
+    (row,), _ = build([{"input": "12 34"}], output_key=None, pretrain_mode=True)
+    assert (text(row), learned(row)) == ("12 34<eos>", "2 34<eos>")

@@ -1,0 +1,68 @@
+"""What the flags of train_sft, train_rm and train_dpo refuse, and the choice of a preference loss."""
+
+import os
+
+import pytest
+
+from openrl.config import derived, supervised_checks  # noqa: F401  importing them registers their rules
+from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
+from openrl.training.distributed import Launch
+from tests.unit.test_config_checks import settle
+
+BASE = "--pretrain m --dataset d"
+REFUSED = [
+    (SFTConfig, "--multiturn", "the chat template says where a turn begins"),
+    (SFTConfig, "--multiturn --pretrain_mode", "plain text has no turns"),
+    (SFTConfig, "--pretrain_mode --apply_chat_template", "learns plain text as it is"),
+    (SFTConfig, "--eval_steps 5", "nothing is evaluated without --eval_dataset"),
+    (SFTConfig, "--rpc_timeout 5", "without --num_gpus_per_node there is no Ray"),
+    (RMConfig, "--margin_loss --loss logexp", "logexp takes no margin"),
+    (RMConfig, "--compute_fp32_loss --param_dtype fp32", "everything is in fp32"),
+    (RMConfig, "--loss dpo", "expected one of sigmoid, logexp"),
+    (DPOConfig, "--loss kto", "the prompt must be known"),
+    (DPOConfig, "--loss kto --prompt_key p --nll_loss_coef 1", "neither chosen nor rejected"),
+    (DPOConfig, "--loss simpo --ref_pretrain r", "the chosen --loss has no reference"),
+    (DPOConfig, "--loss orpo --reference_free", "belongs to --loss dpo | ipo"),
+    (DPOConfig, "--loss ipo --label_smoothing 0.1", "belongs to --loss dpo"),
+    (DPOConfig, "--label_smoothing 0.5", "must be [0, 0.5)"),
+    (DPOConfig, "--reference_free --ref_pretrain r", "the chosen --loss has no reference"),
+    (DPOConfig, "--simpo_gamma 1", "belongs to --loss simpo"),
+    (DPOConfig, "--beta 0", "must be > 0"),
+    (DPOConfig, "--ipo yes", "takes no value"),
+    (DPOConfig, "--ipo --loss dpo", "two spellings of one flag"),
+]
+
+
+@pytest.mark.parametrize(("command", "words", "reason"), REFUSED)
+def test_contradictions_are_refused_with_the_reason(command, words, reason):
+    _, problems = settle(command, f"{BASE} {words}")
+    assert any(reason in str(p) for p in problems if p.fatal), [str(p) for p in problems]
+
+
+def test_ipo_is_short_for_its_loss():
+    config, problems = settle(DPOConfig, f"{BASE} --ipo --reference_free")
+    assert not problems and config.preference.loss == "ipo" and config.options["loss"].reference_free
+    assert settle(DPOConfig, f"{BASE} --loss ipo --reference_free")[0] == config
+
+
+@pytest.mark.parametrize(
+    ("words", "reference"),
+    [("", "m"), ("--ref_pretrain r", "r"), ("--reference_free", None), ("--loss simpo", None), ("--loss orpo", None)],
+)
+def test_the_reference_is_the_original_model_unless_told(words, reference):
+    config, _ = settle(DPOConfig, f"{BASE} {words}")
+    assert derived.preference_reference(config) == reference
+
+
+def test_a_launcher_is_known_by_its_environment(monkeypatch):
+    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert Launch.from_environment() is None
+    for name, value in zip(names, ("3", "4", "127.0.0.1", "29500", "1", "5,7"), strict=True):
+        monkeypatch.setenv(name, value)
+    launch = Launch.from_environment()
+    assert launch == Launch(3, 4, 1, "127.0.0.1", 29500)
+    assert Launch.from_environment(local_rank=0).local_rank == 0
+    launch.take_own_gpu()
+    assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]) == ("7", "0")
