@@ -1,0 +1,32 @@
+"""Work that runs side by side and comes back in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from typing import TypeVar
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+
+async def in_order(
+    jobs: Iterable[Job], work: Callable[[Job], Awaitable[Result]], width: int
+) -> AsyncIterator[Result]:
+    """``work`` of each job, in the order of the jobs; at most ``width`` run or wait to be taken at a time.
+
+    The first error ends it: the jobs that still run are cancelled.
+    """
+    running: deque[asyncio.Task[Result]] = deque()
+    try:
+        for job in jobs:
+            if len(running) == width:
+                yield await running.popleft()
+            running.append(asyncio.ensure_future(work(job)))
+        while running:
+            yield await running.popleft()
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

@@ -1,0 +1,93 @@
+"""JSONL that a killed run goes on with: every unit of work stands in it whole and once, in the order of the work."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from openrl.errors import UserError
+from openrl.files import write_atomically
+
+Row = dict[str, Any]  # its "id" is that of the unit it came from
+
+
+class Output:
+    """Appends the rows of one unit after the other; a unit that was cut short is taken out again when a run resumes.
+
+    ``settings`` are the flags that the rows depend on; they are kept beside the output, and a run with others is refused.
+    """
+
+    def __init__(self, path: Path, units: Sequence[str], rows_per_unit: int, settings: Row) -> None:
+        """``units`` are the ids of all work, in order. Raises UserError if the file holds something else."""
+        self.path, self.units = path, units
+        self._settings, self._settings_path = settings, path.with_name(f"{path.name}.flags.json")
+        self._check_settings()
+        kept, self.removed = self._read(rows_per_unit)
+        self.done = self._position(kept) + 1 if kept else 0  # units that need no more work
+        self._kept = kept
+
+    def _check_settings(self) -> None:
+        if not self._settings_path.exists():
+            if self.path.exists():
+                raise UserError(f"--output_path: {self.path} was not begun by this command", "another --output_path")
+            return
+        before = json.loads(self._settings_path.read_text(encoding="utf-8"))
+        now = json.loads(json.dumps(self._settings))
+        if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
+            lines = "".join(f"\n  --{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed)
+            raise UserError(
+                f"--output_path: {self.path} was begun with other flags:{lines}",
+                "the same flags, or another --output_path",
+            )
+
+    def _read(self, rows_per_unit: int) -> tuple[list[Row], int]:
+        """The rows of whole units, and the number of lines that are none."""
+        if not self.path.exists():
+            return [], 0
+        lines = self.path.read_bytes().split(b"\n")
+        torn = lines.pop() != b""  # a whole line ends with a newline
+        rows = [json.loads(line) for line in lines]
+        if rows:
+            last = next(list(unit) for _, unit in groupby(reversed(rows), key=lambda row: row["id"]))
+            if len(last) < rows_per_unit:
+                return rows[: -len(last)], torn + len(last)
+        return rows, int(torn)
+
+    def _position(self, kept: list[Row]) -> int:
+        """Where among the units the last row of the file is. Raises UserError unless all rows are units in order."""
+        remaining = iter(enumerate(self.units))
+        position = -1
+        for unit, _ in groupby(kept, key=lambda row: row["id"]):
+            position = next((i for i, name in remaining if name == unit), -1)
+            if position < 0:
+                raise UserError(
+                    f"--output_path: {self.path} holds {unit}, which the data has not, or not at this place",
+                    "the data that it was begun with, or another --output_path",
+                )
+        return position
+
+    def __enter__(self) -> Output:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._settings_path, json.dumps(self._settings, indent=1))
+        if self.removed:
+            write_atomically(self.path, "".join(_line(row) for row in self._kept))
+        self._file: BinaryIO = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+        return self
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append the rows of one unit; they are on disk when this returns."""
+        self._file.write("".join(map(_line, rows)).encode())
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row, ensure_ascii=False) + "\n"

@@ -1,0 +1,122 @@
+import asyncio
+import itertools
+import json
+
+import pytest
+
+from openrl.errors import UserError
+from openrl.inference.ordered import in_order
+from openrl.inference.output import Output
+
+UNITS = [f"row:{i}" for i in range(5)]
+FLAGS = {"temperature": 1.0, "stop": []}
+
+
+def rows(unit, n=2):
+    return [{"id": unit, "sample": i, "text": f"{unit} \u00e4\n{i}"} for i in range(n)]
+
+
+def run(path, stop_after=None, units=UNITS, flags=FLAGS):
+    """What the command does: work through the units that are not done."""
+    with Output(path, units, 2, flags) as output:
+        todo = units[output.done :]
+        for unit in todo[:stop_after]:
+            output.write(rows(unit))
+    return todo
+
+
+def whole(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_second_run_goes_on_where_the_first_stopped(tmp_path):
+    path = tmp_path / "deep/out.jsonl"
+    assert run(path, stop_after=2) == UNITS
+    assert run(path) == UNITS[2:]
+    assert whole(path) == [row for unit in UNITS for row in rows(unit)]
+    assert run(path) == []
+
+
+def test_wherever_a_run_dies_every_row_is_there_once_in_the_end(tmp_path):
+    """The file is cut at every single byte; the next run mends it."""
+    path = tmp_path / "out.jsonl"
+    run(path, stop_after=3)
+    data = path.read_bytes()
+    expected = [row for unit in UNITS for row in rows(unit)]
+    for size in range(len(data) + 1):
+        path.write_bytes(data[:size])
+        done = len(UNITS) - len(run(path))
+        assert whole(path) == expected
+        assert done == data[:size].count(b"\n") // 2, "whole units are not computed again"
+
+
+def test_units_without_rows_are_not_asked_for_twice(tmp_path):
+    path = tmp_path / "out.jsonl"
+    with Output(path, UNITS, 1, FLAGS) as output:
+        output.write([])
+        output.write(rows("row:1", 1))
+    assert Output(path, UNITS, 1, FLAGS).done == 2
+
+
+def test_other_flags_are_refused_and_named(tmp_path):
+    path = tmp_path / "out.jsonl"
+    run(path, stop_after=1)
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=r"--temperature was 1.0, is 0.5"):
+        run(path, flags=FLAGS | {"temperature": 0.5})
+    assert path.read_bytes() == before
+
+
+def test_other_data_is_refused(tmp_path):
+    path = tmp_path / "out.jsonl"
+    run(path, stop_after=2)
+    with pytest.raises(UserError, match="holds row:1, which the data has not"):
+        run(path, units=["row:0", "row:7"])
+    with pytest.raises(UserError, match="at this place"):
+        run(path, units=UNITS[::-1])
+
+
+def test_a_file_of_something_else_is_left_alone(tmp_path):
+    path = tmp_path / "out.jsonl"
+    path.write_text("precious\n")
+    with pytest.raises(UserError, match="was not begun by this command"):
+        run(path)
+    assert path.read_text() == "precious\n"
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 10])
+def test_results_come_in_order_and_never_more_run_than_allowed(width):
+    """Later jobs finish first, as far as they may run side by side."""
+    running, most = set(), 0
+
+    async def work(job):
+        nonlocal most
+        running.add(job)
+        most = max(most, len(running))
+        for _ in range(2 * (5 - job)):
+            await asyncio.sleep(0)
+        running.remove(job)
+        return job * 10
+
+    async def main():
+        return [result async for result in in_order(range(5), work, width)]
+
+    assert asyncio.run(main()) == [0, 10, 20, 30, 40]
+    assert most == min(width, 5)
+
+
+def test_an_error_ends_the_rest():
+    async def work(job):
+        if job == 1:
+            raise ValueError("job 1")
+        await (asyncio.sleep(0) if job == 0 else asyncio.Event().wait())
+
+    async def main():
+        taken = []
+        with pytest.raises(ValueError, match="job 1"):
+            async for _ in in_order(itertools.count(), work, 4):
+                taken.append(1)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return taken
+
+    assert asyncio.run(main()) == [1]
