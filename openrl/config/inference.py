@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+from openrl.config.data import SOURCES, PromptDataFlags
+from openrl.config.rollout import SamplingFlags
 from openrl.flags.schema import REQUIRED, flag, group
 
 
@@ -34,3 +38,62 @@ class MergeFlags:
         False, "The base is a reward model; its head is the adapter's if that holds one, else the base's."
     )
     value_head_prefix: str = flag("score", "Name of the base's scalar head; a name in its config.json wins.")
+
+
+@group("Task")
+class BatchTaskFlags:
+    eval_task: Literal["generate_vllm", "generate", "rm"] = flag(
+        REQUIRED,
+        "generate_vllm or generate (transformers): write responses, with rewards if there is a source of them. rm: write "
+        "rewards for responses that the data holds; without another source --pretrain is the reward model.",
+    )
+    output_path: str = flag(REQUIRED, "JSONL file that is written; one that this command began is continued.")
+    n_samples_per_prompt: int = flag(1, "Responses generated for each prompt.", bounds="> 0", alias=("best_of_n",))
+    post_processor: Literal["rs", "csft", "iter_dpo"] | None = flag(
+        None,
+        "What becomes of the scored responses to one prompt. rs: the best one stays. iter_dpo: best and worst as a "
+        "pair. csft: each prompt says the reward of its response.",
+    )
+    reward_template: str = flag("{input} <rm_score>: {reward} ", "Text with {input} and {reward}, for csft.")
+    enable_csft: bool = flag(False, "Generate after --csft_prompt, which is put behind every prompt.")
+    csft_prompt: str = flag("<rm_score>: 5.00", "The reward that --enable_csft asks for.")
+    iter: int | None = flag(
+        None, "Take rows iter * rollout_batch_size up to (iter + 1) * rollout_batch_size. None: all.", bounds=">= 0"
+    )
+    rollout_batch_size: int = flag(2048, "Rows of one --iter.", bounds="> 0")
+
+
+@group("Batch")
+class InferenceBatchFlags:
+    micro_batch_size: int = flag(16, "Rows of one forward pass, or of one transformers generation.", bounds="> 0")
+
+
+@group("Data")
+class BatchDataFlags(PromptDataFlags):
+    prompt_data: str = flag(REQUIRED, f"Rows, {SOURCES}", alias=("dataset",))
+    prompt_data_probs: str | None = flag(
+        None, "Comma list of sampling probabilities. None: one after the other.", alias=("dataset_probs",)
+    )
+    prompt_split: str = flag("train", "Split; ignored for sources without splits.", alias=("dataset_split",))
+    output_key: str = flag("output", "Column of the response: written by generate, read by rm.")
+
+
+@group("Sampling")
+class InferenceSamplingFlags(SamplingFlags):
+    temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds=">= 0")
+    greedy_sampling: bool = flag(False, "Same as --temperature 0.")
+    min_p: float = flag(0.0, "Drop tokens less likely than this share of the likeliest. 0: off.", bounds="[0, 1)")
+    repetition_penalty: float = flag(1.0, "Penalty on repeated tokens. 1: off.", bounds="> 0")
+    stop: tuple[str, ...] = flag((), "Texts that end a response; kept in it.")
+
+
+@group("Evaluation")
+class EvaluateFlags:
+    n_samples_per_prompt: int = flag(8, "Responses for each prompt.", bounds="> 0")
+    k: tuple[int, ...] = flag(
+        (), "Values of k for pass@k and maj@k. Empty: powers of two up to --n_samples_per_prompt, and that itself."
+    )
+    pass_threshold: float = flag(1.0, "An answer is right from this verdict on.")
+    output_path: str | None = flag(
+        None, "JSON file of the figures; the answers go beside it as .jsonl. None: the table alone."
+    )

@@ -81,9 +81,6 @@ class DeviceFlags:
 class OneEngineFlags:
     """What one engine is told, wherever it runs."""
 
-    rollout_backend: Literal["vllm", "hf"] = flag(
-        "vllm", "Engine that generates: vLLM, or transformers generation in a worker."
-    )
     vllm_gpu_memory_utilization: float = flag(0.9, "Share of GPU memory one engine may take, 0 to 1.", bounds="(0, 1]")
     vllm_max_num_seqs: int | None = flag(
         None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
@@ -107,7 +104,14 @@ class OneEngineFlags:
 
 
 @group("Rollout engine")
-class EngineFlags(OneEngineFlags):
+class ChosenEngineFlags(OneEngineFlags):
+    rollout_backend: Literal["vllm", "hf"] = flag(
+        "vllm", "Engine that generates: vLLM, or transformers generation in a worker."
+    )
+
+
+@group("Rollout engine")
+class EngineFlags(ChosenEngineFlags):
     """The engines of a run that trains."""
 
     vllm_num_engines: int = flag(1, "Number of engines.", bounds="> 0")

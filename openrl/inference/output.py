@@ -29,7 +29,7 @@ class Output:
         self._check_settings()
         kept, self.removed = self._read(rows_per_unit)
         self.done = self._position(kept) + 1 if kept else 0  # units that need no more work
-        self._kept = kept
+        self.kept = kept
 
     def _check_settings(self) -> None:
         if not self._settings_path.exists():
@@ -75,7 +75,7 @@ class Output:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._settings_path, json.dumps(self._settings, indent=1))
         if self.removed:
-            write_atomically(self.path, "".join(_line(row) for row in self._kept))
+            write_atomically(self.path, "".join(_line(row) for row in self.kept))
         self._file: BinaryIO = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
         return self
 

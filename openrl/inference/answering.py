@@ -1,0 +1,169 @@
+"""Answers to prompts from one engine in this process, with their rewards, as rows of output."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.agents.single_turn import SingleTurn
+from openrl.cluster.rollout_worker import request_seed
+from openrl.config.inference import InferenceSamplingFlags, RewardModelFlags
+from openrl.config.model import LoadFlags
+from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import RewardPlan
+from openrl.inference.output import Row
+from openrl.inference.scoring import ModelSource, load_reward_model, reward_tokenizer
+from openrl.models.device import Device
+from openrl.rewards.base import Reward
+from openrl.rewards.build import bearer_token, build_reward
+from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
+from openrl.types import Group, Prompt, Sampling, Trajectory
+
+WIDTH = 256  # prompts that are answered or scored side by side
+
+
+def sampling_of(flags: InferenceSamplingFlags) -> Sampling:
+    return Sampling(
+        max_tokens=flags.generate_max_len,
+        temperature=0.0 if flags.greedy_sampling else flags.temperature,
+        top_p=flags.top_p,
+        top_k=flags.top_k,
+        min_p=flags.min_p,
+        repetition_penalty=flags.repetition_penalty,
+        stop=flags.stop,
+    )
+
+
+class Answering:
+    """Answers prompts ``n`` times each. A prompt's answers depend on the seed and its position, not on when a run began."""
+
+    def __init__(
+        self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, n: int, seed: int
+    ) -> None:
+        self._engine, self._agent = engine, SingleTurn(tokenizer.decode)
+        self._sampling, self._n, self._seed = sampling, n, seed
+
+    async def group(self, position: int, prompt: Prompt) -> Group:
+        """The answers to one prompt, not yet scored."""
+        return Group(prompt, await asyncio.gather(*(self._answer(position, prompt, i) for i in range(self._n))))
+
+    async def _answer(self, position: int, prompt: Prompt, sample: int) -> Trajectory:
+        sampling = replace(self._sampling, seed=request_seed(self._seed, 0, position, sample))
+        return await self._agent.run(prompt, self._engine.generate, sampling)
+
+
+@asynccontextmanager
+async def running_engine(backend: str, spec: EngineSpec) -> AsyncIterator[RolloutEngine]:
+    engine = await start_engine(backend, spec)
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+@dataclass(frozen=True)
+class RewardSetting:
+    """All that rewards are made from."""
+
+    flags: RewardFlags
+    plan: RewardPlan
+    rm: RewardModelFlags
+    load: LoadFlags
+    batch_size: int  # texts of one forward pass of a reward model
+    device: Device
+    plugins: tuple[str, ...]
+
+
+@asynccontextmanager
+async def running_reward(setting: RewardSetting, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[Reward | None]:
+    """The reward of all sources, models in this process among them; None if there is no source."""
+    s = setting
+    models = {
+        source.name: ModelSource(
+            source.name,
+            load_reward_model(
+                replace(s.rm, reward_pretrain=source.address),
+                s.load,
+                reward_tokenizer(source.address, s.load),
+                s.device,
+                normalize=s.flags.normalize_reward,
+            ),
+            batch_size=s.batch_size,
+        )
+        for source in s.plan.sources
+        if source.kind == "model"
+    }
+    reward = build_reward(s.flags, s.plan, tokenizer, plugins=s.plugins, token=bearer_token(), models=models)
+    try:
+        yield reward
+    finally:
+        if reward is not None:
+            await reward.close()
+
+
+async def score(reward: Reward | None, group: Group) -> Group:
+    """The group, each answer with its score if there is a reward."""
+    if reward is not None:
+        for trajectory, given in zip(group.trajectories, await reward.score(group), strict=True):
+            trajectory.score = given
+    return group
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """Of the output."""
+
+    prompt: str
+    response: str
+    label: str
+
+
+def rows_of(unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
+    """One row per answer: prompt, response without special tokens, how it ended, label and reward as far as there are."""
+    start = len(group.prompt.token_ids)
+    return [
+        {
+            "id": unit,
+            "sample": sample,
+            names.prompt: group.prompt.text,
+            names.response: tokenizer.decode(t.token_ids[start:], skip_special_tokens=True),
+            "finish": t.finish.value,
+            "source": group.prompt.source,
+        }
+        | ({} if group.prompt.label == "" else {names.label: group.prompt.label})
+        | reward_columns(t)
+        for sample, t in enumerate(group.trajectories)
+    ]
+
+
+def reward_columns(trajectory: Trajectory) -> Row:
+    """``reward`` (null if it failed, then ``failure`` says why), ``passed`` and the reward's parts."""
+    given = trajectory.score
+    if given is None:
+        return {}
+    columns: Row = {"reward": None if given.dropped else given.reward}
+    if given.failure is not None:
+        columns["failure"] = given.failure
+    if given.passed is not None:
+        columns["passed"] = given.passed
+    return columns | ({"parts": dict(given.parts)} if given.parts else {})
+
+
+def numbered(ids: list[str]) -> list[str]:
+    """The ids, each once: a blend may hold a row several times, the second is ``id#2``."""
+    seen: dict[str, int] = {}
+    unique = []
+    for name in ids:
+        seen[name] = seen.get(name, 0) + 1
+        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return unique
+
+
+def settings_of(flags: Mapping[str, Any], how: frozenset[str]) -> dict[str, Any]:
+    """The flags that decide what stands in the output: all but those in ``how``, which say how it is computed."""
+    return {name: value for name, value in flags.items() if name not in how}

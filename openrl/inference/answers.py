@@ -1,0 +1,76 @@
+"""What n answers to one prompt say about a model that may give k: mean@k, pass@k, maj@k. Exact expectations over the
+choice of k of the n answers, never draws."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from math import comb
+
+from openrl.rewards.verifiers.extract import after_thinking, marked_answer
+from openrl.rewards.verifiers.numeric import numbers, plain_digits
+
+
+def mean_at(verdicts: Sequence[float]) -> float:
+    """Mean verdict; the same for every k."""
+    return sum(verdicts) / len(verdicts)
+
+
+def pass_at(k: int, right: int, n: int) -> float:
+    """Probability that k of n answers, of which ``right`` are right, hold a right one: 1 - C(n - right, k) / C(n, k).
+
+    The unbiased estimator of https://arxiv.org/abs/2107.03374.
+    """
+    return 1.0 - comb(n - right, k) / comb(n, k)
+
+
+def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> float:
+    """Expected verdict of the answer that most of k draws give; ties are broken by a fair draw.
+
+    ``answers`` are final answers (n,), equal where they mean the same; None does not vote, and k draws without a vote
+    have verdict 0. The verdict of an answer is the mean over those who gave it.
+    """
+    given: dict[str, list[float]] = defaultdict(list)
+    for answer, verdict in zip(answers, verdicts, strict=True):
+        if answer is not None:
+            given[answer].append(verdict)
+    counts = Counter({answer: len(of_answer) for answer, of_answer in given.items()})
+    silent = len(answers) - counts.total()
+    return sum(
+        mean_at(of_answer) * _wins(k, counts[answer], [*(counts - Counter({answer: counts[answer]})).values()], silent)
+        for answer, of_answer in given.items()
+    ) / comb(len(answers), k)
+
+
+def _wins(k: int, own: int, others: list[int], silent: int) -> float:
+    """Of the ways to choose k answers, those in which this one leads; a tie of m counts 1/m.
+
+    ``own`` answers are of this kind, ``others`` of each other kind, ``silent`` do not vote.
+    """
+    ways = 0.0
+    for votes in range(1, min(own, k) + 1):
+        table = {(0, 0): 1}  # (chosen among the others, kinds that tie) -> ways
+        for count in others:
+            grown: dict[tuple[int, int], int] = defaultdict(int)
+            for (chosen, ties), n in table.items():
+                for x in range(min(count, votes, k - votes - chosen) + 1):
+                    grown[chosen + x, ties + (x == votes)] += n * comb(count, x)
+            table = grown
+        for (chosen, ties), n in table.items():
+            ways += comb(own, votes) * n * comb(silent, k - votes - chosen) / (ties + 1)
+    return ways
+
+
+def vote(text: str) -> str | None:
+    r"""What a response votes for: what it marks (its last ``\boxed{}``, else its last ``<answer>``), else its last number;
+    None if it has none of them. Only what follows ``</think>`` counts.
+
+    Numbers of equal value are one vote, other marked answers by their text without spaces.
+    """
+    marked = marked_answer(text)
+    found = list(numbers(after_thinking(text) if marked is None else marked))
+    if marked is None:
+        return str(found[-1].value) if found else None
+    plain = plain_digits(marked).strip()
+    is_number = len(found) == 1 and not plain[:1].isalpha() and found[0].end == len(plain_digits(marked).rstrip())
+    return str(found[0].value) if is_number else "".join(marked.split())

@@ -1,0 +1,198 @@
+"""evaluate: mean@k, pass@k and maj@k over any prompts and any reward."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.commands import EvaluateConfig
+from openrl.config.reward_plan import RewardPlan, reward_plan
+from openrl.data.prompts import PromptBuilder, Report, load_prompts
+from openrl.data.tokenizer import policy_tokenizer
+from openrl.errors import UserError
+from openrl.files import write_atomically
+from openrl.flags.dump import dump_yaml
+from openrl.inference.answering import (
+    WIDTH,
+    Answering,
+    ColumnNames,
+    RewardSetting,
+    numbered,
+    rows_of,
+    running_engine,
+    running_reward,
+    sampling_of,
+    score,
+    settings_of,
+)
+from openrl.inference.answers import maj_at, mean_at, pass_at, vote
+from openrl.inference.ordered import in_order
+from openrl.inference.output import Output, Row
+from openrl.models.device import Device, resolve_device
+from openrl.rewards.build import check_reward_sources
+from openrl.rollout.engine import engine_spec
+from openrl.types import Prompt
+
+ALL = "all"  # the name of all data sources together
+HOW = frozenset(
+    {"micro_batch_size", "device", "plugin", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "k", "pass_threshold"}
+)
+"""Flags that may change between a run and its continuation."""
+
+
+@dataclass(frozen=True)
+class EvaluateInputs:
+    """What the command starts from."""
+
+    device: Device
+    tokenizer: PreTrainedTokenizerBase
+    plan: RewardPlan
+    prompts: list[Prompt]
+    ids: list[str]
+    output: Output | None
+    reports: list[Report]
+
+
+def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
+    """Read tokenizer and data, try the reward functions. Raises UserError."""
+    device = resolve_device(config.device)
+    plan = reward_plan(config.reward, config.rm.reward_pretrain)
+    check_reward_sources(config.reward, plan.sources, config.debug.plugin)
+    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+    builder = PromptBuilder(config.data, config.templates, tokenizer, config.sampling.prompt_max_len)
+    prompts, reports = load_prompts(builder, config.debug.seed)
+    plan.check_routes(prompt.source for prompt in prompts)
+    ids = numbered([prompt.id for prompt in prompts])
+    output = None
+    if config.evaluate.output_path is not None:
+        settings = settings_of(yaml.safe_load(dump_yaml(config)), HOW)
+        path = Path(config.evaluate.output_path).with_suffix(".jsonl")
+        output = Output(path, ids, config.evaluate.n_samples_per_prompt, settings)
+    return EvaluateInputs(device, tokenizer, plan, prompts, ids, output, reports)
+
+
+async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
+    """Answer, score, count; print the table, write the figures."""
+    console = Console()
+    for report in inputs.reports:
+        console.print(report.line(), highlight=False)
+    rows = await answer_all(config, inputs, console)
+    figures = summarise(rows, ks(config), config.evaluate.pass_threshold, config.data.output_key)
+    console.print(table(figures, config.model.pretrain))
+    failed = sum("failure" in row for row in rows)
+    if failed:
+        first = next(row for row in rows if "failure" in row)
+        console.print(f"{failed} of {len(rows)} answers have no reward, first {first['id']}: {first['failure']}")
+    if config.evaluate.output_path is not None:
+        path = Path(config.evaluate.output_path)
+        flags = yaml.safe_load(dump_yaml(config))
+        document = {"figures": figures, "failed_answers": failed, "answers": len(rows), "flags": flags}
+        write_atomically(path, json.dumps(document, indent=1) + "\n")
+        console.print(f"{path}, answers in {path.with_suffix('.jsonl')}", highlight=False)
+    if rows and failed / len(rows) > config.reward.max_reward_failure_rate:
+        raise UserError(f"{failed} of {len(rows)} answers have no reward: too many to trust the figures", "mend the reward")
+
+
+async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Console) -> list[Row]:
+    """The rows of all answers, those of an earlier run included."""
+    rows = list(inputs.output.kept) if inputs.output else []
+    done = inputs.output.done if inputs.output else 0
+    if done == len(inputs.prompts):
+        return rows
+    names = ColumnNames(config.data.input_key, config.data.output_key, config.data.label_key or "label")
+    setting = RewardSetting(
+        config.reward,
+        inputs.plan,
+        config.rm,
+        config.model,
+        config.batch.micro_batch_size,
+        inputs.device,
+        config.debug.plugin,
+    )
+    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, inputs.device)
+    async with (
+        running_reward(setting, inputs.tokenizer) as reward,
+        running_engine(config.engine.rollout_backend, spec) as engine,
+    ):
+        n = config.evaluate.n_samples_per_prompt
+        answering = Answering(engine, inputs.tokenizer, sampling_of(config.sampling), n, config.debug.seed)
+
+        async def work(position: int) -> list[Row]:
+            group = await score(reward, await answering.group(position, inputs.prompts[position]))
+            return rows_of(inputs.ids[position], group, names, inputs.tokenizer)
+
+        with inputs.output or nullcontext(), Progress(console=console, disable=not console.is_terminal) as progress:
+            bar = progress.add_task("prompts", total=len(inputs.prompts), completed=done)
+            async for of_prompt in in_order(range(done, len(inputs.prompts)), work, WIDTH):
+                if inputs.output:
+                    inputs.output.write(of_prompt)
+                rows += of_prompt
+                progress.advance(bar)
+    return rows
+
+
+def ks(config: EvaluateConfig) -> list[int]:
+    """The values of k, ascending."""
+    n = config.evaluate.n_samples_per_prompt
+    powers = [2**i for i in range(n.bit_length()) if 2**i <= n]
+    return sorted({*config.evaluate.k} or {*powers, n})
+
+
+def summarise(rows: Sequence[Row], ks: Sequence[int], threshold: float, response: str) -> dict[str, dict[str, Any]]:
+    """Figures of each data source and of all, {source: {"prompts": 3, "mean@4": 0.5, "pass@1": ..., "maj@1": ...}}.
+
+    An answer's verdict is ``passed``, else its reward; it is right from ``threshold`` on. Answers whose reward failed are
+    left out, and prompts with fewer than k others are left out of the figures of k (``prompts@k`` says how many stayed).
+    """
+    by_prompt: dict[str, list[Row]] = {}
+    for row in rows:
+        by_prompt.setdefault(row["id"], []).append(row)
+    figures: dict[str, dict[str, list[float]]] = {}
+    counts: dict[str, int] = {}
+    for answers in by_prompt.values():
+        for source in dict.fromkeys((ALL, answers[0]["source"])):
+            counts[source] = counts.get(source, 0) + 1
+            for name, value in prompt_figures(answers, ks, threshold, response).items():
+                figures.setdefault(source, {}).setdefault(name, []).append(value)
+    return {
+        source: {"prompts": counts[source]}
+        | {name: mean_at(values) for name, values in of_source.items()}
+        | {f"prompts@{k}": len(of_source[f"pass@{k}"]) for k in ks if 0 < len(of_source.get(f"pass@{k}", ())) < counts[source]}
+        for source, of_source in figures.items()
+    }
+
+
+def prompt_figures(answers: Sequence[Row], ks: Sequence[int], threshold: float, response: str) -> dict[str, float]:
+    """The figures of one prompt."""
+    judged = [row for row in answers if row.get("reward") is not None]
+    if not judged:
+        return {}
+    verdicts = [row.get("passed", row["reward"]) for row in judged]
+    votes = [vote(row[response]) for row in judged]
+    right = sum(verdict >= threshold for verdict in verdicts)
+    possible = [k for k in ks if k <= len(judged)]
+    return (
+        {f"mean@{max(ks)}": mean_at(verdicts)}
+        | {f"pass@{k}": pass_at(k, right, len(judged)) for k in possible}
+        | {f"maj@{k}": maj_at(k, votes, verdicts) for k in possible}
+    )
+
+
+def table(figures: dict[str, dict[str, Any]], title: str) -> Table:
+    """One row per figure, one column per data source; a single source is all there is."""
+    shown = [name for name in figures if len(figures) > 2 or name == ALL]
+    result = Table("figure", *shown, title=title)
+    for name in figures[ALL]:
+        cells = [figures[source].get(name) for source in shown]
+        result.add_row(name, *("" if c is None else f"{c:.4f}" if isinstance(c, float) else str(c) for c in cells))
+    return result

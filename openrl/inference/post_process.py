@@ -1,0 +1,56 @@
+"""What becomes of the scored answers to one prompt: --post_processor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Names in the output."""
+
+    prompt: str
+    response: str
+    reward_template: str
+
+
+def best(rows: list[Row], columns: Columns) -> list[Row]:
+    """Rejection sampling: the row with the highest reward, the first of equals."""
+    return [max(rows, key=lambda row: row["reward"])]
+
+
+def best_and_worst(rows: list[Row], columns: Columns) -> list[Row]:
+    """Iterative DPO: the best response against the worst; nothing where all rewards are equal."""
+    top, bottom = (choose(rows, key=lambda row: row["reward"]) for choose in (max, min))
+    if top["reward"] == bottom["reward"]:
+        return []
+    pair = {"chosen": top, "rejected": bottom}
+    return [
+        {"id": top["id"], "prompt": top[columns.prompt]}
+        | {name: row[columns.response] for name, row in pair.items()}
+        | {f"{name}_reward": row["reward"] for name, row in pair.items()}
+    ]
+
+
+def conditioned(rows: list[Row], columns: Columns) -> list[Row]:
+    """Conditional SFT (https://arxiv.org/abs/2308.12050): each prompt says the reward of its response."""
+    return [
+        row
+        | {
+            columns.prompt: columns.reward_template.replace("{reward}", f"{row['reward']:.2f}").replace(
+                "{input}", row[columns.prompt]
+            )
+        }
+        for row in rows
+    ]
+
+
+POST_PROCESSORS: dict[str, Callable[[list[Row], Columns], list[Row]]] = {
+    "rs": best,
+    "csft": conditioned,
+    "iter_dpo": best_and_worst,
+}
