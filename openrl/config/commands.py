@@ -17,7 +17,17 @@ from openrl.config.data import (
     SupervisedEvalFlags,
     TemplateFlags,
 )
-from openrl.config.inference import MergeFlags, RewardModelFlags, ServerFlags
+from openrl.config.inference import (
+    BatchDataFlags,
+    BatchTaskFlags,
+    EvaluateDataFlags,
+    EvaluateFlags,
+    InferenceBatchFlags,
+    InferenceSamplingFlags,
+    MergeFlags,
+    RewardModelFlags,
+    ServerFlags,
+)
 from openrl.config.learning import (
     AlgorithmFlags,
     DeepSpeedFlags,
@@ -34,9 +44,18 @@ from openrl.config.learning import (
 )
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
-from openrl.config.reward import RewardFlags
-from openrl.config.rollout import DeviceFlags, EngineFlags, HybridFlags, PlacementFlags, RankFlags, SamplingFlags
-from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags
+from openrl.config.reward import RewardFlags, RewardSourceFlags
+from openrl.config.rollout import (
+    ChosenEngineFlags,
+    DeviceFlags,
+    EngineFlags,
+    HybridFlags,
+    OneEngineFlags,
+    PlacementFlags,
+    RankFlags,
+    SamplingFlags,
+)
+from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags, SeedFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
 
@@ -143,11 +162,48 @@ class ServeConfig:
     """``python -m openrl.cli.serve_rm``"""
 
     rm: RewardModelFlags = part(RewardModelFlags)
+    reward: RewardSourceFlags = part(RewardSourceFlags)
     model: LoadFlags = part(LoadFlags)
     device: DeviceFlags = part(DeviceFlags)
     server: ServerFlags = part(ServerFlags)
     packing: PackingFlags = part(PackingFlags)
     debug: PluginFlags = part(PluginFlags)
+    options: dict[str, Any] = chosen_options()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchInferenceConfig:
+    """``python -m openrl.cli.batch_inference``"""
+
+    task: BatchTaskFlags = part(BatchTaskFlags)
+    model: ModelFlags = part(ModelFlags)
+    data: BatchDataFlags = part(BatchDataFlags)
+    templates: TemplateFlags = part(TemplateFlags)
+    device: DeviceFlags = part(DeviceFlags)
+    engine: OneEngineFlags = part(OneEngineFlags)
+    sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
+    batch: InferenceBatchFlags = part(InferenceBatchFlags)
+    rm: RewardModelFlags = part(RewardModelFlags)
+    reward: RewardFlags = part(RewardFlags)
+    debug: SeedFlags = part(SeedFlags, seed=1234)
+    options: dict[str, Any] = chosen_options()
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateConfig:
+    """``python -m openrl.cli.evaluate``"""
+
+    evaluate: EvaluateFlags = part(EvaluateFlags)
+    model: ModelFlags = part(ModelFlags)
+    data: EvaluateDataFlags = part(EvaluateDataFlags)
+    templates: TemplateFlags = part(TemplateFlags)
+    device: DeviceFlags = part(DeviceFlags)
+    engine: ChosenEngineFlags = part(ChosenEngineFlags)
+    sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
+    batch: InferenceBatchFlags = part(InferenceBatchFlags)
+    rm: RewardModelFlags = part(RewardModelFlags)
+    reward: RewardFlags = part(RewardFlags)
+    debug: SeedFlags = part(SeedFlags, seed=1234)
     options: dict[str, Any] = chosen_options()
 
 
@@ -169,6 +225,8 @@ COMMANDS: dict[str, type] = {
     "train_rm": RMConfig,
     "train_dpo": DPOConfig,
     "serve_rm": ServeConfig,
+    "batch_inference": BatchInferenceConfig,
+    "evaluate": EvaluateConfig,
     "lora_combiner": MergeConfig,
 }
 """Every command and what it reads."""

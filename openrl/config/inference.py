@@ -69,13 +69,17 @@ class InferenceBatchFlags:
 
 
 @group("Data")
-class BatchDataFlags(PromptDataFlags):
+class EvaluateDataFlags(PromptDataFlags):
+    output_key: str = flag("output", "Column of the response in the output, and in data that holds responses.")
+
+
+@group("Data")
+class BatchDataFlags(EvaluateDataFlags):
     prompt_data: str = flag(REQUIRED, f"Rows, {SOURCES}", alias=("dataset",))
     prompt_data_probs: str | None = flag(
         None, "Comma list of sampling probabilities. None: one after the other.", alias=("dataset_probs",)
     )
     prompt_split: str = flag("train", "Split; ignored for sources without splits.", alias=("dataset_split",))
-    output_key: str = flag("output", "Column of the response: written by generate, read by rm.")
 
 
 @group("Sampling")

@@ -6,28 +6,80 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from openrl.config.commands import MergeConfig, ServeConfig
-from openrl.config.environment import MODEL_FILES, TOKENIZER_FILES, model_problems
+from openrl.config import checks, engine_checks, environment
+from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
+from openrl.config.environment import MODEL_FILES, TOKENIZER_FILES, model_problems, output_problems
+from openrl.config.reward import TOKEN_VARIABLE
+from openrl.config.reward_checks import file_problems, source_problems
+from openrl.config.reward_plan import reward_sources, split
+from openrl.errors import UserError
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]
 Given = frozenset[str]
+Answering = BatchInferenceConfig | EvaluateConfig
 
-TOKEN_VARIABLE = "OPENRL_RM_TOKEN"
 LOCAL = ("127.0.0.1", "localhost", "::1")
+SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
+
+for rule in (checks.template_has_a_place, checks.probabilities_match_prompt_data, engine_checks.samples_fit_the_engine):
+    check(BatchInferenceConfig, EvaluateConfig)(rule)
+for rule in (environment.policy_exists, environment.prompts_exist, environment.template_files_exist):
+    check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
+
+# -- rewards ----------------------------------------------------------------------------------------------
+
+
+@check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
+def reward_sources_are_known(config: ServeConfig | Answering, given: Given) -> Problems:
+    yield from source_problems(config.reward, config.rm.reward_pretrain)
+
+
+@check(ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
+def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Problems:
+    yield from file_problems(config.reward)
+    for name in split(config.rm.reward_pretrain):
+        yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
+
+
+@check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
+def model_flags_have_a_model(config: ServeConfig | Answering, given: Given) -> Problems:
+    scored = isinstance(config, BatchInferenceConfig) and config.task.eval_task == "rm"
+    flags = tuple(name for name in ("value_head_prefix", "max_len", "normalize_reward") if name in given)
+    if flags and config.rm.reward_pretrain is None and not scored:
+        yield Problem(flags, "no effect: there is no reward model", "leave it out, or --reward_pretrain DIRECTORY")
+
+
+def asks_for_rewards(config: Answering) -> bool:
+    return bool(config.rm.reward_pretrain or config.reward.remote_rm_url or config.reward.reward_funcs)
+
 
 # -- serve_rm ---------------------------------------------------------------------------------------------
 
 
-@check(ServeConfig, environment=True)
-def reward_model_exists(config: ServeConfig, given: Given) -> Problems:
-    yield from model_problems("reward_pretrain", config.rm.reward_pretrain, MODEL_FILES | TOKENIZER_FILES)
+@check(ServeConfig)
+def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
+    named = (config.rm.reward_pretrain, config.reward.remote_rm_url, config.reward.reward_funcs)
+    served = [name for name, value in zip(SOURCES, named, strict=True) if value]
+    if not served:
+        yield Problem(SOURCES, "nothing to serve", "--reward_pretrain DIRECTORY")
+    if len(served) > 1:
+        yield Problem(tuple(served), "a server has one kind of source", "leave all but one out")
+    if len(split(config.rm.reward_pretrain)) > 1:
+        yield Problem(("reward_pretrain",), "a server has one model", "one server for each")
+    try:
+        kinds = {source.kind for source in reward_sources(config.reward)}
+    except UserError:
+        return  # reported by its own rule
+    if "http" in kinds:
+        yield Problem(("remote_rm_url",), "a server does not ask another server", "a Python file")
 
 
 @check(ServeConfig)
-def something_is_served(config: ServeConfig, given: Given) -> Problems:
-    if config.rm.reward_pretrain is None:
-        yield Problem(("reward_pretrain",), "nothing to serve", "--reward_pretrain DIRECTORY")
+def batches_are_of_a_model(config: ServeConfig, given: Given) -> Problems:
+    flags = tuple(name for name in ("batch_wait_ms", "packing_samples") if name in given)
+    if flags and config.rm.reward_pretrain is None:
+        yield Problem(flags, "no effect: a request is one call of a reward function", "leave it out")
 
 
 @check(ServeConfig, environment=True)
@@ -43,6 +95,80 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
     if server.host not in LOCAL and not server.require_token:
         message = f"everybody who reaches {server.host} may ask for rewards"
         yield Problem(("host",), message, "--require_token", fatal=False)
+
+
+# -- batch_inference and evaluate -------------------------------------------------------------------------
+
+
+@check(BatchInferenceConfig, EvaluateConfig)
+def one_temperature(config: Answering, given: Given) -> Problems:
+    if {"temperature", "greedy_sampling"} <= given and config.sampling.temperature > 0:
+        yield Problem(("temperature", "greedy_sampling"), "two temperatures", "leave one out")
+
+
+@check(BatchInferenceConfig, EvaluateConfig)
+def samples_differ(config: Answering, given: Given) -> Problems:
+    counted = config.task if isinstance(config, BatchInferenceConfig) else config.evaluate
+    greedy = config.sampling.greedy_sampling or config.sampling.temperature == 0
+    if greedy and counted.n_samples_per_prompt > 1 and "n_samples_per_prompt" in given:
+        message = f"greedy decoding gives {counted.n_samples_per_prompt} equal answers"
+        yield Problem(("n_samples_per_prompt",), message, "--n_samples_per_prompt 1")
+
+
+@check(BatchInferenceConfig, EvaluateConfig, environment=True)
+def output_can_be_written(config: Answering, given: Given) -> Problems:
+    path = config.task.output_path if isinstance(config, BatchInferenceConfig) else config.evaluate.output_path
+    if path is not None:
+        yield from output_problems("output_path", str(Path(path).expanduser().parent))
+
+
+@check(BatchInferenceConfig)
+def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> Problems:
+    task = config.task
+    if task.post_processor and task.eval_task != "rm" and not asks_for_rewards(config):
+        yield Problem(("post_processor", *SOURCES), "there are no rewards to go by", "--eval_task rm, or a source")
+    if "reward_template" in given and task.post_processor != "csft":
+        yield Problem(("reward_template",), "no effect without csft", "leave it out, or --post_processor csft")
+    if not all(part in task.reward_template for part in ("{input}", "{reward}")):
+        yield Problem(("reward_template",), "{input} and {reward} must stand in it", "{input} <rm_score>: {reward} ")
+
+
+@check(BatchInferenceConfig)
+def task_uses_its_flags(config: BatchInferenceConfig, given: Given) -> Problems:
+    task = config.task
+    generating = ("enable_csft", "n_samples_per_prompt", "temperature", "greedy_sampling", "top_p", "top_k", "min_p",
+        "repetition_penalty", "stop", "generate_max_len", "prompt_max_len",
+    )  # fmt: skip
+    idle = tuple(name for name in generating if name in given)
+    if idle and task.eval_task == "rm":
+        yield Problem(idle, "no effect: rm generates nothing", "leave it out")
+    if "csft_prompt" in given and not task.enable_csft:
+        yield Problem(("csft_prompt",), "no effect without --enable_csft", "leave it out, or --enable_csft")
+    if "rollout_batch_size" in given and task.iter is None:
+        yield Problem(("rollout_batch_size",), "no effect without --iter", "leave it out, or --iter 0")
+
+
+@check(EvaluateConfig)
+def evaluation_has_a_reward(config: EvaluateConfig, given: Given) -> Problems:
+    if not asks_for_rewards(config):
+        yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
+
+
+@check(EvaluateConfig)
+def k_is_possible(config: EvaluateConfig, given: Given) -> Problems:
+    n = config.evaluate.n_samples_per_prompt
+    if bad := [k for k in config.evaluate.k if not 1 <= k <= n]:
+        message = f"{bad[0]} of {n} answers to a prompt cannot be taken"
+        yield Problem(("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {max(n, *bad)}")
+
+
+@check(EvaluateConfig)
+def figures_are_json(config: EvaluateConfig, given: Given) -> Problems:
+    path = config.evaluate.output_path
+    if path is not None and Path(path).suffix != ".json":
+        yield Problem(
+            ("output_path",), f"{path} does not end in .json", f"--output_path {Path(path).with_suffix('.json')}"
+        )
 
 
 # -- lora_combiner ----------------------------------------------------------------------------------------

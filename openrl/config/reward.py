@@ -7,6 +7,7 @@ from typing import Any, Literal
 from openrl.flags.schema import flag, group
 
 FailurePolicy = Literal["drop", "zero", "fail"]
+TOKEN_VARIABLE = "OPENRL_RM_TOKEN"  # the bearer token of reward servers and their clients
 
 
 @group("Reward")

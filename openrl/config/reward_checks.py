@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openrl.config.commands import PPOConfig
+from openrl.config.reward import RewardSourceFlags
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
@@ -25,14 +26,17 @@ def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def reward_sources_are_known(config: PPOConfig, given: Given) -> Problems:
-    flags = config.reward
+    yield from source_problems(config.reward, config.others.reward_pretrain)
+
+
+def source_problems(flags: RewardSourceFlags, models: str | None) -> Problems:
     for name in flags.reward_funcs:
         try:
             verifiers[name]
         except KeyError as error:
             yield Problem(("reward_funcs",), error.args[0])
     try:
-        sources = reward_sources(flags, config.others.reward_pretrain)
+        sources = reward_sources(flags, models)
         source_weights(flags, sources)
         source_kwargs(flags, sources)
     except UserError as error:
@@ -48,13 +52,17 @@ def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig, environment=True)
 def reward_files_exist(config: PPOConfig, given: Given) -> Problems:
+    yield from file_problems(config.reward)
+    routing = config.reward.reward_routing
+    if routing is not None and not Path(routing).expanduser().is_file():
+        yield Problem(("reward_routing",), f"no such file: {routing}")
+
+
+def file_problems(flags: RewardSourceFlags) -> Problems:
     try:
-        sources = reward_sources(config.reward, config.others.reward_pretrain)
+        sources = reward_sources(flags)
     except UserError:
         return  # reported by its own rule
     for source in sources:
         if source.kind == "file" and not source.file[0].is_file():
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
-    routing = config.reward.reward_routing
-    if routing is not None and not Path(routing).expanduser().is_file():
-        yield Problem(("reward_routing",), f"no such file: {routing}")

@@ -15,9 +15,9 @@ from openrl.cluster.rollout_worker import request_seed
 from openrl.config.inference import InferenceSamplingFlags, RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.config.reward import RewardFlags
-from openrl.config.reward_plan import RewardPlan
+from openrl.config.reward_plan import RewardPlan, RewardSource
 from openrl.inference.output import Row
-from openrl.inference.scoring import ModelSource, load_reward_model, reward_tokenizer
+from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device
 from openrl.rewards.base import Reward
 from openrl.rewards.build import bearer_token, build_reward
@@ -79,25 +79,16 @@ class RewardSetting:
     plugins: tuple[str, ...]
 
 
+def model_source(source: RewardSource, s: RewardSetting) -> ModelScorer:
+    model = load_reward_model(source.address, s.rm, s.load, s.device, normalize=s.flags.normalize_reward)
+    return ModelScorer(model, batch_size=s.batch_size, name=source.name)
+
+
 @asynccontextmanager
 async def running_reward(setting: RewardSetting, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[Reward | None]:
     """The reward of all sources, models in this process among them; None if there is no source."""
     s = setting
-    models = {
-        source.name: ModelSource(
-            source.name,
-            load_reward_model(
-                replace(s.rm, reward_pretrain=source.address),
-                s.load,
-                reward_tokenizer(source.address, s.load),
-                s.device,
-                normalize=s.flags.normalize_reward,
-            ),
-            batch_size=s.batch_size,
-        )
-        for source in s.plan.sources
-        if source.kind == "model"
-    }
+    models = {source.name: model_source(source, s) for source in s.plan.sources if source.kind == "model"}
     reward = build_reward(s.flags, s.plan, tokenizer, plugins=s.plugins, token=bearer_token(), models=models)
     try:
         yield reward

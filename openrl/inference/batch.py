@@ -167,7 +167,9 @@ async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
 
 
 @asynccontextmanager
-async def working(config: BatchInferenceConfig, inputs: BatchInputs) -> AsyncIterator[Callable[[Unit], Awaitable[list[Row]]]]:
+async def working(
+    config: BatchInferenceConfig, inputs: BatchInputs
+) -> AsyncIterator[Callable[[Unit], Awaitable[list[Row]]]]:
     """What turns a unit into rows, over running engines and rewards."""
     tokenizer, task = inputs.tokenizer, config.task
     names = ColumnNames(config.data.input_key, config.data.output_key, config.data.label_key or "label")

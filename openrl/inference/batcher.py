@@ -20,6 +20,14 @@ class TooMany(Exception):
     """One call with more items than may ever wait."""
 
 
+def check_room(waiting: int, more: int, most: int) -> None:
+    """Raises TooMany or QueueFull unless ``more`` items may wait beside those that do."""
+    if more > most:
+        raise TooMany(f"{more} texts in one request, at most {most} are taken")
+    if waiting + more > most:
+        raise QueueFull(f"{waiting} texts wait already, at most {most} may")
+
+
 class MicroBatcher(Generic[Item, Result]):
     """Batches the items of concurrent calls for ``function``, which runs in one thread of its own.
 
@@ -42,10 +50,7 @@ class MicroBatcher(Generic[Item, Result]):
 
     async def __call__(self, items: Sequence[Item]) -> list[Result]:
         """The results in the order of ``items``. Raises TooMany, QueueFull, or what ``function`` raised."""
-        if len(items) > self.most_waiting:
-            raise TooMany(f"{len(items)} texts in one request, at most {self.most_waiting} are taken")
-        if len(self._waiting) + len(items) > self.most_waiting:
-            raise QueueFull(f"{len(self._waiting)} texts wait already, at most {self.most_waiting} may")
+        check_room(len(self._waiting), len(items), self.most_waiting)
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())
         futures = [asyncio.get_running_loop().create_future() for _ in items]

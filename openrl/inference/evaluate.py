@@ -100,7 +100,9 @@ async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None
         write_atomically(path, json.dumps(document, indent=1) + "\n")
         console.print(f"{path}, answers in {path.with_suffix('.jsonl')}", highlight=False)
     if rows and failed / len(rows) > config.reward.max_reward_failure_rate:
-        raise UserError(f"{failed} of {len(rows)} answers have no reward: too many to trust the figures", "mend the reward")
+        raise UserError(
+            f"{failed} of {len(rows)} answers have no reward: too many to trust the figures", "mend the reward"
+        )
 
 
 async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Console) -> list[Row]:
@@ -167,7 +169,11 @@ def summarise(rows: Sequence[Row], ks: Sequence[int], threshold: float, response
     return {
         source: {"prompts": counts[source]}
         | {name: mean_at(values) for name, values in of_source.items()}
-        | {f"prompts@{k}": len(of_source[f"pass@{k}"]) for k in ks if 0 < len(of_source.get(f"pass@{k}", ())) < counts[source]}
+        | {
+            f"prompts@{k}": len(of_source[f"pass@{k}"])
+            for k in ks
+            if 0 < len(of_source.get(f"pass@{k}", ())) < counts[source]
+        }
         for source, of_source in figures.items()
     }
 
@@ -177,7 +183,7 @@ def prompt_figures(answers: Sequence[Row], ks: Sequence[int], threshold: float, 
     judged = [row for row in answers if row.get("reward") is not None]
     if not judged:
         return {}
-    verdicts = [row.get("passed", row["reward"]) for row in judged]
+    verdicts = [float(row["passed"] if "passed" in row else row["reward"]) for row in judged]
     votes = [vote(row[response]) for row in judged]
     right = sum(verdict >= threshold for verdict in verdicts)
     possible = [k for k in ks if k <= len(judged)]

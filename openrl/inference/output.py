@@ -76,7 +76,7 @@ class Output:
         write_atomically(self._settings_path, json.dumps(self._settings, indent=1))
         if self.removed:
             write_atomically(self.path, "".join(_line(row) for row in self.kept))
-        self._file: BinaryIO = open(self.path, "ab")  # noqa: SIM115 - closed by __exit__
+        self._file: BinaryIO = open(self.path, "ab")
         return self
 
     def write(self, rows: Iterable[Row]) -> None:

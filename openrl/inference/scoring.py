@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,12 +17,17 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
-from openrl.inference.batcher import MicroBatcher
+from openrl.inference.batcher import MicroBatcher, check_room
 from openrl.models.device import Device
 from openrl.models.packing import check_packing
-from openrl.models.scalar_model import RewardModel, load_scalar_model
+from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
+from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure, ScoreRequest
+from openrl.rewards.rows import Rows
+from openrl.rewards.sources import Source
 from openrl.types import Score
+
+DATASOURCE = "default"  # of rows that come without one
 
 
 @dataclass
@@ -55,18 +64,10 @@ class Scalar:
 class TextRewardModel:
     """A reward model on text. A text gets the same score in whatever company."""
 
-    def __init__(
-        self,
-        model: RewardModel,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        max_len: int,
-        mean: float = 0.0,
-        std: float = 1.0,
-    ) -> None:
+    def __init__(self, model: RewardModel, tokenizer: PreTrainedTokenizerBase, max_len: int) -> None:
         self.model, self.tokenizer = model, tokenizer
         longest = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None) or max_len
-        self.max_len, self.mean, self.std = min(max_len, longest), mean, std
+        self.max_len = min(max_len, longest)
 
     def __call__(self, texts: list[str]) -> list[Scalar]:
         """Scores of texts that are tokenised as they stand: special tokens are those written in the text.
@@ -78,8 +79,8 @@ class TextRewardModel:
         width = max(map(len, kept))
         ids = torch.tensor([row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept])
         lengths = torch.tensor([[len(row)] for row in kept])
-        values = (self.column(ids, torch.arange(width) < lengths) - self.mean) / self.std
-        return [Scalar(value, len(row) > self.max_len) for value, row in zip(values.tolist(), rows, strict=True)]
+        values = self.column(ids, torch.arange(width) < lengths).tolist()
+        return [Scalar(value, len(row) > self.max_len) for value, row in zip(values, rows, strict=True)]
 
     @torch.inference_mode()
     def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -88,33 +89,48 @@ class TextRewardModel:
         return self.model(token_ids.to(device), attention_mask.to(device))[0].cpu()
 
 
-def reward_tokenizer(rm: RewardModelFlags, flags: LoadFlags) -> PreTrainedTokenizerBase:
-    """The tokenizer of --reward_pretrain, which must be given. Raises UserError."""
-    assert rm.reward_pretrain is not None
+def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
+    """The tokenizer of the reward model at ``path``. Raises UserError."""
     fast = not flags.disable_fast_tokenizer
-    return load_tokenizer(
-        rm.reward_pretrain, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain"
-    )
+    return load_tokenizer(path, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain")
 
 
 def load_reward_model(
-    rm: RewardModelFlags, flags: LoadFlags, tokenizer: PreTrainedTokenizerBase, device: Device, packing: bool = False
+    path: str,
+    rm: RewardModelFlags,
+    flags: LoadFlags,
+    device: Device,
+    *,
+    normalize: bool = False,
+    packing: bool = False,
 ) -> TextRewardModel:
-    """The model of --reward_pretrain, which must be given. Raises UserError if it has no head or cannot be packed."""
-    assert rm.reward_pretrain is not None
-    path = rm.reward_pretrain
+    """The reward model at ``path`` with its tokenizer.
+
+    Raises UserError if it has no head, cannot be packed, or holds nothing to normalise by.
+    """
     model = load_scalar_model(RewardModel, path, flags, device, rm.value_head_prefix, packing=packing).to(device)
-    text_model = TextRewardModel(model, tokenizer, max_len=rm.max_len)
+    assert isinstance(model, RewardModel)
+    if normalize:
+        model.mean, model.std = stored_moments(path, flags.trust_remote_code)
+    text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len)
     if packing:
         check_packing(path, model.hf.config, text_model.column)
     return text_model
 
 
 class ModelScorer:
-    """``TextScorer`` of one model that concurrent requests share."""
+    """One model that concurrent requests share, as a ``TextScorer`` and as a ``Source`` of rewards."""
 
-    def __init__(self, model: TextRewardModel, *, batch_size: int, wait: float, most_waiting: int) -> None:
-        self._model = model
+    def __init__(
+        self,
+        model: Callable[[list[str]], list[Scalar]],
+        *,
+        batch_size: int,
+        wait: float = 0.0,
+        most_waiting: int = sys.maxsize,
+        name: str = "model",
+    ) -> None:
+        self.name, self._model = name, model
         self._batcher = MicroBatcher(self._compute, batch_size=batch_size, wait=wait, most_waiting=most_waiting)
         self.counts = Counts()
 
@@ -129,9 +145,65 @@ class ModelScorer:
     def waiting(self) -> int:
         return len(self._batcher)
 
-    async def score(self, request: ScoreRequest) -> list[Score | Failure]:
-        scalars = await self._batcher(request.queries)
-        return [Score(s.value) if math.isfinite(s.value) else Failure(f"the model says {s.value}") for s in scalars]
+    async def score(self, rows: ScoreRequest | Rows) -> list[Score | Failure]:
+        scalars = await self._batcher(rows.queries)
+        return [
+            Score(s.value) if math.isfinite(s.value) else Failure(f"the model's output is {s.value}") for s in scalars
+        ]
 
     async def close(self) -> None:
         await self._batcher.close()
+
+
+class FunctionScorer:
+    """``TextScorer`` of reward functions or verifiers, which run in processes of their own. A request is one call of each:
+    functions may compare what they are given together."""
+
+    def __init__(
+        self, weighing: Weighing, sources: Mapping[str, Source], executor: Executor, most_waiting: int
+    ) -> None:
+        self._weighing, self._sources, self._executor = weighing, sources, executor
+        self.most_waiting, self.waiting = most_waiting, 0
+        self.counts = Counts()
+
+    async def score(self, request: ScoreRequest) -> list[Score | Failure]:
+        count = len(request)
+        check_room(self.waiting, count, self.most_waiting)
+        self.waiting += count
+        try:
+            rows = as_rows(request)
+            columns = await asyncio.gather(*(source.score(rows) for source in self._sources.values()))
+        finally:
+            self.waiting -= count
+        self.counts.batches += len(columns)
+        self.counts.texts += count
+        return [self._weigh(dict(zip(self._sources, row, strict=True))) for row in zip(*columns, strict=True)]
+
+    def _weigh(self, results: Mapping[str, Score | Failure]) -> Score | Failure:
+        scores: dict[str, Score] = {}
+        for name, result in results.items():
+            if isinstance(result, Failure):
+                return Failure(f"{name}: {result.message}")
+            scores[name] = result
+        return self._weighing.weigh(DATASOURCE, scores)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(source.close() for source in self._sources.values()))
+        await asyncio.to_thread(self._executor.shutdown)
+
+
+def as_rows(request: ScoreRequest) -> Rows:
+    """What functions are told: a response is its query without the prompt that it begins with."""
+    pairs = zip(request.queries, request.prompts, strict=True)
+    responses = [query.removeprefix(prompt) for query, prompt in pairs]
+    count = len(request)
+    return Rows(
+        queries=request.queries,
+        prompts=request.prompts,
+        labels=request.labels,
+        responses=responses,
+        texts=responses,
+        token_ids=[[] for _ in responses],
+        sources=[DATASOURCE] * count,
+        metas=[{} for _ in responses],
+    )

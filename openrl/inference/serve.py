@@ -6,18 +6,21 @@ import os
 import signal
 import socket
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
-from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import ServeConfig
+from openrl.config.reward import TOKEN_VARIABLE
+from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.errors import UserError
-from openrl.inference.scoring import ModelScorer, TextScorer, load_reward_model, reward_tokenizer
+from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.device import Device, resolve_device
-from openrl.rewards.protocol import TOKEN_VARIABLE
+from openrl.rewards.build import check_reward_sources, process_sources
+from openrl.rewards.combined import Weighing
 
 GRACE = 60  # seconds that requests in work have after SIGTERM
 QUEUED_BATCHES = 64  # batches of texts that may wait; then clients are asked to come again later
@@ -29,14 +32,16 @@ class ServeInputs:
 
     device: Device
     listener: socket.socket  # bound; nobody is let in before the model is there
-    tokenizer: PreTrainedTokenizerBase
+    plan: RewardPlan
 
 
 def prepare_server(config: ServeConfig) -> ServeInputs:
-    """Take the port, read the tokenizer. Raises UserError for the first thing that does not fit."""
+    """Take the port, try the reward functions. Raises UserError for the first thing that does not fit."""
     device = resolve_device(config.device)
+    sources = reward_sources(config.reward, config.rm.reward_pretrain)
+    check_reward_sources(config.reward, sources, config.debug.plugin)
     listener = bind(config.server.host, config.server.port)
-    return ServeInputs(device, listener, reward_tokenizer(config.rm, config.model))
+    return ServeInputs(device, listener, RewardPlan(sources, source_weights(config.reward, sources)))
 
 
 async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
@@ -47,13 +52,21 @@ async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
 
 
 def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
-    server = config.server
-    return ModelScorer(
-        load_reward_model(config.rm, config.model, inputs.tokenizer, inputs.device, config.packing.packing_samples),
-        batch_size=server.batch_size,
-        wait=server.batch_wait_ms / 1000,
-        most_waiting=QUEUED_BATCHES * server.batch_size,
-    )
+    server, reward, most_waiting = config.server, config.reward, QUEUED_BATCHES * config.server.batch_size
+    if config.rm.reward_pretrain is not None:
+        model = load_reward_model(
+            config.rm.reward_pretrain,
+            config.rm,
+            config.model,
+            inputs.device,
+            normalize=reward.normalize_reward,
+            packing=config.packing.packing_samples,
+        )
+        wait = server.batch_wait_ms / 1000
+        return ModelScorer(model, batch_size=server.batch_size, wait=wait, most_waiting=most_waiting)
+    executor = ThreadPoolExecutor(reward.reward_num_workers, thread_name_prefix="reward")
+    sources = process_sources(reward, inputs.plan.sources, config.debug.plugin, executor, reward.reward_num_workers)
+    return FunctionScorer(Weighing(inputs.plan, "drop"), sources, executor, most_waiting)
 
 
 def bind(host: str, port: int) -> socket.socket:

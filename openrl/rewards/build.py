@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.reward import RewardFlags, RewardSourceFlags
+from openrl.config.reward import TOKEN_VARIABLE, RewardFlags, RewardSourceFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
 from openrl.rewards.base import Reward
@@ -17,7 +17,6 @@ from openrl.rewards.combined import CombinedReward, Weighing
 from openrl.rewards.endpoints import Endpoints
 from openrl.rewards.http import HttpSource
 from openrl.rewards.pool import Limits, RewardPool, RewardProcess
-from openrl.rewards.protocol import TOKEN_VARIABLE
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.worker import FileTarget, Target, VerifierTarget
 
@@ -30,12 +29,14 @@ def build_reward(
     engines: int = 1,
     plugins: tuple[str, ...] = (),
     token: str | None = None,
+    models: Mapping[str, Source] | None = None,
 ) -> Reward | None:
-    """The sources that are asked beside the engine, which is one of ``engines``: all but reward models. None if there
-    is none. ``token`` is the bearer token of HTTP. Starts nothing before the first call."""
+    """The sources that are asked beside the engine, which is one of ``engines``: all but reward models, unless they are
+    here as ``models``. None if there is none. ``token`` is the bearer token of HTTP. Starts nothing before the first
+    call."""
     size = max(1, flags.reward_num_workers // engines)
     executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
-    sources: dict[str, Source] = dict(process_sources(flags, plan.sources, plugins, executor, size))
+    sources: dict[str, Source] = {**process_sources(flags, plan.sources, plugins, executor, size), **(models or {})}
     for s in plan.sources:
         if s.kind == "http":
             timeout, attempts = flags.reward_timeout, flags.reward_max_retries

@@ -28,23 +28,31 @@ class Weighing:
     policy: FailurePolicy
 
     def combine(self, trajectory: Trajectory, results: Mapping[str, Score | Failure]) -> Score:
-        """The weighted sum of what the sources say, by their names.
-
-        With several sources each is a part, and its own parts are "source/part". The verdict is the mean of the
-        sources' verdicts, weighed likewise; None if there is none. Raises UserError for a failure if the policy is fail.
-        """
-        weights = self.plan.of(trajectory.prompt.source)
-        score = Score(0.0)
-        verdicts: list[tuple[float, float]] = []
+        """The weighted sum of what the sources say, by their names. Raises UserError for a failure if the policy is
+        fail."""
+        scores: dict[str, Score] = {}
         for name, result in results.items():
             if isinstance(result, Failure):
                 return self.fail(trajectory, name, result)
-            score = self.add(score, name, weights[name], result)
-            if result.passed is not None:
-                verdicts.append((abs(weights[name]), result.passed))
-        total = sum(weight for weight, _ in verdicts)
-        passed = sum(weight * verdict for weight, verdict in verdicts) / total if total else None
-        return replace(score, passed=passed)
+            scores[name] = result
+        return self.weigh(trajectory.prompt.source, scores)
+
+    def weigh(self, datasource: str, scores: Mapping[str, Score]) -> Score:
+        """The weighted sum for a row of ``datasource``.
+
+        With several sources each is a part, and its own parts are "source/part". The verdict is the mean of the
+        sources' verdicts, weighed likewise; None if there is none.
+        """
+        weights = self.plan.of(datasource)
+        total = Score(0.0)
+        verdicts: list[tuple[float, float]] = []
+        for name, score in scores.items():
+            total = self.add(total, name, weights[name], score)
+            if score.passed is not None:
+                verdicts.append((abs(weights[name]), score.passed))
+        share = sum(weight for weight, _ in verdicts)
+        passed = sum(weight * verdict for weight, verdict in verdicts) / share if share else None
+        return replace(total, passed=passed)
 
     def add(self, score: Score, name: str, weight: float, result: Score) -> Score:
         """``score`` with one more source in it; the verdict stays as it is."""

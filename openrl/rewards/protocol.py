@@ -20,7 +20,6 @@ from openrl.types import Score
 
 QUERY, PROMPTS, LABELS = "query", "prompts", "labels"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
-TOKEN_VARIABLE = "OPENRL_RM_TOKEN"  # the bearer token of both ends: Authorization: Bearer TOKEN
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from transformers import AutoModelForSequenceClassification
 from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
+from openrl.errors import UserError
 from openrl.inference import server
-from openrl.inference.scoring import ModelScorer, Scalar, TextRewardModel, load_reward_model
+from openrl.inference.scoring import ModelScorer, Scalar, load_reward_model
 from openrl.inference.server import build_app
 from tests.tiny import tiny_reward_model_dir
 
@@ -29,8 +30,8 @@ def checkpoint(tmp_path_factory):
 
 
 def text_model(checkpoint, packing=False, **settings):
-    rm = RewardModelFlags(reward_pretrain=checkpoint, **({"max_len": 64} | settings))
-    return load_reward_model(rm, LoadFlags(param_dtype="fp32"), load_tokenizer(checkpoint), "cpu", packing)
+    rm = RewardModelFlags(**({"max_len": 64} | settings))
+    return load_reward_model(checkpoint, rm, LoadFlags(param_dtype="fp32"), "cpu", packing=packing)
 
 
 def scorer_of(function, **settings):
@@ -118,10 +119,12 @@ def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
     talk(scorer_of(text_model(checkpoint)), conversation)
 
 
-def test_normalised_scores(checkpoint):
-    plain = text_model(checkpoint)
-    shifted = TextRewardModel(plain.model, plain.tokenizer, max_len=64, mean=0.5, std=4.0)
-    for a, b in zip(plain(TEXTS), shifted(TEXTS), strict=True):
+def test_normalised_scores(checkpoint, tmp_path):
+    with pytest.raises(UserError, match="--normalize_reward"):
+        load_reward_model(checkpoint, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True)
+    with_moments = str(tiny_reward_model_dir(tmp_path, mean=0.5, std=4.0))
+    shifted = load_reward_model(with_moments, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True)
+    for a, b in zip(text_model(checkpoint)(TEXTS), shifted(TEXTS), strict=True):
         assert b.value == pytest.approx((a.value - 0.5) / 4.0, abs=1e-6)
 
 

@@ -1,0 +1,212 @@
+"""batch_inference and evaluate through their commands, on the transformers engine and a tiny model."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification
+
+from openrl.cli import batch_inference, evaluate
+from openrl.cli.run import command
+from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
+from openrl.data.tokenizer import load_tokenizer
+from openrl.inference.answers import maj_at, vote
+from tests.e2e.runs import TIMEOUT, make_task, start
+from tests.tiny import tiny_reward_model_dir
+
+GATED = '''
+import pathlib, time
+
+def reward_func(queries, prompts, labels, **kwargs):
+    """Rewards from the fifth prompt on have to wait until somebody opens the gate."""
+    gate = pathlib.Path(__file__).parent / "gate"
+    while prompts[0] >= "0+5=" and not gate.exists():
+        time.sleep(0.01)
+    return [float(len(q)) for q in queries]
+'''
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = make_task(tmp_path_factory.mktemp("task"), rows=10)
+    (folder / "gated.py").write_text(GATED)
+    tiny_reward_model_dir(folder).rename(folder / "rm")
+    return folder
+
+
+def flags(task: Path, out: Path, **changes: object) -> list[str]:
+    values: dict[str, object] = {
+        "pretrain": task / "model",
+        "prompt_data": task / "prompts.jsonl",
+        "label_key": "label",
+        "output_path": out,
+        "device": "cpu",
+        "param_dtype": "fp32",
+    } | changes
+    words: list[str] = []
+    for name, value in values.items():
+        if value is not None:
+            words += (
+                [f"--{name}"]
+                if value is True
+                else [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
+            )
+    return words
+
+
+def generating(**changes: object) -> dict[str, object]:
+    return {"eval_task": "generate", "prompt_max_len": 16, "generate_max_len": 8, "full_determinism": True} | changes
+
+
+def batch(task: Path, out: Path, **changes: object) -> list[dict]:
+    """The rows that the command leaves."""
+    words = flags(task, out, **changes)
+    code = command(
+        BatchInferenceConfig,
+        batch_inference.prepare,
+        batch_inference.run,
+        prog="batch_inference",
+        description="",
+        argv=words,
+    )
+    assert code == 0
+    return read(out)
+
+
+def read(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def answers(task, tmp_path_factory):
+    """Three answers to each prompt, with the file's reward."""
+    out = tmp_path_factory.mktemp("answers") / "answers.jsonl"
+    return batch(task, out, **generating(n_samples_per_prompt=3, remote_rm_url=task / "reward.py"))
+
+
+def test_every_prompt_is_answered_and_scored(answers):
+    assert [(row["id"], row["sample"]) for row in answers] == [(f"train:{i}", s) for i in range(10) for s in range(3)]
+    assert [row["input"] for row in answers[::3]] == [f"0+{i}=" for i in range(10)]
+    assert [row["label"] for row in answers[::3]] == [str(i) for i in range(10)]
+    assert len({row["output"] for row in answers}) > 20, "samples differ"
+    whole = [row for row in answers if len(row["output"]) == 8]  # eight tokens, none of them special: all of the text
+    assert len(whole) > 10
+    for row in whole:
+        assert row["finish"] == "length"
+        assert row["reward"] == row["passed"] == row["parts"]["digits"] == sum(c.isdigit() for c in row["output"]) / 8
+
+
+def test_best_of_n_keeps_the_best_of_the_same_answers(task, answers, tmp_path):
+    best = batch(
+        task,
+        tmp_path / "best.jsonl",
+        **generating(best_of_n=3, remote_rm_url=task / "reward.py", post_processor="rs"),
+    )
+    assert best == [max(answers[i : i + 3], key=lambda row: row["reward"]) for i in range(0, 30, 3)]
+
+
+def test_a_killed_run_goes_on_where_it_stood(task, tmp_path):
+    """SIGKILL while later prompts are in work; the second run ends with what one run alone would have written."""
+    out, same = tmp_path / "out.jsonl", generating(n_samples_per_prompt=2, remote_rm_url=task / "gated.py")
+    process = start("batch_inference", flags(task, out, **same))
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while not (out.exists() and out.read_bytes().count(b"\n") == 10):
+            assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
+            time.sleep(0.05)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with open(out, "ab") as file:
+        file.write(b'{"id": "train:5", "sam')  # as if the kill had come in the middle of a write
+    (task / "gate").touch()
+    rows = batch(task, out, **same)
+    assert rows == batch(task, tmp_path / "whole.jsonl", **same)
+    assert [(row["id"], row["sample"]) for row in rows] == [(f"train:{i}", s) for i in range(10) for s in range(2)]
+
+
+def test_rewards_of_responses_that_the_data_holds(task, answers, tmp_path):
+    """--pretrain as the reward model: transformers' own score of prompt, response and end-of-text token."""
+    given = tmp_path / "given.jsonl"
+    given.write_text(
+        "".join(json.dumps({k: r[k] for k in ("input", "output", "label", "finish")}) + "\n" for r in answers)
+    )
+    rows = batch(task, tmp_path / "scored.jsonl", eval_task="rm", pretrain=task / "rm", prompt_data=given, max_len=64)
+    tokenizer = load_tokenizer(str(task / "rm"))
+    model = AutoModelForSequenceClassification.from_pretrained(task / "rm", dtype=torch.float32).eval()
+    assert len(rows) == 30
+    for row, answer in zip(rows, answers, strict=True):
+        assert (row["input"], row["output"], row["label"]) == (answer["input"], answer["output"], answer["label"])
+        text = answer["input"] + answer["output"] + ("<eos>" if answer["finish"] == "stop" else "")
+        ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+        with torch.no_grad():
+            expected = float(model(ids, attention_mask=torch.ones_like(ids)).logits[0, 0])
+        assert row["reward"] == pytest.approx(expected, abs=1e-5)
+
+    pairs = batch(
+        task, tmp_path / "pairs.jsonl", eval_task="rm", pretrain=task / "rm", prompt_data=given, max_len=64,
+        post_processor="iter_dpo", dataset_split="train",
+    )  # fmt: skip
+    groups = [rows[i : i + 3] for i in range(0, 30, 3)]
+    assert len(pairs) == 10
+    for pair, group in zip(pairs, groups, strict=True):
+        ordered = sorted(group, key=lambda row: row["reward"])
+        assert (pair["prompt"], pair["chosen"], pair["rejected"]) == (
+            group[0]["input"], ordered[-1]["output"], ordered[0]["output"],
+        )  # fmt: skip
+        assert pair["chosen_reward"] > pair["rejected_reward"]
+
+
+def test_conditional_prompts_say_a_reward(task, tmp_path):
+    rows = batch(
+        task,
+        tmp_path / "csft.jsonl",
+        **generating(iter=1, rollout_batch_size=4, enable_csft=True, csft_prompt="<rm>: 5"),
+        post_processor="csft",
+        remote_rm_url=task / "reward.py",
+        reward_template="{input}[{reward}]",
+    )
+    assert [row["id"] for row in rows] == [f"train:{i}" for i in range(4, 8)], "the second slice of four rows"
+    assert [row["input"] for row in rows] == [
+        f"0+{i}=<rm>: 5 [{row['reward']:.2f}]" for i, row in zip(range(4, 8), rows, strict=True)
+    ]
+
+
+def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
+    reward = tmp_path / "reward.py"
+    reward.write_text(
+        "def reward_func(queries, prompts, labels, responses, **kwargs):\n"
+        "    return {'rewards': [0.0] * len(queries), 'scores': [float(any(c.isdigit() for c in r)) for r in responses]}\n"
+    )
+    out = tmp_path / "figures.json"
+    words = flags(
+        task, out, rollout_backend="hf", remote_rm_url=reward, n_samples_per_prompt=4, k=[1, 3],
+        prompt_max_len=16, generate_max_len=8,
+    )  # fmt: skip
+    arguments = EvaluateConfig, evaluate.prepare, evaluate.run
+    assert command(*arguments, prog="evaluate", description="", argv=words) == 0
+    figures = json.loads(out.read_text())["figures"]["all"]
+    rows = read(out.with_suffix(".jsonl"))
+    groups = [rows[i : i + 4] for i in range(0, 40, 4)]
+    passed = [[float(any(c.isdigit() for c in row["output"])) for row in group] for group in groups]
+    assert [[row["passed"] for row in group] for group in groups] == passed
+    assert 0 < sum(map(sum, passed)) < 40, "some answers are right, some are not"
+    assert figures["prompts"] == 10
+    assert figures["mean@3"] == figures["pass@1"] == pytest.approx(sum(map(sum, passed)) / 40)
+    none_of_three = [{0: 1.0, 1: 1 / 4}.get(int(sum(p)), 0.0) for p in passed]  # choices of 3 of 4 without a right one
+    assert figures["pass@3"] == pytest.approx(1 - sum(none_of_three) / 10)
+    majority = [maj_at(3, [vote(row["output"]) for row in group], p) for group, p in zip(groups, passed, strict=True)]
+    assert figures["maj@3"] == pytest.approx(sum(majority) / 10)
+    shown = capsys.readouterr().out
+    assert "pass@3" in shown and f"{figures['pass@3']:.4f}" in shown
+
+    before = out.with_suffix(".jsonl").read_bytes()
+    again = [word if word != "3" else "2" for word in words]
+    assert command(*arguments, prog="evaluate", description="", argv=again) == 0
+    assert out.with_suffix(".jsonl").read_bytes() == before, "answers are there already: other figures of the same"
+    assert "pass@2" in json.loads(out.read_text())["figures"]["all"]
