@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Literal
 
 from openrl.config.data import SOURCES, PromptDataFlags
+from openrl.config.model import ScalarHeadFlags
 from openrl.config.rollout import SamplingFlags
 from openrl.flags.schema import REQUIRED, flag, group
 
 
 @group("Reward model")
-class RewardModelFlags:
+class RewardModelFlags(ScalarHeadFlags):
     reward_pretrain: str | None = flag(None, "Reward model with a scalar head. None: no reward model.")
-    value_head_prefix: str = flag("score", "Name of the scalar head; a name stored in the model's config.json wins.")
     max_len: int = flag(
         2048, "Tokens per scored text; longer ones lose tokens at the start and are counted.", bounds="> 0"
     )
@@ -30,14 +30,13 @@ class ServerFlags:
 
 
 @group("LoRA")
-class MergeFlags:
+class MergeFlags(ScalarHeadFlags):
     model_path: str = flag(REQUIRED, "Base model: Hugging Face name or local directory.")
     lora_path: str = flag(REQUIRED, "Directory of the adapter, as peft saves it.")
     output_path: str = flag(REQUIRED, "Directory for the merged model; it must not exist or be empty.")
     is_rm: bool = flag(
         False, "The base is a reward model; its head is the adapter's if that holds one, else the base's."
     )
-    value_head_prefix: str = flag("score", "Name of the base's scalar head; a name in its config.json wins.")
 
 
 @group("Task")
