@@ -1,4 +1,5 @@
 # make quickstart   train a small policy from nothing, on this machine
+# make rlhf         reward model, reward server and PPO with a critic, on this machine
 # make test         every test that needs no GPU
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart test check docs
+.PHONY: setup quickstart rlhf test check docs
 
 setup: $(READY)
 
@@ -18,6 +19,9 @@ $(READY): requirements/base.txt requirements/cpu.txt requirements/test.txt requi
 
 quickstart: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/quickstart.sh
+
+rlhf: $(READY)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/rlhf_cpu.sh
 
 test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" tests
