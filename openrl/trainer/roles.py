@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -94,6 +94,32 @@ def reference_path(config: PPOConfig) -> str:
     return config.others.ref_pretrain or config.model.pretrain
 
 
+def workers(config: PPOConfig, device: Device, optimizer_steps: int) -> dict[str, tuple[Any, ...]]:
+    """What each group is made of: the class of its workers, and their arguments after the context."""
+    table: dict[str, tuple[Any, ...]] = {}
+    for role, model in role_models(config).items():
+        spec = model_spec(config, model, device, optimizer_steps)
+        table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
+    engines = config.engine
+    engine = engine_spec(config.model, engines, config.sampling, config.debug, device, engines.vllm_num_engines)
+    engine = replace(engine, load_format=engines.vllm_load_format)
+    sources = (config.reward, derived.rewards(config), bearer_token())
+    return table | {ENGINES: (RolloutWorker, engines.rollout_backend, engine, config.model, *sources)}
+
+
+def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup]) -> Roles:
+    """The groups by what they do in the run; those it does not need are left out."""
+    adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
+    return Roles(
+        policy=groups["actor"],
+        rollout=groups[ENGINES],
+        critic=groups["critic"] if "critic" in wanted else None,
+        reference=groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None,
+        reward=groups["reward"] if "reward" in wanted else None,
+        adapted=adapted,
+    )
+
+
 @asynccontextmanager
 async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
     """Start all groups side by side, on a cluster that is joined or started; leave no process behind.
@@ -105,45 +131,18 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
     with stage("start"):
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
-    adapted = derived.policy_is_reference(config)
     try:
         check_batches(config, len(plan.rows["actor"]))
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
-            specs = {role: model_spec(config, model, device, optimizer_steps) for role, model in models.items()}
-
-            def start(role: str) -> Coroutine[Any, Any, WorkerGroup]:
-                if role == ENGINES:
-                    return _start_engines(config, cluster, reservation, device)
-                more = [replace(specs[role], path=path) for path in models[role].others]
-                return _start(config, cluster, reservation, role, ModelWorker, specs[role], *more)
-
-            for wave in [[ENGINES], [*specs]] if plan.shared(ENGINES) else [[ENGINES, *specs]]:
-                started = await all_or_first_error(start(role) for role in wave)
-                groups |= dict(zip(wave, started, strict=True))
-        yield Roles(
-            policy=groups["actor"],
-            rollout=groups[ENGINES],
-            critic=groups.get("critic"),
-            reference=groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None,
-            reward=groups.get("reward"),
-            adapted=adapted,
-        )
+            made_of = workers(config, device, optimizer_steps)
+            for wave in [[ENGINES], [*models]] if plan.shared(ENGINES) else [[ENGINES, *models]]:
+                starting = (_start(config, cluster, reservation, role, *made_of[role]) for role in wave)
+                groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
+        yield roles_of(config, groups)
     finally:
         await all_or_first_error(group.close() for group in groups.values())
         cluster.close()
-
-
-async def _start_engines(
-    config: PPOConfig, cluster: RayCluster, reservation: Reservation, device: Device
-) -> WorkerGroup:
-    spec = engine_spec(
-        config.model, config.engine, config.sampling, config.debug, device, config.engine.vllm_num_engines
-    )
-    spec = replace(spec, load_format=config.engine.vllm_load_format)
-    sources = (config.reward, derived.rewards(config), bearer_token())
-    args = (config.engine.rollout_backend, spec, config.model, *sources)
-    return await _start(config, cluster, reservation, ENGINES, RolloutWorker, *args)
 
 
 async def _start(

@@ -18,12 +18,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from openrl.cli import train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.model_worker import ModelWorker
-from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config.commands import PPOConfig
-from openrl.rollout.engine import engine_spec
 from openrl.trainer.launch import train
-from openrl.trainer.roles import Roles, model_spec, role_models
+from openrl.trainer.roles import roles_of, workers
 from tests.e2e.runs import make_task, metrics, ppo_flags
 
 TOKENS = 6  # of a response at most
@@ -32,17 +29,12 @@ RANGE = (-0.4, 0.4)  # about half of the groups
 
 @contextlib.asynccontextmanager
 async def in_this_process(config, device, optimizer_steps, stage):
-    models = role_models(config)
-    groups = {
-        role: LocalGroup.create(role, 1, ModelWorker, model_spec(config, model, device, optimizer_steps))
-        for role, model in models.items()
-    }
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, device, 1)
-    groups["rollout"] = LocalGroup.create("rollout", 1, RolloutWorker, "hf", spec, config.model, config.reward)
+    made_of = workers(config, device, optimizer_steps)
+    groups = {role: LocalGroup.create(role, 1, *made_of[role]) for role in made_of}
     try:
         for group in groups.values():
             await group.call("start")
-        yield Roles(groups["actor"], groups["rollout"], reward=groups["reward"])
+        yield roles_of(config, groups)
     finally:
         for group in groups.values():
             await group.close()
