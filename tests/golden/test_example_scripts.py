@@ -30,11 +30,8 @@ CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
 
 
 def test_the_scripts_were_found():
-<<<<<<< HEAD
-    assert {"quickstart.sh", "train_dpo.sh", "README.md", "data.md", "supervised.md"} <= {name for name, _, _ in CASES}
-=======
-    assert {"quickstart.sh", "rlhf_cpu.sh", "README.md", "data.md", "serving.md"} <= {name for name, _, _ in CASES}
->>>>>>> e242630 (RLHF on a CPU against the reward server; docs of serving; contract tests of the server)
+    pages = {"quickstart.sh", "train_dpo.sh", "rlhf_cpu.sh", "README.md", "data.md", "serving.md", "supervised.md"}
+    assert pages <= {name for name, _, _ in CASES}
 
 
 @pytest.mark.parametrize(("source", "name", "words"), CASES)
