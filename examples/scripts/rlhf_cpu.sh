@@ -11,13 +11,13 @@ rm -rf "$OUT"
 echo "1/5  Short reviews, friendly and unfriendly, and a model that knows their words"
 python examples/python/reviews/make_data.py --output_dir "$OUT/data" --seed "$SEED"
 python examples/python/reviews/make_model.py \
-    --data "$OUT/data/sft.jsonl" --output_dir "$OUT/init" --seed "$SEED" --hidden_size 192 --layers 2
+    --data "$OUT/data/sft.jsonl" --output_dir "$OUT/init" --seed "$SEED" --hidden_size 128 --layers 2
 
 echo "2/5  Supervised training: mostly unfriendly reviews"
 python -m openrl.cli.train_sft \
     --pretrain "$OUT/init" \
     --dataset "$OUT/data/sft.jsonl" --input_key input --output_key output --input_template None \
-    --max_len 48 --max_steps 120 --train_batch_size 64 --micro_train_batch_size 64 \
+    --max_len 48 --max_steps 100 --train_batch_size 64 --micro_train_batch_size 64 \
     --learning_rate 3e-3 --lr_warmup_ratio 0.05 \
     --param_dtype fp32 --zero_stage 0 --device cpu \
     --logging_steps 20 --exp_name "reviews, supervised" --seed "$SEED" \
@@ -49,7 +49,7 @@ python -m openrl.cli.train_ppo_ray \
     --eval_dataset "$OUT/data/eval.jsonl" --eval_before_train --eval_steps 20 \
     --eval_temperature 1.0 --eval_n_samples_per_prompt 8 \
     --remote_rm_url "$URL/get_reward" \
-    --vllm_num_engines 1 --device cpu --param_dtype fp32 --zero_stage 0 \
+    --rollout_backend hf --device cpu --param_dtype fp32 --zero_stage 0 \
     --advantage_estimator gae --gamma 1 --lambd 0.95 --init_kl_coef 0.02 --kl_estimator k1 \
     --rollout_batch_size 32 --n_samples_per_prompt 4 --train_batch_size 128 \
     --micro_train_batch_size 64 --micro_rollout_batch_size 128 \

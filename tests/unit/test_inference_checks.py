@@ -1,0 +1,91 @@
+"""What the commands that do not train refuse before anything is loaded, and what they let pass."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from openrl.config import inference_checks  # noqa: F401  importing it registers the rules
+from openrl.config.commands import COMMANDS
+from openrl.flags.parser import read_request, resolve
+from openrl.flags.schema import collect_flags
+
+BATCH = "batch_inference --pretrain some/model --dataset some/data --output_path out.jsonl"
+EVALUATE = "evaluate --pretrain some/model --prompt_data some/data --reward_funcs number"
+
+
+def problems(line: str, environment: bool = False) -> str:
+    name, *words = shlex.split(line)
+    command = COMMANDS[name]
+    request = read_request(words)
+    _, found = resolve(command, collect_flags(command), request.settings, environment=environment)
+    return "\n".join(map(str, [*request.problems, *found]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "serve_rm --reward_pretrain some/model",
+        "serve_rm --remote_rm_url reward.py:score",
+        "serve_rm --reward_funcs number exact --reward_weights 1 0.5",
+        "lora_combiner --model_path a/b --lora_path c --output_path d --is_rm --value_head_prefix head",
+        f"{BATCH} --eval_task generate_vllm --best_of_n 8 --reward_pretrain some/rm --post_processor rs",
+        f"{BATCH} --eval_task rm --post_processor iter_dpo --dataset_split test",
+        f"{BATCH} --eval_task generate --greedy_sampling --enable_csft --iter 3 --rollout_batch_size 64",
+        f"{EVALUATE} --n_samples_per_prompt 16 --k 1 8 --output_path figures.json",
+        f"{EVALUATE} --reward_pretrain some/rm --max_len 512",
+    ],
+)
+def test_what_is_right_passes(line):
+    assert problems(line) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("serve_rm", "nothing to serve"),
+        (
+            "serve_rm --reward_pretrain a/b --reward_funcs number",
+            "--reward_pretrain, --reward_funcs: a server has one kind",
+        ),
+        ("serve_rm --reward_pretrain a/b,c/d", "a server has one model"),
+        ("serve_rm --remote_rm_url http://127.0.0.1:1/get_reward", "does not ask another server"),
+        ("serve_rm --reward_funcs nmber", "did you mean 'number'"),
+        ("serve_rm --reward_funcs number --batch_wait_ms 3", "--batch_wait_ms: no effect"),
+        ("serve_rm --reward_funcs number --normalize_reward", "--normalize_reward: no effect"),
+        ("serve_rm --reward_pretrain a/b --host 0.0.0.0", "everybody who reaches 0.0.0.0"),
+        ("lora_combiner --model_path a/b --lora_path c --output_path d --value_head_prefix h", "has no scalar head"),
+        (f"{BATCH} --eval_task generate --post_processor rs", "there are no rewards to go by"),
+        (f"{BATCH} --eval_task rm --temperature 0.5", "rm generates nothing"),
+        (f"{BATCH} --eval_task rm --csft_prompt x", "no effect without --enable_csft"),
+        (f"{BATCH} --eval_task rm --rollout_batch_size 5", "no effect without --iter"),
+        (f"{BATCH} --eval_task rm --reward_template '{{input}}'", "no effect without csft"),
+        (f"{BATCH} --eval_task rm --post_processor csft --reward_template '{{input}}'", "must stand in it"),
+        (f"{BATCH} --eval_task generate --greedy_sampling --temperature 0.5", "two temperatures"),
+        (f"{BATCH} --eval_task generate --greedy_sampling --best_of_n 4", "4 equal answers"),
+        (f"{BATCH} --eval_task generate --dataset_probs 0.5,0.5", "2 probabilities for 1 dataset"),
+        ("evaluate --pretrain a/b --prompt_data c", "nothing says which answers are right"),
+        (f"{EVALUATE} --k 9", "9 of 8 answers"),
+        (f"{EVALUATE} --k 0", "0 of 8 answers"),
+        (f"{EVALUATE} --output_path figures.txt", "--output_path figures.json"),
+        (f"{EVALUATE} --temperature -1", "--temperature"),
+    ],
+)
+def test_what_is_wrong_is_named(line, complaint):
+    assert complaint in problems(line)
+
+
+def test_what_this_machine_lacks(tmp_path, monkeypatch):
+    monkeypatch.delenv("OPENRL_RM_TOKEN", raising=False)
+    found = problems(f"serve_rm --reward_pretrain {tmp_path}/none --require_token", environment=True)
+    assert "$OPENRL_RM_TOKEN is not set" in found and "no such directory" in found
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/precious").touch()
+    found = problems(
+        f"lora_combiner --model_path a/b --lora_path {tmp_path} --output_path {tmp_path}/out", environment=True
+    )
+    assert "no adapter_config.json" in found and "not an empty directory" in found
+    (tmp_path / "file").touch()
+    line = f"batch_inference --eval_task rm --pretrain a/b --dataset c/d --output_path {tmp_path}/file/out.jsonl"
+    assert "is a file, no directory" in problems(line, environment=True)
