@@ -76,6 +76,10 @@ def model_problems(
 @check(PPOConfig, environment=True)
 def prompts_exist(config: PPOConfig, given: Given) -> Problems:
     yield from data_problems("prompt_data", config.data.prompt_data)
+
+
+@check(PPOConfig, environment=True)
+def joining_rows_exist(config: PPOConfig, given: Given) -> Problems:
     yield from data_problems("ptx_data", config.ptx.ptx_data)
 
 
