@@ -105,7 +105,7 @@ def _names(given: list[tuple[Kind, str]]) -> list[str]:
 def _short_name(kind: Kind, address: str) -> str:
     if kind == "file":
         return Path(address.partition(":")[0]).stem
-    return {"http": "http", "verifier": address}.get(kind) or Path(address).name
+    return {"http": "http", "verifier": address}.get(kind) or Path(address).absolute().name
 
 
 def _long_name(kind: Kind, address: str) -> str:

@@ -61,10 +61,14 @@ class HttpSource:
     async def score(self, rows: Rows) -> Results:
         mine = Waiting(rows, asyncio.get_running_loop().create_future())
         self._queue.append(mine)
-        async with self._slots:
-            if mine in self._queue:  # nobody took it along yet
-                await self._send(self._take())
-        return await mine.results
+        try:
+            async with self._slots:
+                while mine in self._queue:  # nobody took it along yet
+                    await self._send(self._take())
+            return await mine.results
+        finally:
+            if mine in self._queue:  # cancelled
+                self._queue.remove(mine)
 
     async def close(self) -> None:
         if self._client is not None:
@@ -122,10 +126,11 @@ class HttpSource:
             results = read_reply(await self._post(endpoint.url, rows), len(rows))
         except (RequestFailed, BadReply) as error:
             failed = error if isinstance(error, RequestFailed) else RequestFailed(str(error), rows_at_fault=True)
-            if judge and not failed.final:
+            final = failed.final and (failed.rows_at_fault or len(self._endpoints.urls) == 1)
+            if judge and not final:
                 self._endpoints.failed(endpoint, started, failed.retry_after)
             message = f"{endpoint.url}: {failed}"
-            raise RequestFailed(message, final=failed.final, rows_at_fault=failed.rows_at_fault) from None
+            raise RequestFailed(message, final=final, rows_at_fault=failed.rows_at_fault) from None
         self._endpoints.succeeded(endpoint)
         return results
 
