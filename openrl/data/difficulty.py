@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
@@ -15,14 +16,15 @@ def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt
 
     Raises UserError that names all rows where it is missing, or no number in [0, 1].
     """
-    bad: dict[int, str] = {}
+    bad: dict[str, dict[int, str]] = defaultdict(dict)  # source -> row -> reason; a blend holds rows several times
     rated = []
     for prompt in prompts:
         try:
             rated.append(replace(prompt, difficulty=_read(prompt.meta, key)))
         except BadRow as reason:
-            bad[int(prompt.id.rpartition(":")[2])] = str(reason)
-    refuse_bad_rows("difficulty_key", [(source, sorted(bad.items()))])
+            where, _, row = prompt.id.rpartition(":")
+            bad[where.partition(":")[2] or source][int(row)] = str(reason)
+    refuse_bad_rows("difficulty_key", [(name, sorted(rows.items())) for name, rows in bad.items()])
     return rated
 
 

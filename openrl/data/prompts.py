@@ -117,10 +117,11 @@ class PromptBuilder:
                 chunk.bad.append((number, str(reason)))
         all_ids = self._tokenise([text for *_, text in good]) if good else []
         for (number, row, parts, text), ids in zip(good, all_ids, strict=True):
-            if len(ids) > self.limit and self.flags.prompt_overflow == "error":
-                chunk.bad.append((number, f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error"))
+            try:
+                fitting = self._fit(parts, text, ids)
+            except BadRow as reason:
+                chunk.bad.append((number, str(reason)))
                 continue
-            fitting = self._fit(parts, text, ids)
             prompt = fitting and self._prompt(f"{prefix}:{number}", row, *fitting, columns, tag)
             chunk.items.append(ReadPrompt(prompt, len(ids), shortened=fitting is not None and fitting[0] != text))
         return chunk
@@ -139,9 +140,11 @@ class PromptBuilder:
         return [self.templates.leading + ids for ids in self.tokenizer(texts, add_special_tokens=False).input_ids]
 
     def _fit(self, parts: PromptParts, text: str, ids: list[int]) -> tuple[str, list[int]] | None:
-        """The prompt within --prompt_max_len: as it is, shortened, or None."""
+        """The prompt within --prompt_max_len: as it is, shortened, or None. Raises BadRow."""
         if len(ids) <= self.limit:
             return text, ids
+        if self.flags.prompt_overflow == "error":
+            raise BadRow(f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error")
         if self.flags.prompt_overflow not in KEEP:
             return None
 

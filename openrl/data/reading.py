@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from typing import Any, Generic, TypeVar
@@ -45,7 +46,13 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
         yield from (read(numbered(rows, piece)) for piece in pieces)
         return
     with ProcessPoolExecutor(workers, get_context("spawn"), _remember, (rows, read)) as pool:
-        yield from pool.map(_read_piece, pieces)
+        try:
+            yield from pool.map(_read_piece, pieces)
+        except BrokenProcessPool as error:
+            raise UserError(
+                "a process that turns rows into tokens was killed, perhaps for want of memory",
+                f"--preprocess_num_workers {workers // 2}",
+            ) from error
 
 
 def numbered(rows: Dataset, piece: range) -> Numbered:

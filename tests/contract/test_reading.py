@@ -1,5 +1,8 @@
 """Rows read in several processes are the rows that one process reads."""
 
+import os
+import signal
+
 import pytest
 from datasets import Dataset
 
@@ -11,6 +14,20 @@ from openrl.errors import UserError
 from tests.tiny import tiny_tokenizer
 
 pytestmark = pytest.mark.slow
+
+
+def die_at_row_20(rows):
+    if rows[0][0] <= 20 <= rows[-1][0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reading.Chunk([number for number, _ in rows])
+
+
+def test_a_process_that_is_killed_ends_the_reading(monkeypatch):
+    monkeypatch.setattr(reading, "CHUNK", 7)
+    monkeypatch.setattr(reading, "PARALLEL_FROM", 10)
+    with pytest.raises(UserError, match="a process that turns rows into tokens was killed") as error:
+        reading.read_rows(Dataset.from_list([{"a": i} for i in range(40)]), die_at_row_20, workers=2)
+    assert error.value.remedy == "--preprocess_num_workers 1"
 
 
 def test_two_processes_read_what_one_reads(monkeypatch, tmp_path):

@@ -26,3 +26,11 @@ def test_every_row_at_fault_is_named():
     assert "rows 1, 6: no column 'd'" in message
     for row, value in {2: "1.5", 3: "'hard'", 4: "None", 5: "True", 7: "nan"}.items():
         assert f"row {row}: 'd' must be a number in [0, 1], found {value}" in message
+
+
+def test_rows_of_several_sources_are_told_apart_and_named_once():
+    rows = [Prompt(id, [1], "", meta={}) for id in ("train:a:3", "train:b:3", "train:a:3", "train:b:5")]
+    with pytest.raises(UserError) as caught:
+        with_difficulty(rows, "d", "a.jsonl,b.jsonl")
+    assert "a has rows" in caught.value.message and "\n  row 3: no column 'd'" in caught.value.message
+    assert "b has rows" in caught.value.message and "\n  rows 3, 5: no column 'd'" in caught.value.message

@@ -80,6 +80,18 @@ def test_error_names_the_rows():
         build(["1234", "12", "12345"], 3, "error")
 
 
+def test_a_template_that_refuses_what_is_left_makes_a_bad_row():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = (
+        "{% if messages[0].content | length < 9 %}{{ raise_exception('too short') }}{% endif %}" + CHAT
+    )
+    flags = PromptDataFlags(prompt_data="data", prompt_overflow="truncate_left")
+    builder = PromptBuilder(flags, TemplateFlags(apply_chat_template=True), tokenizer, 9)
+    sources = [RowSource("rows.jsonl", "default", Dataset.from_list([{"input": "123456789"}]))]
+    with pytest.raises(UserError, match="row 0: the chat template refuses it: too short"):
+        builder.build(sources, flag="prompt_data", kind="train")
+
+
 def test_a_prompt_is_tokenised_as_it_was_shortened():
     """A byte-pair tokenizer: "23" is one token, so what is left of "1232323" depends on where the cut falls."""
     vocabulary = {t: i for i, t in enumerate(["<eos>", "1", "2", "3", "23"])}
