@@ -1,0 +1,117 @@
+"""train_rm, train_dpo and its KTO through their commands: a resume ends bit for bit where the whole run did, and two ranks
+of torchrun, or of Ray, where one does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from openrl.cli.supervised import supervised_command
+from openrl.config.commands import DPOConfig, RMConfig
+from openrl.config.model import ModelFlags
+from openrl.models.scalar_model import RewardModel, load_scalar_model
+from tests.e2e.runs import metrics, run
+from tests.tiny import PAD, tiny_model_dir
+
+NUMBERS = [(a, b) for a in range(7) for b in range(7)]
+PAIRS = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": f"not {a + b}", "margin": 0.3} for a, b in NUMBERS]
+RATED = [{"prompt": f"{a}+{b}=", "chosen": str(a + b + b % 2), "label": b % 2 == 0} for a, b in NUMBERS]
+CASES = {
+    "rm": (RMConfig, PAIRS, "--margin_loss"),
+    "dpo": (DPOConfig, PAIRS, "--beta 0.5 --eval_split train"),
+    "kto": (DPOConfig, RATED, "--loss kto --beta 0.5 --eval_split train"),
+}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("supervised")
+    tiny_model_dir(folder).rename(folder / "model")
+    for name, rows in (("pairs", PAIRS), ("rated", RATED)):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def flags_of(task, out, case, more=""):
+    rows = task / ("rated.jsonl" if case == "kto" else "pairs.jsonl")
+    return f"""--pretrain {task}/model --dataset {rows} --prompt_key prompt --eval_dataset {rows} --eval_steps 3
+        --max_len 32 --max_steps 4 --train_batch_size 16 --micro_train_batch_size 8 --learning_rate 3e-3 --lr_warmup_steps 0
+        --param_dtype fp32 --device cpu --zero_stage 1 --save_steps 2 --save_path {out} --ckpt_path {out}/checkpoints
+        {CASES[case][2]} {more}""".split()
+
+
+def train(task, out, case, more=""):
+    """In this process: its start would cost more than the run."""
+    argv = flags_of(task, out, case, more)
+    assert supervised_command(CASES[case][0], prog=case, description="", argv=argv) == 0
+    return load_file(out / "model.safetensors"), metrics(out)
+
+
+@pytest.fixture(scope="module")
+def whole(task):
+    """Uninterrupted runs of one rank."""
+    return {case: train(task, task / case, case) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_resume_equals_the_uninterrupted_run(task, whole, case):
+    weights, lines = whole[case]
+    assert len(lines) == 4 and lines[-1]["eval/loss"] < lines[0]["loss"]
+    shutil.rmtree(task / case / "checkpoints/step_000004")
+    again, resumed = train(task, task / case, case, "--load_checkpoint")
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+    timed = ("time/", "perf/", "timing_s/")
+    assert [{k: v for k, v in line.items() if not k.startswith(timed)} for line in resumed] == [
+        {k: v for k, v in line.items() if not k.startswith(timed)} for line in lines
+    ]
+
+
+def test_the_reward_model_is_one_for_transformers_and_for_the_reward_role(task, whole):
+    out = task / "rm"
+    tokenizer, flags = AutoTokenizer.from_pretrained(out), ModelFlags(pretrain=str(out), param_dtype="fp32")
+    texts = [p["prompt"] + p[key] + "<eos>" for p in PAIRS for key in ("chosen", "rejected")]
+    batch = tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
+    theirs = AutoModelForSequenceClassification.from_pretrained(out, pad_token_id=PAD)
+    ours = load_scalar_model(RewardModel, str(out), flags, "cpu", "score")
+    with torch.no_grad():
+        rewards = ours(batch.input_ids, batch.attention_mask.bool())[0]
+        expected = theirs(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0]
+    torch.testing.assert_close(rewards, expected, rtol=0, atol=1e-5)
+    config = json.loads((out / "config.json").read_text())
+    assert config["mean"] == pytest.approx(float(rewards.mean()), abs=1e-5)
+    assert config["std"] == pytest.approx(float(rewards.std()), abs=1e-5)
+
+
+def assert_same_run(found, expected):
+    (weights, lines), (wanted, whole_lines) = found, expected
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in whole_lines], rel=1e-4)
+    assert lines[-1]["eval/loss"] == pytest.approx(whole_lines[-1]["eval/loss"], rel=1e-4)
+    for name in wanted:  # Adam turns a rounding error in a gradient near zero into one of the size of a step
+        assert float((weights[name] - wanted[name]).abs().max()) < 1e-3
+
+
+def test_two_ranks_of_torchrun(task, whole, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
+    command += ["--master_addr", "127.0.0.1", "-m", "openrl.cli.train_dpo", *flags_of(task, tmp_path / "out", "kto")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("49 rated answers") == 2, (
+        "the first rank alone shows: one line each for --dataset and --eval_dataset"
+    )
+    assert_same_run((load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["kto"])
+    assert len(list((tmp_path / "out/checkpoints/step_000004/model").glob("rank_*.json"))) == 2
+
+
+def test_two_ranks_of_ray(task, whole, tmp_path):
+    run("train_rm", flags_of(task, tmp_path / "out", "rm", "--num_gpus_per_node 2"))
+    assert_same_run((load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["rm"])
