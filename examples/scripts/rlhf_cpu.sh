@@ -64,7 +64,7 @@ for NAME in sft ppo; do
     python -m openrl.cli.evaluate \
         --pretrain "$OUT/$NAME" --rollout_backend hf \
         --prompt_data "$OUT/data/eval.jsonl" --input_key input \
-        --remote_rm_url examples/python/reviews/sentiment.py \
+        --remote_rm_url examples/python/reviews/sentiment.py --reward_num_workers 1 \
         --n_samples_per_prompt 16 --prompt_max_len 16 --generate_max_len 28 --k 1 \
         --param_dtype fp32 --device cpu --seed "$SEED" --output_path "$OUT/$NAME.json"
 done

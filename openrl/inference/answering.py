@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import yaml
 from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.single_turn import SingleTurn
@@ -16,6 +17,7 @@ from openrl.config.inference import InferenceSamplingFlags, RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource
+from openrl.flags.dump import dump_yaml
 from openrl.inference.output import Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device
@@ -25,6 +27,10 @@ from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
 from openrl.types import Group, Prompt, Sampling, Trajectory
 
 WIDTH = 256  # prompts that are answered or scored side by side
+HOW = frozenset(
+    ["device", "plugin", "micro_batch_size", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "reward_num_workers", "reward_timeout", "reward_memory_gb", "reward_max_retries", "max_reward_failure_rate"]
+)
+"""Flags that say how an output is computed, not what stands in it: they may change when a run goes on."""
 
 
 def sampling_of(flags: InferenceSamplingFlags) -> Sampling:
@@ -155,6 +161,6 @@ def numbered(ids: list[str]) -> list[str]:
     return unique
 
 
-def settings_of(flags: Mapping[str, Any], how: frozenset[str]) -> dict[str, Any]:
-    """The flags that decide what stands in the output: all but those in ``how``, which say how it is computed."""
-    return {name: value for name, value in flags.items() if name not in how}
+def settings_of(config: Any, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The flags that decide what stands in the output, with their values."""
+    return {name: value for name, value in yaml.safe_load(dump_yaml(config)).items() if name not in HOW | besides}

@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
 from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
@@ -18,7 +17,6 @@ from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
-from openrl.flags.dump import dump_yaml
 from openrl.inference.answering import (
     WIDTH,
     Answering,
@@ -40,8 +38,6 @@ from openrl.rewards.build import check_reward_sources
 from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.types import Finish, Group, Prompt, Trajectory
 
-HOW = frozenset({"micro_batch_size", "device", "plugin", "vllm_gpu_memory_utilization", "vllm_max_num_seqs"})
-"""Flags that may change between a run and its continuation."""
 ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
 NO_LIMIT = 2**31  # tokens of a prompt whose response is there already
 
@@ -83,7 +79,7 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
     if config.task.enable_csft:
         prompts = [conditioned(prompt, config.task.csft_prompt, builder) for prompt in prompts]
     units = competing(prompts) if scores_compete(config.task) else alone(prompts)
-    settings = settings_of(yaml.safe_load(dump_yaml(config)), HOW)
+    settings = settings_of(config)
     output = Output(Path(config.task.output_path), [unit.id for unit in units], rows_per_unit(config.task), settings)
     return BatchInputs(device, tokenizer, plan, units, output, reports)
 

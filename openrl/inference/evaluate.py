@@ -44,10 +44,7 @@ from openrl.rollout.engine import engine_spec
 from openrl.types import Prompt
 
 ALL = "all"  # the name of all data sources together
-HOW = frozenset(
-    {"micro_batch_size", "device", "plugin", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "k", "pass_threshold"}
-)
-"""Flags that may change between a run and its continuation."""
+COUNTING = frozenset({"k", "pass_threshold"})  # flags that act on answers that are there
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     ids = numbered([prompt.id for prompt in prompts])
     output = None
     if config.evaluate.output_path is not None:
-        settings = settings_of(yaml.safe_load(dump_yaml(config)), HOW)
+        settings = settings_of(config, COUNTING)
         path = Path(config.evaluate.output_path).with_suffix(".jsonl")
         output = Output(path, ids, config.evaluate.n_samples_per_prompt, settings)
     return EvaluateInputs(device, tokenizer, plan, prompts, ids, output, reports)
