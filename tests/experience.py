@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import torch
@@ -104,3 +105,9 @@ def poison(engine: DeepSpeedEngine, name: str) -> None:
     """Put a NaN into this rank's share of a parameter."""
     parameter = dict(engine.model.named_parameters())[name]
     getattr(parameter, "ds_tensor", parameter).data.view(-1)[0] = torch.nan
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

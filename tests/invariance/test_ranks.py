@@ -1,9 +1,8 @@
-"""One or two ranks, ZeRO 0 to 3, any cut into micro-batches: the same gradient, the same trained weights.
+"""One or two ranks, ZeRO 0 to 3, any cut into micro-batches, padded or packed: the same gradient, the same trained
+weights.
 
 Two gloo ranks are spawned once and run every case; the single rank runs in this process.
 """
-
-import socket
 
 import pytest
 import torch
@@ -14,7 +13,7 @@ from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
 from openrl.types import StepPlan
-from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
+from tests.experience import counts_of, engine_spec, free_port, optim_spec, poison, ragged_batch
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -30,6 +29,7 @@ TWO_RANKS = {
     "even": [([0, 2, 4, 6], [[0, 1], [2, 3]]), ([1, 3, 5, 7], [[0, 1], [2, 3]])],
     "uneven": [([0, 3, 5], [[0, 1], [2, -1], [-1]]), ([1, 2, 4, 6, 7], [[0, 1], [2, 3], [4]])],
 }
+PACKED = {"uneven"}  # the rest is padded, as is what all are held against
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "seq-mean-token-mean", kl_coef=0.3, kl_estimator="k3")
 OPTIM = optim_spec(learning_rate=1e-3)
 
@@ -59,8 +59,9 @@ def write(directory, engine, norm):
 def rank_of_two(rank, port, checkpoint, root):
     init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=60)
     for stage in STAGES:
-        spec = engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7)
         for name, shards in TWO_RANKS.items():
+            packing = name in PACKED
+            spec = engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7, packing=packing)
             directory = root / f"{stage}-{name}"
             engine, plan, norm = two_steps(spec, *shards[rank], 2, directory)
             write(directory, engine, norm)
@@ -175,10 +176,8 @@ def test_one_rank(tmp_path, checkpoint, expected, stage, cut):
 
 
 def test_two_ranks(tmp_path, checkpoint, expected):
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
     (tmp_path / "kl").mkdir()
-    torch.multiprocessing.spawn(rank_of_two, (port, checkpoint, tmp_path), nprocs=2)
+    torch.multiprocessing.spawn(rank_of_two, (free_port(), checkpoint, tmp_path), nprocs=2)
     (tmp_path / "one").mkdir()
     write(tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1))
     assert_same_training(tmp_path / "kl", tmp_path / "one", by_group=False)

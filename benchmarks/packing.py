@@ -1,0 +1,110 @@
+"""Training with and without padding: real tokens per second of the same optimizer step.
+
+    python -m benchmarks.packing
+
+builds two engines over one small random model, one of them with packing, and lets them take turns at the same step over
+rows of lognormal lengths. The plan is the trainer's: rows of like length share a micro-batch. Prints the share of padding
+and the median speed of each with their ratio, for small and large micro-batches. One thread; seconds are those of the
+processor, so that other work on the machine does not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from examples.python.countdown.make_model import make_model, make_tokenizer
+from openrl.algorithms.batching import plan_steps
+from openrl.config.learning import DeepSpeedFlags
+from openrl.config.model import ModelFlags
+from openrl.data.supervised import SupervisedRow, collate
+from openrl.training.build import ModelSpec, build_engine
+from openrl.training.deepspeed_engine import DeepSpeedEngine
+from openrl.training.distributed import init_distributed
+from openrl.training.optimizers import OptimSpec
+from openrl.training.updates import SupervisedUpdate
+from openrl.types import ExperienceBatch, StepPlan
+
+
+def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
+    """Random tokens; lengths are lognormal with a median of an eighth of the longest."""
+    g = torch.Generator().manual_seed(0)
+    lengths = (longest / 8 * (spread * torch.randn(count, generator=g)).exp()).clamp(4, longest).int().tolist()
+    rows = [torch.randint(4, 20, (n,), generator=g).tolist() for n in lengths]
+    return collate([SupervisedRow(ids, [False] + [True] * (len(ids) - 1)) for ids in rows], pad_id=0)
+
+
+def build(folder: Path, packing: bool) -> DeepSpeedEngine:
+    optim = OptimSpec(
+        learning_rate=1e-4,
+        scheduler="constant",
+        warmup_steps=0,
+        min_lr_ratio=0.1,
+        weight_decay=0.0,
+        betas=(0.9, 0.95),
+        max_norm=1.0,
+        total_steps=1000,
+    )
+    model = ModelFlags(pretrain=str(folder), param_dtype="fp32")
+    return build_engine(
+        ModelSpec("logprobs", str(folder), model, DeepSpeedFlags(zero_stage=0), optim, "cpu", seed=0, packing=packing)
+    )
+
+
+def seconds(engine: DeepSpeedEngine, batch: ExperienceBatch, plan: StepPlan) -> float:
+    started = time.process_time()
+    engine.train_step(batch, plan, SupervisedUpdate())
+    return time.process_time() - started
+
+
+def padding(batch: ExperienceBatch, plan: StepPlan) -> float:
+    """The share of tokens that a padded step computes for nothing."""
+    computed = sum(batch.select(rows).token_ids.numel() for rows in plan.micro_batches)
+    return 1 - int(batch.attention_mask.sum()) / computed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--spread", type=float, default=0.75, help="standard deviation of the logarithm of lengths")
+    parser.add_argument("--longest", type=int, default=256)
+    parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 32")
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--micro_batch_sizes", type=int, nargs="+", default=[4, 16, 64])
+    parser.add_argument("--pairs", type=int, default=7)
+    args = parser.parse_args()
+
+    batch = ragged_rows(args.rows, args.spread, args.longest)
+    tokens = int(batch.attention_mask.sum())
+    table = Table("rows", "padding", "padded, tokens/s", "packed, tokens/s", "ratio")
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    with tempfile.TemporaryDirectory() as name:
+        tokenizer = make_tokenizer()
+        torch.manual_seed(0)
+        make_model(tokenizer, args.hidden_size, args.layers).save_pretrained(name)
+        padded, packed = build(Path(name), packing=False), build(Path(name), packing=True)
+        for size in args.micro_batch_sizes:
+            plan = plan_steps(batch, 1, args.rows, size).steps[0][0]
+            pairs = [(seconds(padded, batch, plan), seconds(packed, batch, plan)) for _ in range(args.pairs + 1)][1:]
+            ratios = sorted(a / b for a, b in pairs)
+            speeds = [f"{tokens / median(times):,.0f}" for times in zip(*pairs, strict=True)]
+            ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+            table.add_row(str(size), f"{padding(batch, plan):.0%}", *speeds, ratio)
+    Console().print(
+        f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32, one thread, {args.pairs} interleaved pairs, median"
+    )
+    Console().print(table, "rows: of a micro-batch; ratio: packed to padded", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

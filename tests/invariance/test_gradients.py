@@ -1,0 +1,243 @@
+"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, padded or packed.
+
+Every policy loss under every aggregation, and every other term of a loss, in fp64 on a model that computes nothing in less.
+DeepSpeed reduces no fp64, so ranks average their gradients here by a plain all-reduce; ``test_ranks`` has DeepSpeed in
+fp32. The ranks are spawned once and run every case.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import AutoModel, AutoModelForCausalLM
+
+from openrl.algorithms.batching import plan_pairs, plan_steps, turn_ids
+from openrl.algorithms.policy_losses import (
+    ClipCovOptions,
+    ClipOptions,
+    DROOptions,
+    KLCovOptions,
+    PPOOptions,
+    SelectingLoss,
+    mark_tokens,
+)
+from openrl.extension_points import policy_losses, preference_losses
+from openrl.models.causal_lm import CausalLM
+from openrl.models.scalar_model import RewardModel, ValueModel
+from openrl.training.distributed import close_distributed, init_distributed
+from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
+from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
+from openrl.types import ExperienceBatch, PreferenceBatch
+from tests.experience import PROMPT, free_port, ragged_batch
+from tests.tiny import tiny_model_dir
+
+LENGTHS = (12, 7, 9, 5, 12, 4, 8)  # seven rows: the second of two ranks has a row less, and once a dummy
+# By ranks: (micro-batches of a rank, rows of one, whether they are packed).
+CUTS = {
+    1: ((1, 7, False), (1, 7, True), (2, 4, True), (4, 2, False)),
+    2: ((1, 4, True), (2, 2, False), (4, 1, True)),
+}
+MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+OPTIONS = {  # where the defaults would act on no token of so few
+    "clip_cov": ClipCovOptions(clip_cov_ratio=0.2, clip_cov_range=(0.1, 5.0)),
+    "kl_cov": KLCovOptions(kl_cov_ratio=0.2),
+    "gspo": ClipOptions(eps_clip=0.05),
+    "dro": DROOptions(dro_beta=0.1),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    update: PolicyUpdate | ValueUpdate | SupervisedUpdate | PreferenceUpdate | PairRewardUpdate
+    without: tuple[str, ...] = ()  # columns that the batch lacks
+
+    @property
+    def model(self) -> str:
+        return {ValueUpdate: "values", PairRewardUpdate: "rewards"}.get(type(self.update), "logprobs")
+
+    @property
+    def pairs(self) -> bool:
+        rated = isinstance(self.update, PreferenceUpdate) and "ratings" in preference_losses[self.update.loss].needs
+        return isinstance(self.update, (PreferenceUpdate, PairRewardUpdate)) and not rated
+
+
+def options_of(registry, name):
+    made = registry[name].options
+    return OPTIONS[name] if name in OPTIONS else made and made()
+
+
+def policy_cases():
+    ppo = PolicyUpdate("ppo", PPOOptions(dual_clip=3.0), "token-mean", kl_coef=0.3, kl_estimator="k3+")
+    every_term = replace(ppo, entropy_coef=0.2, sft_coef=0.4, rl_coef=0.7)
+    for mode in MODES:
+        for name in policy_losses.names():
+            yield f"{name}-{mode}", Case(PolicyUpdate(name, options_of(policy_losses, name), mode, 9.0))
+        yield f"every_term-{mode}", Case(replace(every_term, agg_mode=mode, norm_const=9.0))
+        yield f"values-{mode}", Case(ValueUpdate(0.2, mode, 9.0))
+    yield "without_weights", Case(every_term, without=("loss_weights", "is_weights"))
+    yield "old_is_own", Case(ppo, without=("old_logprobs",))
+    alone = replace(ppo, rl_coef=0.0, kl_coef=0.0)
+    yield "entropy", Case(replace(alone, entropy_coef=-0.2))
+    yield "sft", Case(replace(alone, sft_coef=0.4, sft_threshold=-0.5))
+    for estimator in ("k1", "k2", "k3", "abs", "k1+", "k3+", "full"):
+        kl = PolicyUpdate("gpg", None, "token-mean", kl_coef=5.0, kl_estimator=estimator)
+        yield f"kl_{estimator}", Case(kl)
+
+
+def other_cases():
+    yield "supervised", Case(SupervisedUpdate())
+    for name in preference_losses.names():
+        options = options_of(preference_losses, name)
+        yield name, Case(PreferenceUpdate(name, options, beta=0.3, nll_coef=0.0 if name == "kto" else 0.2))
+    for kind in ("sigmoid", "logexp"):
+        yield f"pair_{kind}", Case(PairRewardUpdate(kind, margin=True))
+
+
+CASES = dict([*policy_cases(), *other_cases()])
+
+
+def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardModel]:
+    """{column: model}, fp64."""
+    g = torch.Generator().manual_seed(5)
+    backbone = AutoModel.from_pretrained(checkpoint, dtype=torch.float64)
+    head = torch.randn(1, backbone.config.hidden_size, generator=g, dtype=torch.float64)
+    policy = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+    return {
+        "logprobs": CausalLM(policy, temperature=0.8, chunk_size=16).eval(),
+        "values": ValueModel(backbone, "score", head).eval(),
+        "rewards": RewardModel(backbone, "score", head).eval(),
+    }
+
+
+@torch.no_grad()
+def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
+    """Two turns in some rows, a row that trains nothing, weights of rows and tokens, and an old policy near enough that
+    some tokens are clipped and some are not."""
+    batch = ragged_batch(LENGTHS)
+    mask = batch.loss_mask.clone()
+    mask[:, 5:7] = False
+    mask[3] = False
+    ids, attention = batch.token_ids, batch.attention_mask
+    g = torch.Generator().manual_seed(1)
+    other = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+    for parameter in other.parameters():
+        parameter += 0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64)
+    reference = CausalLM(other, temperature=0.8, chunk_size=16).eval()
+    reference.hf.get_output_embeddings().top_k = 4
+    ref_logprobs, distributions = reference(ids, attention, ("reference",))
+    return batch.replace(
+        loss_mask=mask,
+        turn_ids=turn_ids(mask),
+        old_logprobs=models["logprobs"](ids, attention)[0] + 0.3 * batch.returns,
+        values=models["values"](ids, attention)[0] + 0.3 * batch.values,
+        ref_logprobs=ref_logprobs,
+        loss_weights=torch.rand(len(batch), generator=g),
+        is_weights=torch.rand(mask.shape, generator=g),
+        **distributions,
+    )
+
+
+def batch_of(case: Case, batch: ExperienceBatch) -> ExperienceBatch:
+    """What the case trains on: the batch with the tokens marked that its loss selects, or answers made of its rows."""
+    if isinstance(case.update, (PreferenceUpdate, PairRewardUpdate)):
+        return answers(batch.select([*range(7), 6, 4, 2, 0, 5, 3, 1] if case.pairs else list(range(7))))
+    batch = batch.replace(**dict.fromkeys(case.without))
+    if not isinstance(case.update, PolicyUpdate):
+        return batch
+    loss = policy_losses[case.update.loss_type].component
+    return mark_tokens(batch, loss, case.update.options, torch.Generator().manual_seed(2))
+
+
+def answers(batch: ExperienceBatch) -> PreferenceBatch:
+    """Everything after the prompt is one answer; every second one is the worse."""
+    mask = batch.attention_mask.clone()
+    mask[:, :PROMPT] = False
+    rows = torch.arange(len(batch))
+    columns = {"loss_mask": mask, "turn_ids": turn_ids(mask), "passed": 1.0 - rows % 2}
+    more = {"ref_answers": -9.0 + rows / 2, "margins": rows / 10, "kl": torch.full((len(batch),), 0.1)}
+    return PreferenceBatch(**vars(batch) | columns | more)
+
+
+def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) -> Tensor:
+    """(cuts, parameters + 1): gradient and loss of each cut, summed over this rank's micro-batches and averaged over
+    ranks."""
+    batch = batch_of(case, batch)
+    found = []
+    for count, size, model.packing in CUTS[ranks]:
+        plan = plan_pairs(batch, ranks, size) if case.pairs else plan_steps(batch, ranks, len(batch), size)
+        shard, own = batch.select(plan.shards[rank]), plan.steps[0][rank]
+        assert len(own.micro_batches) == count
+        model.zero_grad()
+        total = torch.zeros(1, dtype=torch.float64)
+        for rows in own.micro_batches:
+            loss, _ = case.update(partial(run, model), shard.select(rows), own.counts)
+            loss.backward()
+            total += loss.detach()
+        found.append(torch.cat([*(p.grad.flatten() for p in model.parameters()), total]))
+    result = torch.stack(found)
+    if ranks > 1:
+        dist.all_reduce(result)
+    return result / ranks
+
+
+def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
+    tokens = (micro.token_ids, micro.attention_mask)
+    return model(*tokens, want, micro.reference if "full_kl" in want else ()) if want else model(*tokens)
+
+
+def rank_of_two(rank, port, checkpoint, batch, path):
+    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=60)
+    models = build_models(checkpoint)
+    found = {name: gradients(case, models[case.model], batch, 2, rank) for name, case in CASES.items()}
+    if rank == 0:
+        torch.save(found, path)
+    close_distributed()
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory):
+    """(checkpoint, batch, {case: gradients of the cuts on one rank})"""
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 8}
+    # The norms of most other architectures compute in fp32.
+    checkpoint = tiny_model_dir(tmp_path_factory.mktemp("m"), arch="starcoder2", **shape)
+    models = build_models(checkpoint)
+    batch = whole_batch(models, checkpoint)
+    return checkpoint, batch, {n: gradients(c, models[c.model], batch, 1, 0) for n, c in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(one_rank, tmp_path_factory):
+    checkpoint, batch, _ = one_rank
+    path = tmp_path_factory.mktemp("ranks") / "gradients.pt"
+    torch.multiprocessing.spawn(rank_of_two, (free_port(), checkpoint, batch, path), nprocs=2)
+    return torch.load(path, weights_only=True)
+
+
+def assert_equal(found: Tensor, expected: Tensor) -> None:
+    gradient, loss = expected[:-1], expected[-1:]
+    assert gradient.norm() > 1e-6
+    assert float((found[:, :-1] - gradient).norm(dim=-1).max() / gradient.norm()) < 1e-9
+    torch.testing.assert_close(found[:, -1], loss.expand(len(found)), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_rank(one_rank, case):
+    found = one_rank[2][case]
+    assert_equal(found[1:], found[0])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks(one_rank, two_ranks, case):
+    assert_equal(two_ranks[case], one_rank[2][case][0])
+
+
+@pytest.mark.parametrize(
+    "name", [n for n in policy_losses.names() if isinstance(policy_losses[n].component, SelectingLoss)]
+)
+def test_some_tokens_are_marked_and_some_are_not(one_rank, name):
+    batch = batch_of(CASES[f"{name}-token-mean"], one_rank[1])
+    assert 0 < batch.marked.sum() < batch.loss_mask.sum()
