@@ -35,6 +35,8 @@ from openrl.types import ExperienceBatch, PreferenceBatch
 from tests.experience import PROMPT, free_port, ragged_batch
 from tests.tiny import tiny_model_dir
 
+pytestmark = pytest.mark.slow
+
 LENGTHS = (12, 7, 9, 5, 12, 4, 8)  # seven rows: the second of two ranks has a row less, and once a dummy
 # By ranks: (micro-batches of a rank, rows of one, whether they are packed).
 CUTS = {
