@@ -27,7 +27,8 @@ from examples.python.countdown.make_model import make_model, make_tokenizer
 from openrl.algorithms.batching import plan_steps
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
-from openrl.data.supervised import SupervisedRow, collate
+from openrl.data.answers import SupervisedRow
+from openrl.data.supervised import collate
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
