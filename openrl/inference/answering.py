@@ -28,7 +28,19 @@ from openrl.types import Group, Prompt, Sampling, Trajectory
 
 WIDTH = 256  # prompts that are answered or scored side by side
 HOW = frozenset(
-    ["device", "plugin", "micro_batch_size", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "reward_num_workers", "reward_timeout", "reward_memory_gb", "reward_max_retries", "max_reward_failure_rate"]
+    [
+        "device",
+        "plugin",
+        "micro_batch_size",
+        "vllm_gpu_memory_utilization",
+        "vllm_max_num_seqs",
+        "vllm_max_num_batched_tokens",
+        "reward_num_workers",
+        "reward_timeout",
+        "reward_memory_gb",
+        "reward_max_retries",
+        "max_reward_failure_rate",
+    ]
 )
 """Flags that say how an output is computed, not what stands in it: they may change when a run goes on."""
 

@@ -152,7 +152,9 @@ def summarise(rows: Sequence[Row], ks: Sequence[int], threshold: float, response
 
     An answer's verdict is ``passed``, else its reward; it is right from ``threshold`` on. Answers whose reward failed are
     left out, and prompts with fewer than k others are left out of the figures of k (``prompts@k`` says how many stayed).
+    Where no answer votes there is no maj@k.
     """
+    voted = any(vote(row[response]) is not None for row in rows)
     by_prompt: dict[str, list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row["id"], []).append(row)
@@ -162,6 +164,8 @@ def summarise(rows: Sequence[Row], ks: Sequence[int], threshold: float, response
         for source in dict.fromkeys((ALL, answers[0]["source"])):
             counts[source] = counts.get(source, 0) + 1
             for name, value in prompt_figures(answers, ks, threshold, response).items():
+                if name.startswith("maj@") and not voted:
+                    continue
                 figures.setdefault(source, {}).setdefault(name, []).append(value)
     return {
         source: {"prompts": counts[source]}
