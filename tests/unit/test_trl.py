@@ -37,6 +37,14 @@ RATED = [{"prompt": p["prompt"], "completion": p["chosen"], "label": i % 3 != 0}
 BETA = 0.7
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_launcher():
+    """Other tests' process groups leave $LOCAL_RANK behind, by which accelerate takes this process for a launcher's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LOCAL_RANK", raising=False)
+        yield
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     root = tmp_path_factory.mktemp("trl")
