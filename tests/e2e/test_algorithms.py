@@ -1,7 +1,7 @@
 """Every advantage estimator and every policy loss through the command, with the flags that a user types.
 
 Flags, checks, data, trainer, reports and files are the command's own in every case. Only the processes are shared: they
-are started once, and get their first weights and optimizer states back before each case.
+are started once, and get their first weights back before each case.
 """
 
 from __future__ import annotations
@@ -162,7 +162,8 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
     rows = [json.loads(line) for line in (bench.task / "prompts.jsonl").read_text().splitlines()]
 
     def losses(name, **changes):
-        return [m["actor/policy_loss"] for m in bench(tmp_path / name, init_kl_coef=0, **changes)]
+        steps = bench(tmp_path / name, init_kl_coef=0, train_batch_size=16, **changes)  # one optimizer step a rollout
+        return [m["actor/policy_loss"] for m in steps]
 
     def with_levels(name, levels):
         path = tmp_path / f"{name}.jsonl"
