@@ -50,9 +50,11 @@ def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor]) -> dict[str, 
 
 
 def restore_optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor]) -> None:
+    """The inverse of ``optimizer_tensors``; state that was not there then is not there now."""
     with torch.no_grad():
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])
+            optimizer.state.pop(master, None)
     for name, tensor in named.items():
         key, position = name.rsplit(".", 1)
         master = masters[int(position)]

@@ -193,6 +193,21 @@ def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path, checkpoint, batch, stage
         assert name == other and torch.equal(before, after), name
 
 
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_going_back_to_a_save_forgets_what_came_after(tmp_path, checkpoint, batch, stage, dtype):
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim_spec()))
+    plan = StepPlan(halves(batch), counts_of(batch))
+    engine.save(tmp_path)  # before the first step: the optimizer has no state
+    twice = []
+    for _ in range(2):
+        engine.load(tmp_path)
+        engine.train_step(batch, plan, SupervisedUpdate())
+        engine.train_step(batch, plan, SupervisedUpdate())
+        twice.append({name: t.clone() for name, t in engine.named_weights()})
+    assert all(torch.equal(twice[0][name], twice[1][name]) for name in twice[0])
+
+
 def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
     build_engine(engine_spec(checkpoint, zero_stage=1, optim=optim_spec())).save(tmp_path)
     with pytest.raises(UserError, match="--zero_stage 1, this run has 2"):
