@@ -14,7 +14,7 @@ from openrl.errors import UserError
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
-from openrl.training.distributed import close_distributed, init_distributed
+from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import Bucket, fill_buckets
@@ -90,6 +90,3 @@ class ModelWorker:
 
     def export(self, directory: str, config_fields: dict[str, Any] | None = None) -> None:
         self.engine.export(Path(directory), config_fields)
-
-    def close(self) -> None:
-        close_distributed()
