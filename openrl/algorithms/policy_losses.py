@@ -131,9 +131,9 @@ def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     where they would gain, to [exp(-L), exp(H)]; times the sequence's mean advantage."""
     low, high = options.low_high
     logs, sign = difference(inputs), inputs.advantages.sign()
-    pessimistic = torch.minimum(sign * logs, sign * logs.clamp(-low, high)) * sign
-    ratio = limited(sequence_mean(pessimistic, inputs.loss_mask)).exp()
-    clipped = (pessimistic != logs).to(logs.dtype)
+    gain, limited_gain = sign * logs, sign * logs.clamp(-low, high)
+    ratio = limited(sequence_mean(torch.minimum(gain, limited_gain) * sign, inputs.loss_mask)).exp()
+    clipped = (limited_gain < gain).to(logs.dtype)
     return TokenLosses(-ratio * sequence_mean(inputs.advantages, inputs.loss_mask), {"clip_fraction": clipped.detach()})
 
 

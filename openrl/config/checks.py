@@ -10,11 +10,14 @@ from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import (
     actor_world,
     estimator,
+    kl_controller_acts,
     kl_in_loss,
     kl_in_reward,
     loss_agg_mode,
     loss_kl_estimator,
+    reward_norm_scopes,
     samples_per_step,
+    source_kinds,
 )
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
@@ -146,6 +149,27 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 
 
 @check(PPOConfig)
+def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
+    asked = "siblings" not in estimator(config).needs and "group" in reward_norm_scopes(config)
+    if asked and config.batch.n_samples_per_prompt == 1:
+        flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
+        message = "a group of one answer has no mean but its own and no std: every reward would become 0"
+        yield Problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
+
+
+@check(PPOConfig)
+def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
+    if not config.shaping.difficulty_loss_weight or config.shaping.difficulty_key != "auto":
+        return
+    if config.batch.n_samples_per_prompt == 1:
+        message = "the pass rate of one answer says nothing of its prompt"
+        yield Problem(("difficulty_key", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
+    if source_kinds(config) == {"model"}:
+        message = "a reward model gives no verdicts, so there is no pass rate"
+        yield Problem(("difficulty_key", "reward_pretrain"), message, "--difficulty_key COLUMN of the data")
+
+
+@check(PPOConfig)
 def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> Problems:
     try:
         part_weights(getattr(config.options["advantage_estimator"], "gdpo_parts", ()))
@@ -161,6 +185,24 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
             "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the policy is zero",
             "--kl_estimator k2",
         )
+
+
+@check(PPOConfig)
+def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
+    """A step changes the coefficient by up to 0.2 * samples / horizon of itself; by 1 it is 0, by more negative."""
+    samples, horizon = samples_per_step(config.batch), config.kl.kl_horizon
+    if config.kl.kl_target is not None and kl_controller_acts(config.kl) and samples >= 5 * horizon:
+        message = f"{samples} samples a step over a horizon of {horizon} could turn the KL coefficient to 0 or below"
+        flags = ("kl_horizon", "rollout_batch_size", "n_samples_per_prompt")
+        yield Problem(flags, message, f"--kl_horizon {samples}, at most 20 % a step")
+
+
+@check(PPOConfig)
+def the_actor_has_a_loss(config: PPOConfig, given: Given) -> Problems:
+    algorithm = config.algorithm
+    others = algorithm.sft_loss_coef or algorithm.entropy_loss_coef or config.mixture.aux_loss_coef
+    if algorithm.rl_loss_coef == 0 and not others and config.ptx.ptx_data is None:
+        yield Problem(("rl_loss_coef",), "no term of the actor's loss is left", "--sft_loss_coef 1")
 
 
 @check(PPOConfig)

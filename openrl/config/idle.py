@@ -109,6 +109,12 @@ IDLE = (
         "--kl_loss_coef None",
     ),
     Idle(
+        ("use_kl_loss", "kl_loss_coef", "kl_loss_estimator"),
+        lambda config: config.algorithm.rl_loss_coef > 0 or not kl_in_loss(config.kl),
+        "--rl_loss_coef 0 takes the KL loss out with the policy loss",
+        "--rl_loss_coef 1",
+    ),
+    Idle(
         ("kl_full_topk",),
         lambda config: full_kl_top_k(config) is not None,
         "no estimator compares whole distributions",

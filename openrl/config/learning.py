@@ -199,8 +199,8 @@ class KLFlags:
         "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of the distributions; k1+ "
         "and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
     )
-    kl_loss_estimator: Literal["k2", "k3", "abs", "full", "k1+", "k3+"] | None = flag(
-        None, "Estimator of the KL loss. None: --kl_estimator."
+    kl_loss_estimator: Literal["k2", "k3", "abs", "full", "k1+", "k3+", "mse", "low_var_kl"] | None = flag(
+        None, "Estimator of the KL loss; not k1, whose expected gradient is zero. None: --kl_estimator."
     )
     add_token_level_kl: bool = flag(
         False, "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well."

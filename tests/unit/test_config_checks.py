@@ -44,7 +44,18 @@ def said(command_type, words, environment=False) -> list[str]:
     return [str(p) for p in settle(command_type, words, environment)[1]]
 
 
-@pytest.mark.parametrize("words", [PPO, GRPO, GRPO + " --use_kl_loss --kl_estimator k3", PPO + " --kl_target 0.1"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        PPO,
+        GRPO,
+        GRPO + " --use_kl_loss --kl_estimator k3",
+        PPO + " --kl_target 0.1",
+        PPO + " --kl_target 0.1 --kl_horizon 205",
+        PPO + " --rl_loss_coef 0 --sft_loss_coef 1",
+        GRPO + " --use_kl_loss --kl_loss_estimator low_var_kl",
+    ],
+)
 def test_sound_flags_have_no_problems(words):
     assert said(PPOConfig, words) == []
 
@@ -75,6 +86,17 @@ def test_sound_flags_have_no_problems(words):
          "--kl_estimator k2"),
         ("--use_kl_loss --kl_estimator kl --kl_loss_coef 0.1", "use_kl_loss, --kl_estimator",
          "whose expectation over the policy is zero", "--kl_estimator k2"),
+        ("--kl_target 0.1 --kl_horizon 200", "kl_horizon, --rollout_batch_size, --n_samples_per_prompt",
+         "1024 samples a step over a horizon of 200 could turn the KL coefficient to 0 or below", "--kl_horizon 1024"),
+        ("--rl_loss_coef 0", "rl_loss_coef", "no term of the actor's loss is left", "--sft_loss_coef 1"),
+        ("--rl_loss_coef 0 --sft_loss_coef 1 --use_kl_loss --kl_estimator k2", "use_kl_loss",
+         "takes the KL loss out", "--rl_loss_coef 1"),
+        ("--advantage_estimator reinforce --reward_norm_mean group", "reward_norm_mean, --reward_norm_std, "
+         "--n_samples_per_prompt", "every reward would become 0", "--n_samples_per_prompt 8"),
+        ("--difficulty_loss_weight --difficulty_key auto", "difficulty_key, --n_samples_per_prompt",
+         "says nothing of its prompt", "--n_samples_per_prompt 8"),
+        ("--difficulty_loss_weight --difficulty_key auto --n_samples_per_prompt 4 --remote_rm_url None "
+         "--reward_pretrain x", "difficulty_key, --reward_pretrain", "gives no verdicts", "--difficulty_key COLUMN"),
         ("--ptx_data p", "ptx_data, --output_key", "no column holds the answers", "--output_key COLUMN"),
         ("--kl_estimator full --skip_old_logprob always", "skip_old_logprob, --kl_estimator",
          "takes a pass of the policy", "--skip_old_logprob auto"),

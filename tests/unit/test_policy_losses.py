@@ -66,6 +66,15 @@ def test_clips_may_differ_and_are_counted():
     assert result.metrics["clip_fraction"].tolist() == [[0, 1]]
 
 
+@pytest.mark.parametrize(
+    ("log_ratio", "advantage", "clipped"),
+    [(1.0, 0.0, 0), (1.0, 1.0, 1), (-1.0, 1.0, 0), (-1.0, -1.0, 1), (0.1, 1.0, 0)],
+)
+def test_geo_mean_counts_as_clipped_what_would_have_gained(log_ratio, advantage, clipped):
+    result = policy_losses["geo_mean"].component(one(log_ratio, advantage), losses.ClipOptions())
+    assert result.metrics["clip_fraction"][0, 1] == clipped
+
+
 BY_HAND = [
     ("cispo", losses.ClipOptions(), {"log_ratio": math.log(2), "advantage": 1.0, "old": -2.0}, -1.2 * (math.log(2) - 2)),
     ("gpg", None, {"log_ratio": 0.5, "advantage": 2.0}, 1.0),
