@@ -19,6 +19,7 @@ from openrl.config.data import (
 )
 from openrl.config.inference import (
     BatchDataFlags,
+    BatchEngineFlags,
     BatchTaskFlags,
     EvaluateDataFlags,
     EvaluateFlags,
@@ -42,7 +43,7 @@ from openrl.config.learning import (
     RolloutBatchFlags,
     SupervisedBatchFlags,
 )
-from openrl.config.lora import LoRAFlags
+from openrl.config.lora import LoRAFlags, QuantizationFlags
 from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
 from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.rollout import (
@@ -50,7 +51,6 @@ from openrl.config.rollout import (
     DeviceFlags,
     EngineFlags,
     HybridFlags,
-    OneEngineFlags,
     PlacementFlags,
     RankFlags,
     SamplingFlags,
@@ -164,6 +164,7 @@ class ServeConfig:
     rm: RewardModelFlags = part(RewardModelFlags)
     reward: RewardSourceFlags = part(RewardSourceFlags)
     model: LoadFlags = part(LoadFlags)
+    weights: QuantizationFlags = part(QuantizationFlags)
     device: DeviceFlags = part(DeviceFlags)
     server: ServerFlags = part(ServerFlags)
     packing: PackingFlags = part(PackingFlags)
@@ -180,7 +181,7 @@ class BatchInferenceConfig:
     data: BatchDataFlags = part(BatchDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
     device: DeviceFlags = part(DeviceFlags)
-    engine: OneEngineFlags = part(OneEngineFlags)
+    engine: BatchEngineFlags = part(BatchEngineFlags)
     sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
     batch: InferenceBatchFlags = part(InferenceBatchFlags)
     rm: RewardModelFlags = part(RewardModelFlags)

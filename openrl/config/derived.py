@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from openrl.config.commands import DPOConfig, PPOConfig
+from openrl.config.commands import BatchInferenceConfig, DPOConfig, EvaluateConfig, PPOConfig, ServeConfig
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
@@ -76,6 +77,12 @@ def preference_reference(config: DPOConfig) -> str | None:
     return config.reference.ref_pretrain or config.model.pretrain
 
 
+def reference_lora(config: DPOConfig) -> LoRAFlags:
+    """What the reference has of the LoRA flags: the adapter that training starts from, unless it is another model."""
+    path = config.lora.lora_adapter_path if config.reference.ref_pretrain is None else None
+    return replace(config.lora, lora_rank=0, lora_adapter_path=path)  # type: ignore[type-var]
+
+
 def max_model_len(sampling: SamplingFlags) -> int:
     """Most tokens of prompt and response together."""
     return sampling.prompt_max_len + sampling.generate_max_len
@@ -119,10 +126,11 @@ def needs_reward_model(config: PPOConfig) -> bool:
     return config.others.reward_pretrain is not None
 
 
-def source_kinds(config: PPOConfig) -> set[str]:
+def source_kinds(config: PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig) -> set[str]:
     """Kinds of the reward sources; empty if they cannot be told, which is reported elsewhere."""
+    models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
     try:
-        return {source.kind for source in reward_sources(config.reward, config.others.reward_pretrain)}
+        return {source.kind for source in reward_sources(config.reward, models)}
     except UserError:
         return set()
 

@@ -6,7 +6,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, PPOConfig, RMConfig, SFTConfig
+from openrl.config.commands import (
+    SUPERVISED,
+    TRAINING,
+    BatchInferenceConfig,
+    DPOConfig,
+    EvaluateConfig,
+    PPOConfig,
+    RMConfig,
+    ServeConfig,
+    SFTConfig,
+)
 from openrl.config.derived import (
     FLOORED_SCHEDULES,
     estimator,
@@ -27,6 +37,13 @@ from openrl.config.derived import (
     whiten_advantages,
 )
 from openrl.flags.checks import Problem, check
+
+ANSWERING = (BatchInferenceConfig, EvaluateConfig)
+ENGINE = (
+    "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "vllm_block_size",
+    "vllm_max_model_len", "vllm_dtype", "vllm_quantization", "vllm_engine_kwargs", "enforce_eager",
+    "enable_prefix_caching",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -167,18 +184,28 @@ IDLE = (
         lambda config: bool({"file", "verifier"} & source_kinds(config)),
         "there is neither a reward function nor a verifier",
         "--remote_rm_url FILE.py",
+        (PPOConfig, ServeConfig, *ANSWERING),
     ),
     Idle(
-        ("reward_timeout", "reward_skip_special_tokens"),
+        ("reward_timeout",),
         lambda config: bool({"file", "verifier", "http"} & source_kinds(config)),
         "there is neither a reward function nor a server",
         "--remote_rm_url FILE.py",
+        (PPOConfig, ServeConfig, *ANSWERING),
+    ),
+    Idle(
+        ("reward_skip_special_tokens",),
+        lambda config: bool({"file", "verifier", "http"} & source_kinds(config)),
+        "there is neither a reward function nor a server",
+        "--remote_rm_url FILE.py",
+        (PPOConfig, *ANSWERING),
     ),
     Idle(
         ("reward_max_retries",),
         lambda config: "http" in source_kinds(config),
         "there is no reward server",
         "--remote_rm_url http://127.0.0.1:5000/get_reward",
+        (PPOConfig, *ANSWERING),
     ),
     Idle(
         ("normalize_reward",),
@@ -202,14 +229,24 @@ IDLE = (
         "--eval_dataset FILE",
     ),
     Idle(
-        (
-            "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "vllm_block_size",
-            "vllm_max_model_len", "vllm_dtype", "vllm_quantization", "vllm_load_format", "vllm_engine_kwargs",
-            "enforce_eager", "enable_prefix_caching",
-        ),
+        ENGINE,
         lambda config: config.engine.rollout_backend == "vllm",
         "it is vLLM's, and --rollout_backend is hf",
         "--rollout_backend vllm",
+        (PPOConfig, EvaluateConfig),
+    ),
+    Idle(
+        ("vllm_load_format",),
+        lambda config: config.engine.rollout_backend == "vllm",
+        "it is vLLM's, and --rollout_backend is hf",
+        "--rollout_backend vllm",
+    ),
+    Idle(
+        ENGINE,
+        lambda config: config.task.eval_task == "generate_vllm",
+        "it is vLLM's, and --eval_task is another",
+        "--eval_task generate_vllm",
+        (BatchInferenceConfig,),
     ),
     Idle(
         ("no_advantage_std_norm",),
@@ -276,7 +313,7 @@ IDLE = (
         lambda config: config.templates.apply_chat_template,
         "prompts are plain text without --apply_chat_template",
         "--apply_chat_template",
-        TRAINING,
+        (*TRAINING, *ANSWERING),
     ),
     Idle(
         ("min_lr_ratio",),

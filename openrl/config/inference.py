@@ -6,7 +6,7 @@ from typing import Literal
 
 from openrl.config.data import SOURCES, PromptDataFlags
 from openrl.config.model import ScalarHeadFlags
-from openrl.config.rollout import SamplingFlags
+from openrl.config.rollout import OneEngineFlags, SamplingFlags
 from openrl.flags.schema import REQUIRED, flag, group
 
 
@@ -79,6 +79,13 @@ class BatchDataFlags(EvaluateDataFlags):
         None, "Comma list of sampling probabilities. None: one after the other.", alias=("dataset_probs",)
     )
     prompt_split: str = flag("train", "Split; ignored for sources without splits.", alias=("dataset_split",))
+
+
+@group("Rollout engine")
+class BatchEngineFlags(OneEngineFlags):
+    vllm_max_num_seqs: int | None = flag(
+        None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0", alias=("max_num_seqs",)
+    )
 
 
 @group("Sampling")

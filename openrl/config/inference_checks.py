@@ -45,7 +45,8 @@ def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Probl
 @check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
 def model_flags_have_a_model(config: ServeConfig | Answering, given: Given) -> Problems:
     scored = isinstance(config, BatchInferenceConfig) and config.task.eval_task == "rm"
-    flags = tuple(name for name in ("value_head_prefix", "max_len", "normalize_reward") if name in given)
+    of_models = ("value_head_prefix", "max_len", "normalize_reward", "load_in_4bit")
+    flags = tuple(name for name in of_models if name in given)
     if flags and config.rm.reward_pretrain is None and not scored:
         yield Problem(flags, "no effect: there is no reward model", "leave it out, or --reward_pretrain DIRECTORY")
 
@@ -80,6 +81,12 @@ def batches_are_of_a_model(config: ServeConfig, given: Given) -> Problems:
     flags = tuple(name for name in ("batch_wait_ms", "packing_samples") if name in given)
     if flags and config.rm.reward_pretrain is None:
         yield Problem(flags, "no effect: a request is one call of a reward function", "leave it out")
+
+
+@check(ServeConfig)
+def packed_weights_compute_in_bf16(config: ServeConfig, given: Given) -> Problems:
+    if config.weights.load_in_4bit and config.model.param_dtype != "bf16":
+        yield Problem(("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16")
 
 
 @check(ServeConfig, environment=True)

@@ -6,7 +6,12 @@ from openrl.flags.schema import flag, group
 
 
 @group("LoRA")
-class LoRAFlags:
+class QuantizationFlags:
+    load_in_4bit: bool = flag(False, "Load the base weights in 4-bit NF4 (bitsandbytes).")
+
+
+@group("LoRA")
+class LoRAFlags(QuantizationFlags):
     lora_rank: int = flag(0, "Rank of LoRA adapters; 0: train all weights.", bounds=">= 0")
     lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
@@ -15,7 +20,6 @@ class LoRAFlags:
     )
     lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
     lora_adapter_path: str | None = flag(None, "Adapter to start from; rank, scale and targets come from it.")
-    load_in_4bit: bool = flag(False, "Load the base weights in 4-bit NF4 (bitsandbytes).")
 
     @property
     def adapts(self) -> bool:

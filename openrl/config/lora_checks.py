@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
 from openrl.flags.checks import Problem, check
 
 SHAPE = ("lora_alpha", "lora_dropout", "target_modules", "lora_exclude_modules")
 
 
-@check(PPOConfig, SFTConfig)
-def adapters_have_one_shape(config: PPOConfig | SFTConfig, given: frozenset[str]) -> Iterator[Problem]:
+@check(*TRAINING)
+def adapters_have_one_shape(config: PPOConfig | SupervisedConfig, given: frozenset[str]) -> Iterator[Problem]:
     lora = config.lora
     if lora.lora_adapter_path is not None:
         if asked := tuple(name for name in ("lora_rank", *SHAPE) if name in given):
@@ -22,8 +22,8 @@ def adapters_have_one_shape(config: PPOConfig | SFTConfig, given: frozenset[str]
         yield Problem(asked, "no effect: no adapters are trained", "leave it out, or --lora_rank 16")
 
 
-@check(PPOConfig, SFTConfig)
-def packed_weights_carry_adapters(config: PPOConfig | SFTConfig, given: frozenset[str]) -> Iterator[Problem]:
+@check(*TRAINING)
+def packed_weights_carry_adapters(config: PPOConfig | SupervisedConfig, given: frozenset[str]) -> Iterator[Problem]:
     if not config.lora.load_in_4bit:
         return
     if not config.lora.adapts:

@@ -103,12 +103,14 @@ def load_reward_model(
     *,
     normalize: bool = False,
     packing: bool = False,
+    load_in_4bit: bool = False,
 ) -> TextRewardModel:
     """The reward model at ``path`` with its tokenizer.
 
     Raises UserError if it has no head, cannot be packed, or holds nothing to normalise by.
     """
-    model = load_scalar_model(RewardModel, path, flags, device, rm.value_head_prefix, packing=packing).to(device)
+    settings = {"packing": packing, "load_in_4bit": load_in_4bit}
+    model = load_scalar_model(RewardModel, path, flags, device, rm.value_head_prefix, **settings).to(device)
     assert isinstance(model, RewardModel)
     if normalize:
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)

@@ -61,6 +61,7 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
             inputs.device,
             normalize=reward.normalize_reward,
             packing=config.packing.packing_samples,
+            load_in_4bit=config.weights.load_in_4bit,
         )
         wait = server.batch_wait_ms / 1000
         return ModelScorer(model, batch_size=server.batch_size, wait=wait, most_waiting=most_waiting)

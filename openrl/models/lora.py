@@ -6,6 +6,7 @@ adapters off, so that it needs no copy of its own: it is the reference.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -130,7 +131,9 @@ def _read_config(path: str) -> LoraConfig:
 
 def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
     try:
-        inject_adapter_in_model(config, hf, name)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second of two is meant
+            inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
         raise UserError(
             f"--target_modules {' '.join(flags.target_modules)}: {error}", f"names such as {_linear_names(hf)}"

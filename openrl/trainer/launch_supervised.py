@@ -113,7 +113,7 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
 async def start_model(model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage) -> Examples:
     """Start the trained model; before it, where a loss needs one, the reference, for one pass over all examples."""
     if model.task.reference is not None:
-        frozen = replace(spec, path=model.task.reference, optim=None)
+        frozen = replace(spec, path=model.task.reference, optim=None, lora=model.task.reference_lora)
         with stage("reference") as tell:
             known = await model.add_reference(frozen, [*examples.train, *examples.evaluation], tell)
         count = len(examples.train)

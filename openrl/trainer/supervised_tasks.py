@@ -14,6 +14,7 @@ from openrl.algorithms.batching import TrainingPlan, plan_pairs, plan_steps
 from openrl.algorithms.supervised_losses import answer_logprobs, kto_reference_point
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
+from openrl.config.lora import LoRAFlags
 from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.blend import Report
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
@@ -55,6 +56,7 @@ class Task:
     plan: Callable[[ExperienceBatch, int, int], TrainingPlan] = plan_rows
     annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is  # before each update or evaluation
     reference: str | None = None  # frozen model whose log-probs of the answers are computed before training
+    reference_lora: LoRAFlags | None = None  # of the reference
     from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further figures
     config_fields: Callable[[Tensor], dict[str, float]] | None = None  # for config.json, from rewards (B,)
     value_head: str = "score"
@@ -119,6 +121,7 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
         plan=plan_rows if rated else plan_pairs,
         annotate=rated_with_kl if rated else as_it_is,
         reference=derived.preference_reference(config),
+        reference_lora=derived.reference_lora(config),
     )
 
 

@@ -86,7 +86,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
         )
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
-    if spec.lora is not None and spec.lora.adapts and spec.optim is not None:
+    if spec.lora is not None and spec.lora.adapts:
         prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
         model.adapters = add_adapters(model.hf, spec.lora, spec.path, spec.seed, prefix)
     engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)

@@ -4,6 +4,7 @@ of torchrun, or of Ray, where one does."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import socket
 import subprocess
@@ -14,8 +15,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from openrl.cli import lora_combiner
+from openrl.cli.run import command
 from openrl.cli.supervised import supervised_command
-from openrl.config.commands import DPOConfig, RMConfig
+from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.model import ModelFlags
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from tests.e2e.runs import metrics, run
@@ -88,6 +91,33 @@ def test_the_reward_model_is_one_for_transformers_and_for_the_reward_role(task, 
     config = json.loads((out / "config.json").read_text())
     assert config["mean"] == pytest.approx(float(rewards.mean()), abs=1e-5)
     assert config["std"] == pytest.approx(float(rewards.std()), abs=1e-5)
+
+
+def merge(task, model, adapter, out, more=""):
+    argv = f"--model_path {model} --lora_path {adapter} --output_path {out} --param_dtype fp32 {more}".split()
+    assert command(MergeConfig, lora_combiner.prepare, lora_combiner.run, prog="merge", description="", argv=argv) == 0
+    return load_file(out / "model.safetensors")
+
+
+@pytest.mark.parametrize(("case", "more"), [("rm", "--is_rm"), ("dpo", "")])
+def test_adapters_learn_and_their_file_merges_into_what_the_run_left(task, tmp_path, case, more):
+    """And preferences can go on from an adapter: the reference then has it too, so that the first margin is 0."""
+    weights, lines = train(task, tmp_path / "out", case, "--lora_rank 4")
+    assert lines[-1]["eval/loss"] < lines[0]["loss"]
+    adapter = tmp_path / "out/adapter"
+    merged = merge(task, task / "model", adapter, tmp_path / "merged", more)
+    base = load_file(task / "model/model.safetensors")
+    name = "model.layers.0.mlp.up_proj.weight"
+    assert float((merged[name] - base[name]).abs().max()) > 1e-3
+    assert torch.equal(merged["model.embed_tokens.weight"], base["model.embed_tokens.weight"])
+    for name in weights.keys() & merged.keys():
+        torch.testing.assert_close(merged[name], weights[name], rtol=0, atol=1e-6)
+    assert weights.keys() == merged.keys()
+    if case == "dpo":
+        _, again = train(task, tmp_path / "again", case, f"--lora_adapter_path {adapter}")
+        assert again[0]["rewards/margin"] == pytest.approx(0, abs=1e-5)
+        assert again[0]["loss"] == pytest.approx(math.log(2))
+        assert again[-1]["rewards/margin"] > 0.01
 
 
 def assert_same_run(found, expected):

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from openrl.config import inference_checks  # noqa: F401  importing it registers the rules
+from openrl.config import idle, inference_checks  # noqa: F401  importing them registers the rules
 from openrl.config.commands import COMMANDS
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
@@ -31,6 +31,7 @@ def problems(line: str, environment: bool = False) -> str:
         "serve_rm --reward_funcs number exact --reward_weights 1 0.5",
         "lora_combiner --model_path a/b --lora_path c --output_path d --is_rm --value_head_prefix head",
         f"{BATCH} --eval_task generate_vllm --best_of_n 8 --reward_pretrain some/rm --post_processor rs",
+        f"{BATCH} --eval_task generate_vllm --max_num_seqs 256 --enforce_eager",
         f"{BATCH} --eval_task rm --post_processor iter_dpo --dataset_split test",
         f"{BATCH} --eval_task generate --greedy_sampling --enable_csft --iter 3 --rollout_batch_size 64",
         f"{EVALUATE} --n_samples_per_prompt 16 --k 1 8 --output_path figures.json",
@@ -53,10 +54,18 @@ def test_what_is_right_passes(line):
         ("serve_rm --remote_rm_url http://127.0.0.1:1/get_reward", "does not ask another server"),
         ("serve_rm --reward_funcs nmber", "did you mean 'number'"),
         ("serve_rm --reward_funcs number --batch_wait_ms 3", "--batch_wait_ms: no effect"),
+        ("serve_rm --reward_funcs number --load_in_4bit", "--load_in_4bit: no effect"),
+        ("serve_rm --reward_pretrain a/b --load_in_4bit --param_dtype fp32", "4-bit weights compute in bf16"),
         ("serve_rm --reward_funcs number --normalize_reward", "--normalize_reward: no effect"),
         ("serve_rm --reward_pretrain a/b --host 0.0.0.0", "everybody who reaches 0.0.0.0"),
         ("lora_combiner --model_path a/b --lora_path c --output_path d --value_head_prefix h", "has no scalar head"),
         (f"{BATCH} --eval_task generate --post_processor rs", "there are no rewards to go by"),
+        (f"{BATCH} --eval_task generate --max_num_seqs 8", "it is vLLM's, and --eval_task is another"),
+        (f"{BATCH} --eval_task generate --system_prompt x", "plain text without --apply_chat_template"),
+        (f"{BATCH} --eval_task generate --reward_pretrain a/b --reward_timeout 5", "neither a reward function nor a"),
+        (f"{EVALUATE} --rollout_backend hf --enforce_eager", "it is vLLM's, and --rollout_backend is hf"),
+        (f"{EVALUATE} --reward_max_retries 2", "there is no reward server"),
+        ("serve_rm --reward_pretrain a/b --reward_num_workers 2", "neither a reward function nor a verifier"),
         (f"{BATCH} --eval_task rm --temperature 0.5", "rm generates nothing"),
         (f"{BATCH} --eval_task rm --csft_prompt x", "no effect without --enable_csft"),
         (f"{BATCH} --eval_task rm --rollout_batch_size 5", "no effect without --iter"),

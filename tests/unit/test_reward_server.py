@@ -19,6 +19,7 @@ from openrl.errors import UserError
 from openrl.inference import server
 from openrl.inference.scoring import ModelScorer, Scalar, load_reward_model
 from openrl.inference.server import build_app
+from openrl.models.lora import keep_differentiable, nf4
 from tests.tiny import tiny_reward_model_dir
 
 TEXTS = ["a", "12+3=15<eos>", "the quick brown fox", "no", "x" * 60, "<bos>5-4=<eos>", "hello, world"]
@@ -97,6 +98,24 @@ def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name,
     talk(scorer, conversation)
     assert scorer.counts.texts == 7 + 7 + 12
     assert scorer.counts.batches == 7 + 2 + 3, "12 texts of six concurrent requests are three batches of four"
+
+
+def test_4_bit_weights_give_the_scores_that_transformers_gets_from_them(checkpoint):
+    rm, flags = RewardModelFlags(max_len=64), LoadFlags(param_dtype="bf16")
+    packed = load_reward_model(checkpoint, rm, flags, "cpu", load_in_4bit=True)
+    whole = load_reward_model(checkpoint, rm, flags, "cpu")
+    theirs = AutoModelForSequenceClassification.from_pretrained(
+        checkpoint, dtype=torch.bfloat16, quantization_config=nf4(torch.bfloat16)
+    )
+    keep_differentiable(theirs)
+    rows = [torch.tensor([packed.tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS]
+    with torch.no_grad():
+        expected = [float(theirs(row, attention_mask=torch.ones_like(row)).logits[0, 0]) for row in rows]
+    found, own = ([scalar.value for scalar in model(TEXTS)] for model in (packed, whole))
+    assert found == pytest.approx(expected, abs=0.05)
+    assert max(abs(a - b) for a, b in zip(found, own, strict=True)) > 0.02, "4 bits are not 16"
+    linear = packed.model.hf.layers[0].mlp.up_proj.weight
+    assert linear.dtype == torch.uint8 and linear.numel() * 2 == whole.model.hf.layers[0].mlp.up_proj.weight.numel()
 
 
 def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint):

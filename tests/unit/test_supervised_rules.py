@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from openrl.config import derived, supervised_checks  # noqa: F401  importing them registers their rules
-from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
+from openrl.config import derived, lora_checks, supervised_checks  # noqa: F401  importing them registers their rules
+from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
 from openrl.training.distributed import Launch
 from tests.unit.test_config_checks import settle
 
@@ -18,6 +18,7 @@ REFUSED = [
     (SFTConfig, "--rpc_timeout 5", "without --num_gpus_per_node there is no Ray"),
     (RMConfig, "--margin_loss --loss logexp", "logexp takes no margin"),
     (RMConfig, "--compute_fp32_loss --param_dtype fp32", "everything is in fp32"),
+    (RMConfig, "--logits_chunk_size 64", "a reward model has no logits"),
     (RMConfig, "--loss dpo", "expected one of sigmoid, logexp"),
     (DPOConfig, "--loss kto", "the prompt must be known"),
     (DPOConfig, "--loss kto --prompt_key p --nll_loss_coef 1", "neither chosen nor rejected"),
@@ -31,12 +32,26 @@ REFUSED = [
     (DPOConfig, "--ipo yes", "takes no value"),
     (DPOConfig, "--ipo --loss dpo", "two spellings of one flag"),
 ]
+ADAPTERS = {
+    "--lora_alpha 32": "no effect: no adapters are trained",
+    "--lora_adapter_path a --lora_rank 8": "rank, scale and targets come from the adapter",
+    "--load_in_4bit": "4-bit weights cannot be trained themselves",
+    "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights compute in bf16",
+    "--load_in_4bit --lora_rank 8 --zero_stage 3": "stage 3 shards weights without what unpacks 4-bit ones",
+}
 
 
 @pytest.mark.parametrize(("command", "words", "reason"), REFUSED)
 def test_contradictions_are_refused_with_the_reason(command, words, reason):
     _, problems = settle(command, f"{BASE} {words}")
     assert any(reason in str(p) for p in problems if p.fatal), [str(p) for p in problems]
+
+
+@pytest.mark.parametrize("command", TRAINING)
+@pytest.mark.parametrize("words", ADAPTERS)
+def test_flags_of_adapters_are_held_together_wherever_they_are_read(command, words):
+    base = "--pretrain m --prompt_data d --remote_rm_url r.py" if command not in SUPERVISED else BASE
+    assert any(ADAPTERS[words] in str(p) for p in settle(command, f"{base} {words}")[1] if p.fatal)
 
 
 def test_ipo_is_short_for_its_loss():
@@ -52,6 +67,20 @@ def test_ipo_is_short_for_its_loss():
 def test_the_reference_is_the_original_model_unless_told(words, reference):
     config, _ = settle(DPOConfig, f"{BASE} {words}")
     assert derived.preference_reference(config) == reference
+
+
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("", None),
+        ("--lora_rank 4", None),
+        ("--lora_adapter_path a", "a"),
+        ("--lora_adapter_path a --ref_pretrain r", None),
+    ],
+)
+def test_the_reference_has_the_adapter_that_training_starts_from(words, path):
+    lora = derived.reference_lora(settle(DPOConfig, f"{BASE} {words}")[0])
+    assert (lora.lora_adapter_path, lora.adapts) == (path, path is not None)
 
 
 def test_a_launcher_is_known_by_its_environment(monkeypatch):
