@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from openrl.config import checks, engine_checks, environment
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
 from openrl.config.environment import MODEL_FILES, TOKENIZER_FILES, model_problems, output_problems
-from openrl.config.reward import TOKEN_VARIABLE
-from openrl.config.reward_checks import file_problems, source_problems
+from openrl.config.reward import TOKEN_VARIABLE, bearer_token
+from openrl.config.reward_checks import file_problems, source_problems, token_problems
 from openrl.config.reward_plan import reward_sources, split
 from openrl.errors import UserError
 from openrl.flags.checks import Problem, check
@@ -38,6 +37,7 @@ def reward_sources_are_known(config: ServeConfig | Answering, given: Given) -> P
 @check(ServeConfig, BatchInferenceConfig, EvaluateConfig, environment=True)
 def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Problems:
     yield from file_problems(config.reward)
+    yield from token_problems()
     for name in split(config.rm.reward_pretrain):
         yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
@@ -91,7 +91,7 @@ def packed_weights_compute_in_bf16(config: ServeConfig, given: Given) -> Problem
 
 @check(ServeConfig, environment=True)
 def token_is_set(config: ServeConfig, given: Given) -> Problems:
-    if config.server.require_token and not os.environ.get(TOKEN_VARIABLE):
+    if config.server.require_token and bearer_token() is None:
         message = f"${TOKEN_VARIABLE} is not set, so there is no token to ask for"
         yield Problem(("require_token",), message, f"export {TOKEN_VARIABLE}=... here and for the trainer")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Literal
 
 from openrl.flags.schema import flag, group
@@ -60,3 +61,8 @@ class RewardFlags(RewardSourceFlags):
     reward_skip_special_tokens: bool = flag(
         False, "Leave special tokens out of the text given to reward functions and servers."
     )
+
+
+def bearer_token() -> str | None:
+    """The token of reward servers and their clients, from the environment of this process."""
+    return os.environ.get(TOKEN_VARIABLE, "").strip() or None

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openrl.config.commands import PPOConfig
-from openrl.config.reward import RewardSourceFlags
+from openrl.config.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
@@ -53,6 +53,7 @@ def weights_stand_in_one_place(config: PPOConfig, given: Given) -> Problems:
 @check(PPOConfig, environment=True)
 def reward_files_exist(config: PPOConfig, given: Given) -> Problems:
     yield from file_problems(config.reward)
+    yield from token_problems()
     routing = config.reward.reward_routing
     if routing is not None and not Path(routing).expanduser().is_file():
         yield Problem(("reward_routing",), f"no such file: {routing}")
@@ -66,3 +67,11 @@ def file_problems(flags: RewardSourceFlags) -> Problems:
     for source in sources:
         if source.kind == "file" and not source.file[0].is_file():
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
+
+
+def token_problems() -> Problems:
+    """A token that no header can carry would stand in the error of every request."""
+    token = bearer_token()
+    if token is not None and not (token.isascii() and token.isprintable()):
+        message = f"${TOKEN_VARIABLE} holds characters that a header cannot carry"
+        yield Problem((), message, "printable ASCII on one line")

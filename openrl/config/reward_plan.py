@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import yaml
 
@@ -83,9 +84,22 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
     if twice := [item for item, n in Counter(given).items() if n > 1]:
         kind, address = twice[0]
         raise UserError(f"--{FLAG[kind]}: {address} is given twice", "raise its weight by --reward_weights instead")
-    if "@" in "".join(url.split("/")[2] for url in urls):
-        raise UserError("--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN")
+    for url in urls:
+        _check_url(url)
     return tuple(RewardSource(*item, name) for item, name in zip(given, _names(given), strict=True))
+
+
+def _check_url(url: str) -> None:
+    """Raises UserError for a URL that no request could be sent to, or that holds a password."""
+    try:
+        parts = urlsplit(url)
+        usable = bool(parts.hostname) and parts.port != 0  # a port that is no number in range raises
+    except ValueError:
+        usable = False
+    if "@" in url.split("/")[2]:
+        raise UserError("--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN")
+    if not usable:
+        raise UserError(f"--remote_rm_url: {url} names no host and port", "http://HOST:PORT/get_reward")
 
 
 def split(text: str | None) -> list[str]:

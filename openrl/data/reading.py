@@ -43,7 +43,7 @@ def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
 def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
     pieces = [range(start, min(start + CHUNK, len(rows))) for start in range(0, len(rows), CHUNK)]
     if workers == 1 or len(rows) < PARALLEL_FROM:
-        yield from (read(numbered(rows, piece)) for piece in pieces)
+        yield from (_read_rows(rows, piece, read) for piece in pieces)
         return
     with ProcessPoolExecutor(workers, get_context("spawn"), _remember, (rows, read)) as pool:
         try:
@@ -55,8 +55,25 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
             ) from error
 
 
-def numbered(rows: Dataset, piece: range) -> Numbered:
-    return list(zip(piece, rows.select(piece), strict=True))
+def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
+    """One piece. Text that is not UTF-8, which Arrow files take as it is, makes a bad row."""
+    try:
+        return read(list(zip(piece, rows.select(piece), strict=True)))
+    except UnicodeDecodeError:
+        good, bad = _decoded(rows, piece)
+        chunk = read(good)
+        return Chunk(chunk.items, sorted([*chunk.bad, *bad]))
+
+
+def _decoded(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str]]]:
+    good: Numbered = []
+    bad = []
+    for number in piece:
+        try:
+            good.append((number, rows[number]))
+        except UnicodeDecodeError:
+            bad.append((number, "text that is not UTF-8"))
+    return good, bad
 
 
 _job: tuple[Dataset, Read[Any]]  # of a worker process
@@ -70,7 +87,7 @@ def _remember(rows: Dataset, read: Read[Any]) -> None:
 
 def _read_piece(piece: range) -> Chunk[Any]:
     rows, read = _job
-    return read(numbered(rows, piece))
+    return _read_rows(rows, piece, read)
 
 
 def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10) -> None:

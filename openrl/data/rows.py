@@ -41,10 +41,19 @@ def value_of(row: dict[str, Any], key: str) -> Any:
     return value
 
 
+def first_row(rows: Dataset) -> dict[str, Any]:
+    """The first row that can be read; if there is none, its columns alone. Bad rows are reported elsewhere."""
+    for number in range(len(rows)):
+        with contextlib.suppress(UnicodeDecodeError):
+            return rows[number]
+    return dict.fromkeys(rows.column_names)
+
+
 def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
     """Raises UserError, listing the keys there are, if the first row lacks ``key``."""
-    if column(rows[0], key) is MISSING:
-        keys = ", ".join(_all_keys(rows[0]))
+    first = first_row(rows)
+    if column(first, key) is MISSING:
+        keys = ", ".join(_all_keys(first))
         raise UserError(f"--{key_flag}: {source} has no key {key!r}; it has {keys}", f"--{key_flag} with one of these")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datasets import Audio, Dataset, Image, Video
 
 from openrl.config.data import PromptDataFlags
-from openrl.data.rows import MISSING, column, require_column
+from openrl.data.rows import MISSING, column, first_row, require_column
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
 
     Raises UserError, listing the keys there are, if a column is missing.
     """
-    first = rows[0]
+    first = first_row(rows)
     if flags.input_key == PromptDataFlags.input_key and column(first, flags.input_key) is MISSING:
         for shape in SHAPES:
             wanted = (shape.input_key, shape.label_key, *shape.also)

@@ -15,14 +15,14 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.rollout_worker import request_seed
 from openrl.config.inference import InferenceSamplingFlags, RewardModelFlags
 from openrl.config.model import LoadFlags
-from openrl.config.reward import RewardFlags
+from openrl.config.reward import RewardFlags, bearer_token
 from openrl.config.reward_plan import RewardPlan, RewardSource
 from openrl.flags.dump import dump_yaml
 from openrl.inference.output import Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device
 from openrl.rewards.base import Reward
-from openrl.rewards.build import bearer_token, build_reward
+from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
 from openrl.types import Group, Prompt, Sampling, Trajectory
 

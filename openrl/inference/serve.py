@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -13,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from openrl.config.commands import ServeConfig
-from openrl.config.reward import TOKEN_VARIABLE
+from openrl.config.reward import bearer_token
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.errors import UserError
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
@@ -47,7 +46,7 @@ def prepare_server(config: ServeConfig) -> ServeInputs:
 async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
     """Load the model, say where the server is, answer until SIGTERM."""
     scorer = build_scorer(config, inputs)
-    token = os.environ[TOKEN_VARIABLE] if config.server.require_token else None
+    token = bearer_token() if config.server.require_token else None
     await serve(build_app(scorer, token), inputs.listener, lambda url: print(f"serving on {url}", flush=True))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.config.reward import TOKEN_VARIABLE, RewardFlags, RewardSourceFlags
+from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
 from openrl.rewards.base import Reward
@@ -95,8 +94,3 @@ def check_reward_sources(flags: RewardSourceFlags, sources: tuple[RewardSource, 
             process.kill()
     if problems:
         raise UserError("\n".join(problems))
-
-
-def bearer_token() -> str | None:
-    """The token for reward servers, from the environment of this process."""
-    return os.environ.get(TOKEN_VARIABLE) or None

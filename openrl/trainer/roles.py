@@ -18,8 +18,8 @@ from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.placement import ENGINES
+from openrl.config.reward import bearer_token
 from openrl.models.device import Device
-from openrl.rewards.build import bearer_token
 from openrl.rollout.engine import engine_spec
 from openrl.tracking.progress import Stage
 from openrl.trainer.prepare import check_batches

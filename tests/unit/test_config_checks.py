@@ -16,6 +16,7 @@ from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.environment import is_local, output_problems
 from openrl.config.idle import IDLE
 from openrl.config.learning import RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.reward import bearer_token
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import dump_yaml
@@ -110,6 +111,9 @@ def test_sound_flags_have_no_problems(words):
         ("--reward_pretrain a/m,b/m --reward_weights 1", "reward_weights", "1 weights for 3 sources (r, a.m, b.m)", ""),
         ("--remote_rm_url r.py,r.py", "remote_rm_url", "r.py is given twice", "raise its weight"),
         ("--remote_rm_url reward", "remote_rm_url", "reward is no Python file and no URL", "path.py:function"),
+        ("--remote_rm_url http://host:99999/x", "remote_rm_url", "http://host:99999/x names no host and port", "PORT"),
+        ("--remote_rm_url http://host:port/x", "remote_rm_url", "names no host and port", "http://HOST:PORT"),
+        ("--remote_rm_url http:///x,http://a/x", "remote_rm_url", "http:///x names no host", "http://HOST:PORT"),
         ("--remote_rm_url http://me:secret@host/x", "remote_rm_url", "password", "$OPENRL_RM_TOKEN"),
         ("--reward_routing r.yaml --reward_weights 2", "reward_routing, --reward_weights", "two places", "leave"),
         ('--reward_func_kwargs {"x":{"a":1}}', "reward_func_kwargs", "no reward function or verifier 'x'", "by name: r"),
@@ -287,6 +291,15 @@ def here(tmp_path, monkeypatch):
 
 def test_a_sound_environment(here):
     assert said(PPOConfig, here, environment=True) == []
+
+
+@pytest.mark.parametrize("token", ["s3cr\u00e9t", "s3cret\nx"])
+def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeypatch, token):
+    monkeypatch.setenv("OPENRL_RM_TOKEN", token)
+    (found,) = said(PPOConfig, here, environment=True)
+    assert "$OPENRL_RM_TOKEN holds characters that a header cannot carry" in found and "s3c" not in found
+    monkeypatch.setenv("OPENRL_RM_TOKEN", "s3cret\n")
+    assert said(PPOConfig, here, environment=True) == [] and bearer_token() == "s3cret"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 from datasets import Dataset
 
 from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
-from openrl.data.loading import RowSource
+from openrl.data.loading import RowSource, load_rows
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.errors import UserError
 from openrl.trainer.prepare import read_data
@@ -120,6 +120,22 @@ def test_keys_that_some_rows_lack_are_named_with_those_they_have():
         UserError, match=r"row 1: no key 'info.truth'; it has input, info, info.answer, info.by, info.by.whom"
     ):
         build(rows, label_key="info.truth")
+
+
+@pytest.mark.parametrize(
+    ("lines", "bad"),
+    [((b"1", b"\xff", b""), ["row 1: text that", "row 2: input: empty"]), ((b"\xe9",), ["row 0: text"])],
+)
+def test_text_that_is_not_utf8_is_a_bad_row(tmp_path, monkeypatch, lines, bad):
+    """Arrow takes the bytes of a JSON file as they are; reading them as text fails later."""
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(b'{"input": "%s"}\n' % line for line in lines))
+    source = RowSource("rows.jsonl", "default", load_rows(f"{tmp_path}/rows.jsonl", "train", None, flag="prompt_data"))
+    with pytest.raises(UserError) as error:
+        PromptBuilder(PromptDataFlags(prompt_data="d"), TemplateFlags(), tokenizer(), 9).build(
+            [source], flag="prompt_data", kind="train"
+        )
+    assert all(line in str(error.value) for line in bad)
 
 
 def test_bad_rows_of_all_sources_and_both_sets_come_in_one_error(tmp_path, monkeypatch):
