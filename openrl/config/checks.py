@@ -149,6 +149,14 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 
 
 @check(PPOConfig)
+def clips_are_distances_from_one(config: PPOConfig, given: Given) -> Problems:
+    low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
+    if low > 1:
+        message = f"a ratio cannot fall by more than 1, L is {low:g}: both values are distances from 1, not in percent"
+        yield Problem(("eps_clip_low_high",), message, f"--eps_clip_low_high 1 {high:g} for no limit below")
+
+
+@check(PPOConfig)
 def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
     asked = "siblings" not in estimator(config).needs and "group" in reward_norm_scopes(config)
     if asked and config.batch.n_samples_per_prompt == 1:

@@ -71,8 +71,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "loss_agg_mode": "token-mean",
         **_NO_KL,
     },
-    "raft_pp": {  # https://arxiv.org/abs/2504.11343: with rewards of 0 and 1 only the right samples train
+    "raft_pp": {  # https://arxiv.org/abs/2504.11343: only samples with a positive reward train
         "advantage_estimator": "reinforce",
+        "reward_clip_range": (0.0, 10.0),
         "reward_norm_mean": "none",
         "reward_norm_std": "none",
         "whiten_advantages": False,

@@ -89,6 +89,7 @@ def test_sound_flags_have_no_problems(words):
          "whose expectation over the policy is zero", "--kl_estimator k2"),
         ("--kl_target 0.1 --kl_horizon 200", "kl_horizon, --rollout_batch_size, --n_samples_per_prompt",
          "1024 samples a step over a horizon of 200 could turn the KL coefficient to 0 or below", "--kl_horizon 1024"),
+        ("--eps_clip_low_high 20 28", "eps_clip_low_high", "distances from 1, not in percent", "--eps_clip_low_high 1 28"),
         ("--rl_loss_coef 0", "rl_loss_coef", "no term of the actor's loss is left", "--sft_loss_coef 1"),
         ("--rl_loss_coef 0 --sft_loss_coef 1 --use_kl_loss --kl_estimator k2", "use_kl_loss",
          "takes the KL loss out", "--rl_loss_coef 1"),

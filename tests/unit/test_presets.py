@@ -2,12 +2,16 @@
 
 import pytest
 
+from openrl.algorithms.credit import CreditPlan, assign_credit
+from openrl.algorithms.shaping import RunningMoments
 from openrl.config.commands import PPOConfig
+from openrl.config.derived import estimator, reward_norm_scopes, whiten_advantages
 from openrl.config.presets import PRESETS
 from openrl.flags.dump import dump_yaml
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.prepare import preset_lines
+from tests.batches import outcome_batch
 
 SPECS = {spec.name: spec for spec in collect_flags(PPOConfig)}
 LEAST = "--pretrain m --prompt_data d --remote_rm_url r.py --n_samples_per_prompt 8"
@@ -61,6 +65,15 @@ def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
         assert problems == []
         (tmp_path / "run.yaml").write_text(dump_yaml(config))
         assert settle(f"--config {tmp_path / 'run.yaml'}") == (config, [])
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0])
+def test_raft_trains_on_right_answers_alone(wrong):
+    config, _ = settle(f"{LEAST} --algo_preset raft_pp")
+    options, scopes = config.options["advantage_estimator"], reward_norm_scopes(config)
+    plan = CreditPlan(estimator(config), options, config.shaping, scopes, whiten_advantages(config), 1024)
+    batch, _ = assign_credit(outcome_batch([1.0, wrong], [0, 0]), plan, 0.0, RunningMoments())
+    assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]
 
 
 def test_unknown_presets_are_refused():
