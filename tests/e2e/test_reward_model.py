@@ -21,6 +21,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
 from openrl.trainer.roles import roles_of, workers
+from tests.contract.test_serve_rm import serving
 from tests.e2e.runs import make_task, metrics, ppo_flags
 
 TOKENS = 6  # of a response at most
@@ -46,16 +47,13 @@ def task(tmp_path_factory):
     torch.manual_seed(0)
     judge = AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1)
     judge.save_pretrained(task / "judge")
+    AutoTokenizer.from_pretrained(task / "model").save_pretrained(task / "judge")
     return task
 
 
-@pytest.fixture(scope="module")
-def ran(task, tmp_path_factory):
+def one_step(task, out, **source):
     """(metrics, every sample) of one step with both: a baseline and a filter by the model's scores."""
-    out = tmp_path_factory.mktemp("out")
-    changes = {
-        "remote_rm_url": None,
-        "reward_pretrain": task / "judge",
+    changes = source | {
         "advantage_estimator": "remax",
         "dynamic_filtering": True,
         "dynamic_filtering_reward_range": RANGE,
@@ -72,6 +70,11 @@ def ran(task, tmp_path_factory):
     argv = ppo_flags(task, out, **changes)
     assert command(PPOConfig, train_ppo_ray.prepare, run, prog="ppo", description="", argv=argv) == 0
     return metrics(out)[0], [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def ran(task, tmp_path_factory):
+    return one_step(task, tmp_path_factory.mktemp("out"), remote_rm_url=None, reward_pretrain=task / "judge")
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,21 @@ def kept(samples):
 def test_every_generated_answer_has_the_models_score(ran, score):
     for sample in ran[1]:
         assert sample["reward"] == pytest.approx(score(sample["prompt"] + sample["response"]), abs=1e-4)
+
+
+def test_a_server_of_the_same_model_gives_the_same_rewards_for_the_same_rows(ran, task, tmp_path):
+    """The same step, but for the source of rewards: every row that was drawn, and what was made of it."""
+    flags = ("--reward_pretrain", task / "judge", "--param_dtype", "fp32")
+    with serving(*flags) as (url, _):
+        step, samples = one_step(task, tmp_path, remote_rm_url=f"{url}/get_reward")
+
+    def rewards(samples):
+        return {(s["prompt_id"], s["response"]): s["reward"] for s in samples}
+
+    expected = rewards(ran[1])
+    assert len(expected) > 16 and rewards(samples) == pytest.approx(expected, abs=1e-5)
+    for name in ("rollout/advantage_abs", "actor/policy_loss", "filter/generated_groups"):
+        assert step[name] == pytest.approx(ran[0][name], rel=1e-3, abs=1e-5)
 
 
 def test_groups_are_filtered_by_the_models_scores(ran):

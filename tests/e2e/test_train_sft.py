@@ -4,13 +4,16 @@ teach what padded ones do."""
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from openrl.cli.supervised import supervised_command
+from openrl.config.commands import SFTConfig
 from tests.e2e.runs import metrics, run
 from tests.tiny import tiny_model_dir
 
@@ -49,3 +52,29 @@ def test_resume_equals_the_uninterrupted_run(tmp_path):
 
     run("train_sft", [*make_flags(tmp_path, tmp_path / "packed"), "--packing_samples"])
     assert [m["loss"] for m in metrics(tmp_path / "packed")] == pytest.approx(losses, rel=1e-4)
+
+
+def test_evaluation_is_the_loss_of_transformers_over_all_answer_tokens(tmp_path):
+    """Rows of unlike lengths in micro-batches of unlike sizes; the model is the one that the run leaves."""
+    out = tmp_path / "out"
+    held_out = [{"input": f"{i}:", "output": "ab" * i + "c"} for i in range(1, 8)]
+    (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
+    flags = [*make_flags(tmp_path, out), "--eval_dataset", f"{tmp_path}/held_out.jsonl", "--eval_steps", "4"]
+    flags[flags.index("--micro_train_batch_size") + 1] = "4"
+    assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
+    nll = []
+    for row in held_out:
+        prompt, ids = (
+            tokenizer(text, add_special_tokens=False).input_ids for text in (row["input"], "".join(row.values()))
+        )
+        ids = torch.tensor([[*ids, tokenizer.eos_token_id]])
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
+        nll += (-logprobs[len(prompt) - 1 :, 0]).tolist()
+    lines = metrics(out)
+    assert [i for i, line in enumerate(lines, 1) if "eval/loss" in line] == [4, 6], (
+        "every four steps and after the last"
+    )
+    assert lines[-1]["eval/loss"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
+    assert lines[-1]["eval/perplexity"] == pytest.approx(math.exp(sum(nll) / len(nll)), rel=1e-3)
