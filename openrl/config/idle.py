@@ -28,6 +28,7 @@ from openrl.config.derived import (
     needs_critic,
     needs_reference,
     needs_reward_model,
+    optimizer_steps_per_rollout,
     policy_is_reference,
     preference_reference,
     rated,
@@ -63,6 +64,12 @@ class Idle:
 
 
 IDLE = (
+    Idle(
+        ("shuffle_mini_batch",),
+        lambda config: optimizer_steps_per_rollout(config.batch) > 1,
+        "a rollout is one optimizer step, whose gradient knows no order",
+        "--train_batch_size below the samples of a rollout",
+    ),
     Idle(
         ("critic_pretrain", "critic_num_nodes", "critic_num_gpus_per_node", "critic_learning_rate", "value_clip",
             "freezing_actor_steps",

@@ -25,6 +25,10 @@ class RolloutBatchFlags:
     micro_rollout_batch_size: int = flag(8, "Samples per rank in forward-only passes.", bounds="> 0")
     num_episodes: int = flag(1, "Passes over the prompts.", bounds="> 0")
     max_epochs: int = flag(1, "Passes over each rollout batch, actor and critic.", bounds="> 0")
+    shuffle_mini_batch: bool = flag(
+        True,
+        "Shuffle a rollout's samples before they are cut into optimizer steps, anew each pass; off: in the data's order.",
+    )
     max_steps: int = flag(
         -1,
         "Stop after this many steps; the learning-rate schedule ends there too. -1: from episodes.",

@@ -29,22 +29,27 @@ class Evaluation:
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Mean verdict and length over all answers, and per source under the name ``val-core/<source>/acc/mean@N``.
+    """Mean verdict and length over all answers, and per source under the name ``val-core/<source>/acc/mean@N``; the mean
+    of each prompt's best answer as ``best@N``, for N > 1.
 
     A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict. Failed ones are
     counted and left out.
     """
     verdicts: dict[str, list[float]] = defaultdict(list)
+    best: dict[str, list[float]] = defaultdict(list)
     lengths = []
     for group in groups:
-        for trajectory in group.trajectories:
-            lengths.append(trajectory.response_length)
-            if (score := trajectory.score) and not trajectory.failed:
-                verdicts[group.prompt.source].append(score.reward if score.passed is None else score.passed)
+        scores = [t.score for t in group.trajectories if t.score and not t.failed]
+        of_group = [s.reward if s.passed is None else s.passed for s in scores]
+        verdicts[group.prompt.source] += of_group
+        best[group.prompt.source] += [max(of_group)] if of_group else []
+        lengths += [t.response_length for t in group.trajectories]
     samples = max((len(g.trajectories) for g in groups), default=0)
     metrics: dict[str, Metric] = {
         f"val-core/{source}/acc/mean@{samples}": Mean(sum(v), len(v)) for source, v in verdicts.items()
     }
+    if samples > 1:
+        metrics |= {f"val-core/{source}/acc/best@{samples}": Mean(sum(v), len(v)) for source, v in best.items()}
     everything = [v for source in verdicts.values() for v in source]
     metrics[PASS_RATE] = Mean(sum(everything), len(everything))
     metrics["eval/response_length"] = Mean(sum(lengths), len(lengths))

@@ -186,7 +186,8 @@ class Pipeline:
     async def _train(self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         group = self._trained()[role]
         sizes, flags = (group.size, self.batch.train_batch_size, self.batch.micro_train_batch_size), self.batch
-        plan = plan_steps(batch, *sizes, flags.max_epochs, self._generator(step))
+        shuffled = self._generator(step) if flags.shuffle_mini_batch else None
+        plan = plan_steps(batch, *sizes, flags.max_epochs, shuffled)
         also = self.ptx.rows_for(plan, group.size, self.batch) if self.ptx and role == "actor" else None
         reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)

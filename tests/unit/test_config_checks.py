@@ -219,6 +219,7 @@ def test_sft_rules():
         "--init_kl_coef 0 --kl_target 0.1",
         "--init_kl_coef 0 --ref_pretrain x",
         "--kl_horizon 10",
+        "--rollout_batch_size 16 --train_batch_size 128 --no_shuffle_mini_batch",
         "--reward_num_nodes 1",
         "--value_head_prefix value",
         "--eval_steps 3",

@@ -100,6 +100,8 @@ def test_eval_metrics():
     assert to_floats(eval_metrics(groups)) == {
         "val-core/easy/acc/mean@2": 0.75,
         "val-core/hard/acc/mean@2": 0.5,
+        "val-core/easy/acc/best@2": 1.0,  # each prompt's best: 1 and 1
+        "val-core/hard/acc/best@2": 0.5,  # the other answer failed
         "eval/pass_rate": pytest.approx(3.5 / 5),
         "eval/response_length": 5,
         "eval/reward_failures": 0,
