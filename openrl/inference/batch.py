@@ -34,7 +34,7 @@ from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device, resolve_device
-from openrl.rewards.build import check_reward_sources
+from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.types import Finish, Group, Prompt, Trajectory
 
@@ -73,7 +73,7 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
     builder = PromptBuilder(config.data, config.templates, tokenizer, limit)
     prompts, reports = load_prompts(builder, config.debug.seed)
     prompts = slice_of(prompts, config.task)
-    plan.check_routes(prompt.source for prompt in prompts)
+    check_prompts(plan, prompts)
     if config.task.eval_task == "rm":
         require_responses(prompts, config.data.output_key)
     if config.task.enable_csft:

@@ -39,7 +39,7 @@ from openrl.inference.answers import maj_at, mean_at, pass_at, vote
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.models.device import Device, resolve_device
-from openrl.rewards.build import check_reward_sources
+from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import engine_spec
 from openrl.types import Prompt
 
@@ -68,7 +68,7 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(config.data, config.templates, tokenizer, config.sampling.prompt_max_len)
     prompts, reports = load_prompts(builder, config.debug.seed)
-    plan.check_routes(prompt.source for prompt in prompts)
+    check_prompts(plan, prompts)
     ids = numbered([prompt.id for prompt in prompts])
     output = None
     if config.evaluate.output_path is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -11,13 +11,16 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
+from openrl.extension_points import verifiers
 from openrl.rewards.base import Reward
 from openrl.rewards.combined import CombinedReward, Weighing
 from openrl.rewards.endpoints import Endpoints
 from openrl.rewards.http import HttpSource
 from openrl.rewards.pool import Limits, RewardPool, RewardProcess
 from openrl.rewards.sources import ProcessSource, Source
+from openrl.rewards.verifiers.base import compares
 from openrl.rewards.worker import FileTarget, Target, VerifierTarget
+from openrl.types import Prompt
 
 
 def build_reward(
@@ -74,8 +77,8 @@ def targets(
     found: list[tuple[Target, list[str]]] = [
         (FileTarget(*s.file, kwargs[s.name]), [s.name]) for s in sources if s.kind == "file"
     ]
-    verifiers: Mapping[str, Any] = {s.name: kwargs[s.name] for s in sources if s.kind == "verifier"}
-    return [*found, (VerifierTarget(verifiers, plugins), list(verifiers))] if verifiers else found
+    options: Mapping[str, Any] = {s.name: kwargs[s.name] for s in sources if s.kind == "verifier"}
+    return [*found, (VerifierTarget(options, plugins), list(options))] if options else found
 
 
 def check_reward_sources(flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]) -> None:
@@ -94,3 +97,18 @@ def check_reward_sources(flags: RewardSourceFlags, sources: tuple[RewardSource, 
             process.kill()
     if problems:
         raise UserError("\n".join(problems))
+
+
+def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
+    """Raises UserError for rows of a data source without a route, and for rows without the label that a verifier
+    compares with: no answer to them could be judged."""
+    plan.check_routes(prompt.source for prompt in prompts)
+    comparing = {s.name for s in plan.sources if s.kind == "verifier" and compares(verifiers[s.address].component)}
+    idle = [p for p in prompts if p.label in (None, "") and not comparing.isdisjoint(plan.of(p.source))]
+    if idle:
+        names = ", ".join(s.name for s in plan.sources if s.name in comparing)
+        raise UserError(
+            f"--reward_funcs {names} compares with the label, and {len(idle)} of {len(prompts)} rows have none "
+            f"({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",
+            "--label_key COLUMN" if len(idle) == len(prompts) else "mend these rows, or route them by --reward_routing",
+        )

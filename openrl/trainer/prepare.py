@@ -26,7 +26,7 @@ from openrl.flags.values import show
 from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
 from openrl.models.scalar_model import stored_moments
-from openrl.rewards.build import check_reward_sources
+from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
 from openrl.trainer.ptx import load_ptx
 from openrl.types import Prompt
@@ -65,7 +65,8 @@ def prepare(config: PPOConfig) -> Inputs:
         inputs = read_data(config, device)
         check_steps(config, len(inputs.prompts))
     gathered.raise_all()
-    rewards.check_routes(prompt.source for prompt in (*inputs.prompts, *inputs.eval_prompts))
+    check_prompts(rewards, inputs.prompts)
+    check_prompts(rewards, inputs.eval_prompts)
     for source in rewards.sources:
         if source.kind == "model":
             check_same_tokens(source.address, inputs.tokenizer, config.model.trust_remote_code)

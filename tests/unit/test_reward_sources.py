@@ -12,7 +12,7 @@ from openrl.algorithms.filtering import group_mean, keep
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
-from openrl.rewards.build import build_reward, check_reward_sources
+from openrl.rewards.build import build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure
 from openrl.tracking.metrics import to_floats
@@ -20,7 +20,7 @@ from openrl.trainer.evaluation import eval_metrics
 from openrl.trainer.reward_failures import FailureGuard, failure_notes
 from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.rollout_metrics import rollout_metrics
-from openrl.types import Group, Score
+from openrl.types import Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
 from tests.unit.test_reward_function import group, score, values
 
@@ -47,6 +47,29 @@ def test_sources_in_the_order_of_their_weights():
     assert math_file.file[0].name == "math.py" and math_file.file[1] == "grade"
     assert plan.sources[3].file[1] is None
     assert http.urls == ["http://a/x", "http://b/y"]
+
+
+def test_rows_without_the_label_that_a_verifier_compares_with(tmp_path):
+    def rows(**labels):
+        return [Prompt(f"train:{id}", [5], "1", label, source=id[0]) for id, label in labels.items()]
+
+    def check(reward_funcs, prompts, **flags):
+        check_prompts(plan_of(reward_funcs=reward_funcs, **flags), prompts)
+
+    check(("format", "judge", "regex"), rows(a0="", a1=None))  # they can do without
+    check(("number",), rows(a0=0, a1="1", a2=False))
+    with pytest.raises(
+        UserError, match=r"--reward_funcs number compares .* 2 of 2 rows have none \(train:a0, train:a1\)"
+    ) as e:
+        check(("format", "number"), rows(a0="", a1=None))
+    assert "--label_key COLUMN" in str(e.value)
+    with pytest.raises(UserError, match=r"1 of 2 rows have none \(train:a1\)"):
+        check(("exact",), rows(a0="x", a1=""))
+    (tmp_path / "routes.yaml").write_text("a: {number: 1}\nb: {format: 1}\n")
+    routes = {"reward_routing": str(tmp_path / "routes.yaml")}
+    check(("number", "format"), rows(a0="1", b0=""), **routes)
+    with pytest.raises(UserError, match="1 of 2 rows have none"):
+        check(("number", "format"), rows(a0="", b0=""), **routes)
 
 
 def test_equal_names_become_longer():

@@ -117,6 +117,14 @@ def describe(verify: Any) -> Description:
     return Description(*(" ".join(part.split()) for part in found.groups()))
 
 
+def compares(verify: Any) -> bool:
+    """Whether the verifier wants a label in any case; one of a plugin may not say."""
+    try:
+        return "none" not in describe(verify).label.split()
+    except ValueError:
+        return False
+
+
 def read_options(name: str, settings: dict[str, Any]) -> Any:
     """The options of the verifier ``name`` from plain values, as of JSON. Raises UserError with all that is wrong."""
     try:
