@@ -147,7 +147,7 @@ class HttpSource:
             raise RequestFailed(f"{type(error).__name__}: {error}") from None
         try:
             return json.loads(content)
-        except ValueError:
+        except (ValueError, RecursionError):  # nested too deep
             raise RequestFailed(f"the reply is no JSON: {shorten(content[:200])}", rows_at_fault=True) from None
 
     def _open(self) -> httpx.AsyncClient:

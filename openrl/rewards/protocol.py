@@ -142,9 +142,13 @@ def _number(value: Any, name: str) -> float:
         value = value[0]
     if not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be numbers, it returned {shorten(value)}")
-    if not math.isfinite(value):
-        raise ValueError(f"{name} must be finite, it returned {value}")
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # JSON holds whole numbers of any length
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, it returned {shorten(value)}")
+    return number
 
 
 def shorten(value: Any, most: int = 200) -> str:

@@ -216,6 +216,7 @@ def test_urls_take_turns():
         reply('{"reward": [1.0, 2.0]}'),
         reply("null"),
         reply('["a"'),
+        reply("[" * 100_000),
     ],
 )  # fmt: skip
 def test_a_fault_that_passes_costs_a_pause_and_nothing_else(fault):

@@ -58,6 +58,7 @@ def test_replies_that_are_no_scores(values, message):
     [
         ([1.0, math.nan], "rewards must be finite, it returned nan"),
         ([1.0, -math.inf], "rewards must be finite, it returned -inf"),
+        ([1.0, 10**400], "rewards must be finite, it returned 1000"),
         ([1.0, None], "rewards must be numbers, it returned None"),
         ([1.0, "good"], "rewards must be numbers, it returned 'good'"),
         ([1.0, [1, 2]], "rewards must be numbers, it returned [1, 2]"),
