@@ -39,6 +39,12 @@ def log_ratio(inputs: LossInputs) -> Tensor:
     return limited(difference(inputs))
 
 
+def squared(log_ratios: Tensor) -> Tensor:
+    """Their squares, from +-1e6 on with the value and the slope they have there: finite, and never without a pull."""
+    value = log_ratios.detach()
+    return (value.clamp(-1e6, 1e6) + (log_ratios - value)).square()
+
+
 @dataclass(frozen=True)
 class ClipOptions:
     eps_clip: float = flag(
@@ -255,8 +261,8 @@ class DROOptions:
 @policy_losses.register("dro", options=DROOptions)
 def dro(inputs: LossInputs, options: DROOptions) -> TokenLosses:
     """Direct reward optimisation, https://arxiv.org/abs/2405.19107: policy gradient with a squared log-ratio penalty.
-    The penalty is not clamped, so that it still pulls where the policy went far."""
-    penalty = options.dro_beta / 2 * difference(inputs).square()
+    The penalty still pulls where the policy went far."""
+    penalty = options.dro_beta / 2 * squared(difference(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 
 
@@ -268,7 +274,7 @@ class Kimi15Options:
 @policy_losses.register("kimi15", options=Kimi15Options)
 def kimi15(inputs: LossInputs, options: Kimi15Options) -> TokenLosses:
     """Online mirror descent of Kimi k1.5, https://arxiv.org/abs/2501.12599 section 2.3.2, token by token."""
-    penalty = options.kimi15_tau / 2 * difference(inputs).square()
+    penalty = options.kimi15_tau / 2 * squared(difference(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 
 

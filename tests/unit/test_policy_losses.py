@@ -224,7 +224,7 @@ def test_padding_and_masked_positions_change_nothing(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_finite_for_any_finite_input(name):
-    for gap, scale in itertools.product((1e-8, 100.0, 1e6), (1e-6, 1.0, 1e4)):
+    for gap, scale in itertools.product((1e-8, 100.0, 1e6, 1e30), (1e-6, 1.0, 1e4)):
         inputs = loss_inputs(9, spread=gap)
         inputs = replace(inputs, advantages=inputs.advantages * scale)
         inputs = LossInputs(**{k: v.float() if v.is_floating_point() else v for k, v in vars(inputs).items()})

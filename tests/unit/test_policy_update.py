@@ -1,5 +1,7 @@
 """The terms of the policy's loss, each held against numbers made by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ def loss_and_gradient(**changes):
     """Two rows of two sampled tokens, rewards 1 and 0, everything equal: (loss, metrics, d loss / d logprobs)."""
     batch = outcome_batch([1.0, 0.0], [0, 0])
     shape = batch.loss_mask.shape
-    columns = {name: changes.pop(name) for name in ("is_weights", "loss_weights") if name in changes}
+    given = ("is_weights", "loss_weights", "old_logprobs", "rollout_logprobs")
+    columns = {name: changes.pop(name) for name in given if name in changes}
     batch = batch.replace(advantages=torch.full(shape, ADVANTAGE), ref_logprobs=torch.full(shape, REF), **columns)
     logprobs = torch.full(shape, LOGPROB, requires_grad=True)
     entropies = torch.full(shape, ENTROPY) * (logprobs / LOGPROB)  # so that a gradient can be seen
@@ -98,6 +101,16 @@ def test_weights_of_tokens_and_rows_multiply_the_policy_loss_alone():
     assert metrics["policy_loss"] == pytest.approx(-ADVANTAGE * float(weights.sum()) / 4)
     assert metrics["kl_loss"] == pytest.approx((LOGPROB - REF) ** 2 / 2)
     assert torch.allclose(gradient, (LOGPROB - REF - ADVANTAGE * weights) / 4)
+
+
+def test_what_the_engine_said_enters_neither_the_ratio_nor_ppo_kl():
+    """Old and new policy are 0.1 nats apart, the engine is at 100."""
+    shape = (2, 3)
+    far = {"rollout_logprobs": torch.full(shape, -100.0), "is_weights": torch.full(shape, 5.0)}
+    loss, metrics, _ = loss_and_gradient(old_logprobs=torch.full(shape, LOGPROB - 0.1), **far)
+    assert metrics["ppo_kl"] == pytest.approx(-0.1)
+    assert metrics["ratio_max"] == pytest.approx(math.exp(0.1))
+    assert loss == pytest.approx(-5 * ADVANTAGE * math.exp(0.1))
 
 
 def test_flags_reach_the_losses():
