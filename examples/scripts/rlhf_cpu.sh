@@ -38,8 +38,13 @@ python -m openrl.cli.serve_rm --reward_pretrain "$OUT/rm" --normalize_reward \
     --param_dtype fp32 --device cpu --port 0 > "$OUT/serve_rm.log" 2>&1 &
 SERVER=$!
 trap 'kill "$SERVER" 2> /dev/null || true' EXIT
+SECONDS=0
 until grep -q "^serving on" "$OUT/serve_rm.log"; do
-    kill -0 "$SERVER" 2> /dev/null || { cat "$OUT/serve_rm.log"; exit 1; }
+    if [ "$SECONDS" -gt 300 ] || ! kill -0 "$SERVER" 2> /dev/null; then
+        echo "serve_rm did not start:"
+        cat "$OUT/serve_rm.log"
+        exit 1
+    fi
     sleep 1
 done
 URL=$(sed -n 's/^serving on //p' "$OUT/serve_rm.log")

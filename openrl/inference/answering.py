@@ -113,6 +113,11 @@ async def running_reward(setting: RewardSetting, tokenizer: PreTrainedTokenizerB
     finally:
         if reward is not None:
             await reward.close()
+        for model in models.values():
+            if model.counts.cut:
+                print(
+                    f"{model.name}: {model.counts.cut} of {model.counts.texts} texts lost tokens at the start (--max_len)"
+                )
 
 
 async def score(reward: Reward | None, group: Group) -> Group:

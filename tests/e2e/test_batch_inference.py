@@ -162,6 +162,18 @@ def test_rewards_of_responses_that_the_data_holds(task, answers, tmp_path):
         assert pair["chosen_reward"] > pair["rejected_reward"]
 
 
+def test_texts_that_a_reward_model_did_not_see_whole_are_counted(task, tmp_path, capsys):
+    given = tmp_path / "given.jsonl"
+    given.write_text(
+        "".join(
+            json.dumps({"input": "1+1=", "output": "2" * n, "label": "", "finish": "length"}) + "\n"
+            for n in range(1, 6)
+        )
+    )
+    batch(task, tmp_path / "scored.jsonl", eval_task="rm", pretrain=task / "rm", prompt_data=given, max_len=6)
+    assert "3 of 5 texts lost tokens at the start (--max_len)" in capsys.readouterr().out
+
+
 def test_conditional_prompts_say_a_reward(task, tmp_path):
     rows = batch(
         task,
