@@ -157,6 +157,14 @@ def clips_are_distances_from_one(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
+def sequence_ratios_can_reach_their_clips(config: PPOConfig, given: Given) -> Problems:
+    name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
+    if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:
+        message = f"the mean over an answer moves by thousandths: a clip of {max(options.low_high):g} hardly ever acts"
+        yield Problem(("policy_loss_type", "eps_clip"), message, "--eps_clip_low_high 3e-4 4e-4", fatal=False)
+
+
+@check(PPOConfig)
 def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
     asked = "siblings" not in estimator(config).needs and "group" in reward_norm_scopes(config)
     if asked and config.batch.n_samples_per_prompt == 1:

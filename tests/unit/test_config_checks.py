@@ -75,7 +75,9 @@ def test_sound_flags_have_no_problems(words):
          "--train_batch_size 16"),
         ("--advantage_estimator group_norm", "advantage_estimator, --n_samples_per_prompt",
          "compares the answers to one prompt", "--n_samples_per_prompt 8"),
-        ("--policy_loss_type gspo --loss_agg_mode token-mean", "policy_loss_type, --loss_agg_mode",
+        ("--policy_loss_type gspo", "policy_loss_type, --eps_clip", "a clip of 0.2 hardly ever acts",
+         "--eps_clip_low_high 3e-4 4e-4"),
+        ("--policy_loss_type gspo --eps_clip 1e-3 --loss_agg_mode token-mean", "policy_loss_type, --loss_agg_mode",
          "gspo has one ratio per sequence", "--loss_agg_mode seq-mean-token-mean"),
         ("--advantage_estimator rloo --n_samples_per_prompt 4 --reward_norm_std batch", "advantage_estimator, "
          "--reward_norm_mean, --reward_norm_std", "rloo has a baseline of its own", "out"),

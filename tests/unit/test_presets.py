@@ -57,7 +57,9 @@ def test_what_is_given_wins_over_a_preset(tmp_path):
     assert "--kl_estimator 'k2' (instead of 'k3')" in preset_lines(config)[0]
 
 
-@pytest.mark.parametrize("change", ["--init_kl_coef 0", "--advantage_estimator rloo --policy_loss_type gspo"])
+@pytest.mark.parametrize(
+    "change", ["--init_kl_coef 0", "--advantage_estimator rloo --policy_loss_type gspo --eps_clip 1e-3"]
+)
 def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
     """Nobody asked for it; nor does the dumped config, which loads again."""
     for name in ("grpo", "ppo", "topr"):
