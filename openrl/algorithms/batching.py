@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -167,16 +167,19 @@ def plan_steps(
 def plan_pairs(batch: ExperienceBatch, dp_size: int, micro_batch_size: int) -> TrainingPlan:
     """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which are never split.
 
-    The plan is that of the first rows: ``StepCounts.sequences`` counts pairs, ``tokens`` those of the first rows.
+    The plan is that of the first rows: ``StepCounts.sequences`` counts pairs, ``tokens`` those of both rows.
     """
+    tokens = int(batch.loss_mask.sum())
     firsts = batch.select(list(range(0, len(batch), 2)))
     plan = plan_steps(firsts, dp_size, max(len(firsts), 1), micro_batch_size)
 
     def both(pairs: list[int]) -> list[int]:
         return [row for p in pairs for row in ((2 * p, 2 * p + 1) if p >= 0 else (-1, -1))]
 
-    steps = [[StepPlan([both(micro) for micro in of_rank.micro_batches], of_rank.counts) for of_rank in step]
-             for step in plan.steps]  # fmt: skip
+    def of_pairs(plan: StepPlan) -> StepPlan:
+        return StepPlan([both(micro) for micro in plan.micro_batches], replace(plan.counts, tokens=tokens))
+
+    steps = [[of_pairs(of_rank) for of_rank in step] for step in plan.steps]
     return TrainingPlan([both(shard) for shard in plan.shards], steps)
 
 

@@ -135,6 +135,7 @@ class SFTConfig(SupervisedConfig):
 class RMConfig(SupervisedConfig):
     """``python -m openrl.cli.train_rm``"""
 
+    mixture: MixtureFlags = part(MixtureFlags)
     head: ScalarHeadFlags = part(ScalarHeadFlags)
     data: PreferenceDataFlags = part(PreferenceDataFlags)
     reward_loss: PairRewardFlags = part(PairRewardFlags)

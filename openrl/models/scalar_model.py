@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,7 +17,9 @@ from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cache
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
+from openrl.models.experts import load_balancing
 from openrl.models.lora import Adapters, peft_name
+from openrl.models.outputs import Want
 from openrl.models.packing import Rows, arrange
 
 HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
@@ -36,16 +40,18 @@ class ScalarModel(nn.Module):
         super().__init__()
         self.hf, self.head_name, self.packing = hf, head_name, packing
         self.adapters: Adapters | None = None
+        self.balancing = load_balancing(type(hf), hf.config)
         kind = FullPrecisionLinear if fp32_head else nn.Linear
         self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(self, rows: Rows) -> Tensor:
-        """(R, S) the head's output at every token, in at least fp32."""
-        hidden = self.hf(input_ids=rows.token_ids, use_cache=False, **rows.inputs).last_hidden_state
-        column = self.head(hidden)[..., 0]
-        return column.to(torch.promote_types(column.dtype, torch.float32))
+    def scalars(self, rows: Rows, **wanted: bool) -> tuple[Tensor, Any]:
+        """(R, S) the head's output at every token, in at least fp32, and all that the backbone gave, with what was
+        ``wanted`` of it besides."""
+        found = self.hf(input_ids=rows.token_ids, use_cache=False, **rows.inputs, **wanted)
+        column = self.head(found.last_hidden_state)[..., 0]
+        return column.to(torch.promote_types(column.dtype, torch.float32)), found
 
     @property
     def adapted_modules(self) -> list[str]:
@@ -85,18 +91,27 @@ class ValueModel(ScalarModel):
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
         describes. 0 at index 0 and on padding."""
         rows = arrange(token_ids, attention_mask, self.packing)
-        shifted = nn.functional.pad(self.scalars(rows)[:, :-1], (1, 0))
+        shifted = nn.functional.pad(self.scalars(rows)[0][:, :-1], (1, 0))
         return rows.columns(shifted.masked_fill(~rows.predicted, 0)), {}
 
 
 class RewardModel(ScalarModel):
     mean, std = 0.0, 1.0  # of its rewards, where they are to be normalised
 
-    def forward(self, token_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by ``std``."""
+    def forward(
+        self, token_ids: Tensor, attention_mask: Tensor, want: Sequence[Want] = (), reference: Sequence[Tensor] = ()
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by ``std``; and "balance" if
+        it is wanted."""
         rows = arrange(token_ids, attention_mask, self.packing)
         last = attention_mask.sum(-1, keepdim=True) - 1
-        return (rows.columns(self.scalars(rows)).gather(1, last)[:, 0] - self.mean) / self.std, {}
+        balance = {"output_router_logits": True} if "balance" in want else {}
+        scalars, found = self.scalars(rows, **balance)
+        more = {}
+        if balance:
+            assert self.balancing is not None  # checked before the run starts
+            more["balance"] = self.balancing(found.router_logits, None if self.packing else attention_mask)
+        return (rows.columns(scalars).gather(1, last)[:, 0] - self.mean) / self.std, more
 
 
 def load_scalar_model(

@@ -78,7 +78,7 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     )
 
 
-def _balanced(config: SFTConfig | DPOConfig, update: LossOf) -> LossOf:
+def _balanced(config: SFTConfig | RMConfig | DPOConfig, update: LossOf) -> LossOf:
     """With the load-balancing loss where it is asked for. Raises UserError for a model without experts."""
     if config.mixture.aux_loss_coef:
         check_mixture(config.model.pretrain, config.model.trust_remote_code)
@@ -91,7 +91,7 @@ def rm_task(config: RMConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     return Task(
         name="rm",
         kind="rewards",
-        update=PairRewardUpdate(loss.loss, loss.margin_loss),
+        update=_balanced(config, PairRewardUpdate(loss.loss, loss.margin_loss)),
         builder=builder(**_reading(config, tokenizer)),
         columns=(Column("accuracy", "accuracy {:.3f}"),),
         collate=collate_preferences,

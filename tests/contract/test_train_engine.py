@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils import clip_grad_norm_
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from openrl.algorithms.batching import plan_pairs
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.model_worker import ModelWorker
@@ -18,9 +19,11 @@ from openrl.training.distributed import init_distributed
 from openrl.training.engine import StepPart
 from openrl.training.mismatch import compare, shown, split
 from openrl.training.optimizers import build_optimizer, build_scheduler
+from openrl.training.preference_updates import PairRewardUpdate
 from openrl.training.updates import PolicyUpdate, PtxUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.types import StepCounts, StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
+from tests.invariance.test_preferences import batch_of_pairs
 from tests.tiny import tiny_model_dir
 
 STAGES = (0, 1, 2, 3)
@@ -415,6 +418,26 @@ def test_the_load_balancing_loss(tmp_path, batch, arch, stage, packing, checkpoi
     found = [engine.train_step(batch, plan, update)["aux_loss"].value for _ in range(6)]
     assert found[0] == pytest.approx(expected / sum(tokens), rel=1e-5)
     assert found[-1] < found[0]
+
+
+def test_a_reward_model_balances_its_experts_too(tmp_path):
+    """Pairs in micro-batches, each weighed by its answers' tokens; the rewards are those without it."""
+    path = tiny_model_dir(tmp_path, arch="qwen3_moe")
+    pairs = batch_of_pairs(4).replace(margins=torch.zeros(8))
+    rows = [pairs.token_ids[i, :n] for i, n in enumerate(pairs.lengths.tolist())]
+    plan = plan_pairs(pairs, 1, 2).steps[0][0]
+    cut = plan.micro_batches
+    tokens = [int(pairs.loss_mask[half].sum()) for half in cut]
+    expected = sum(switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(cut, tokens, strict=True))
+    engine = build_engine(engine_spec(path, "rewards", optim=optim_spec(learning_rate=3e-3)))
+    before = engine.forward(pairs, cut)
+    update = balanced(PairRewardUpdate("sigmoid"), 1.0)
+    assert plan.counts.tokens == sum(tokens), "of both answers of a pair"
+    found = [engine.train_step(pairs, plan, update) for _ in range(6)]
+    assert found[0]["aux_loss"].value == pytest.approx(expected / sum(tokens), rel=1e-5)
+    plain = torch.nn.functional.softplus(before[1::2] - before[0::2]).mean()
+    assert found[0]["loss"].value == pytest.approx(float(plain), rel=1e-5)
+    assert found[-1]["aux_loss"].value < found[0]["aux_loss"].value
 
 
 @pytest.mark.parametrize("stage", STAGES)
