@@ -23,7 +23,11 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
     from openrl.trainer.launch_supervised import describe, train
 
     if config.debug.dry_run:
-        print(describe(config, inputs))
+        from openrl.trainer.plan import supervised_memory
+
+        memory = supervised_memory(config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device)
+        if inputs.leads:
+            print(describe(config, inputs), memory, sep="\n\n")
     else:
         asyncio.run(train(config, inputs))
 

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
+from openrl.config.rollout import RankFlags
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.device import Device, resolve_device
@@ -45,6 +46,10 @@ class SupervisedInputs:
         """Whether this process is the one that writes and shows."""
         return self.launch is None or self.launch.rank == 0
 
+    def ranks(self, flags: RankFlags) -> int:
+        """How many train; of a Ray node whose GPUs are not counted by a flag, one."""
+        return self.launch.world_size if self.launch else flags.num_nodes * (flags.num_gpus_per_node or 1)
+
 
 def prepare(config: Any) -> SupervisedInputs:
     """Read tokenizer and data. Raises UserError for the first thing that does not fit."""
@@ -65,7 +70,7 @@ def prepare(config: Any) -> SupervisedInputs:
 
 
 def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
-    """The text of --dry_run."""
+    """What became of the data, and how many steps it gives."""
     lines = [report.line() for report in inputs.examples.reports]
     lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
     if config.evaluation.eval_steps > 0:

@@ -15,7 +15,7 @@ from openrl.cluster.placement import PlacementPlan, text_table
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.cluster.ray_cluster import cluster_address, this_machine
 from openrl.config import derived
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFlags
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
@@ -23,6 +23,7 @@ from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.trainer.prepare import Inputs, check_batches, start_lines
 from openrl.trainer.roles import RoleModel, role_models
+from openrl.training.build import EngineKind
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4
@@ -50,7 +51,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         plan.render(),
         *placement_remarks(config.placement, plan),
         text_table("Batches", ("", "count", ""), batch),
-        memory_table(memory, plan),
+        memory_table(memory, {role: len(ranks) for role, ranks in plan.rows.items()}, plan.device),
         "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
     ]
     return "\n\n".join(parts)
@@ -224,6 +225,25 @@ def model_memory(
     )
 
 
+def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
+    """What training one model takes. A reference comes before it and takes less. Raises UserError."""
+    model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
+    rows = config.batch.micro_train_batch_size * (1 if isinstance(config, SFTConfig) else 2)
+    shape = model_shape(config.model.pretrain, config.model.trust_remote_code)
+    memory = model_memory(
+        shape,
+        model,
+        config.model.param_dtype,
+        config.deepspeed,
+        ranks,
+        rows * config.data.max_len,
+        config.optim.optimizer,
+    )
+    return memory_table({"model": memory}, {"model": ranks}, device) + (
+        "\nNot counted: activations, communication buffers."
+    )
+
+
 def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
     """One engine: its copy of the weights, and the key-value cache that vLLM sets aside for good."""
     weights = shape.parameters * BYTES[spec.dtype]
@@ -235,16 +255,16 @@ def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
     return Memory(weights, cache=max(share - weights, 0))
 
 
-def memory_table(memory: dict[str, Memory], plan: PlacementPlan) -> str:
+def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) -> str:
     """One row per role, in bytes per rank; on one machine without GPUs the ranks' sum beside what it has."""
     names = [f.name for f in fields(Memory)]
     rows = [
-        (role, str(len(plan.rows[role])), *(size(getattr(m, name)) for name in names), size(m.total))
+        (role, str(ranks[role]), *(size(getattr(m, name)) for name in names), size(m.total))
         for role, m in memory.items()
     ]
     table = text_table("Memory per rank, estimated", ("role", "ranks", *names, "sum"), rows)
-    if plan.device == "cpu":
-        total = sum(m.total * len(plan.rows[role]) for role, m in memory.items())
+    if device == "cpu":
+        total = sum(m.total * ranks[role] for role, m in memory.items())
         table += f"\nAll ranks: {size(total)}; this machine has {size(machine_memory())}."
     return table
 

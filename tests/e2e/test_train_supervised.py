@@ -21,6 +21,7 @@ from openrl.cli.supervised import supervised_command
 from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.model import ModelFlags
 from openrl.models.scalar_model import RewardModel, load_scalar_model
+from openrl.trainer.plan import size
 from tests.e2e.runs import metrics, run
 from tests.tiny import PAD, tiny_model_dir
 
@@ -118,6 +119,18 @@ def test_adapters_learn_and_their_file_merges_into_what_the_run_left(task, tmp_p
         assert again[0]["rewards/margin"] == pytest.approx(0, abs=1e-5)
         assert again[0]["loss"] == pytest.approx(math.log(2))
         assert again[-1]["rewards/margin"] > 0.01
+
+
+def test_a_dry_run_says_what_the_data_gives_and_what_memory_takes(task, tmp_path, capsys):
+    """0.1M parameters in fp32: weights that are their own masters, gradients, and two moments of a share each."""
+    train_flags = flags_of(task, tmp_path / "out", "rm", "--num_gpus_per_node 2 --dry_run")
+    assert supervised_command(RMConfig, prog="rm", description="", argv=train_flags) == 0
+    text = capsys.readouterr().out
+    body = AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).num_parameters()
+    assert "49 pairs" in text and "4 optimizer steps of 16" in text
+    (row,) = [line.split() for line in text.splitlines() if line.strip().startswith("model ")]
+    assert row[1] == "2" and f"{size(4 * body)}" in " ".join(row)
+    assert not (tmp_path / "out").exists()
 
 
 def assert_same_run(found, expected):
