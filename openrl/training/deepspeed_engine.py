@@ -45,6 +45,7 @@ from openrl.training.state import (
 )
 from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
 
+REDUCE_BUCKET = 500_000_000  # gradients reduced at a time, DeepSpeed's own default
 ADAPTER_FOLDER = "adapter"
 """Where an exported model keeps its adapters alone; the model beside it has them merged in."""
 
@@ -349,6 +350,8 @@ def _config(
         "zero_allow_untested_optimizer": True,  # DeepSpeed's list is one of names; the contract tests are ours
         "zero_optimization": {
             "stage": flags.zero_stage,
+            # Memory that is set aside whole: no more than there are gradients.
+            "reduce_bucket_size": min(REDUCE_BUCKET, sum(p.numel() for p in model.parameters())),
             # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
             "stage3_param_persistence_threshold": 10 * model.hf.config.get_text_config().hidden_size,
         },

@@ -2,6 +2,7 @@
 
 import math
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -209,6 +210,15 @@ def test_going_back_to_a_save_forgets_what_came_after(tmp_path, checkpoint, batc
         engine.train_step(batch, plan, SupervisedUpdate())
         twice.append({name: t.clone() for name, t in engine.named_weights()})
     assert all(torch.equal(twice[0][name], twice[1][name]) for name in twice[0])
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_communication_buffers_are_no_larger_than_the_gradients(checkpoint, batch, stage):
+    """DeepSpeed's default sets 500 million elements aside for the smallest of models: a gigabyte or two of a GPU."""
+    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim_spec()))
+    before = psutil.Process().memory_info().vms
+    engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+    assert psutil.Process().memory_info().vms - before < 5e8
 
 
 def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
