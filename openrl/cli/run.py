@@ -31,7 +31,6 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' own bars obey it too
-    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's new behaviour, without the warning about the old one
 }
 """Environment that keeps libraries from talking over the progress bar; what the user has set stays."""

@@ -20,6 +20,7 @@ from typing import Any
 from datasets import (
     Dataset,
     DatasetDict,
+    disable_progress_bars,
     get_dataset_config_names,
     get_dataset_split_names,
     load_dataset,
@@ -29,6 +30,8 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 
 from openrl.config.data import data_items, name_and_subset
 from openrl.errors import UserError
+
+disable_progress_bars()  # a bar of its own would talk over ours
 
 FILE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
 STREAMED = 20_000  # rows; more are worth a file on disk, which the next run finds again
