@@ -54,7 +54,7 @@ python -m openrl.cli.train_ppo_ray \
     --eval_dataset "$OUT/data/eval.jsonl" --eval_before_train --eval_steps 20 \
     --eval_temperature 1.0 --eval_n_samples_per_prompt 8 \
     --remote_rm_url "$URL/get_reward" \
-    --rollout_backend hf --device cpu --param_dtype fp32 --zero_stage 0 \
+    --device cpu --param_dtype fp32 --zero_stage 0 \
     --advantage_estimator gae --gamma 1 --lambd 0.95 --init_kl_coef 0.02 --kl_estimator k1 \
     --rollout_batch_size 32 --n_samples_per_prompt 4 --train_batch_size 128 \
     --micro_train_batch_size 64 --micro_rollout_batch_size 128 \
@@ -67,7 +67,7 @@ kill "$SERVER" && wait "$SERVER"
 echo "5/5  Both policies by a yardstick that no training saw: the share of friendly phrases, on unseen prompts"
 for NAME in sft ppo; do
     python -m openrl.cli.evaluate \
-        --pretrain "$OUT/$NAME" --rollout_backend hf \
+        --pretrain "$OUT/$NAME" \
         --prompt_data "$OUT/data/eval.jsonl" --input_key input \
         --remote_rm_url examples/python/reviews/sentiment.py --reward_num_workers 1 \
         --n_samples_per_prompt 16 --prompt_max_len 16 --generate_max_len 28 --k 1 \
