@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from openrl.cli import train_ppo_ray
@@ -29,7 +32,7 @@ def plan(task, tmp_path, capsys):
         code = command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv)
         printed = capsys.readouterr()
         assert code == 0, printed.err
-        assert printed.err == "" and not (tmp_path / "out").exists()
+        assert not (tmp_path / "out").exists()
         return printed.out
 
     return plan
@@ -43,6 +46,14 @@ def test_a_preset_makes_a_plan_and_says_what_it_stands_for(plan, name):
         assert f"--{flag} {show(value)}" in expansion
     critic = "values" in advantage_estimators[PRESETS[name]["advantage_estimator"]].needs
     assert ("critic" in text) == critic
+
+
+def test_a_dry_run_prints_nothing_but_the_plan(task, tmp_path):
+    """In a process of its own: what other tests have imported may talk."""
+    argv = ppo_flags(task, tmp_path / "out", algo_preset="ppo", advantage_estimator=None, dry_run=True)
+    words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *argv]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_what_is_typed_wins_and_is_shown(plan):
