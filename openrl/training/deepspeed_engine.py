@@ -33,6 +33,7 @@ from openrl.models.lora import whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
+from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 from openrl.training.engine import LossOf, StepPart
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
 from openrl.training.state import (
@@ -45,7 +46,6 @@ from openrl.training.state import (
 )
 from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
 
-REDUCE_BUCKET = 500_000_000  # gradients reduced at a time, DeepSpeed's own default
 ADAPTER_FOLDER = "adapter"
 """Where an exported model keeps its adapters alone; the model beside it has them merged in."""
 
@@ -65,7 +65,7 @@ class DeepSpeedEngine:
         if optim is not None:
             self._start_training(flags, optim)
         elif self.stage == 3:
-            self._engine = _initialize(model, _config(model, dtype, flags, 0.0), None)
+            self._engine = _initialize(model, deepspeed_config(flags, self._facts()), None)
         else:
             self._engine = model.to(self.device)
         if model.adapters is None:
@@ -80,12 +80,15 @@ class DeepSpeedEngine:
         self._inner = build_optimizer(self.model, optim)
         low_masters = optim.optimizer == "adamw_bf16"
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
-        clip = 0.0 if self._clips_itself else optim.max_norm
-        config = _config(self.model, self.dtype, flags, clip, low_masters)
-        self._engine = _initialize(self.model, config, self._inner)
+        facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
+        self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and not self._clips_itself:
             self._mend_stage_0()
         self._scheduler = build_scheduler(self._inner, optim)
+
+    def _facts(self, max_norm: float = 0.0, low_masters: bool = False) -> EngineFacts:
+        hidden = self.model.hf.config.get_text_config().hidden_size
+        return EngineFacts(sum(p.numel() for p in self.model.parameters()), hidden, self.dtype, max_norm, low_masters)
 
     @torch.no_grad()
     def _mend_stage_0(self) -> None:
@@ -332,39 +335,6 @@ def _initialize(model: CausalLM | ScalarModel, config: dict[str, Any], optimizer
     with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
         engine, *_ = _deepspeed().initialize(model=model, optimizer=optimizer, config=config)
     return engine
-
-
-def _config(
-    model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, max_norm: float, low_masters: bool = False
-) -> dict[str, Any]:
-    """DeepSpeed's own settings. Micro-batches are counted by the engine above, so here there is one per step.
-
-    ``low_masters``: the optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in stages 1 to
-    3; in stage 0 it leaves parameters as they are when it is told of no type.
-    """
-    config: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
-        "gradient_clipping": max_norm,
-        "steps_per_print": None,
-        "zero_allow_untested_optimizer": True,  # DeepSpeed's list is one of names; the contract tests are ours
-        "zero_optimization": {
-            "stage": flags.zero_stage,
-            # Memory that is set aside whole: no more than there are gradients.
-            "reduce_bucket_size": min(REDUCE_BUCKET, sum(p.numel() for p in model.parameters())),
-            # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
-            "stage3_param_persistence_threshold": 10 * model.hf.config.get_text_config().hidden_size,
-        },
-    }
-    if low_masters:
-        names = ("enabled", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states")
-        settings = {"bf16": dict.fromkeys(names, True), "data_types": {"grad_accum_dtype": "bf16"}}
-        config |= settings if flags.zero_stage > 0 else {}
-    elif dtype != "fp32":
-        config[dtype] = {"enabled": True} | ({"check_grad_overflow": True} if dtype == "bf16" else {})
-        if flags.zero_stage > 0:
-            config["data_types"] = {"grad_accum_dtype": "fp32"}
-    return config
 
 
 def _layer_of(name: str) -> str:
