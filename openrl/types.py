@@ -327,15 +327,47 @@ class WeightManifest:
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """How the ranks of one training engine divide the work."""
+    """How the ranks of one training engine divide the work.
+
+    Rows are dealt to data-parallel ranks. Each is a block of neighbours that get the same rows: sp_size ranks that hold
+    a part of every sequence each, each of these tp_size ranks that hold a part of every layer each.
+    """
 
     rank: int = 0
     world_size: int = 1
+    sp_size: int = 1
+    tp_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.world_size % self.ranks_per_shard:
+            raise ValueError(f"{self.world_size} ranks are no multiple of sp {self.sp_size} * tp {self.tp_size}")
+
+    @property
+    def ranks_per_shard(self) -> int:
+        """Neighbours that get the same rows."""
+        return self.sp_size * self.tp_size
 
     @property
     def dp_size(self) -> int:
-        return self.world_size
+        return self.world_size // self.ranks_per_shard
 
     @property
     def dp_rank(self) -> int:
-        return self.rank
+        return self.rank // self.ranks_per_shard
+
+    @property
+    def sp_rank(self) -> int:
+        return self.rank // self.tp_size % self.sp_size
+
+    @property
+    def tp_rank(self) -> int:
+        return self.rank % self.tp_size
+
+    def sequence_groups(self) -> list[list[int]]:
+        """The ranks that hold one row's sequence together, in the order of its parts; every rank is in one."""
+        blocks = range(0, self.world_size, self.ranks_per_shard)
+        return [
+            list(range(first + tp, first + self.ranks_per_shard, self.tp_size))
+            for first in blocks
+            for tp in range(self.tp_size)
+        ]

@@ -47,12 +47,14 @@ class RankGroup(Protocol):
 
     role: str
     size: int
+    ranks_per_shard: int  # neighbours that get the same shard; they split its sequences or the model's layers
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """The method's result from every worker, same arguments for all. Handles may be arguments."""
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As ``call``, with ``shards[i]`` the arguments of worker i. ValueError unless one shard each."""
+        """As ``call``, with ``shards[i]`` the arguments of data-parallel rank i, and one result of each, that of its first
+        worker. ValueError unless there are ``data_ranks(group)`` shards."""
 
     async def close(self) -> None:
         """Call each worker's ``close`` if it has one, then free it. The group is not used afterwards."""
@@ -74,6 +76,11 @@ class WorkerGroup(RankGroup, Protocol):
         """
 
 
+def data_ranks(group: RankGroup) -> int:
+    """How many shards of rows the group works on at a time."""
+    return group.size // group.ranks_per_shard
+
+
 class LocalGroup:
     """Workers in this process, for tests and debugging.
 
@@ -81,15 +88,25 @@ class LocalGroup:
     ranks that must meet inside a collective cannot live in one LocalGroup. Coroutines run concurrently.
     """
 
-    def __init__(self, role: str, workers: Sequence[Any], timeout: float | None = 3600) -> None:
-        self.role, self.size = role, len(workers)
+    def __init__(
+        self, role: str, workers: Sequence[Any], timeout: float | None = 3600, ranks_per_shard: int = 1
+    ) -> None:
+        self.role, self.size, self.ranks_per_shard = role, len(workers), ranks_per_shard
         self._workers, self.timeout = list(workers), timeout
 
     @classmethod
-    def create(cls, role: str, size: int, worker_class: type, *args: Any, timeout: float | None = 3600) -> LocalGroup:
+    def create(
+        cls,
+        role: str,
+        size: int,
+        worker_class: type,
+        *args: Any,
+        timeout: float | None = 3600,
+        ranks_per_shard: int = 1,
+    ) -> LocalGroup:
         """Build ``size`` workers from the same arguments."""
         contexts = [WorkerContext(role, rank, size, rank) for rank in range(size)]
-        return cls(role, [worker_class(context, *args) for context in contexts], timeout)
+        return cls(role, [worker_class(context, *args) for context in contexts], timeout, ranks_per_shard)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         return await self._answers(
@@ -97,10 +114,12 @@ class LocalGroup:
         )
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        check_shards(self.role, method, shards, self.size)
-        return await self._answers(
-            method, {rank: self._invoke(rank, method, shard, {}) for rank, shard in enumerate(shards)}
+        check_shards(self, method, shards)
+        answers = await self._answers(
+            method,
+            {rank: self._invoke(rank, method, shards[rank // self.ranks_per_shard], {}) for rank in range(self.size)},
         )
+        return answers[:: self.ranks_per_shard]
 
     async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return (await self._answers(method, {0: self._invoke(0, method, args, kwargs)}))[0]
@@ -215,9 +234,9 @@ async def gather_ranks(
         await asyncio.wait(tasks.values(), timeout=1.0)
 
 
-def check_shards(role: str, method: str, shards: Sequence[Any], size: int) -> None:
-    if len(shards) != size:
-        raise ValueError(f"{role}.{method}: {len(shards)} shards for {size} workers")
+def check_shards(group: RankGroup, method: str, shards: Sequence[Any]) -> None:
+    if len(shards) != data_ranks(group):
+        raise ValueError(f"{group.role}.{method}: {len(shards)} shards for {data_ranks(group)} data-parallel ranks")
 
 
 def raised_by(role: str, rank: int, method: str) -> str:

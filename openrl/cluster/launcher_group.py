@@ -18,8 +18,17 @@ class LauncherGroup:
     between two calls, the others see. How long a rank waits is bounded by the process group's timeout.
     """
 
-    def __init__(self, role: str, launch: Launch, device: str, timeout: int, worker_class: type, *args: Any) -> None:
-        self.role, self.size, self.rank = role, launch.world_size, launch.rank
+    def __init__(
+        self,
+        role: str,
+        launch: Launch,
+        device: str,
+        timeout: int,
+        worker_class: type,
+        *args: Any,
+        ranks_per_shard: int = 1,
+    ) -> None:
+        self.role, self.size, self.rank, self.ranks_per_shard = role, launch.world_size, launch.rank, ranks_per_shard
         init_distributed(self.rank, self.size, launch.master_addr, launch.master_port, device, timeout)
         address = launch.master_addr, launch.master_port
         self._worker = worker_class(WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args)
@@ -28,8 +37,9 @@ class LauncherGroup:
         return await self._together(method, args, kwargs)
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        check_shards(self.role, method, shards, self.size)
-        return await self._together(method, shards[self.rank], {})
+        check_shards(self, method, shards)
+        answers = await self._together(method, shards[self.rank // self.ranks_per_shard], {})
+        return answers[:: self.ranks_per_shard]
 
     async def close(self) -> None:
         close_distributed()

@@ -104,8 +104,10 @@ class AsyncHost(PlainHost):
 class RayGroup:
     """See ``WorkerGroup``. Made by ``create``."""
 
-    def __init__(self, role: str, cluster: RayCluster, actors: list[Any], timeout: float | None) -> None:
-        self.role, self.size = role, len(actors)
+    def __init__(
+        self, role: str, cluster: RayCluster, actors: list[Any], timeout: float | None, ranks_per_shard: int
+    ) -> None:
+        self.role, self.size, self.ranks_per_shard = role, len(actors), ranks_per_shard
         self._cluster, self._actors, self.timeout = cluster, actors, timeout
         self._places: list[tuple[str, int, int]] = []  # (address, free port, process id) of each rank
         self._stream_keys = count()
@@ -123,6 +125,7 @@ class RayGroup:
         concurrency: int = 1000,
         plugins: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
+        ranks_per_shard: int = 1,
     ) -> RayGroup:
         """One actor in every slot of the role's row; builds ``worker_class(context, *args)`` in each.
 
@@ -143,7 +146,7 @@ class RayGroup:
             ).remote()
             for rank in range(size)
         ]
-        group = cls(role, cluster, actors, timeout)
+        group = cls(role, cluster, actors, timeout, ranks_per_shard)
         try:
             group._places = await group._answers("start", [a.where.remote() for a in actors])
             address, port, _ = group._places[0]
@@ -168,9 +171,11 @@ class RayGroup:
         return await self._answers(method, [a.invoke.remote(method, *shared, **named) for a in self._actors])
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        check_shards(self.role, method, shards, self.size)
-        calls = [a.invoke.remote(method, *shard) for a, shard in zip(self._actors, shards, strict=True)]
-        return await self._answers(method, calls)
+        check_shards(self, method, shards)
+        each = self.ranks_per_shard
+        stored = [shard if each == 1 else self._share(shard) for shard in shards]
+        calls = [a.invoke.remote(method, *stored[rank // each]) for rank, a in enumerate(self._actors)]
+        return (await self._answers(method, calls))[::each]
 
     async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return (await self._answers(method, [self._actors[0].invoke.remote(method, *args, **kwargs)]))[0]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from openrl.algorithms.batching import collate, plan_steps
 from openrl.algorithms.policy_losses import mark_tokens
-from openrl.cluster.group import WorkerGroup
+from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.learning import RolloutBatchFlags
@@ -185,10 +185,11 @@ class Pipeline:
 
     async def _train(self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         group = self._trained()[role]
-        sizes, flags = (group.size, self.batch.train_batch_size, self.batch.micro_train_batch_size), self.batch
+        ranks, flags = data_ranks(group), self.batch
+        sizes = (ranks, flags.train_batch_size, flags.micro_train_batch_size)
         shuffled = self._generator(step) if flags.shuffle_mini_batch else None
         plan = plan_steps(batch, *sizes, flags.max_epochs, shuffled)
-        also = self.ptx.rows_for(plan, group.size, self.batch) if self.ptx and role == "actor" else None
+        also = self.ptx.rows_for(plan, ranks, self.batch) if self.ptx and role == "actor" else None
         reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))

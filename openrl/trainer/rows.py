@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
-from openrl.cluster.group import RankGroup
+from openrl.cluster.group import RankGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
@@ -25,7 +25,7 @@ async def columns_of_rows(
     group: RankGroup, batch: ExperienceBatch, micro_batch_size: int, model: ModelChoice, *want: Want
 ) -> dict[str, Tensor]:
     """``forward_rows``'s column as "column", and what else is asked for, each under its own name, (B, T, ...)."""
-    split = split_rows(batch.lengths.tolist(), group.size, micro_batch_size)
+    split = split_rows(batch.lengths.tolist(), data_ranks(group), micro_batch_size)
     cut = zip(split.shards, split.micro_batches, strict=True)
     parts = await group.scatter("columns", [(batch.select(rows), micro, model, *want) for rows, micro in cut])
     width = batch.token_ids.shape[1]

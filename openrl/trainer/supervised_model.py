@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.supervised_losses import answer_logprobs
-from openrl.cluster.group import RankGroup
+from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, with_reference
 from openrl.tracking.metrics import merge_all, to_floats
 from openrl.trainer.nonfinite import NonFiniteGuard
@@ -38,7 +38,7 @@ class SupervisedModel:
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
         """One optimizer step over the batch; its metrics."""
         batch = await self.task.annotate(batch, self.forward)
-        plan = self.task.plan(batch, self.group.size, self.micro)
+        plan = self.task.plan(batch, data_ranks(self.group), self.micro)
         reports = await update_rows(self.group, batch, plan, self.task.update)
         self.guard.check("model", step, batch, plan, reports)
         return to_floats(merge_all(report for rank in reports for report in rank))
@@ -48,7 +48,7 @@ class SupervisedModel:
         parts = []
         for batch in self._batches(examples, tell):
             batch = await self.task.annotate(batch, self.forward)
-            plan = self.task.plan(batch, self.group.size, self.micro)
+            plan = self.task.plan(batch, data_ranks(self.group), self.micro)
             parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
         values = to_floats(merge_all(parts))
         return {f"eval/{name}": value for name, value in (values | self.task.from_evaluation(values)).items()}

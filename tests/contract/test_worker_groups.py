@@ -178,8 +178,18 @@ def test_call_gives_every_worker_the_same_arguments_and_keeps_rank_order(make):
 def test_scatter_gives_each_worker_its_own(make):
     group = make(PlainWorker, 100)
     assert asyncio.run(group.scatter("add", [(1,), (2,)])) == [(0, 101), (1, 102)]
-    with pytest.raises(ValueError, match=r"tester\.add: 3 shards for 2 workers"):
+    with pytest.raises(ValueError, match=r"tester\.add: 3 shards for 2 data-parallel ranks"):
         asyncio.run(group.scatter("add", [(1,), (2,), (3,)]))
+
+
+def test_neighbours_that_work_on_the_same_rows_get_one_shard_and_answer_once(make, monkeypatch):
+    group = make(PlainWorker, 100)
+    monkeypatch.setattr(group, "ranks_per_shard", 2)
+    before = asyncio.run(group.call("count"))
+    assert asyncio.run(group.scatter("add", [(7,)])) == [(0, 107)]
+    assert asyncio.run(group.call("count")) == [calls + 1 for calls in before]
+    with pytest.raises(ValueError, match=r"tester\.add: 2 shards for 1 data-parallel ranks"):
+        asyncio.run(group.scatter("add", [(1,), (2,)]))
 
 
 def test_first_asks_worker_0_alone(make):
