@@ -70,10 +70,13 @@ class PlacementPlan:
             role for role, slots in self.rows.items() if any(self.locate(s.bundle)[0] == group for s in slots)
         )
 
+    def places(self, role: str) -> frozenset[int]:
+        """The bundles that a role has ranks on."""
+        return frozenset(slot.bundle for slot in self.rows[role])
+
     def shared(self, role: str) -> bool:
         """Whether a rank of another role lies on a bundle of this one."""
-        own = {slot.bundle for slot in self.rows[role]}
-        return any(slot.bundle in own for other, slots in self.rows.items() if other != role for slot in slots)
+        return any(self.places(role) & self.places(other) for other in self.rows if other != role)
 
     def local_ranks(self, role: str) -> list[int]:
         """The index of each rank of a role among its ranks of the same node group."""

@@ -81,7 +81,7 @@ class Pipeline:
     ) -> None:
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.debug, self.bucket_bytes, self.pad_id = batch, debug, bucket_bytes, pad_id
-        self.collector = Collector(roles.rollout)
+        self.collector, self.residency = Collector(roles.rollout), roles.residency
         self.reward, self.weighing = reward, weighing
         self.param_dtype, self.guard = param_dtype, guard
         self.frozen_actor_steps, self.ptx = frozen_actor_steps, ptx
@@ -100,15 +100,16 @@ class Pipeline:
             await judge(group)
             guard(group)
 
-        return await self.collector.collect(prompts, request, on_group, replace, judge_and_count)
+        async with self.residency.stage("collect"):
+            return await self.collector.collect(prompts, request, on_group, replace, judge_and_count)
 
     def _judge(self) -> Judge:
         """What completes the score of a group that has arrived: the reward models, if there are any."""
         if (reward := self.roles.reward) is None:
             return as_it_is
 
-        async def forward(groups: list[Group], model: int) -> Tensor:
-            return await self.forward(reward, collate(groups, self.pad_id), model)
+        async def forward(groups: list[Group], model: int) -> Tensor:  # awake: collecting needs the reward models too
+            return await forward_rows(reward, collate(groups, self.pad_id), self.batch.micro_rollout_batch_size, model)
 
         models = RewardModels(self.weighing, forward)
         return ArrivalJudge(models.score, most=1 if self.debug.full_determinism else None)
@@ -163,14 +164,15 @@ class Pipeline:
     async def _filled(self, batch: ExperienceBatch, models: list[Filling]) -> ExperienceBatch:
         """The batch with the column of each model, by the name given, and what else is asked of it, side by side."""
         present = [(name, group, model, want) for name, group, model, want in models if group is not None]
-        size = self.batch.micro_rollout_batch_size
-        found = await all_or_first_error(columns_of_rows(g, batch, size, m, *want) for _, g, m, want in present)
+        found = await all_or_first_error(self._columns(g, batch, m, *want) for _, g, m, want in present)
         columns = {name: more.pop("column") for (name, *_), more in zip(present, found, strict=True)}
         return batch.replace(**columns, **{name: column for more in found for name, column in more.items()})
 
-    async def forward(self, group: WorkerGroup, batch: ExperienceBatch, model: int = 0) -> Tensor:
-        """The column of a role, or of one of its models."""
-        return await forward_rows(group, batch, self.batch.micro_rollout_batch_size, model)
+    async def _columns(
+        self, group: WorkerGroup, batch: ExperienceBatch, model: ModelChoice, *want: Want
+    ) -> dict[str, Tensor]:
+        async with self.residency.stage("forward", group.role):
+            return await columns_of_rows(group, batch, self.batch.micro_rollout_batch_size, model, *want)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Every optimizer step of this rollout, for policy and critic; for the critic alone while it warms up."""
@@ -190,7 +192,8 @@ class Pipeline:
         shuffled = self._generator(step) if flags.shuffle_mini_batch else None
         plan = plan_steps(batch, *sizes, flags.max_epochs, shuffled)
         also = self.ptx.rows_for(plan, ranks, self.batch) if self.ptx and role == "actor" else None
-        reports = await update_rows(group, batch, plan, loss_of, also)
+        async with self.residency.stage("train", group.role):
+            reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))
         totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled
@@ -201,9 +204,10 @@ class Pipeline:
     async def publish(self) -> int:
         """Give the policy's weights to every engine, one call per bucket; return the confirmed version."""
         version = self.version + 1
-        async for ranks in self.roles.policy.stream_handles("send_weights", version, self.bucket_bytes):
-            await self.roles.rollout.call("load_bucket", ranks[0])
-        confirmed = await self.roles.rollout.call("finish_sync", version)
+        async with self.residency.stage("publish"):
+            async for ranks in self.roles.policy.stream_handles("send_weights", version, self.bucket_bytes):
+                await self.roles.rollout.call("load_bucket", ranks[0])
+            confirmed = await self.roles.rollout.call("finish_sync", version)
         if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
             raise RuntimeError(f"weights {version} were sent, but engines report {wrong} (engine: version)")
         self.version = version
@@ -216,8 +220,10 @@ class Pipeline:
         """
         sampling = replace(self.sampling, max_tokens=min(max_tokens, self.sampling.max_tokens), top_p=1.0, top_k=-1)
         request = CollectRequest(1, sampling, seed=(self.debug.seed, 0), scored=False)
-        batch = collate(await self.collector.collect(prompts, request, lambda done, total: None), self.pad_id)
-        logprobs = await self.forward(self.roles.policy, batch)
+        async with self.residency.stage("collect"):
+            groups = await self.collector.collect(prompts, request, lambda done, total: None)
+        batch = collate(groups, self.pad_id)
+        logprobs = (await self._columns(self.roles.policy, batch, 0))["column"]
         mask = batch.loss_mask
         return check_gap(batch.rollout_logprobs[mask], logprobs[mask], self.param_dtype, self.version)
 
@@ -230,11 +236,13 @@ class Pipeline:
     async def save(self, directory: Path) -> None:
         """Each trained role writes itself below ``directory``."""
         for name, group in self._trained().items():
-            await group.call("save", str(directory / name))
+            async with self.residency.stage("save", group.role):
+                await group.call("save", str(directory / name))
 
     async def load(self, directory: Path, state: dict[str, Any]) -> None:
         for name, group in self._trained().items():
-            await group.call("load", str(directory / name))
+            async with self.residency.stage("load", group.role):
+                await group.call("load", str(directory / name))
         self.version = state["version"] - 1  # the next publish sends these weights again, as the same version
         self.credit.kl.load_state(state["kl"])
         self.credit.running.load_state(state["rewards"])
@@ -242,7 +250,8 @@ class Pipeline:
             self.ptx.stream.load_state(state["ptx"])
 
     async def export(self, directory: Path) -> None:
-        await self.roles.policy.call("export", str(directory))
+        async with self.residency.stage("export", self.roles.policy.role):
+            await self.roles.policy.call("export", str(directory))
 
     def _trained(self) -> dict[str, WorkerGroup]:
         return {"actor": self.roles.policy} | ({"critic": self.roles.critic} if self.roles.critic else {})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
 from openrl.cluster.ray_group import RayGroup
@@ -23,6 +24,7 @@ from openrl.models.device import Device
 from openrl.rollout.engine import engine_spec
 from openrl.tracking.progress import Stage
 from openrl.trainer.prepare import check_batches
+from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
@@ -39,6 +41,8 @@ class Roles:
     reward: WorkerGroup | None = None
     adapted: bool = False
     """Adapters are trained on a frozen base: the policy itself, as it was at the start, is the reference."""
+    residency: Residency = field(default_factory=Residency)
+    """Who of them is awake."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def workers(config: PPOConfig, device: Device, optimizer_steps: int) -> dict[str
     return table | {ENGINES: (RolloutWorker, engines.rollout_backend, engine, config.model, *sources)}
 
 
-def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup]) -> Roles:
+def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None) -> Roles:
     """The groups by what they do in the run; those it does not need are left out."""
     adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
     return Roles(
@@ -117,6 +121,7 @@ def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup]) -> Roles:
         reference=groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None,
         reward=groups["reward"] if "reward" in wanted else None,
         adapted=adapted,
+        residency=residency or Residency(),
     )
 
 
@@ -124,7 +129,8 @@ def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup]) -> Roles:
 async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
     """Start all groups side by side, on a cluster that is joined or started; leave no process behind.
 
-    Engines that share their GPUs with models come first: vLLM measures free memory while it starts.
+    Engines that share their GPUs with models come first: vLLM measures free memory while it starts. Where anything
+    sleeps, roles start one after the other, and each goes to sleep before the next one needs its room.
     """
     models = role_models(config)
     requests = role_requests(config.placement, config.hybrid, config.engine, models)
@@ -136,13 +142,24 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             made_of = workers(config, device, optimizer_steps)
-            for wave in [[ENGINES], [*models]] if plan.shared(ENGINES) else [[ENGINES, *models]]:
+            residency = Residency(ResidencyTable.of(plan, []))
+            for wave in waves(plan, residency.table):
                 starting = (_start(config, cluster, reservation, role, *made_of[role]) for role in wave)
                 groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
-        yield roles_of(config, groups)
+                for role in wave:
+                    await residency.started(role, groups[role])
+        yield roles_of(config, groups, residency)
     finally:
         await all_or_first_error(group.close() for group in groups.values())
         cluster.close()
+
+
+def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
+    """Roles that start side by side, wave after wave."""
+    models = [role for role in plan.rows if role != ENGINES]
+    if table.rows:
+        return [[ENGINES], *([role] for role in models)]
+    return [[ENGINES], models] if plan.shared(ENGINES) else [[ENGINES, *models]]
 
 
 async def _start(
