@@ -23,7 +23,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from here inherits it
@@ -32,6 +31,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, serve_vllm
+from benchmarks.pairs import PAUSE_S, Drift, spread
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
 from openrl.flags.parser import load
@@ -46,8 +46,6 @@ from openrl.types import Group, Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("rollout", "annotate", "train", "sync")
-PAUSE_S = 1.5  # between measurements: vLLM's processes may spin for a second after their last work
-DRIFT = 0.10  # a reference product that varies by more says that the machine had other work
 
 
 REWARD = '''
@@ -59,9 +57,10 @@ def reward_func(queries, prompts, labels, responses, **kwargs):
 # -- the pipeline's side ------------------------------------------------------------------------------
 
 
-def config_of(args: argparse.Namespace, folder: Path) -> PPOConfig:
-    """The quickstart's flags with a constant learning rate; made into a config as the command makes it."""
-    flags = {
+def config_of(args: argparse.Namespace, folder: Path, **changes: object) -> PPOConfig:
+    """The quickstart's flags with a constant learning rate; made into a config as the command makes it. Of ``changes``,
+    True is a switch and None leaves a flag out."""
+    flags: dict[str, object] = {
         "pretrain": folder / "model",
         "prompt_data": folder / "data" / "rl.jsonl",
         "input_key": "input",
@@ -72,6 +71,7 @@ def config_of(args: argparse.Namespace, folder: Path) -> PPOConfig:
         "param_dtype": "fp32",
         "zero_stage": args.zero_stage,
         "advantage_estimator": "group_norm",
+        "use_kl_loss": True,
         "kl_estimator": "k3",
         "init_kl_coef": 0.001,
         "rollout_batch_size": args.prompts,
@@ -87,10 +87,11 @@ def config_of(args: argparse.Namespace, folder: Path) -> PPOConfig:
         "save_path": folder / "run",
         "ckpt_path": folder / "run" / "checkpoints",
     }
-    words = ["--use_kl_loss"]
-    for name, value in flags.items():
-        words += [f"--{name}", str(value)]
-    return load(PPOConfig, words, prog="step_breakdown", description="")
+    words: list[str] = []
+    for name, value in (flags | changes).items():
+        if value is not None:
+            words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
+    return load(PPOConfig, words, prog="benchmark", description="")
 
 
 class Recorder:
@@ -130,14 +131,15 @@ class Side:
 
 
 @asynccontextmanager
-async def pipeline_side(config: PPOConfig, inputs: Inputs) -> AsyncIterator[Side]:
+async def pipeline_side(config: PPOConfig, inputs: Inputs, ignore_eos: bool = True) -> AsyncIterator[Side]:
+    """The running pipeline. With ``ignore_eos`` every response has its full length."""
     steps = 2 * (config.batch.max_steps or 0)
     with Progress("breakdown", steps, (), console=Console(file=StringIO())) as progress:
         async with start_roles(config, inputs.device, steps, progress.stage) as roles:
             policy = Recorder(roles.policy)
             roles = replace(roles, policy=policy)
             trainer = build_trainer(config, inputs, roles, Checkpoints(config.checkpoint), progress)
-            trainer.pipeline.sampling = replace(trainer.pipeline.sampling, ignore_eos=True)
+            trainer.pipeline.sampling = replace(trainer.pipeline.sampling, ignore_eos=ignore_eos)
             side = Side(trainer, policy, [], {})
             _listen(side)
             await trainer.pipeline.publish()
@@ -171,7 +173,6 @@ class Pair:
     pipeline: dict[str, float]  # metrics of the step, times included
     generation: Generation
     training: Training
-    reference_seconds: float  # of a fixed matrix product, before the pair
 
     @property
     def bare_seconds(self) -> float:
@@ -193,20 +194,10 @@ class Pair:
         return found
 
 
-def reference_seconds() -> float:
-    """A fixed piece of work: the fastest of several products of 512 x 512 matrices."""
-    a = torch.ones(512, 512)
-    times = []
-    for _ in range(40):
-        started = time.perf_counter()
-        a @ a
-        times.append(time.perf_counter() - started)
-    return median(times)
-
-
-async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
+async def measure(side: Side, vllm: Bare, loop: Bare, drift: Drift, vllm_first: bool) -> Pair:
     """The order of the two sides alternates; the bare training needs the rows of the step before it."""
-    reference, generation = reference_seconds(), None
+    drift.look()
+    generation = None
     ask = [p.token_ids for p in side.trainer.stream.peek(side.trainer.batch.rollout_batch_size)]
     if vllm_first:
         generation = vllm.ask(ask)
@@ -217,32 +208,33 @@ async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
     if generation is None:
         generation = vllm.ask(ask)
         time.sleep(PAUSE_S)
-    return Pair(ours, generation, loop.ask(side.policy.work()), reference)
+    return Pair(ours, generation, loop.ask(side.policy.work()))
 
 
-async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> list[Pair]:
+async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> tuple[list[Pair], Drift]:
     spec = engine_spec(
         config.model, config.engine, config.sampling, config.debug, "cpu", config.engine.vllm_num_engines
     )
     optim = model_spec(config, role_models(config)["actor"], "cpu", 1).optim
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
     loop = Bare(serve_torch, config.model.pretrain, optim)
+    drift = Drift()
     try:
         async with pipeline_side(config, inputs) as side:
             vllm.ready()
             loop.ready()
-            pairs = [await measure(side, vllm, loop, bool(i % 2)) for i in range(args.warmup + args.pairs)]
+            pairs = [await measure(side, vllm, loop, drift, bool(i % 2)) for i in range(args.warmup + args.pairs)]
     finally:
         vllm.close()
         loop.close()
-    return pairs[args.warmup :]
+    return pairs[args.warmup :], drift
 
 
 # -- report -------------------------------------------------------------------------------------------
 
 
-def report(pairs: list[Pair], args: argparse.Namespace) -> str:
-    """A Markdown table of medians, then the ratio, then what casts doubt on either."""
+def report(pairs: list[Pair], args: argparse.Namespace, drift: Drift) -> str:
+    """A Markdown table of medians, then the ratios, then whether both sides did the same work."""
 
     def ours(name: str) -> list[float]:
         return [p.pipeline[f"time/{name}"] for p in pairs]
@@ -255,20 +247,20 @@ def report(pairs: list[Pair], args: argparse.Namespace) -> str:
     rest = [p.pipeline["time/step"] - sum(p.pipeline[f"time/{s}"] for s in STAGES) for p in pairs]
     rows = [(stage, ours(stage), bare.get(stage)) for stage in STAGES] + [("credit, metrics, logs", rest, None)]
     rows.append(("step", ours("step"), [p.bare_seconds for p in pairs]))
-    ratios = sorted(p.ratio for p in pairs)
-    references = [p.reference_seconds for p in pairs]
-    drift = max(references) / min(references) - 1
-    busy = f", more than {DRIFT:.0%}: the machine had other work" if drift > DRIFT else ""
+    step = [p.ratio for p in pairs]
+    rollout = [p.generation.seconds / p.pipeline["time/rollout"] for p in pairs]
+    training = [p.training.update_seconds / p.pipeline["time/train"] for p in pairs]
     lines = [
         f"{args.prompts} prompts x {args.samples} samples x {args.tokens} tokens, {args.pairs} pairs, "
         f"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch {torch.__version__}",
         "",
         "| stage | pipeline, s | bare, s |",
         "|---|---|---|",
-        *(f"| {name} | {_spread(mine)} | {_spread(theirs) if theirs else ''} |" for name, mine, theirs in rows),
+        *(f"| {name} | {spread(mine)} | {spread(theirs) if theirs else ''} |" for name, mine, theirs in rows),
         "",
-        f"step / bare: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
-        f"reference product: drift {drift:.0%}{busy}",
+        f"step / bare: {spread(step, 2)}",
+        f"tokens/s as a share of bare: rollout {spread(rollout, 2)}, training {spread(training, 2)}",
+        f"reference product: drift {drift.share:.0%}",
     ]
     wrong = [f"pair {i}: {difference}" for i, p in enumerate(pairs) for difference in p.differences()]
     last = pairs[-1]
@@ -279,10 +271,6 @@ def report(pairs: list[Pair], args: argparse.Namespace) -> str:
         f"{last.pipeline['actor/grad_norm']:.4f} and {last.training.values['grad_norm']:.4f}"
     ]
     return "\n".join(lines)
-
-
-def _spread(seconds: list[float]) -> str:
-    return f"{median(seconds):.3f} ({min(seconds):.3f} to {max(seconds):.3f})"
 
 
 def make_task(args: argparse.Namespace, folder: Path) -> None:
@@ -317,9 +305,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="openrl_breakdown_") as folder:
         make_task(args, Path(folder))
         config = config_of(args, Path(folder))
-        pairs = asyncio.run(run(args, config, prepare(config)))
-    print(report(pairs, args))
-    return int(any(p.differences() for p in pairs))
+        pairs, drift = asyncio.run(run(args, config, prepare(config)))
+    print(drift.verdict() or report(pairs, args, drift))
+    return int(bool(drift.verdict()) or any(p.differences() for p in pairs))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ adapters off, so that it needs no copy of its own: it is the reference.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from peft.tuners.lora import LoraLayer
 from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from openrl.config.lora import LoRAFlags
 from openrl.errors import UserError
@@ -83,11 +83,8 @@ def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, pr
     Raises UserError if no layer, or one that is not linear, is named by --target_modules, or the adapter of
     --lora_adapter_path does not fit.
     """
-    if flags.lora_adapter_path is not None:
-        config = _read_config(flags.lora_adapter_path)
-        names: tuple[str, ...] = (TRAINED, START)
-    else:
-        config, names = _new_config(flags), (TRAINED,)
+    given = flags.lora_adapter_path
+    config, names = (_new_config(flags), [TRAINED]) if given is None else (_read_config(given), [TRAINED, START])
     hf.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -97,11 +94,23 @@ def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, pr
     for layer in adapters.layers.values():
         layer.to(hf.dtype)
         layer.set_adapter(TRAINED)
-    if flags.lora_adapter_path is not None:
-        _load(hf, flags.lora_adapter_path, names, prefix)
+    if given is not None:
+        _load(hf, given, names, prefix)
     for name, parameter in hf.named_parameters():
         parameter.requires_grad_(f".{TRAINED}." in name)
     return adapters
+
+
+def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
+    """Raises UserError as ``add_adapters`` will if the layers of ``base`` cannot have these adapters. Reads no weights."""
+    if not flags.adapts:
+        return
+    given = flags.lora_adapter_path
+    config = _new_config(flags) if given is None else _read_config(given)
+    with torch.device("meta"):
+        settings = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
+        hf = AutoModelForCausalLM.from_config(settings, trust_remote_code=trust_remote_code)
+        _inject(config, hf, TRAINED, flags)
 
 
 def _new_config(flags: LoRAFlags) -> LoraConfig:
@@ -148,7 +157,7 @@ def _linear_names(hf: PreTrainedModel) -> str:
     return " ".join(sorted(names - {"lora_A", "lora_B", TRAINED, START, "base_layer"})[:8])
 
 
-def _load(hf: PreTrainedModel, path: str, names: tuple[str, ...], prefix: str) -> None:
+def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> None:
     tensors = {
         name.removeprefix("base_model.model.").removeprefix(prefix): t
         for name, t in load_peft_weights(path, device="cpu").items()

@@ -15,6 +15,7 @@ from openrl.config.rollout import RankFlags
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.device import Device, resolve_device
+from openrl.models.lora import check_targets
 from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
@@ -62,6 +63,7 @@ def prepare(config: Any) -> SupervisedInputs:
             )
         launch.take_own_gpu()
     device = resolve_device(config.device)
+    check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     task = task_of(config, tokenizer)
     examples = load_examples(config, task)

@@ -25,6 +25,7 @@ from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
 from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
+from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
@@ -55,6 +56,8 @@ def prepare(config: PPOConfig) -> Inputs:
     with gathered:
         if config.mixture.aux_loss_coef:
             check_mixture(config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     with gathered:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
     with gathered:

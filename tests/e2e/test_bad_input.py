@@ -166,6 +166,56 @@ def test_a_chat_template_is_asked_for_and_there_is_none(attempt, task, tmp_path,
     )
 
 
+# -- adapters ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_adapters_that_no_layer_takes(attempt, task, tmp_path, prog):
+    flags = flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="query_key_value")
+    message = attempt(flags, prog=prog)
+    assert message.startswith(f"{prog}: --target_modules query_key_value: Target modules ")
+    assert "try: names such as down_proj gate_proj k_proj lm_head o_proj q_proj up_proj v_proj" in message
+    assert message.endswith("nothing was started\n")
+    message = attempt(flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="embed_tokens"), prog=prog)
+    assert "--target_modules: model.embed_tokens is not a linear layer" in message
+
+
+@pytest.mark.parametrize("prog", COMMANDS)
+def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
+    message = attempt(flags_of(prog, task, tmp_path / "out", load_in_4bit=True, param_dtype="bf16"), prog=prog)
+    assert "--load_in_4bit, --lora_rank: 4-bit weights cannot be trained themselves" in message
+    assert "try: --lora_rank 16" in message
+
+
+# -- places ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said", "remedy"),
+    [
+        ({"vllm_gpu_memory_utilization": 1.5}, "--vllm_gpu_memory_utilization: must be", None),
+        (
+            {"colocate_all_models": True, "actor_num_gpus_per_node": 2},
+            "--colocate_all_models, --vllm_num_engines: ",
+            "--vllm_num_engines 2",
+        ),
+        (
+            {"colocate_actor_ref": True, "ref_num_gpus_per_node": 2},
+            "--ref_num_gpus_per_node, --actor_num_gpus_per_node: reference and actor share places, so they need equal numbers",
+            "leave --ref_num_gpus_per_node out",
+        ),
+        (
+            {"vllm_max_model_len": 20},
+            "--vllm_max_model_len, --prompt_max_len, --generate_max_len: prompt and response may have 28 tokens together",
+            "--vllm_max_model_len 28",
+        ),
+    ],
+)
+def test_places_and_lengths_that_do_not_fit(attempt, task, tmp_path, changes, said, remedy):
+    message = attempt(ppo_flags(task, tmp_path / "out", **changes))
+    assert said in message and (remedy is None or f"try: {remedy}" in message)
+
+
 # -- data --------------------------------------------------------------------------------------------------
 
 

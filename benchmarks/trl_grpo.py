@@ -1,0 +1,247 @@
+"""Training steps of openrl beside those of TRL's GRPOTrainer: samples per second.
+
+    python -m benchmarks.trl_grpo --cores 0
+    python -m benchmarks.trl_grpo --cores 0 --hidden_size 512 --layers 10
+
+The same model, prompts, reward, group size and learning rate, one optimizer step a rollout, no reference; one thread per
+process, ``--cores 0`` puts all of them on one core. openrl samples with vLLM, TRL with transformers, as it does without a
+GPU. Steps alternate: one side waits while the other works. Responses have a fixed length, so that both sides train the
+same number of tokens; ``--free`` lets them end by themselves, which models of random weights do at random.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from here inherits it
+
+import torch
+
+from benchmarks.bare import Bare
+from benchmarks.pairs import PAUSE_S, Drift, spread
+from benchmarks.step_breakdown import Side, config_of, make_task, pipeline_side
+from openrl.cli.run import silence
+from openrl.trainer.prepare import prepare
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step: its seconds, and the tokens of its responses."""
+
+    seconds: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """What both sides are to do in a step."""
+
+    model: str
+    prompts: list[str]  # of the whole run, in order
+    samples: int  # per prompt
+    rows: int  # samples of a step
+    tokens: int  # of a response at most
+    free: bool  # responses end by themselves
+    learning_rate: float
+
+
+def digits(texts: list[str]) -> list[float]:
+    """The share of digits, as REWARD of the breakdown."""
+    return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in texts]
+
+
+# -- TRL ----------------------------------------------------------------------------------------------
+
+
+def serve_trl(connection: Connection, work: Work) -> None:
+    """Each message but None asks for one training step, answered with a Step; None ends it."""
+    torch.set_num_threads(1)
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    sampled = [0]
+
+    def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+        sampled[0] = sum(map(len, completion_ids))
+        return digits(completions)
+
+    class OneAtATime(TrainerCallback):
+        """Holds the training loop until the next step is asked for."""
+
+        def wait(self, control: Any) -> None:
+            if connection.recv() is None:
+                control.should_training_stop = True
+            self.started = time.perf_counter()
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            connection.send(True)
+            self.wait(control)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            connection.send(Step(time.perf_counter() - self.started, sampled[0]))
+            self.wait(control)
+
+    with tempfile.TemporaryDirectory(prefix="trl_") as folder:
+        settings = GRPOConfig(
+            output_dir=folder,
+            use_cpu=True,
+            bf16=False,
+            gradient_checkpointing=False,
+            per_device_train_batch_size=work.rows,
+            num_generations=work.samples,
+            max_completion_length=work.tokens,
+            generation_kwargs=None if work.free else {"min_new_tokens": work.tokens},
+            learning_rate=work.learning_rate,
+            lr_scheduler_type="constant",
+            adam_beta2=0.95,
+            beta=0.0,
+            shuffle_dataset=False,
+            logging_steps=1,
+            report_to="none",
+            save_strategy="no",
+            disable_tqdm=True,
+            log_level="error",
+            max_steps=len(work.prompts) * work.samples // work.rows,
+            model_init_kwargs={"dtype": torch.float32},
+        )
+        trainer = GRPOTrainer(
+            work.model,
+            reward,
+            settings,
+            Dataset.from_list([{"prompt": text} for text in work.prompts]),
+            processing_class=AutoTokenizer.from_pretrained(work.model),
+            callbacks=[OneAtATime()],
+        )
+        trainer.log = lambda *args, **kwargs: None  # its figures would mix with ours on the terminal
+        trainer.train()
+
+
+# -- pairs --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Pair:
+    ours: Step
+    theirs: Step
+
+    @property
+    def ratio(self) -> float:
+        """Our samples per second to theirs; the samples of a step are as many."""
+        return self.theirs.seconds / self.ours.seconds
+
+
+async def measure(side: Side, trl: Bare, drift: Drift, trl_first: bool) -> Pair:
+    drift.look()
+    theirs = trl.ask("step") if trl_first else None
+    time.sleep(PAUSE_S)
+    values = await side.step()
+    time.sleep(PAUSE_S)
+    ours = Step(values["time/step"], int(values["rollout/tokens"]))
+    return Pair(ours, theirs or trl.ask("step"))
+
+
+async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift]:
+    rate, steps = 1e-5, args.warmup + args.pairs
+    config = config_of(
+        args,
+        folder,
+        use_kl_loss=None,
+        kl_estimator=None,
+        init_kl_coef=0,
+        train_batch_size=args.prompts * args.samples,
+        micro_train_batch_size=args.prompts * args.samples,
+        actor_learning_rate=rate,
+        lr_warmup_ratio=0,
+        packing_samples=args.packed or None,
+    )
+    inputs = prepare(config)
+    rows = [prompt.text for prompt in inputs.prompts][: steps * args.prompts]
+    work = Work(
+        config.model.pretrain,
+        rows,
+        args.samples,
+        args.prompts * args.samples,
+        args.tokens,
+        args.free,
+        rate,
+    )
+    trl = Bare(serve_trl, work)
+    drift = Drift()
+    try:
+        async with pipeline_side(config, inputs, ignore_eos=not args.free) as side:
+            trl.ready()
+            pairs = [await measure(side, trl, drift, bool(i % 2)) for i in range(steps)]
+    finally:
+        trl.close()
+    return pairs[args.warmup :], drift
+
+
+# -- report -------------------------------------------------------------------------------------------
+
+
+def report(pairs: list[Pair], args: argparse.Namespace, parameters: int) -> str:
+    rows = args.prompts * args.samples
+    sides = (("openrl", [p.ours for p in pairs]), ("TRL", [p.theirs for p in pairs]))
+    ratios = sorted(p.ratio for p in pairs)
+    import trl
+
+    return "\n".join(
+        [
+            f"{parameters / 1e6:.1f}M parameters, {args.prompts} prompts x {args.samples} samples x "
+            f"{'at most ' if args.free else ''}{args.tokens} tokens, {args.pairs} pairs, cores "
+            f"{','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch {torch.__version__}, TRL {trl.__version__}",
+            "",
+            "| | step, s | samples/s | response tokens of a step |",
+            "|---|---|---|---|",
+            *(
+                f"| {name} | {spread([s.seconds for s in steps])} | {rows / median(s.seconds for s in steps):.1f} "
+                f"| {median(s.tokens for s in steps):.0f} |"
+                for name, steps in sides
+            ),
+            "",
+            f"samples/s, openrl to TRL: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        ]
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=8, help="per prompt")
+    parser.add_argument("--tokens", type=int, default=64, help="of every response, or at most with --free")
+    parser.add_argument("--free", action="store_true", help="responses end by themselves")
+    parser.add_argument("--hidden_size", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--packed", action="store_true", help="openrl trains with --packing_samples")
+    parser.add_argument("--zero_stage", type=int, default=0)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
+    parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")
+    args = parser.parse_args()
+    if args.cores:
+        os.sched_setaffinity(0, args.cores)
+    silence()
+    with tempfile.TemporaryDirectory(prefix="openrl_trl_") as name:
+        make_task(args, Path(name))
+        pairs, drift = asyncio.run(run(args, Path(name)))
+        from safetensors import safe_open
+
+        with safe_open(Path(name) / "model/model.safetensors", "pt") as stored:
+            parameters = sum(stored.get_tensor(key).numel() for key in stored.keys())  # noqa: SIM118
+    print(drift.verdict() or report(pairs, args, parameters))
+    return int(bool(drift.verdict()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,63 @@
+"""Runs of the main command that share their processes: flags, checks, data, trainer and files are each run's own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrl.cli import train_ppo_ray
+from openrl.cli.run import command
+from openrl.cluster.group import WorkerGroup
+from openrl.config.commands import PPOConfig
+from openrl.config.placement import ENGINES
+from openrl.flags.parser import read_request, resolve
+from openrl.flags.schema import collect_flags
+from openrl.trainer.launch import train
+from openrl.trainer.prepare import prepare
+from openrl.trainer.roles import Roles, roles_of, start_roles, workers
+from openrl.trainer.waiting import all_or_first_error
+from tests.e2e.runs import metrics, ppo_flags
+
+
+@dataclass
+class Bench:
+    """Runs the command in this process, over worker groups that are alive."""
+
+    runner: asyncio.Runner
+    task: Path
+    groups: dict[str, WorkerGroup]
+
+    def __call__(self, out: Path, **changes: object) -> list[dict[str, float]]:
+        """The metrics of each step of a run that has ended well."""
+        argv = ppo_flags(self.task, out, **changes)
+        run = lambda config, inputs: self.runner.run(train(config, inputs, self.lend))  # noqa: E731
+        assert command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv) == 0
+        return metrics(out)
+
+    @contextlib.asynccontextmanager
+    async def lend(self, config: PPOConfig, device: Any, optimizer_steps: int, stage: Any) -> AsyncIterator[Roles]:
+        """The groups that the run needs, each with the model that its flags describe, built anew."""
+        made_of = workers(config, device, optimizer_steps)
+        models = {role: spec for role, (_, spec, *_) in made_of.items() if role != ENGINES}
+        await all_or_first_error(self.groups[role].call("start", spec) for role, spec in models.items())
+        yield roles_of(config, self.groups)
+
+
+@contextlib.contextmanager
+def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
+    """All processes that a run with these flags would start, by the code that starts them."""
+    words = ppo_flags(task, out, **changes)
+    config, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
+    assert not problems, problems
+    with asyncio.Runner() as runner:
+        starting = start_roles(config, prepare(config).device, 1000, lambda name: contextlib.nullcontext())
+        roles = runner.run(starting.__aenter__())
+        groups = {"actor": roles.policy, "critic": roles.critic, "reference": roles.reference, "reward": roles.reward}
+        try:
+            yield Bench(runner, task, {ENGINES: roles.rollout} | {r: g for r, g in groups.items() if g is not None})
+        finally:
+            runner.run(starting.__aexit__(None, None, None))

@@ -1,0 +1,175 @@
+"""Where ranks live changes no number of a run, on the real Ray, DeepSpeed and vLLM.
+
+Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3,
+LoRA on and off, packed and padded leave what the same flags leave where nothing is shared, bit for bit. In the suite
+each start sees both values of every flag, and together the starts see every pair of values; with OPENRL_FULL_MATRIX=1 each
+start sees all eight combinations.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from tests.e2e.bench import started
+from tests.e2e.runs import make_task, untimed
+
+PLACEMENTS = ("actor_ref", "critic_reward", "all_models", "explicit")
+RANKS = (1, 2)
+EXPLICIT = {1: "actor=0;critic=0;ref=1;reward=1;vllm=0", 2: "actor=0-1;critic=1-2;ref=1-2;reward=2-3;vllm=3"}
+
+
+class Case(NamedTuple):
+    """What a run varies besides its placement."""
+
+    zero_stage: int
+    lora_rank: int
+    packed: bool
+
+    @property
+    def flags(self) -> dict[str, object]:
+        return {"zero_stage": self.zero_stage, "lora_rank": self.lora_rank or None, "packing_samples": self.packed}
+
+    @property
+    def opposite(self) -> Case:
+        """Differs in everything."""
+        return Case(5 - self.zero_stage, 4 - self.lora_rank, not self.packed)
+
+
+CASES = tuple(itertools.starmap(Case, itertools.product((2, 3), (0, 4), (False, True))))
+PAIRS = tuple((case, case.opposite) for case in CASES if case.zero_stage == 2)
+
+
+def cases_of(placement: str, ranks: int) -> tuple[Case, ...]:
+    """All, or two that differ in everything; other ones in each start, as far as they go."""
+    if os.environ.get("OPENRL_FULL_MATRIX"):
+        return CASES
+    return PAIRS[(PLACEMENTS.index(placement) + 2 * RANKS.index(ranks)) % len(PAIRS)]
+
+
+def test_the_starts_together_see_every_pair_of_values():
+    seen = {(p, r, *case) for p, r in itertools.product(PLACEMENTS, RANKS) for case in cases_of(p, r)}
+    values = [PLACEMENTS, RANKS, (2, 3), (0, 4), (False, True)]
+    for i, j in itertools.combinations(range(len(values)), 2):
+        assert {(run[i], run[j]) for run in seen} == set(itertools.product(values[i], values[j]))
+
+
+def places(placement: str, ranks: int) -> dict[str, object]:
+    if placement == "explicit":
+        return {"placement": EXPLICIT[ranks]}
+    shared = {} if placement == "apart" else {f"colocate_{placement}": True}
+    return shared | {"actor_num_gpus_per_node": ranks, "vllm_num_engines": ranks if placement == "all_models" else 1}
+
+
+# -- runs -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Outcome:
+    """What a run leaves."""
+
+    steps: list[dict[str, float]]
+    weights: dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    task = make_task(tmp_path_factory.mktemp("task"))
+    torch.manual_seed(0)
+    AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).save_pretrained(task / "judge")
+    AutoTokenizer.from_pretrained(task / "model").save_pretrained(task / "judge")
+    return task
+
+
+@pytest.fixture(scope="module")
+def outcomes(task, tmp_path_factory):
+    """(placement, ranks, cases) -> what each case leaves there; the processes of one placement live at a time."""
+    every_role = {
+        "advantage_estimator": "gae",
+        "remote_rm_url": None,
+        "reward_pretrain": task / "judge",
+        "ref_pretrain": task / "model",  # a model of its own also where adapters are trained
+        "use_kl_loss": True,
+        "kl_estimator": "k3",
+        "init_kl_coef": 0.1,
+        "full_determinism": True,
+        "rollout_batch_size": 4,
+        "n_samples_per_prompt": 2,
+        "train_batch_size": 4,
+        "micro_train_batch_size": 2,
+        "micro_rollout_batch_size": 4,
+        "generate_max_len": 8,
+        "lr_warmup_ratio": 0,
+        "max_steps": 2,
+    }
+
+    @cache
+    def outcomes(placement: str, ranks: int, cases: tuple[Case, ...]) -> dict[Case, Outcome]:
+        out = tmp_path_factory.mktemp(f"{placement}-{ranks}")
+        flags = every_role | places(placement, ranks)
+        left = {}
+        with started(task, out, **flags) as bench:
+            for i, case in enumerate(cases):
+                steps = bench(out / str(i), **flags, **case.flags)
+                left[case] = Outcome(untimed(steps), load_file(out / str(i) / "model.safetensors"))
+        return left
+
+    return outcomes
+
+
+def all_cases(ranks: int) -> tuple[Case, ...]:
+    """Those of any placement with so many ranks."""
+    return tuple(case for case in CASES if any(case in cases_of(p, ranks) for p in PLACEMENTS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "placement"), list(itertools.product(RANKS, PLACEMENTS)))
+def test_a_placement_changes_nothing(outcomes, placement, ranks):
+    apart = outcomes("apart", ranks, all_cases(ranks))
+    for case, here in outcomes(placement, ranks, cases_of(placement, ranks)).items():
+        assert here.steps == apart[case].steps, case
+        assert differing(here, apart[case]) == [], case
+    print(
+        f"{placement}, {ranks} ranks: {len(cases_of(placement, ranks))} runs of {len(CASES)} as where nothing is shared"
+    )
+
+
+@pytest.mark.slow
+def test_the_runs_train_and_agree(outcomes, task):
+    """Two steps each; ranks, ZeRO stages and packing change the last digits only, adapters leave the rest of the model."""
+    start = load_file(task / "model/model.safetensors")
+    runs = list(everywhere(outcomes))
+    for case, outcome in runs:
+        assert [m["step"] for m in outcome.steps] == [1, 2]
+        assert all(m["actor/logprob_gap_max"] < 1e-4 and m["actor/nonfinite_steps"] == 0 for m in outcome.steps), case
+        moved = {name for name in start if not torch.equal(start[name], outcome.weights[name])}
+        assert (
+            moved
+            and (moved == set(start) or all("_proj" in name for name in moved))
+            and bool(case.lora_rank) == (moved != set(start))
+        ), case
+    for lora_rank in (0, 4):
+        first = [m.steps[0] for case, m in runs if case.lora_rank == lora_rank]
+        for name in ("rollout/reward", "actor/policy_loss", "actor/grad_norm", "critic/value_loss"):
+            assert [m[name] for m in first] == pytest.approx([first[0][name]] * len(first), rel=1e-3, abs=1e-5), name
+
+
+def everywhere(outcomes) -> Iterator[tuple[Case, Outcome]]:
+    for ranks in RANKS:
+        yield from outcomes("apart", ranks, all_cases(ranks)).items()
+
+
+def differing(one: Outcome, other: Outcome) -> list[str]:
+    """Names of the weights that are not the same bits."""
+    assert one.weights.keys() == other.weights.keys()
+    return [name for name, tensor in one.weights.items() if not torch.equal(tensor, other.weights[name])]
