@@ -29,6 +29,7 @@ class WorkerContext:
     master_port: int = 0
     plugins: tuple[str, ...] = ()  # modules imported before the worker is built
     env: dict[str, str] = field(default_factory=dict)  # environment the worker's process started with
+    spans_nodes: bool = False  # its places lie on several nodes
 
 
 class WorkerDied(RuntimeError):

@@ -1,19 +1,23 @@
 """Where the ranks of a run live: the table of roles and places, and what a cluster lacks for it.
 
 One rank holds one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot. The
-bundles of one *node group* lie on one node; ranks of colocated roles share one. Pure: nothing here knows of Ray.
+bundles of one *node group* lie on one node; ranks of colocated roles share one. An engine that is divided over several
+GPUs is one rank of several neighbouring bundles. Pure: nothing here knows of Ray.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
 
+from openrl.config.placement import ParallelSizes
+
 UNIT = {"cpu": "CPU", "cuda": "GPU"}
+NAMED = 8  # engines of several places that the plan shows one by one
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Slot:
-    """One rank's place: a bundle, and the share of it that the rank takes."""
+    """A place of a rank: a bundle, and the share of it that the rank takes."""
 
     bundle: int
     fraction: float = 1.0
@@ -45,6 +49,7 @@ class PlacementPlan:
     device: str  # "cpu" or "cuda"
     node_groups: tuple[int, ...]  # bundles of each node group; bundles are numbered through all of them
     rows: dict[str, tuple[Slot, ...]]
+    sizes: dict[str, ParallelSizes] = field(default_factory=dict)  # of roles whose ranks have several slots
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -64,6 +69,47 @@ class PlacementPlan:
             bundle -= size
         raise IndexError(f"the plan has {sum(self.node_groups)} bundles")
 
+    def width(self, role: str) -> int:
+        """Slots of one rank of a role."""
+        return self.sizes[role].width if role in self.sizes else 1
+
+    def size(self, role: str) -> int:
+        """Ranks of a role."""
+        return len(self.rows[role]) // self.width(role)
+
+    def slots(self, role: str, rank: int) -> tuple[Slot, ...]:
+        """The places of one rank."""
+        width = self.width(role)
+        return self.rows[role][rank * width : (rank + 1) * width]
+
+    def groups_of(self, slots: Iterable[Slot]) -> list[int]:
+        """The node groups that slots lie in, in their order."""
+        return list(dict.fromkeys(self.locate(slot.bundle)[0] for slot in slots))
+
+    def spans_nodes(self, role: str, rank: int) -> bool:
+        return len(self.groups_of(self.slots(role, rank))) > 1
+
+    def splits_tensor_group(self, role: str, rank: int) -> bool:
+        """Whether the ranks that share every layer, neighbours all, lie on more than one node."""
+        slots, size = self.slots(role, rank), self.sizes[role].tensor
+        return any(len(self.groups_of(slots[i : i + size])) > 1 for i in range(0, len(slots), size))
+
+    def joined_groups(self) -> list[tuple[int, ...]]:
+        """The node groups, those together that one rank lies on: what it gets must be granted as one."""
+        joined = [{group} for group in range(len(self.node_groups))]
+        for role in self.sizes:
+            for rank in range(self.size(role)):
+                groups = self.groups_of(self.slots(role, rank))
+                touched = [part for part in joined if part.intersection(groups)]
+                joined = [part for part in joined if part not in touched] + [set().union(*touched)]
+        return sorted(tuple(sorted(part)) for part in joined)
+
+    def show_places(self, role: str, rank: int) -> str:
+        """The places of a rank, node by node: "0-7 and 8-15"."""
+        slots = self.slots(role, rank)
+        parts = ([s.bundle for s in slots if self.locate(s.bundle)[0] == g] for g in self.groups_of(slots))
+        return " and ".join(map(_ranges, parts))
+
     def roles_of(self, group: int) -> str:
         """Names of the roles with a rank in this node group."""
         return " and ".join(
@@ -82,8 +128,8 @@ class PlacementPlan:
         """The index of each rank of a role among its ranks of the same node group."""
         seen: dict[int, int] = {}
         ranks = []
-        for slot in self.rows[role]:
-            group, _ = self.locate(slot.bundle)
+        for rank in range(self.size(role)):
+            group = self.groups_of(self.slots(role, rank))[0]
             ranks.append(seen.get(group, 0))
             seen[group] = ranks[-1] + 1
         return ranks
@@ -137,21 +183,50 @@ class PlacementPlan:
         unit = UNIT[self.device]
         rows = []
         for role, slots in self.rows.items():
-            groups = list(dict.fromkeys(self.locate(s.bundle)[0] for s in slots))
-            shares = sorted({s.fraction for s in slots})
+            ranks = self.size(role)
+            width = self.width(role)
+            places = _ranges([s.bundle for s in slots]) + (f", {width} each" if width > 1 else "")
+            if width > 1 and ranks <= NAMED:
+                places = "; ".join(self.show_places(role, rank) for rank in range(ranks))
+            share = ", ".join(f"{share:g}" for share in sorted({s.fraction for s in slots}))
             rows.append(
                 (
                     role,
-                    str(len(slots)),
-                    f"{len(groups)} x {len(slots) // len(groups)}",
-                    _ranges([s.bundle for s in slots]),
-                    ", ".join(f"{share:g}" for share in shares),
+                    str(ranks),
+                    self._spread(role),
+                    places,
+                    share if width == 1 else f"{width} x {share}",
                 )
             )
         unit_name = "GPU" if self.device == "cuda" else "worker slot"
         need = ", ".join(_count(amount, resource) for resource, amount in self.need.items())
         header = ("role", "ranks", "nodes x ranks", f"{unit_name}s", f"{unit} per rank")
         return text_table(f"Placement on {self.device}: {need}", header, rows)
+
+    def _spread(self, role: str) -> str:
+        """Nodes and ranks on each: "2 x 4"; of ranks that lie on several nodes each: "2 x 1/2"."""
+        groups, ranks = self.groups_of(self.rows[role]), self.size(role)
+        if ranks >= len(groups):
+            return f"{len(groups)} x {ranks // len(groups)}"
+        return f"{len(groups)} x 1/{len(groups) // ranks}"
+
+
+def match_bundles(sizes: Sequence[int], nodes: Sequence[object]) -> list[list[int]] | None:
+    """Node groups of these sizes among granted bundles, ``nodes[i]`` the node of bundle i: the indices of each group.
+
+    Best-fit decreasing. None if no node holds one of them.
+    """
+    left: dict[object, list[int]] = {}
+    for index, node in enumerate(nodes):
+        left.setdefault(node, []).append(index)
+    found: dict[int, list[int]] = {}
+    for group, size in sorted(enumerate(sizes), key=lambda g: -g[1]):
+        fitting = [indices for indices in left.values() if len(indices) >= size]
+        if not fitting:
+            return None
+        tightest = min(fitting, key=len)
+        found[group], tightest[:] = tightest[:size], tightest[size:]
+    return [found[group] for group in range(len(sizes))]
 
 
 def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

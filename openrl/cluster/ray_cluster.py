@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -22,10 +23,15 @@ from ray._private import ray_constants
 from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import (
+    PlacementGroup,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from openrl.cluster.placement import Node, PlacementPlan
+from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.rollout import ClusterFlags
 from openrl.errors import UserError
@@ -35,22 +41,53 @@ CONNECT_S = 10.0  # patience for a cluster's address to answer
 
 @dataclass
 class Reservation:
-    """A plan that the cluster has granted: one placement group per node group."""
+    """A plan that the cluster has granted: each of its bundles as one of a placement group.
+
+    A placement group holds one node group, or those together that an engine on several nodes lies on.
+    """
 
     plan: PlacementPlan
     groups: list[PlacementGroup]
+    bundles: dict[int, tuple[PlacementGroup, int]]  # bundle of the plan -> its group and the index in it
 
     def actor_options(self, role: str, rank: int) -> dict[str, Any]:
-        """Ray's options that put a rank into its bundle."""
-        slot = self.plan.rows[role][rank]
-        group, index = self.plan.locate(slot.bundle)
+        """Ray's options that put a rank into the first of its bundles.
+
+        The processes that an engine on several nodes starts through Ray take the GPUs, and the actor itself none.
+        """
+        slot, spans = self.plan.slots(role, rank)[0], self.plan.spans_nodes(role, rank)
         return {
             "num_cpus": slot.fraction,
-            "num_gpus": slot.fraction if self.plan.device == "cuda" else 0,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                self.groups[group], placement_group_bundle_index=index
-            ),
+            "num_gpus": slot.fraction if self.plan.device == "cuda" and not spans else 0,
+            "scheduling_strategy": self._strategy(slot.bundle, capture=spans),
         }
+
+    def _strategy(self, bundle: int, capture: bool = False) -> PlacementGroupSchedulingStrategy:
+        group, index = self.bundles[bundle]
+        return PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=index, placement_group_capture_child_tasks=capture
+        )
+
+    async def environment(self, role: str, rank: int) -> dict[str, str]:
+        """Variables that give a rank of several places its GPUs; Ray itself gives a process those of one bundle only.
+
+        On one node the process sees all of them. On several nodes vLLM is told which bundles are its own.
+        """
+        slots = self.plan.slots(role, rank)
+        if self.plan.device == "cpu" or len(slots) == 1:
+            return {}
+        if self.plan.spans_nodes(role, rank):
+            return {
+                "VLLM_RAY_BUNDLE_INDICES": ",".join(str(self.bundles[slot.bundle][1]) for slot in slots),
+                "VLLM_RAY_PER_WORKER_GPUS": str(min(slot.fraction for slot in slots)),
+            }
+        probe = ray.remote(ray.get_gpu_ids)
+        asked = [
+            probe.options(num_cpus=0, num_gpus=slot.fraction, scheduling_strategy=self._strategy(slot.bundle)).remote()
+            for slot in slots
+        ]
+        gpus = [str(gpu) for found in await asyncio.gather(*asked) for gpu in found]
+        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
     def release(self) -> None:
         for group in self.groups:
@@ -89,12 +126,21 @@ class RayCluster:
         whole = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in self.nodes()]
         if self.local and (lacks := plan.problems(whole)):
             raise self._refusal(lacks)
-        # the widest node groups first: the narrow ones then fill the gaps
-        order = sorted(range(len(plan.node_groups)), key=lambda g: -plan.node_groups[g])
-        asked = {g: placement_group([plan.bundle] * plan.node_groups[g], strategy="STRICT_PACK") for g in order}
-        reservation = Reservation(plan, [asked[g] for g in range(len(plan.node_groups))])
+        # the widest first: the narrow ones then fill the gaps
+        parts = sorted(plan.joined_groups(), key=lambda part: -sum(plan.node_groups[g] for g in part))
+        granted = {
+            part: placement_group(
+                [plan.bundle] * sum(plan.node_groups[g] for g in part),
+                strategy="STRICT_PACK" if len(part) == 1 else "PACK",
+            )
+            for part in parts
+        }
+        reservation = Reservation(plan, list(granted.values()), {})
         try:
             granted_all = await _granted(reservation.groups, timeout)
+            if granted_all:
+                for part, group in granted.items():
+                    reservation.bundles |= self._bundles(plan, part, group)
         except BaseException:
             reservation.release()
             raise
@@ -102,6 +148,26 @@ class RayCluster:
             reservation.release()
             raise self._refusal(await self._lacking(plan), timeout)
         return reservation
+
+    def _bundles(
+        self, plan: PlacementPlan, part: Sequence[int], group: PlacementGroup
+    ) -> dict[int, tuple[PlacementGroup, int]]:
+        """The bundles of the node groups in ``part``, as Ray has laid them on nodes. Raises UserError if it cut a group."""
+        sizes = [plan.node_groups[g] for g in part]
+        on_node = placement_group_table(group)["bundles_to_node_id"]
+        indices = match_bundles(sizes, [on_node[index] for index in range(sum(sizes))])
+        if indices is None:
+            counts = ", ".join(map(str, sorted(Counter(on_node.values()).values(), reverse=True)))
+            where = ", ".join(map(str, sizes))
+            raise self._refusal(
+                [f"needs nodes with {where} places for {plan.roles_of(part[0])}, and was given {counts}"]
+            )
+        firsts = [sum(plan.node_groups[:g]) for g in part]
+        return {
+            first + i: (group, index)
+            for first, of_group in zip(firsts, indices, strict=True)
+            for i, index in enumerate(of_group)
+        }
 
     async def _lacking(self, plan: PlacementPlan) -> list[str]:
         """What is missing, after our own bundles are given back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -134,13 +135,14 @@ class RayGroup:
         constructors raise is raised here, and the actors are gone.
         """
         plan = reservation.plan
-        size = len(plan.rows[role])
+        size = plan.size(role)
         env = worker_env(plan.device, size, cluster.local) | (env or {})
         host, options = (AsyncHost, {"max_concurrency": concurrency}) if is_async(worker_class) else (PlainHost, {})
         actor = ray.remote(host)
+        places = await asyncio.gather(*(reservation.environment(role, rank) for rank in range(size)))
         actors = [
             actor.options(
-                runtime_env={"env_vars": env},
+                runtime_env={"env_vars": env | places[rank]},
                 **options,
                 **reservation.actor_options(role, rank),
             ).remote()
@@ -151,7 +153,17 @@ class RayGroup:
             group._places = await group._answers("start", [a.where.remote() for a in actors])
             address, port, _ = group._places[0]
             contexts = [
-                WorkerContext(role, rank, size, local_rank, address, port, plugins, env)
+                WorkerContext(
+                    role,
+                    rank,
+                    size,
+                    local_rank,
+                    address,
+                    port,
+                    plugins,
+                    env | places[rank],
+                    plan.spans_nodes(role, rank),
+                )
                 for rank, local_rank in enumerate(plan.local_ranks(role))
             ]
             shared = group._share(args)

@@ -55,7 +55,7 @@ class RolloutWorker:
     ) -> None:
         """``token`` is the bearer token of reward servers."""
         self.context, self.backend = context, backend
-        self.spec = replace(spec, seed=spec.seed + context.rank)
+        self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
         self.tokenizer = policy_tokenizer(model, None)
         self.agent = SingleTurn(self.tokenizer.decode)
         self.reward = build_reward(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import max_model_len
+from openrl.config.placement import parallel_sizes
 from openrl.flags.checks import Problem, check
 
 OWN_FLAGS = {
@@ -22,11 +23,15 @@ OWN_FLAGS = {
     "enable_prefix_caching": "enable_prefix_caching",
     "trust_remote_code": "trust_remote_code",
     "seed": "seed",
+    "tensor_parallel_size": "vllm_tensor_parallel_size",
+    "pipeline_parallel_size": "vllm_pipeline_parallel_size",
+    "data_parallel_size": "vllm_data_parallel_size",
+    "enable_expert_parallel": "vllm_enable_expert_parallel",
 }
 """Field of vLLM's EngineArgs -> the flag that sets it."""
 
-RESERVED = ("logprobs_mode", "worker_extension_cls")
-"""Fields that training depends on."""
+RESERVED = ("logprobs_mode", "worker_extension_cls", "distributed_executor_backend")
+"""Fields that training and placement depend on."""
 
 
 @check(PPOConfig)
@@ -35,7 +40,14 @@ def engine_kwargs_are_further_ones(config: PPOConfig, given: frozenset[str]) -> 
         if flag := OWN_FLAGS.get(name):
             yield Problem(("vllm_engine_kwargs", flag), f"{name} has a flag of its own", f"--{flag} {value}")
         elif name in RESERVED:
-            yield Problem(("vllm_engine_kwargs",), f"training depends on {name}", "leave it out")
+            yield Problem(("vllm_engine_kwargs",), f"training and placement depend on {name}", "leave it out")
+
+
+@check(PPOConfig)
+def experts_have_several_places(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    if config.engine.vllm_enable_expert_parallel and parallel_sizes(config.engine).width == 1:
+        message = "an engine of one place holds all experts on it"
+        yield Problem(("vllm_enable_expert_parallel",), message, "--vllm_tensor_parallel_size 2, or leave it out")
 
 
 @check(PPOConfig)
@@ -54,6 +66,10 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -
     engine, ours = config.engine, config.model.param_dtype
     if engine.vllm_quantization and config.device.device == "cpu":
         yield Problem(("vllm_quantization", "device"), f"{engine.vllm_quantization} needs a GPU", "leave it out")
+    if engine.vllm_dtype == "fp16" and ours == "bf16":
+        message = "bf16 weights and activations reach beyond 65504, where fp16 overflows to infinity"
+        yield Problem(("vllm_dtype", "param_dtype"), message, "--vllm_dtype auto, or --param_dtype fp16")
+        return
     coarse = engine.vllm_quantization or (engine.vllm_dtype if engine.vllm_dtype not in ("auto", ours) else None)
     if coarse and not config.correction.enable_vllm_is_correction:
         flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"

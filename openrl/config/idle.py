@@ -41,7 +41,7 @@ from openrl.flags.checks import Problem, check
 
 ANSWERING = (BatchInferenceConfig, EvaluateConfig)
 ENGINE = (
-    "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "vllm_block_size",
+    "vllm_tensor_parallel_size", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens", "vllm_block_size",
     "vllm_max_model_len", "vllm_dtype", "vllm_quantization", "vllm_engine_kwargs", "enforce_eager",
     "enable_prefix_caching",
 )  # fmt: skip
@@ -243,7 +243,9 @@ IDLE = (
         (PPOConfig, EvaluateConfig),
     ),
     Idle(
-        ("vllm_load_format",),
+        (
+            "vllm_load_format", "vllm_pipeline_parallel_size", "vllm_data_parallel_size", "vllm_enable_expert_parallel",
+        ),
         lambda config: config.engine.rollout_backend == "vllm",
         "it is vLLM's, and --rollout_backend is hf",
         "--rollout_backend vllm",

@@ -83,6 +83,9 @@ class BatchDataFlags(EvaluateDataFlags):
 
 @group("Rollout engine")
 class BatchEngineFlags(OneEngineFlags):
+    vllm_tensor_parallel_size: int = flag(
+        1, "GPUs over which the engine splits its tensors.", bounds="> 0", alias=("tp_size",)
+    )
     vllm_max_num_seqs: int | None = flag(
         None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0", alias=("max_num_seqs",)
     )

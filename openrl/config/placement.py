@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
-from openrl.config.rollout import HybridFlags, PlacementFlags
+from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 
 ENGINES = "vllm"
 """The role of the rollout engines."""
 
 FLAG_NAMES = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward", ENGINES: ENGINES}
 """Role -> its name in flags."""
+
+
+@dataclass(frozen=True)
+class ParallelSizes:
+    """How one engine divides a model over its places; neighbouring places are one tensor-parallel group."""
+
+    tensor: int = 1  # ranks that share every layer
+    pipeline: int = 1  # stages of layers
+    data: int = 1  # replicas behind one front
+
+    @property
+    def width(self) -> int:
+        """Places of one engine."""
+        return self.tensor * self.pipeline * self.data
+
+    def __str__(self) -> str:
+        """Only what is divided: "tensor 2 x pipeline 2"."""
+        return " x ".join(f"{name} {n}" for name, n in vars(self).items() if n > 1) or "one place"
+
+
+def parallel_sizes(flags: EngineFlags) -> ParallelSizes:
+    return ParallelSizes(
+        flags.vllm_tensor_parallel_size, flags.vllm_pipeline_parallel_size, flags.vllm_data_parallel_size
+    )
 
 
 def leaders(flags: HybridFlags, roles: Iterable[str]) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import actor_world, model_roles
-from openrl.config.placement import ENGINES, FLAG_NAMES, explicit_places, leaders
+from openrl.config.placement import ENGINES, FLAG_NAMES, explicit_places, leaders, parallel_sizes
 from openrl.flags.checks import Problem, check
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
@@ -42,13 +42,20 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Ite
     taken = set().union(*places.values())
     if unused := sorted(set(range(max(taken))) - taken):
         yield Problem(("placement",), f"nobody is on {', '.join(map(str, unused))}", "number the places without gaps")
-    engines = places.get(ENGINES)
-    if engines is not None and len(engines) != config.engine.vllm_num_engines:
-        yield Problem(
-            ("placement", "vllm_num_engines"),
-            f"{len(engines)} places for {config.engine.vllm_num_engines} engines of one place each",
-            f"--vllm_num_engines {len(engines)}",
-        )
+    if ENGINES in places:
+        yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
+
+
+def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> Iterator[Problem]:
+    """``places`` must be taken up by whole engines, and by as many as the flags say."""
+    sizes, engines = parallel_sizes(config.engine), config.engine.vllm_num_engines
+    each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
+    if places % sizes.width:
+        flags = (*because, "vllm_tensor_parallel_size")
+        yield Problem(flags, f"engines of {each} each do not divide {places} places", "sizes that do")
+    elif engines is not None and engines != places // sizes.width:
+        message = f"{engines} engines of {each} each do not fill {places} places"
+        yield Problem((*because, "vllm_num_engines"), message, f"--vllm_num_engines {places // sizes.width}")
 
 
 @check(PPOConfig)
@@ -87,11 +94,6 @@ def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Itera
 
 
 def engines_match(config: PPOConfig, world: int | None) -> Iterator[Problem]:
-    """Engines that share the actor's places are as many; asked again where only the cluster knows the actor's ranks."""
-    engines = config.engine.vllm_num_engines
-    if world is not None and config.hybrid.colocate_all_models and engines != world:
-        yield Problem(
-            ("colocate_all_models", "vllm_num_engines"),
-            f"{engines} engines of one place each cannot share the {world} places of the actor",
-            f"--vllm_num_engines {world}",
-        )
+    """Engines that share the actor's places fill them; asked again where only the cluster knows the actor's ranks."""
+    if world is not None and config.hybrid.colocate_all_models:
+        yield from _engines_fill(config, world, ("colocate_all_models",))

@@ -81,6 +81,7 @@ class DeviceFlags:
 class OneEngineFlags:
     """What one engine is told, wherever it runs."""
 
+    vllm_tensor_parallel_size: int = flag(1, "GPUs over which one engine splits its tensors.", bounds="> 0")
     vllm_gpu_memory_utilization: float = flag(0.9, "Share of GPU memory one engine may take, 0 to 1.", bounds="(0, 1]")
     vllm_max_num_seqs: int | None = flag(
         None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
@@ -114,7 +115,22 @@ class ChosenEngineFlags(OneEngineFlags):
 class EngineFlags(ChosenEngineFlags):
     """The engines of a run that trains."""
 
-    vllm_num_engines: int = flag(1, "Number of engines.", bounds="> 0")
+    vllm_num_engines: int | None = flag(
+        None,
+        "Number of engines. None: as many as fill the places that --colocate_all_models or --placement gives them, else 1.",
+        bounds="> 0",
+    )
+    vllm_pipeline_parallel_size: int = flag(
+        1, "Pipeline stages of one engine; GPUs per engine = tensor * pipeline * data.", bounds="> 0"
+    )
+    vllm_data_parallel_size: int = flag(
+        1,
+        "Data-parallel replicas inside one engine, for mixtures of experts with --vllm_enable_expert_parallel.",
+        bounds="> 0",
+    )
+    vllm_enable_expert_parallel: bool = flag(
+        False, "Split the experts of a mixture over the engine's GPUs instead of splitting each expert."
+    )
     vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
         "auto",
         "How vLLM first loads weights. dummy: random ones, since the first sync comes before the first rollout; saves a read.",

@@ -32,6 +32,7 @@ HOW = frozenset(
         "device",
         "plugin",
         "micro_batch_size",
+        "vllm_tensor_parallel_size",
         "vllm_gpu_memory_utilization",
         "vllm_max_num_seqs",
         "vllm_max_num_batched_tokens",

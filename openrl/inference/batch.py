@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import BatchInferenceConfig
 from openrl.config.inference import BatchTaskFlags
+from openrl.config.placement import ParallelSizes
 from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
@@ -36,6 +37,7 @@ from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import EngineSpec, engine_spec
+from openrl.rollout.parallel import check_parallel
 from openrl.types import Finish, Group, Prompt, Trajectory
 
 ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
@@ -66,6 +68,8 @@ class BatchInputs:
 def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
     """Read tokenizer and data, try the reward functions, look at what is done already. Raises UserError."""
     device = resolve_device(config.device)
+    sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
+    check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
     plan = reward_plan(config.reward, reward_models(config))
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)

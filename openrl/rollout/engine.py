@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from openrl.config.model import Dtype, ModelFlags
+from openrl.config.placement import ParallelSizes
 from openrl.config.rollout import OneEngineFlags, SamplingFlags
 from openrl.config.run import SeedFlags
 from openrl.errors import UserError
@@ -67,6 +68,9 @@ class EngineSpec:
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # further fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
     kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
+    sizes: ParallelSizes = ParallelSizes()  # over how many GPUs, and how
+    expert_parallel: bool = False  # whole experts on each of them
+    spans_nodes: bool = False  # they lie on several nodes
     engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
@@ -98,6 +102,7 @@ def engine_spec(
         quantization=engine.vllm_quantization,
         engine_kwargs=engine.vllm_engine_kwargs,
         gpu_memory_utilization=engine.vllm_gpu_memory_utilization,
+        sizes=ParallelSizes(engine.vllm_tensor_parallel_size),
         engines_per_machine=engines,
         enforce_eager=engine.enforce_eager,
         enable_prefix_caching=engine.enable_prefix_caching,

@@ -30,8 +30,11 @@ def _set_environment(spec: EngineSpec) -> None:
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR" if on_cpu else "WARNING",  # on a CPU it warns of every accelerator it lacks
-        "VLLM_HOST_IP": "127.0.0.1",
     }
+    if spec.spans_nodes:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # empty: Ray's workers have the GPUs, this process none
+    else:
+        defaults["VLLM_HOST_IP"] = "127.0.0.1"
     if on_cpu:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
         # vLLM's own binding puts all engines of a machine on the same cores, so we count threads instead; Ray has already
@@ -39,7 +42,7 @@ def _set_environment(spec: EngineSpec) -> None:
         if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _UNBOUND
             cores = len(os.sched_getaffinity(0)) - 1
-            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // spec.engines_per_machine))
+            os.environ["OMP_NUM_THREADS"] = str(max(1, cores // (spec.engines_per_machine * spec.sizes.width)))
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 
@@ -50,33 +53,50 @@ def start_llm(spec: EngineSpec) -> Any:
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Fields of vLLM's ``EngineArgs``; what is not named keeps vLLM's default."""
     chosen = {
         "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "block_size": spec.block_size,
         "quantization": spec.quantization,
     }
-    cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
-    arguments = AsyncEngineArgs(
-        model=spec.model,
-        tokenizer=spec.tokenizer,
-        dtype=_DTYPES[spec.dtype],
-        max_model_len=spec.max_model_len,
-        seed=spec.seed,
-        load_format=spec.load_format,
-        gpu_memory_utilization=spec.gpu_memory_utilization,
+    fixed = {
+        "model": spec.model,
+        "tokenizer": spec.tokenizer,
+        "dtype": _DTYPES[spec.dtype],
+        "max_model_len": spec.max_model_len,
+        "seed": spec.seed,
+        "load_format": spec.load_format,
+        "gpu_memory_utilization": spec.gpu_memory_utilization,
         # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync would not reach them
-        enforce_eager=spec.enforce_eager or spec.device == "cpu",
-        enable_prefix_caching=spec.enable_prefix_caching and not spec.deterministic,
-        trust_remote_code=spec.trust_remote_code,
-        logprobs_mode="processed_logprobs",
-        worker_extension_cls="openrl.rollout.vllm_worker.WeightSyncExtension",
-        disable_log_stats=True,
-        use_tqdm_on_load=False,
-        **{name: value for name, value in chosen.items() if value is not None},
-        **(cpu | spec.engine_kwargs),
-    )
-    return AsyncLLM.from_engine_args(arguments)
+        "enforce_eager": spec.enforce_eager or spec.device == "cpu",
+        "enable_prefix_caching": spec.enable_prefix_caching and not spec.deterministic,
+        "trust_remote_code": spec.trust_remote_code,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "openrl.rollout.vllm_worker.WeightSyncExtension",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
+    return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs
+
+
+def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """The executor is always named: inside an actor of Ray vLLM would else take Ray's, and its GPUs for its own."""
+    if spec.sizes.width == 1:
+        return {}
+    return {
+        "tensor_parallel_size": spec.sizes.tensor,
+        "pipeline_parallel_size": spec.sizes.pipeline,
+        "data_parallel_size": spec.sizes.data,
+        "enable_expert_parallel": spec.expert_parallel,
+        "distributed_executor_backend": "ray" if spec.spans_nodes else "mp",
+    }
 
 
 _PRINT_FIELDS = "import dataclasses, vllm; print(*(f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)))"
@@ -97,8 +117,8 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     cache = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
-    unbound = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND
-    return cache | ({"distributed_executor_backend": UniProcExecutor} if unbound else {})
+    alone = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND and spec.sizes.width == 1
+    return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})
 
 
 class VLLMEngine:

@@ -20,9 +20,9 @@ from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFl
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec, engine_spec
+from openrl.rollout.engine import EngineSpec
 from openrl.trainer.prepare import Inputs, check_batches, start_lines
-from openrl.trainer.roles import RoleModel, role_models
+from openrl.trainer.roles import RoleModel, role_models, run_engine_spec
 from openrl.training.build import EngineKind
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -40,9 +40,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         role_requests(config.placement, config.hybrid, config.engine, models), inputs.device, [this_machine()]
     )
     check_batches(config, len(plan.rows["actor"]))
-    spec = engine_spec(
-        config.model, config.engine, config.sampling, config.debug, inputs.device, config.engine.vllm_num_engines
-    )
+    spec = run_engine_spec(config, inputs.device, plan.size(ENGINES))
     memory = memory_by_role(config, models, plan, spec)
     batch = batch_rows(config.batch, len(inputs.prompts), plan)
     parts = [
@@ -51,7 +49,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         plan.render(),
         *placement_remarks(config.placement, plan),
         text_table("Batches", ("", "count", ""), batch),
-        memory_table(memory, {role: len(ranks) for role, ranks in plan.rows.items()}, plan.device),
+        memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
     ]
     return "\n\n".join(parts)
@@ -245,8 +243,8 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
 
 
 def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
-    """One engine: its copy of the weights, and the key-value cache that vLLM sets aside for good."""
-    weights = shape.parameters * BYTES[spec.dtype]
+    """One GPU of an engine: its part of the weights, and the key-value cache that vLLM sets aside for good."""
+    weights = shape.parameters * BYTES[spec.dtype] // (spec.sizes.tensor * spec.sizes.pipeline)
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":

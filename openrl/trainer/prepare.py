@@ -13,6 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from openrl.config import derived
 from openrl.config.checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig
+from openrl.config.placement import parallel_sizes
 from openrl.config.presets import PRESETS
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
@@ -29,6 +30,7 @@ from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
+from openrl.rollout.parallel import check_parallel
 from openrl.trainer.ptx import load_ptx
 from openrl.types import Prompt
 
@@ -60,6 +62,9 @@ def prepare(config: PPOConfig) -> Inputs:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     with gathered:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    with gathered:
+        sizes, expert = parallel_sizes(config.engine), config.engine.vllm_enable_expert_parallel
+        check_parallel(config.model.pretrain, sizes, expert, device, config.model.trust_remote_code)
     with gathered:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)

@@ -18,10 +18,10 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.config.lora import LoRAFlags
-from openrl.config.placement import ENGINES
+from openrl.config.placement import ENGINES, parallel_sizes
 from openrl.config.reward import bearer_token
 from openrl.models.device import Device
-from openrl.rollout.engine import engine_spec
+from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.tracking.progress import Stage
 from openrl.trainer.prepare import check_batches
 from openrl.trainer.residency import Residency, ResidencyTable
@@ -98,17 +98,27 @@ def reference_path(config: PPOConfig) -> str:
     return config.others.ref_pretrain or config.model.pretrain
 
 
-def workers(config: PPOConfig, device: Device, optimizer_steps: int) -> dict[str, tuple[Any, ...]]:
+def run_engine_spec(config: PPOConfig, device: Device, engines: int) -> EngineSpec:
+    """What each of the ``engines`` of a run is told."""
+    flags = config.engine
+    spec = engine_spec(config.model, flags, config.sampling, config.debug, device, engines)
+    return replace(
+        spec,
+        sizes=parallel_sizes(flags),
+        expert_parallel=flags.vllm_enable_expert_parallel,
+        load_format=flags.vllm_load_format,
+    )
+
+
+def workers(config: PPOConfig, device: Device, optimizer_steps: int, engines: int = 1) -> dict[str, tuple[Any, ...]]:
     """What each group is made of: the class of its workers, and their arguments after the context."""
     table: dict[str, tuple[Any, ...]] = {}
     for role, model in role_models(config).items():
         spec = model_spec(config, model, device, optimizer_steps)
         table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
-    engines = config.engine
-    engine = engine_spec(config.model, engines, config.sampling, config.debug, device, engines.vllm_num_engines)
-    engine = replace(engine, load_format=engines.vllm_load_format)
+    engine = run_engine_spec(config, device, engines)
     sources = (config.reward, derived.rewards(config), bearer_token())
-    return table | {ENGINES: (RolloutWorker, engines.rollout_backend, engine, config.model, *sources)}
+    return table | {ENGINES: (RolloutWorker, config.engine.rollout_backend, engine, config.model, *sources)}
 
 
 def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None) -> Roles:
@@ -141,7 +151,7 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         check_batches(config, len(plan.rows["actor"]))
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
-            made_of = workers(config, device, optimizer_steps)
+            made_of = workers(config, device, optimizer_steps, plan.size(ENGINES))
             residency = Residency(ResidencyTable.of(plan, []))
             for wave in waves(plan, residency.table):
                 starting = (_start(config, cluster, reservation, role, *made_of[role]) for role in wave)

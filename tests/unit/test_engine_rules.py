@@ -14,9 +14,12 @@ from tests.unit.test_config_checks import PPO, ppo, said, settle
     [
         ("--vllm_engine_kwargs {\"max_num_seqs\":4}", "vllm_engine_kwargs, --vllm_max_num_seqs",
          "has a flag of its own", "--vllm_max_num_seqs 4"),
-        ("--vllm_engine_kwargs {\"logprobs_mode\":\"raw\"}", "vllm_engine_kwargs", "training depends on", "leave it out"),
+        ("--vllm_engine_kwargs {\"logprobs_mode\":\"raw\"}", "vllm_engine_kwargs", "placement depend on", "leave it out"),
         ("--vllm_max_model_len 2000", "vllm_max_model_len, --prompt_max_len, --generate_max_len",
          "2048 tokens together, the engine takes 2000", "--vllm_max_model_len 2048"),
+        ("--vllm_enable_expert_parallel", "vllm_enable_expert_parallel", "one place holds all", "--vllm_tensor_parallel_size 2"),
+        ("--vllm_engine_kwargs {\"tensor_parallel_size\":2}", "vllm_engine_kwargs, --vllm_tensor_parallel_size",
+         "has a flag of its own", "--vllm_tensor_parallel_size 2"),
         ("--rollout_backend hf --vllm_load_format dummy", "vllm_load_format", "it is vLLM's", "--rollout_backend vllm"),
     ],
 )  # fmt: skip
@@ -26,12 +29,18 @@ def test_engine_rules(words, flags, message, fix):
     assert message in problem and fix in problem
 
 
+def test_an_engine_in_fp16_cannot_hold_what_a_trainer_in_bf16_computes():
+    (problem,) = said(PPOConfig, f"{PPO} --vllm_dtype fp16 --enable_vllm_is_correction")
+    assert "overflows" in problem and "--param_dtype fp16" in problem
+    assert said(PPOConfig, f"{PPO} --vllm_dtype fp16 --param_dtype fp16") == []
+
+
 def test_fp8_needs_a_gpu():
     assert any("fp8 needs a GPU" in p for p in said(PPOConfig, f"{PPO} --vllm_quantization fp8 --device cpu"))
 
 
 @pytest.mark.parametrize(
-    "words", ["--vllm_quantization fp8", "--vllm_dtype fp16", "--param_dtype fp32 --vllm_dtype bf16"]
+    "words", ["--vllm_quantization fp8", "--param_dtype fp16 --vllm_dtype bf16", "--param_dtype fp32 --vllm_dtype bf16"]
 )
 def test_coarser_engines_are_warned_of_unless_corrected(words):
     (problem,) = settle(PPOConfig, f"{PPO} {words}")[1]
