@@ -12,7 +12,7 @@ from openrl.errors import Gathered, UserError
 ON_A_CPU = {
     "vllm_pipeline_parallel_size": "vLLM's CPU worker keeps no buffers for the activations between stages",
     "vllm_enable_expert_parallel": "vLLM's CPU kernel of experts crashes when a rank holds a part of them",
-    "vllm_data_parallel_size": "vLLM's communication on a CPU has no all_gatherv, which replicas route their tokens with",
+    "vllm_data_parallel_size": "the replicas of a mixture exchange tokens by all_gatherv, which vLLM has not on a CPU",
 }
 """Flag -> why vLLM 0.32 on a CPU cannot; it can be tensor parallel."""
 
