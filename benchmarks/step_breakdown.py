@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from io import StringIO
 from pathlib import Path
@@ -40,7 +40,7 @@ from openrl.tracking.progress import Progress
 from openrl.trainer.checkpoints import Checkpoints
 from openrl.trainer.launch import build_trainer
 from openrl.trainer.prepare import Inputs, prepare
-from openrl.trainer.rl_trainer import RLTrainer
+from openrl.trainer.rl_trainer import Learned, RLTrainer
 from openrl.trainer.roles import model_spec, role_models, start_roles
 from openrl.types import Group, Prompt
 
@@ -119,6 +119,7 @@ class Side:
     """The running pipeline, with what its last step saw."""
 
     trainer: RLTrainer
+    steps: AsyncGenerator[Learned]
     policy: Recorder
     prompts: list[Prompt]
     values: dict[str, float]
@@ -126,7 +127,7 @@ class Side:
     async def step(self) -> dict[str, float]:
         """One training step as a run makes it, logs included. Its metrics."""
         self.trainer.progress.lap()
-        await self.trainer.train_step()
+        await self.trainer.report(await anext(self.steps))
         return self.values
 
 
@@ -140,11 +141,12 @@ async def pipeline_side(config: PPOConfig, inputs: Inputs, ignore_eos: bool = Tr
             roles = replace(roles, policy=policy)
             trainer = build_trainer(config, inputs, roles, Checkpoints(config.checkpoint), progress)
             trainer.pipeline.sampling = replace(trainer.pipeline.sampling, ignore_eos=ignore_eos)
-            side = Side(trainer, policy, [], {})
+            side = Side(trainer, trainer.steps(), policy, [], {})
             _listen(side)
             await trainer.pipeline.publish()
             await trainer.pipeline.check_sync(trainer.stream.peek(8))
-            yield side
+            async with aclosing(side.steps):
+                yield side
             trainer.trackers.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,27 @@ from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_metrics import rollout_metrics
+from openrl.trainer.schedules import OnPolicy, Schedule
 from openrl.trainer.totals import Totals, due
 from openrl.types import Group
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The answers of one step."""
+
+    groups: list[Group]  # all that were generated
+    kept: list[Group]  # those to train on; none: the step is skipped
+    filtered: dict[str, Metric] = field(default_factory=dict)  # what filtering measured
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What one step sampled and measured."""
+
+    step: int
+    groups: list[Group]
+    metrics: dict[str, Metric]
 
 
 class RLTrainer:
@@ -46,11 +67,12 @@ class RLTrainer:
         trackers: Trackers,
         progress: Progress,
         flags: Mapping[str, Any],
+        schedule: Schedule = OnPolicy(),
     ) -> None:
         self.pipeline, self.stream, self.total_steps, self.tokenizer = pipeline, stream, total_steps, tokenizer
         self.batch, self.filtering, self.checkpoint, self.evaluate_flags = batch, filtering, checkpoint, evaluate
         self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
-        self.progress, self.flags = progress, flags
+        self.progress, self.flags, self.schedule = progress, flags, schedule
         self.step, self.totals = 0, Totals()
 
     async def fit(self) -> RunSummary:
@@ -67,44 +89,51 @@ class RLTrainer:
             self.trackers.log(0, await self.evaluate())
             self.totals.eval_pass_before = self.totals.eval_pass_after
         self.progress.lap()
-        while self.step < self.total_steps:
-            await self.train_step()
+        async with aclosing(self.steps()) as steps:
+            async for learned in steps:
+                await self.report(learned)
         await self.export(Path(self.checkpoint.save_path))
         self.trackers.close()
         return self.summary()
 
-    async def train_step(self) -> None:
-        """One rollout and what is learnt from it. Everything random follows from seed and step."""
-        step = self.step + 1
-        groups, kept, filtered = await self.rollout(step)
-        measured: dict[str, Metric] = rollout_metrics(groups) | filtered
-        for note in failure_notes(groups):
-            self.progress.note(note)
-        if kept:
-            measured |= await self.pipeline.learn(kept, step, self.progress.stage)
-        else:
-            self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
-        if kept and self.pipeline.trains_actor(step):
-            with self.progress.stage("sync"):
-                await self.pipeline.publish()
-        self.step = step
-        values = to_floats(measured) | self.pace(measured)
-        values |= await self.periodic(step)
-        self.trackers.log(step, values)
-        self.trackers.log_samples(step, groups)
-        self.progress.advance(step, values)
+    def steps(self) -> AsyncGenerator[Learned]:
+        """What is learnt in each step that is left; ``report`` ends it. Everything random follows from seed and step."""
+        return self.schedule.run(self, range(self.step + 1, self.total_steps + 1))
 
-    async def rollout(self, step: int) -> tuple[list[Group], list[Group], dict[str, Metric]]:
-        """All groups that were generated, those to train on, and what filtering measured."""
+    async def collect(self, step: int) -> Rollout:
+        """Scored answers to the prompts of a step, and which of them to train on."""
         wanted, request = self.batch.rollout_batch_size, self.pipeline.request(step)
         with self.progress.stage("rollout") as tell:
             prompts = self.stream.take(wanted)
             if not self.filtering.dynamic_filtering:
                 groups = await self.pipeline.collect(prompts, request, tell)
-                return groups, groups, {}
+                return Rollout(groups, groups)
             chosen = DynamicFilter(self.filtering, self.stream, wanted)
             groups = await self.pipeline.collect(prompts, request, tell, chosen.replace)
-        return groups, *chosen.select(groups)
+        return Rollout(groups, *chosen.select(groups))
+
+    async def learn(self, rollout: Rollout, step: int) -> Learned:
+        """Train on a rollout and give the engines what came of it."""
+        measured: dict[str, Metric] = rollout_metrics(rollout.groups) | rollout.filtered
+        for note in failure_notes(rollout.groups):
+            self.progress.note(note)
+        if rollout.kept:
+            measured |= await self.pipeline.learn(rollout.kept, step, self.progress.stage)
+        else:
+            self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
+        if rollout.kept and self.pipeline.trains_actor(step):
+            with self.progress.stage("sync"):
+                await self.pipeline.publish()
+        return Learned(step, rollout.groups, measured)
+
+    async def report(self, learned: Learned) -> None:
+        """The end of a step: evaluation and checkpoint if they are due, then logs."""
+        self.step = learned.step
+        values = to_floats(learned.metrics) | self.pace(learned.metrics)
+        values |= await self.periodic(learned.step)
+        self.trackers.log(learned.step, values)
+        self.trackers.log_samples(learned.step, learned.groups)
+        self.progress.advance(learned.step, values)
 
     async def periodic(self, step: int) -> dict[str, float]:
         """Evaluation and checkpoint when they are due; returns the evaluation's figures."""
