@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, first_fit
+from openrl.errors import UserError
 from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, StepPlan, Trajectory
 
 
@@ -118,12 +120,26 @@ def turn_ids(loss_mask: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class TokenCap:
+    """Micro-batches hold as many rows as fit into ``tokens`` tokens on a rank, for rows that run without padding."""
+
+    tokens: int
+
+
+MicroBatchSize = int | TokenCap
+"""Rows of a micro-batch on one rank, or the tokens it may hold."""
+
+PER_TOKEN = RowCost()
+REMEDY = "a higher --train_max_tokens_per_gpu (--rollout_max_tokens_per_gpu in forward-only passes), or shorter rows"
+
+
+@dataclass(frozen=True)
 class TrainingPlan:
     """Who trains what, when, in one pass over a rollout batch or several."""
 
     shards: list[
         list[int]
-    ]  # [rank]: rows of the batch that it trains, each row on one rank; [-1] if it has none (pairs: [-1, -1])
+    ]  # [rank]: rows of the batch that it trains in any step; [-1] if it has none (pairs: [-1, -1])
     steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
 
 
@@ -131,67 +147,116 @@ def plan_steps(
     batch: ExperienceBatch,
     dp_size: int,
     train_batch_size: int,
-    micro_batch_size: int,
+    micro_batch_size: MicroBatchSize,
     epochs: int = 1,
     generator: torch.Generator | None = None,
+    cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
     """Cut a rollout batch into optimizer steps of ``train_batch_size`` rows, the last of an epoch maybe smaller.
 
-    Rows are dealt once, shuffled by ``generator`` (None: in order), to the ``train_batch_size`` places of a step; a
-    place belongs to one rank for good, so a rank's rows are shipped once for all epochs. Later epochs shuffle which
-    step a row joins, place by place. The rows of a step depend neither on ``dp_size`` nor on ``micro_batch_size``.
+    Every epoch shuffles all rows anew by ``generator`` (None: in order) and trains each exactly once. Which rows meet in
+    a step depends neither on ``dp_size`` nor on ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost``
+    (Karmarkar-Karp): ranks get equally many rows where micro-batches count rows, and any number where they count tokens.
 
-    In every epoch each row is trained exactly once. All ranks run the same number of micro-batches: where rows run out
-    a micro-batch is ``[-1]``, one dummy row. Rows of like length share a micro-batch, the longest first.
+    A rank is shipped what it trains in any step, each row once. With one epoch every row thus travels to one rank; a
+    later epoch deals anew, and a row travels again only if it meets another rank. Keeping rows on the rank of the first
+    epoch would save that and cost balance in every later step, since their sums would be those of chance.
+
+    All ranks run the same number of micro-batches, the costliest first: where rows run out a micro-batch is ``[-1]``, one
+    dummy row. Raises UserError for a row that a ``TokenCap`` has no room for.
     """
     n = len(batch)
-    order = list(range(n)) if generator is None else torch.randperm(n, generator=generator).tolist()
-    places = [order[place::train_batch_size] for place in range(min(train_batch_size, n))]  # [place][step]
-    shards = [[row for rows in places[rank::dp_size] for row in rows] for rank in range(dp_size)]
-    local = [{row: i for i, row in enumerate(shard)} for shard in shards]
+    orders = [
+        torch.randperm(n, generator=generator).tolist() if generator is not None else list(range(n))
+        for _ in range(epochs)
+    ]
+    rows_of_steps = [order[i : i + train_batch_size] for order in orders for i in range(0, n, train_batch_size)]
     lengths, tokens = batch.lengths.tolist(), batch.response_lengths.tolist()
+    shards, cuts = _deal(rows_of_steps, lengths, [cost(n) for n in lengths], dp_size, micro_batch_size)
     steps = []
-    for epoch in range(epochs):
-        if epoch and generator is not None:
-            places = [[rows[i] for i in torch.randperm(len(rows), generator=generator)] for rows in places]
-        for step in range(-(-n // train_batch_size)):
-            rows = [rows[step] for rows in places if step < len(rows)]
-            trained = [tokens[row] for row in rows if tokens[row]]
-            counts = StepCounts(tokens=sum(trained), sequences=len(trained), dp_size=dp_size)
-            cut = _micro_batches([rows[rank::dp_size] for rank in range(dp_size)], lengths, micro_batch_size)
-            indexed = [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)]
-            steps.append([StepPlan(micro, counts) for micro in indexed])
-    return TrainingPlan([shard or [-1] for shard in shards], steps)
+    for rows, cut in zip(rows_of_steps, cuts, strict=True):
+        trained = [tokens[row] for row in rows if tokens[row]]
+        counts = StepCounts(tokens=sum(trained), sequences=len(trained), dp_size=dp_size)
+        steps.append([StepPlan(micro, counts) for micro in cut])
+    return TrainingPlan(shards, steps)
 
 
-def plan_pairs(batch: ExperienceBatch, dp_size: int, micro_batch_size: int) -> TrainingPlan:
+def plan_pairs(
+    batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost = PER_TOKEN
+) -> TrainingPlan:
     """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which are never split.
 
-    The plan is that of the first rows: ``StepCounts.sequences`` counts pairs, ``tokens`` those of both rows.
+    ``StepCounts.sequences`` counts pairs with a trained token in the first row, ``tokens`` those of both rows.
     """
-    tokens = int(batch.loss_mask.sum())
-    firsts = batch.select(list(range(0, len(batch), 2)))
-    plan = plan_steps(firsts, dp_size, max(len(firsts), 1), micro_batch_size)
+    lengths, costs = batch.lengths.tolist(), [cost(n) for n in batch.lengths.tolist()]
+    pairs = range(len(batch) // 2)
+    sizes = [lengths[2 * p] + lengths[2 * p + 1] for p in pairs]
+    shards, cuts = _deal(
+        [list(pairs)], sizes, [costs[2 * p] + costs[2 * p + 1] for p in pairs], dp_size, micro_batch_size
+    )
+    trained = batch.response_lengths
+    counts = StepCounts(int(trained.sum()), int((trained[::2] > 0).sum()), dp_size)
 
     def both(pairs: list[int]) -> list[int]:
         return [row for p in pairs for row in ((2 * p, 2 * p + 1) if p >= 0 else (-1, -1))]
 
-    def of_pairs(plan: StepPlan) -> StepPlan:
-        return StepPlan([both(micro) for micro in plan.micro_batches], replace(plan.counts, tokens=tokens))
-
-    steps = [[of_pairs(of_rank) for of_rank in step] for step in plan.steps]
-    return TrainingPlan([both(shard) for shard in plan.shards], steps)
+    step = [StepPlan([both(micro) for micro in of_rank], counts) for of_rank in cuts[0]]
+    return TrainingPlan([both(shard) for shard in shards], [step])
 
 
-def _micro_batches(rows_of: list[list[int]], lengths: Sequence[int], size: int) -> list[list[list[int]]]:
-    """[rank][micro-batch][row]: like lengths together, [-1] for ranks that run out of rows."""
-    count = max(1, -(-max(map(len, rows_of)) // size))
-    result = []
+def _deal(
+    steps: list[list[int]], sizes: Sequence[int], costs: Sequence[float], dp_size: int, micro_batch_size: MicroBatchSize
+) -> tuple[list[list[int]], list[list[list[list[int]]]]]:
+    """Rows (or pairs) of each step to ranks and micro-batches. ``sizes`` are their tokens.
+
+    Returns each rank's shard, [-1] if it is empty, and [step][rank][micro-batch] of indices into the shard.
+    """
+    cuts = [
+        _micro_batches(_by_rank(rows, costs, dp_size, micro_batch_size), sizes, costs, micro_batch_size)
+        for rows in steps
+    ]
+    shards, indexed = [], []
+    for rank in range(dp_size):
+        shard = [row for row in dict.fromkeys(row for cut in cuts for rows in cut[rank] for row in rows) if row >= 0]
+        place = {row: i for i, row in enumerate(shard)} | {-1: -1}
+        indexed.append([[[place[row] for row in rows] for rows in cut[rank]] for cut in cuts])
+        shards.append(shard or [-1])
+    return shards, [list(ranks) for ranks in zip(*indexed, strict=True)]
+
+
+def _by_rank(rows: list[int], costs: Sequence[float], dp_size: int, size: MicroBatchSize) -> list[list[int]]:
+    parts = balanced_parts([costs[row] for row in rows], dp_size, equal_counts=isinstance(size, int))
+    return [[rows[i] for i in part] for part in parts]
+
+
+def _micro_batches(
+    rows_of: list[list[int]], sizes: Sequence[int], costs: Sequence[float], size: MicroBatchSize
+) -> list[list[list[int]]]:
+    """[rank][micro-batch][row]: the costliest first, [-1] for ranks that run out of rows."""
+    if isinstance(size, TokenCap):
+        cut = _capped(rows_of, sizes, costs, size.tokens)
+    else:
+        cut = []
+        for rows in rows_of:  # like lengths together: what is padded is padded to the longest
+            rows = sorted(rows, key=lambda row: -sizes[row])
+            cut.append([rows[i : i + size] for i in range(0, len(rows), size)])
+    count = max(1, *map(len, cut))
+    return [micro + [[-1]] * (count - len(micro)) for micro in cut]
+
+
+def _capped(rows_of: list[list[int]], sizes: Sequence[int], costs: Sequence[float], cap: int) -> list[list[list[int]]]:
+    """As few micro-batches as the fullest rank needs, on all ranks, of like cost within each."""
+    if (longest := max((sizes[row] for rows in rows_of for row in rows), default=0)) > cap:
+        raise UserError(
+            f"a row of {longest} tokens (a pair: both rows) does not fit into a micro-batch of {cap}", REMEDY
+        )
+    count = max(len(first_fit([sizes[row] for row in rows], cap)) for rows in rows_of)
+    cut = []
     for rows in rows_of:
-        rows = sorted(rows, key=lambda row: -lengths[row])
-        micro = [rows[i : i + size] for i in range(0, len(rows), size)]
-        result.append(micro + [[-1]] * (count - len(micro)))
-    return result
+        parts = capped_parts([sizes[row] for row in rows], [costs[row] for row in rows], cap, count)
+        micro = [[rows[i] for i in part] for part in parts if part]
+        cut.append(sorted(micro, key=lambda rows: -sum(costs[row] for row in rows)))
+    return cut
 
 
 @dataclass(frozen=True)
@@ -202,19 +267,13 @@ class RowSplit:
     micro_batches: list[list[list[int]]]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
 
 
-def split_rows(lengths: Sequence[int], dp_size: int, micro_batch_size: int) -> RowSplit:
-    """Deal rows to ranks by length, back and forth, so that ranks get like work; same padding rule as plan_steps."""
-    by_length = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-    shards: list[list[int]] = [[] for _ in range(dp_size)]
-    for i, row in enumerate(by_length):
-        lap, rank = divmod(i, dp_size)
-        shards[dp_size - 1 - rank if lap % 2 else rank].append(row)
-    cut = _micro_batches(shards, lengths, micro_batch_size)
-    local = [{row: i for i, row in enumerate(shard)} for shard in shards]
-    return RowSplit(
-        [shard or [-1] for shard in shards],
-        [[[local[r].get(row, -1) for row in rows] for rows in micro] for r, micro in enumerate(cut)],
-    )
+def split_rows(
+    lengths: Sequence[int], dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost = PER_TOKEN
+) -> RowSplit:
+    """Deal rows to ranks as ``plan_steps`` deals those of one optimizer step."""
+    costs = [cost(n) for n in lengths]
+    shards, (cut,) = _deal([list(range(len(lengths)))], lengths, costs, dp_size, micro_batch_size)
+    return RowSplit(shards, cut)
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], width: int) -> Tensor:

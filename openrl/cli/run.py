@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from openrl.config import (  # noqa: F401  importing them registers their rules
+    batch_checks,
     checks,
     engine_checks,
     environment,

@@ -1,4 +1,4 @@
-"""Rules that span flags: arithmetic, algorithms, checkpoints. Each names every flag it blames, and a value that works."""
+"""Rules that span flags: algorithms, data, checkpoints. Each names every flag it blames, and a value that works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import (
-    actor_world,
     estimator,
     kl_controller_acts,
     kl_in_loss,
@@ -27,69 +26,6 @@ from openrl.registry import Entry
 
 Problems = Iterator[Problem]
 Given = frozenset[str]
-
-# -- batches --------------------------------------------------------------------------------------------
-
-
-@check(PPOConfig)
-def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Problems:
-    batch, samples = config.batch, samples_per_step(config.batch)
-    if samples % batch.train_batch_size:
-        yield Problem(
-            ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
-            f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a rollout "
-            f"are not a multiple of {batch.train_batch_size}, the samples of an optimizer step",
-            f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
-        )
-
-
-@check(PPOConfig)
-def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Problems:
-    world = actor_world(config.placement, config.device.device)
-    if world is not None:
-        yield from ranks_share_a_step(config, world)
-
-
-def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
-    """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster knows their number."""
-    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
-    if batch % world:
-        fitting = nearest_divisor(samples_per_step(config.batch), batch, world)
-        fewer = f"a number of actor ranks that divides {batch}, such as {largest_divisor(batch, world)}"
-        yield Problem(
-            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-            f"{batch} samples do not divide among {world} actor ranks",
-            f"--train_batch_size {fitting}" if fitting else fewer,
-        )
-    elif batch % (micro * world):
-        yield Problem(
-            ("train_batch_size", "micro_train_batch_size"),
-            f"{batch} samples are not a multiple of {micro} * {world} (micro_train_batch_size * actor ranks)",
-            f"--micro_train_batch_size {largest_divisor(batch // world, micro)}",
-        )
-
-
-@check(*SUPERVISED)
-def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
-    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
-    if batch % micro:
-        yield Problem(
-            ("train_batch_size", "micro_train_batch_size"),
-            f"{batch} rows are not a multiple of {micro}",
-            f"--micro_train_batch_size {largest_divisor(batch, micro)}",
-        )
-
-
-def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is at most ``limit``."""
-    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
-
-
-def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
-    """The divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``; None if there is none."""
-    fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
-    return min(fitting, key=lambda d: abs(d - wish), default=None)
-
 
 # -- algorithm ------------------------------------------------------------------------------------------
 

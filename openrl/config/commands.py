@@ -32,6 +32,7 @@ from openrl.config.inference import (
 from openrl.config.learning import (
     AlgorithmFlags,
     DeepSpeedFlags,
+    DynamicBatchFlags,
     KLFlags,
     LearningRateFlags,
     MixtureFlags,
@@ -41,6 +42,7 @@ from openrl.config.learning import (
     PreferenceFlags,
     PtxFlags,
     RolloutBatchFlags,
+    RolloutDynamicBatchFlags,
     SupervisedBatchFlags,
 )
 from openrl.config.lora import LoRAFlags, QuantizationFlags
@@ -76,6 +78,7 @@ class PPOConfig:
     sampling: SamplingFlags = part(SamplingFlags)
     batch: RolloutBatchFlags = part(RolloutBatchFlags)
     packing: PackingFlags = part(PackingFlags)
+    dynamic: RolloutDynamicBatchFlags = part(RolloutDynamicBatchFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
     critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
@@ -109,6 +112,7 @@ class SupervisedConfig:
     ranks: RankFlags = part(RankFlags)
     batch: SupervisedBatchFlags = part(SupervisedBatchFlags)
     packing: PackingFlags = part(PackingFlags)
+    dynamic: DynamicBatchFlags = part(DynamicBatchFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags)
     optim: OptimizerFlags = part(OptimizerFlags)

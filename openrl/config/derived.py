@@ -7,7 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from openrl.config.commands import BatchInferenceConfig, DPOConfig, EvaluateConfig, PPOConfig, ServeConfig
+from openrl.config.commands import (
+    BatchInferenceConfig,
+    DPOConfig,
+    EvaluateConfig,
+    PPOConfig,
+    RMConfig,
+    ServeConfig,
+    SupervisedConfig,
+)
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
@@ -51,6 +59,16 @@ def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
 def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
     """Optimizer steps of a supervised run. The last one is filled up with rows of the next pass."""
     return batch.max_steps if batch.max_steps > 0 else -(-batch.max_epochs * n_rows // batch.train_batch_size)
+
+
+def packs(config: PPOConfig | SupervisedConfig) -> bool:
+    """Whether micro-batches run as one row without padding."""
+    return config.packing.packing_samples or config.dynamic.use_dynamic_batch
+
+
+def in_pairs(config: SupervisedConfig) -> bool:
+    """Whether a row of the data is two answers that are trained together."""
+    return isinstance(config, RMConfig) or (isinstance(config, DPOConfig) and not rated(config))
 
 
 def under_ray(flags: RankFlags) -> bool:

@@ -64,6 +64,26 @@ class Idle:
 
 
 IDLE = (
+    *(
+        Idle(
+            (name,),
+            lambda config: not config.dynamic.use_dynamic_batch,
+            "--use_dynamic_batch cuts micro-batches by tokens",
+            "leave --use_dynamic_batch out",
+            commands,
+        )
+        for name, commands in (("micro_train_batch_size", TRAINING), ("micro_rollout_batch_size", (PPOConfig,)))
+    ),
+    *(
+        Idle(
+            (name,),
+            lambda config: config.dynamic.use_dynamic_batch,
+            "micro-batches are cut by samples",
+            "--use_dynamic_batch",
+            commands,
+        )
+        for name, commands in (("train_max_tokens_per_gpu", TRAINING), ("rollout_max_tokens_per_gpu", (PPOConfig,)))
+    ),
     Idle(
         ("shuffle_mini_batch",),
         lambda config: optimizer_steps_per_rollout(config.batch) > 1,

@@ -54,6 +54,25 @@ class PackingFlags:
     )
 
 
+@group("Batch")
+class DynamicBatchFlags:
+    use_dynamic_batch: bool = flag(
+        False,
+        "Cut micro-batches by tokens instead of samples, and deal each optimizer step to the ranks by what its rows cost. "
+        "Turns --packing_samples on.",
+    )
+    train_max_tokens_per_gpu: int = flag(
+        16384, "Most tokens per rank in one forward and backward pass; a true cap.", bounds="> 0"
+    )
+
+
+@group("Batch")
+class RolloutDynamicBatchFlags(DynamicBatchFlags):
+    rollout_max_tokens_per_gpu: int | None = flag(
+        None, "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.", bounds="> 0"
+    )
+
+
 @group("Algorithm")
 class PairRewardFlags:
     loss: Literal["sigmoid", "logexp"] = flag(

@@ -19,6 +19,7 @@ from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.credit import Credit
+from openrl.trainer.cut import rollout_cut
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
@@ -108,6 +109,7 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         credit=Credit(plan, config.kl),
         losses=Losses.from_config(config),
         batch=config.batch,
+        cut=rollout_cut(config, inputs.row_cost),
         debug=config.debug,
         bucket_bytes=config.engine.sync_bucket_mb * 2**20,
         pad_id=inputs.tokenizer.pad_token_id,

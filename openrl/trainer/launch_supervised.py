@@ -9,19 +9,22 @@ from typing import Any
 from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
+from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.config.rollout import RankFlags
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
+from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.lora import check_targets
 from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, step_of
+from openrl.trainer.cut import supervised_cut
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.prepare import effective_flags, write_config
+from openrl.trainer.prepare import effective_flags, packing_lines, write_config
 from openrl.trainer.ranks import start_ranks
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of
@@ -41,6 +44,7 @@ class SupervisedInputs:
     examples: Examples
     steps: int  # optimizer steps
     launch: Launch | None  # this process among those of a launcher
+    row_cost: RowCost
 
     @property
     def leads(self) -> bool:
@@ -68,12 +72,13 @@ def prepare(config: Any) -> SupervisedInputs:
     task = task_of(config, tokenizer)
     examples = load_examples(config, task)
     steps = derived.supervised_steps(config.batch, len(examples.train))
-    return SupervisedInputs(device, tokenizer, task, examples, steps, launch)
+    cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
+    return SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
 
 
 def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
     """What became of the data, and how many steps it gives."""
-    lines = [report.line() for report in inputs.examples.reports]
+    lines = [*packing_lines(config), *(report.line() for report in inputs.examples.reports)]
     lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
     if config.evaluation.eval_steps > 0:
         epoch = len(inputs.examples.train) / config.batch.train_batch_size
@@ -98,7 +103,7 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
         async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
-            model = SupervisedModel(group, task, pad_id, config.batch.micro_train_batch_size, guard)
+            model = SupervisedModel(group, task, pad_id, supervised_cut(config, inputs.row_cost), guard)
             examples = await start_model(model, spec, inputs.examples, progress.stage)
             flags = effective_flags(config)
             trainer = SupervisedTrainer(
@@ -139,7 +144,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
         device=device,
         seed=config.debug.seed,
-        packing=config.packing.packing_samples,
+        packing=derived.packs(config),
         value_head=task.value_head,
         fp32_head=task.fp32_head,
         lora=config.lora,

@@ -38,6 +38,7 @@ from openrl.tracking.metrics import Metric, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.collector import Collector, Judge, OnGroup, Replace, as_it_is, keep_all
 from openrl.trainer.credit import Credit
+from openrl.trainer.cut import Cut, work_metrics
 from openrl.trainer.judging import ArrivalJudge
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
@@ -69,6 +70,7 @@ class Pipeline:
         credit: Credit,
         losses: Losses,
         batch: RolloutBatchFlags,
+        cut: Cut,
         debug: DebugFlags,
         bucket_bytes: int,
         pad_id: int,
@@ -80,7 +82,8 @@ class Pipeline:
         ptx: SupervisedMix | None = None,
     ) -> None:
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
-        self.batch, self.debug, self.bucket_bytes, self.pad_id = batch, debug, bucket_bytes, pad_id
+        self.batch, self.cut, self.debug = batch, cut, debug
+        self.bucket_bytes, self.pad_id = bucket_bytes, pad_id
         self.collector, self.residency = Collector(roles.rollout), roles.residency
         self.reward, self.weighing = reward, weighing
         self.param_dtype, self.guard = param_dtype, guard
@@ -109,7 +112,7 @@ class Pipeline:
             return as_it_is
 
         async def forward(groups: list[Group], model: int) -> Tensor:  # awake: collecting needs the reward models too
-            return await forward_rows(reward, collate(groups, self.pad_id), self.batch.micro_rollout_batch_size, model)
+            return await forward_rows(reward, collate(groups, self.pad_id), self.cut, model)
 
         models = RewardModels(self.weighing, forward)
         return ArrivalJudge(models.score, most=1 if self.debug.full_determinism else None)
@@ -172,7 +175,7 @@ class Pipeline:
         self, group: WorkerGroup, batch: ExperienceBatch, model: ModelChoice, *want: Want
     ) -> dict[str, Tensor]:
         async with self.residency.stage("forward", group.role):
-            return await columns_of_rows(group, batch, self.batch.micro_rollout_batch_size, model, *want)
+            return await columns_of_rows(group, batch, self.cut, model, *want)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         """Every optimizer step of this rollout, for policy and critic; for the critic alone while it warms up."""
@@ -187,17 +190,18 @@ class Pipeline:
 
     async def _train(self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
         group = self._trained()[role]
-        ranks, flags = data_ranks(group), self.batch
-        sizes = (ranks, flags.train_batch_size, flags.micro_train_batch_size)
+        ranks, flags, cut = data_ranks(group), self.batch, self.cut
         shuffled = self._generator(step) if flags.shuffle_mini_batch else None
-        plan = plan_steps(batch, *sizes, flags.max_epochs, shuffled)
-        also = self.ptx.rows_for(plan, ranks, self.batch) if self.ptx and role == "actor" else None
+        plan = plan_steps(batch, ranks, flags.train_batch_size, cut.train, flags.max_epochs, shuffled, cut.cost)
+        mix = self.ptx if role == "actor" else None
+        also = mix.rows_for(plan, ranks, flags.train_batch_size, cut) if mix else None
         async with self.residency.stage("train", group.role):
             reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))
         totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled
-        return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals)
+        work = work_metrics(batch, plan, cut) if role == "actor" else {}
+        return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals) | work
 
     # -- publish ------------------------------------------------------------------------------------
 

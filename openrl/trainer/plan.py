@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from openrl.algorithms.batching import PER_TOKEN, TokenCap
 from openrl.cluster.placement import PlacementPlan, text_table
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.cluster.ray_cluster import cluster_address, this_machine
@@ -21,6 +22,7 @@ from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
+from openrl.trainer.cut import rollout_cut, supervised_cut
 from openrl.trainer.prepare import Inputs, check_batches, start_lines
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec
 from openrl.training.build import EngineKind
@@ -42,7 +44,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     check_batches(config, len(plan.rows["actor"]))
     spec = run_engine_spec(config, inputs.device, plan.size(ENGINES))
     memory = memory_by_role(config, models, plan, spec)
-    batch = batch_rows(config.batch, len(inputs.prompts), plan)
+    batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
         *start_lines(config),
         *(report.line() for report in inputs.reports),
@@ -67,12 +69,11 @@ def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
 # -- batches ------------------------------------------------------------------------------------------------
 
 
-def batch_rows(batch: RolloutBatchFlags, n_prompts: int, plan: PlacementPlan) -> list[tuple[str, str, str]]:
+def batch_rows(config: PPOConfig, n_prompts: int, plan: PlacementPlan) -> list[tuple[str, str, str]]:
     """(what, count, how it comes about) from the prompts of a step to the optimizer steps of the run."""
-    ranks = len(plan.rows["actor"])
+    batch = config.batch
     samples = derived.samples_per_step(batch)
     steps = derived.total_steps(batch, n_prompts)
-    trained, scored = micro_batches(batch, ranks)
     return [
         ("prompts per step", f"{batch.rollout_batch_size:,}", f"of {n_prompts:,}, {batch.num_episodes} times"),
         ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
@@ -81,20 +82,24 @@ def batch_rows(batch: RolloutBatchFlags, n_prompts: int, plan: PlacementPlan) ->
             f"{derived.optimizer_steps_per_rollout(batch):,}",
             f"of {batch.train_batch_size} samples, {batch.max_epochs} times over",
         ),
-        (
-            "micro-batches per rank and optimizer step",
-            f"{trained:,}",
-            f"of {batch.micro_train_batch_size} samples on {ranks} ranks",
-        ),
-        (
-            "micro-batches per rank and forward-only pass",
-            f"{scored:,}",
-            f"of {batch.micro_rollout_batch_size} samples on {ranks} ranks",
-        ),
+        *micro_batch_rows(config, len(plan.rows["actor"])),
         ("steps", f"{steps:,}", "--max_steps" if batch.max_steps > 0 else "all episodes"),
         ("optimizer steps in all", f"{derived.total_optimizer_steps(batch, n_prompts):,}", ""),
         ("samples in all", f"{steps * samples:,}", ""),
     ]
+
+
+def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]]:
+    """Of an optimizer step and of a forward-only pass; how many micro-batches hold all tokens only a rollout tells."""
+    cut = rollout_cut(config, PER_TOKEN)
+    names = ("micro-batches per rank and optimizer step", "micro-batches per rank and forward-only pass")
+    rows = []
+    for name, count, size in zip(names, micro_batches(config.batch, ranks), (cut.train, cut.forward), strict=True):
+        if isinstance(size, TokenCap):
+            rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {ranks} ranks"))
+        else:
+            rows.append((name, f"{count:,}", f"of {size} samples on {ranks} ranks"))
+    return rows
 
 
 def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
@@ -167,16 +172,17 @@ def memory_by_role(
     """What one rank of each role holds."""
     paths = {path for model in models.values() for path in (model.path, *model.others)}
     shapes = {path: model_shape(path, config.model.trust_remote_code) for path in paths}
-    result = {}
+    result, cut = {}, rollout_cut(config, PER_TOKEN)
     for role, model in models.items():
-        micro = config.batch.micro_train_batch_size if model.rate else config.batch.micro_rollout_batch_size
+        size = cut.train if model.rate else cut.forward
+        longest = derived.max_model_len(config.sampling)
         result[role] = model_memory(
             shapes[model.path],
             model,
             config.model.param_dtype,
             config.deepspeed,
             len(plan.rows[role]),
-            micro * derived.max_model_len(config.sampling),
+            size.tokens if isinstance(size, TokenCap) else size * longest,
             config.optim.optimizer,
             [shapes[path] for path in model.others],
         )
@@ -226,7 +232,8 @@ def model_memory(
 def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
     """What training one model takes. A reference comes before it and takes less. Raises UserError."""
     model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
-    rows = config.batch.micro_train_batch_size * (1 if isinstance(config, SFTConfig) else 2)
+    size = supervised_cut(config, PER_TOKEN).train
+    rows = 1 if isinstance(config, SFTConfig) else 2
     shape = model_shape(config.model.pretrain, config.model.trust_remote_code)
     memory = model_memory(
         shape,
@@ -234,7 +241,7 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
         config.model.param_dtype,
         config.deepspeed,
         ranks,
-        rows * config.data.max_len,
+        size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len,
         config.optim.optimizer,
     )
     return memory_table({"model": memory}, {"model": ranks}, device) + (

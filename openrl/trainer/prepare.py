@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from openrl.algorithms.batching import PER_TOKEN
+from openrl.algorithms.partition import RowCost
 from openrl.config import derived
-from openrl.config.checks import ranks_share_a_step
-from openrl.config.commands import PPOConfig
+from openrl.config.batch_checks import ranks_share_a_step
+from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.placement import parallel_sizes
 from openrl.config.presets import PRESETS
 from openrl.data.answers import SupervisedReport, SupervisedRow
@@ -24,6 +26,7 @@ from openrl.errors import Gathered, UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
+from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
 from openrl.models.lora import check_targets
@@ -45,6 +48,7 @@ class Inputs:
     eval_prompts: list[Prompt]
     reports: list[Report | SupervisedReport]
     ptx_rows: list[SupervisedRow] = field(default_factory=list)
+    row_cost: RowCost = PER_TOKEN
 
 
 def prepare(config: PPOConfig) -> Inputs:
@@ -70,9 +74,12 @@ def prepare(config: PPOConfig) -> Inputs:
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
         check_reward_models(config)
     with gathered:
+        cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
         inputs = read_data(config, device)
         check_steps(config, len(inputs.prompts))
     gathered.raise_all()
+    inputs = replace(inputs, row_cost=cost)
     check_prompts(rewards, inputs.prompts)
     check_prompts(rewards, inputs.eval_prompts)
     for source in rewards.sources:
@@ -180,7 +187,18 @@ def start_lines(config: PPOConfig) -> list[str]:
         "engine": "--skip_old_logprob always: the engine's log-probs are the old ones",
     }
     source = derived.old_logprobs(config)
-    return [*preset_lines(config), *([left_out[source]] if source in left_out else [])]
+    return [
+        *preset_lines(config),
+        *packing_lines(config),
+        *([left_out[source]] if source in left_out else []),
+    ]
+
+
+def packing_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
+    """That a flag turned --packing_samples on, if one did."""
+    if not derived.packs(config) or config.packing.packing_samples:
+        return []
+    return ["--use_dynamic_batch turns --packing_samples on: a micro-batch runs as one row without padding"]
 
 
 def write_config(config: Any, run_dir: Path) -> None:

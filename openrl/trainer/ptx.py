@@ -8,10 +8,10 @@ from openrl.algorithms.batching import TrainingPlan, plan_steps
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.data import SupervisedDataFlags
-from openrl.config.learning import RolloutBatchFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.supervised import SupervisedBuilder, SupervisedStream
+from openrl.trainer.cut import Cut
 from openrl.trainer.rows import Training
 from openrl.training.updates import PtxUpdate
 
@@ -41,8 +41,8 @@ class SupervisedMix:
     def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int, coef: float) -> None:
         self.stream, self.update = SupervisedStream(rows, pad_id, seed), PtxUpdate(coef)
 
-    def rows_for(self, plan: TrainingPlan, dp_size: int, flags: RolloutBatchFlags) -> Training:
-        """--train_batch_size rows for each optimizer step of ``plan``, cut like its own."""
-        batch = self.stream.take(len(plan.steps) * flags.train_batch_size)
-        own_plan = plan_steps(batch, dp_size, flags.train_batch_size, flags.micro_train_batch_size)
+    def rows_for(self, plan: TrainingPlan, dp_size: int, train_batch_size: int, cut: Cut) -> Training:
+        """``train_batch_size`` rows for each optimizer step of ``plan``, cut like its own."""
+        batch = self.stream.take(len(plan.steps) * train_batch_size)
+        own_plan = plan_steps(batch, dp_size, train_batch_size, cut.train, cost=cut.cost)
         return Training(batch, own_plan, self.update)

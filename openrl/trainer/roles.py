@@ -87,7 +87,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         temperature=config.sampling.temperature,
         value_head=config.others.value_head_prefix,
         normalise=role.kind == "rewards" and config.reward.normalize_reward,
-        packing=config.packing.packing_samples,
+        packing=derived.packs(config),
         kl_top_k=derived.full_kl_top_k(config),
         kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
         lora=role.lora,

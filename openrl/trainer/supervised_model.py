@@ -13,6 +13,7 @@ from openrl.algorithms.supervised_losses import answer_logprobs
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, with_reference
 from openrl.tracking.metrics import merge_all, to_floats
+from openrl.trainer.cut import Cut, work_metrics
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.rows import evaluate_rows, forward_rows, update_rows
 from openrl.trainer.supervised_tasks import Examples, Task
@@ -28,27 +29,28 @@ Tell = Callable[[int, int], None]
 class SupervisedModel:
     """The group must have been started, but for ``add_reference``, which starts it with another model."""
 
-    def __init__(self, group: RankGroup, task: Task, pad_id: int, micro_batch_size: int, guard: NonFiniteGuard) -> None:
-        self.group, self.task, self.pad_id, self.micro, self.guard = group, task, pad_id, micro_batch_size, guard
+    def __init__(self, group: RankGroup, task: Task, pad_id: int, cut: Cut, guard: NonFiniteGuard) -> None:
+        self.group, self.task, self.pad_id, self.cut, self.guard = group, task, pad_id, cut, guard
 
     async def forward(self, batch: ExperienceBatch) -> Tensor:
         """The model's column for all rows."""
-        return await forward_rows(self.group, batch, self.micro)
+        return await forward_rows(self.group, batch, self.cut)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
         """One optimizer step over the batch; its metrics."""
         batch = await self.task.annotate(batch, self.forward)
-        plan = self.task.plan(batch, data_ranks(self.group), self.micro)
+        plan = self.task.plan(batch, data_ranks(self.group), self.cut.train, self.cut.cost)
         reports = await update_rows(self.group, batch, plan, self.task.update)
         self.guard.check("model", step, batch, plan, reports)
-        return to_floats(merge_all(report for rank in reports for report in rank))
+        metrics = merge_all(report for rank in reports for report in rank)
+        return to_floats(metrics | work_metrics(batch, plan, self.cut))
 
     async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
         """The task's metrics over all examples, under eval/."""
         parts = []
         for batch in self._batches(examples, tell):
             batch = await self.task.annotate(batch, self.forward)
-            plan = self.task.plan(batch, data_ranks(self.group), self.micro)
+            plan = self.task.plan(batch, data_ranks(self.group), self.cut.train, self.cut.cost)
             parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
         values = to_floats(merge_all(parts))
         return {f"eval/{name}": value for name, value in (values | self.task.from_evaluation(values)).items()}

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from openrl.algorithms.batching import TrainingPlan, plan_pairs, plan_steps
+from openrl.algorithms.batching import MicroBatchSize, TrainingPlan, plan_pairs, plan_steps
+from openrl.algorithms.partition import RowCost
 from openrl.algorithms.supervised_losses import answer_logprobs, kto_reference_point
 from openrl.config import derived
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
@@ -30,9 +31,9 @@ from openrl.types import ExperienceBatch, PreferenceBatch
 Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
 
 
-def plan_rows(batch: ExperienceBatch, dp_size: int, micro_batch_size: int) -> TrainingPlan:
+def plan_rows(batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost) -> TrainingPlan:
     """One optimizer step over all rows."""
-    return plan_steps(batch, dp_size, len(batch), micro_batch_size)
+    return plan_steps(batch, dp_size, len(batch), micro_batch_size, cost=cost)
 
 
 async def as_it_is(batch: ExperienceBatch, forward: Forward) -> ExperienceBatch:
@@ -53,7 +54,7 @@ class Task:
     builder: ExampleBuilder[Any]
     columns: tuple[Column, ...]  # on display beside the loss
     collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate
-    plan: Callable[[ExperienceBatch, int, int], TrainingPlan] = plan_rows
+    plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
     annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is  # before each update or evaluation
     reference: str | None = None  # frozen model whose log-probs of the answers are computed before training
     reference_lora: LoRAFlags | None = None  # of the reference

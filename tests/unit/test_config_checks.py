@@ -11,7 +11,7 @@ import pytest
 
 from openrl.cli.run import command, find_user_error
 from openrl.config import derived
-from openrl.config.checks import largest_divisor, nearest_divisor, ranks_share_a_step
+from openrl.config.batch_checks import largest_divisor, nearest_divisor, ranks_share_a_step
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.environment import is_local, output_problems
 from openrl.config.idle import IDLE

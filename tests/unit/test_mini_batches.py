@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
 from openrl.trainer.launch import build_pipeline
 from openrl.trainer.roles import Roles
@@ -28,7 +29,7 @@ def steps_of(tmp_path, words, step=1):
     sizes = "--rollout_batch_size 2 --train_batch_size 8 --init_kl_coef 0 --max_steps 9 --max_epochs 2"
     config = ppo(f"{GRPO} {sizes} --save_path {tmp_path} {words}")
     actor = LocalGroup.create("actor", 1, Recorder)
-    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[])
+    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost())
     pipeline = build_pipeline(config, inputs, Roles(policy=actor, rollout=actor))
     asyncio.run(pipeline.update(outcome_batch([float(i) for i in range(16)], [0] * 8 + [1] * 8), step))
     return actor._workers[0].steps

@@ -20,6 +20,7 @@ from openrl.trainer.plan import (
 )
 from openrl.trainer.roles import RoleModel
 from tests.tiny import tiny_model_dir
+from tests.unit.test_config_checks import PPO, ppo
 
 SHAPE = ModelShape(parameters=1000, linear=50, backbone=800, hidden=10, layers=2, kv_heads=1, head_dim=5, vocabulary=20)
 POLICY = RoleModel("logprobs", "", LearningRateFlags())
@@ -79,12 +80,12 @@ def test_micro_batches_round_up_per_rank():
 
 
 def test_batch_arithmetic_from_prompts_to_optimizer_steps():
-    batch = RolloutBatchFlags(
-        rollout_batch_size=8, n_samples_per_prompt=4, train_batch_size=16, micro_train_batch_size=4,
-        micro_rollout_batch_size=8, num_episodes=2, max_epochs=3,
-    )  # fmt: skip
+    config = ppo(
+        f"{PPO} --rollout_batch_size 8 --n_samples_per_prompt 4 --train_batch_size 16 --micro_train_batch_size 4 "
+        "--micro_rollout_batch_size 8 --num_episodes 2 --max_epochs 3"
+    )
     plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
-    assert [(what, count) for what, count, _ in batch_rows(batch, 41, plan)] == [
+    assert [(what, count) for what, count, _ in batch_rows(config, 41, plan)] == [
         ("prompts per step", "8"),
         ("samples per step", "32"),
         ("optimizer steps per step", "6"),  # 32 / 16, three times over
@@ -93,6 +94,16 @@ def test_batch_arithmetic_from_prompts_to_optimizer_steps():
         ("steps", "11"),  # 82 prompts in eights
         ("optimizer steps in all", "66"),
         ("samples in all", "352"),
+    ]
+
+
+def test_token_caps_stand_in_the_plan():
+    config = ppo(f"{PPO} --use_dynamic_batch --rollout_max_tokens_per_gpu 32768")
+    plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
+    cut = [(count, how) for what, count, how in batch_rows(config, 10_000, plan) if what.startswith("micro-batches")]
+    assert cut == [
+        ("by length", "of at most 16,384 tokens on 2 ranks"),
+        ("by length", "of at most 32,768 tokens on 2 ranks"),
     ]
 
 

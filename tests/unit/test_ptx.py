@@ -3,12 +3,12 @@
 import torch
 
 from openrl.algorithms.batching import plan_steps
-from openrl.config.learning import RolloutBatchFlags
 from openrl.data.answers import SupervisedRow
+from openrl.trainer.cut import Cut
 from openrl.trainer.ptx import SupervisedMix
 from tests.batches import outcome_batch
 
-FLAGS = RolloutBatchFlags(train_batch_size=4, micro_train_batch_size=1)
+CUT = Cut(train=1, forward=1)
 ROWS = [SupervisedRow([9, *range(n)], [False] + [True] * n) for n in range(1, 8)]
 
 
@@ -19,7 +19,7 @@ def mix():
 def test_every_step_of_a_rollout_gets_its_rows():
     """Ten samples in steps of four make three optimizer steps, the last one smaller; each gets four supervised rows."""
     rollout = plan_steps(outcome_batch([1.0] * 10, [0] * 10), 2, 4, 1, epochs=2)
-    training = mix().rows_for(rollout, 2, FLAGS)
+    training = mix().rows_for(rollout, 2, 4, CUT)
     assert len(training.plan.steps) == len(rollout.steps) == 6 and len(training.batch) == 24
     tokens = training.batch.loss_mask.sum(-1)
     for number, ranks in enumerate(training.plan.steps):
@@ -34,10 +34,10 @@ def test_every_step_of_a_rollout_gets_its_rows():
 def test_a_resume_goes_on_with_the_next_rows():
     rollout = plan_steps(outcome_batch([1.0] * 4, [0] * 4), 1, 4, 1)
     whole = mix()
-    first, second = (whole.rows_for(rollout, 1, FLAGS).batch.token_ids for _ in range(2))
+    first, second = (whole.rows_for(rollout, 1, 4, CUT).batch.token_ids for _ in range(2))
     begun = mix()
-    begun.rows_for(rollout, 1, FLAGS)
+    begun.rows_for(rollout, 1, 4, CUT)
     resumed = mix()
     resumed.stream.load_state(begun.stream.state())
-    assert torch.equal(resumed.rows_for(rollout, 1, FLAGS).batch.token_ids, second)
+    assert torch.equal(resumed.rows_for(rollout, 1, 4, CUT).batch.token_ids, second)
     assert first.shape != second.shape or not torch.equal(first, second)

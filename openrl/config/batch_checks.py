@@ -1,0 +1,105 @@
+"""Rules of batches: optimizer steps, ranks and micro-batches must divide, and token caps hold the longest row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import SUPERVISED, PPOConfig, SupervisedConfig
+from openrl.config.derived import actor_world, in_pairs, max_model_len, samples_per_step
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+
+@check(PPOConfig)
+def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Problems:
+    batch, samples = config.batch, samples_per_step(config.batch)
+    if samples % batch.train_batch_size:
+        yield Problem(
+            ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
+            f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a rollout "
+            f"are not a multiple of {batch.train_batch_size}, the samples of an optimizer step",
+            f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
+        )
+
+
+@check(PPOConfig)
+def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Problems:
+    world = actor_world(config.placement, config.device.device)
+    if world is not None:
+        yield from ranks_share_a_step(config, world)
+
+
+def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
+    """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster knows their number."""
+    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
+    if config.dynamic.use_dynamic_batch:
+        yield from every_rank_has_a_row(batch, world)
+    elif batch % world:
+        fitting = nearest_divisor(samples_per_step(config.batch), batch, world)
+        fewer = f"a number of actor ranks that divides {batch}, such as {largest_divisor(batch, world)}"
+        yield Problem(
+            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
+            f"{batch} samples do not divide among {world} actor ranks",
+            f"--train_batch_size {fitting}" if fitting else fewer,
+        )
+    elif batch % (micro * world):
+        yield Problem(
+            ("train_batch_size", "micro_train_batch_size"),
+            f"{batch} samples are not a multiple of {micro} * {world} (micro_train_batch_size * actor ranks)",
+            f"--micro_train_batch_size {largest_divisor(batch // world, micro)}",
+        )
+
+
+def every_rank_has_a_row(batch: int, world: int) -> Problems:
+    if batch < world:
+        message = f"{batch} samples leave some of {world} actor ranks without work in every optimizer step"
+        yield Problem(
+            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"), message, f"--train_batch_size {world}"
+        )
+
+
+@check(*SUPERVISED)
+def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
+    batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
+    if batch % micro and not config.dynamic.use_dynamic_batch:
+        yield Problem(
+            ("train_batch_size", "micro_train_batch_size"),
+            f"{batch} rows are not a multiple of {micro}",
+            f"--micro_train_batch_size {largest_divisor(batch, micro)}",
+        )
+
+
+@check(PPOConfig)
+def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems:
+    longest = max_model_len(config.sampling)
+    lengths = f"{longest} tokens, --prompt_max_len + --generate_max_len"
+    names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
+    for name in names if config.dynamic.use_dynamic_batch else ():
+        cap = getattr(config.dynamic, name)
+        if cap is not None and cap < longest:
+            yield Problem(
+                (name,), f"a micro-batch of {cap} tokens has no room for a row of {lengths}", f"--{name} {longest}"
+            )
+
+
+@check(*SUPERVISED)
+def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> Problems:
+    rows, cap = 2 if in_pairs(config) else 1, config.dynamic.train_max_tokens_per_gpu
+    longest = rows * config.data.max_len
+    if config.dynamic.use_dynamic_batch and cap < longest:
+        what = "a pair of rows" if rows == 2 else "a row"
+        message = f"a micro-batch of {cap} tokens has no room for {what} of --max_len {config.data.max_len}"
+        yield Problem(("train_max_tokens_per_gpu", "max_len"), message, f"--train_max_tokens_per_gpu {longest}")
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    """The largest divisor of ``number`` that is at most ``limit``."""
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
+
+
+def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
+    """The divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``; None if there is none."""
+    fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
+    return min(fitting, key=lambda d: abs(d - wish), default=None)

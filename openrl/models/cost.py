@@ -1,0 +1,34 @@
+"""What rows cost in a model, from its config alone."""
+
+from __future__ import annotations
+
+from transformers import AutoConfig, PretrainedConfig
+
+from openrl.algorithms.partition import RowCost
+from openrl.errors import UserError
+
+
+def row_cost(path: str, trust_remote_code: bool = False) -> RowCost:
+    """Of the model at ``path``, without a weight of it. Raises UserError if its config does not load."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: its config does not load: {error}", "check the path") from error
+    return cost_of(config)
+
+
+def cost_of(config: PretrainedConfig) -> RowCost:
+    """Layers x width of attention over the parameters that a token passes: linear layers, active experts, output head.
+
+    Layers are taken for gated ones that all look at every token; a model with plain or sliding ones is near enough.
+    """
+    text = config.get_text_config()
+    hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    attention = 2 * hidden * head_dim * (heads + kv_heads)
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    if experts := getattr(text, "num_experts_per_tok", None):
+        inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
+    passed = layers * (attention + 3 * hidden * inner) + hidden * text.vocab_size
+    return RowCost(layers * heads * head_dim / passed)
