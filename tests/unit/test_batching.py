@@ -6,7 +6,9 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.batching import collate, join_rows, plan_steps, split_rows, turn_ids
+from openrl.algorithms.batching import TokenCap, collate, join_rows, plan_pairs, plan_steps, split_rows, turn_ids
+from openrl.algorithms.partition import RowCost
+from openrl.errors import UserError
 from openrl.types import Finish, Group, Prompt, Score, StepCounts, Trajectory
 from tests.batches import random_batch
 
@@ -108,6 +110,11 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def ragged(lengths):
+    """Rows of these lengths, in which all but the first token is trained."""
+    return collate([Group(PROMPT, [trajectory([0] + [1] * (n - 1)) for n in lengths])], pad_id=0)
+
+
 def rows_of_steps(plan):
     """[step][rank][micro-batch] of rows of the batch, -1 for dummies."""
     return [
@@ -150,9 +157,78 @@ def test_every_row_trains_once_an_epoch(dp_size, train_batch_size, micro, epochs
         assert {rank.counts for rank in planned} == {counts}
 
 
+@pytest.mark.parametrize("dp_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("cap", [12, 20, 1000])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_token_caps_hold_and_nothing_is_lost(dp_size, cap, epochs):
+    for seed in range(5):
+        batch = random_batch(seed)
+        lengths = batch.lengths.tolist()
+        plan = plan_steps(batch, dp_size, 6, TokenCap(cap), epochs, seeded(seed), RowCost(0.1))
+        steps = rows_of_steps(plan)
+        assert sorted(row for step in steps for row in real(step)) == sorted([*range(len(batch))] * epochs)
+        for step, planned in zip(steps, plan.steps, strict=True):
+            assert len({len(rank) for rank in step}) == 1
+            assert all(sum(lengths[row] for row in rows if row >= 0) <= cap for rank in step for rows in rank)
+            assert all(rows == [-1] or min(rows) >= 0 for rank in step for rows in rank)  # a dummy is alone
+            tokens = int(batch.loss_mask[real(step)].sum())
+            assert {(of_rank.counts.tokens, of_rank.counts.dp_size) for of_rank in planned} == {(tokens, dp_size)}
+            fewest = max(-(-sum(lengths[row] for row in real([rank])) // cap) for rank in step)
+            assert fewest <= len(step[0]) <= max(2 * fewest, 1)
+
+
+def test_a_rank_whose_rows_fill_fewer_micro_batches_runs_a_dummy():
+    plan = plan_steps(ragged([4, 3, 3]), 2, 3, TokenCap(5))
+    assert sorted(rows_of_steps(plan)[0]) == [[[0], [-1]], [[1], [2]]]
+    plan = plan_steps(ragged([4, 3, 3]), 2, 3, TokenCap(6))
+    assert sorted(rows_of_steps(plan)[0]) == [[[0]], [[1, 2]]]
+
+
+def test_ranks_are_balanced_by_cost_not_by_tokens():
+    """By tokens a row of 100 is as much as four of 25, by cost (300 and 37.5) as eight of them."""
+    batch = ragged([100, *[25] * 12])
+    by_tokens, by_cost = (
+        plan_steps(batch, 2, 13, TokenCap(1000), cost=cost).steps[0] for cost in (RowCost(), RowCost(0.02))
+    )
+    counts = [sorted(len(rank.micro_batches[0]) for rank in step) for step in (by_tokens, by_cost)]
+    assert counts == [[5, 8], [3, 10]]
+
+
+def test_pairs_stay_together_under_a_token_cap():
+    batch = random_batch(5)
+    lengths = batch.lengths.tolist()
+    plan = plan_pairs(batch.select(list(range(12))), 2, TokenCap(30))
+    (step,) = rows_of_steps(plan)
+    assert sorted(real(step)) == list(range(12))
+    for rows in (rows for rank in step for rows in rank):
+        assert all(
+            (a, b) == (-1, -1) or (a % 2 == 0 and b == a + 1) for a, b in zip(rows[::2], rows[1::2], strict=True)
+        )
+        assert sum(lengths[row] for row in rows if row >= 0) <= 30
+
+
+@pytest.mark.parametrize("plan", [plan_steps, plan_pairs])
+def test_a_row_beyond_the_cap_is_refused(plan):
+    size = (4,) if plan is plan_steps else ()
+    with pytest.raises(UserError, match=r"of 9 tokens .*does not fit into a micro-batch of 8") as error:
+        plan(ragged([3, 5, 7, 2] if plan is plan_pairs else [3, 5, 9, 2]), 2, *size, TokenCap(8))
+    assert "--train_max_tokens_per_gpu" in error.value.remedy
+
+
+def test_forward_passes_keep_to_their_cap_and_to_cost():
+    lengths = [64, 32, 16, 16, 8, 8, 8, 8, 4, 4]
+    split = split_rows(lengths, 2, TokenCap(64), RowCost(0.01))
+    assert sorted(row for shard in split.shards for row in shard) == list(range(10))
+    for shard, micros in zip(split.shards, split.micro_batches, strict=True):
+        assert all(sum(lengths[shard[i]] for i in rows if i >= 0) <= 64 for rows in micros)
+    loads = [sum(n + 0.01 * n * n for n in (lengths[row] for row in shard)) for shard in split.shards]
+    assert max(loads) / sum(loads) < 0.51
+
+
 def test_steps_do_not_depend_on_ranks_or_micro_batches():
     batch = random_batch(1)
-    plans = [plan_steps(batch, dp, 4, micro, 3, seeded()) for dp, micro in ((1, 1), (2, 3), (3, 2))]
+    cuts = ((1, 1), (2, 3), (3, TokenCap(12)))
+    plans = [plan_steps(batch, dp, 4, micro, 3, seeded(), RowCost(dp / 10)) for dp, micro in cuts]
     compositions = [[sorted(real(step)) for step in rows_of_steps(plan)] for plan in plans]
     assert compositions[0] == compositions[1] == compositions[2]
     first, second, third = (compositions[0][i : i + 4] for i in (0, 4, 8))
