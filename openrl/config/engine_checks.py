@@ -79,3 +79,15 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -
             "--enable_vllm_is_correction",
             fatal=False,
         )
+
+
+@check(PPOConfig)
+def older_rollouts_are_corrected(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    interval, correction = config.engine.weight_sync_interval, config.correction
+    if interval > 1 and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
+        yield Problem(
+            ("weight_sync_interval",),
+            f"rollouts come from weights up to {interval - 1} steps old, and nothing corrects for it",
+            "--enable_vllm_is_correction",
+            fatal=False,
+        )

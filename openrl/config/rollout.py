@@ -135,6 +135,12 @@ class EngineFlags(ChosenEngineFlags):
         "auto",
         "How vLLM first loads weights. dummy: random ones, since the first sync comes before the first rollout; saves a read.",
     )
+    weight_sync_interval: int = flag(
+        1,
+        "Send weights to the engines after every N-th training step, and before an evaluation or a checkpoint. N > 1 makes "
+        "rollouts up to N-1 steps older.",
+        bounds="> 0",
+    )
     sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.", bounds="> 0")
 
 

@@ -87,6 +87,7 @@ def build_trainer(
         ),
         progress=progress,
         flags=flags,
+        weight_sync_interval=config.engine.weight_sync_interval,
     )
 
 

@@ -16,7 +16,7 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.config.run import CheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.loggers import Trackers
-from openrl.tracking.metrics import Metric, to_floats
+from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
@@ -36,6 +36,7 @@ class Rollout:
 
     groups: list[Group]  # all that were generated
     kept: list[Group]  # those to train on; none: the step is skipped
+    steps_behind: int  # training steps whose weights the engines did not have
     filtered: dict[str, Metric] = field(default_factory=dict)  # what filtering measured
 
 
@@ -67,13 +68,16 @@ class RLTrainer:
         trackers: Trackers,
         progress: Progress,
         flags: Mapping[str, Any],
+        weight_sync_interval: int = 1,
         schedule: Schedule = OnPolicy(),
     ) -> None:
         self.pipeline, self.stream, self.total_steps, self.tokenizer = pipeline, stream, total_steps, tokenizer
         self.batch, self.filtering, self.checkpoint, self.evaluate_flags = batch, filtering, checkpoint, evaluate
         self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
         self.progress, self.flags, self.schedule = progress, flags, schedule
+        self.weight_sync_interval = weight_sync_interval
         self.step, self.totals = 0, Totals()
+        self.unsent = 0  # training steps since the engines got weights
 
     async def fit(self) -> RunSummary:
         if self.checkpoints.start_from:
@@ -102,19 +106,21 @@ class RLTrainer:
 
     async def collect(self, step: int) -> Rollout:
         """Scored answers to the prompts of a step, and which of them to train on."""
-        wanted, request = self.batch.rollout_batch_size, self.pipeline.request(step)
+        wanted, request, behind = self.batch.rollout_batch_size, self.pipeline.request(step), self.unsent
         with self.progress.stage("rollout") as tell:
             prompts = self.stream.take(wanted)
             if not self.filtering.dynamic_filtering:
                 groups = await self.pipeline.collect(prompts, request, tell)
-                return Rollout(groups, groups)
+                return Rollout(groups, groups, behind)
             chosen = DynamicFilter(self.filtering, self.stream, wanted)
             groups = await self.pipeline.collect(prompts, request, tell, chosen.replace)
-        return Rollout(groups, *chosen.select(groups))
+        kept, filtered = chosen.select(groups)
+        return Rollout(groups, kept, behind, filtered)
 
     async def learn(self, rollout: Rollout, step: int) -> Learned:
         """Train on a rollout and give the engines what came of it."""
         measured: dict[str, Metric] = rollout_metrics(rollout.groups) | rollout.filtered
+        measured["rollout/steps_behind"] = Last(rollout.steps_behind)
         for note in failure_notes(rollout.groups):
             self.progress.note(note)
         if rollout.kept:
@@ -122,8 +128,9 @@ class RLTrainer:
         else:
             self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
         if rollout.kept and self.pipeline.trains_actor(step):
-            with self.progress.stage("sync"):
-                await self.pipeline.publish()
+            self.unsent += 1
+        if step % self.weight_sync_interval == 0:
+            await self.sync()
         return Learned(step, rollout.groups, measured)
 
     async def report(self, learned: Learned) -> None:
@@ -135,12 +142,29 @@ class RLTrainer:
         self.trackers.log_samples(learned.step, learned.groups)
         self.progress.advance(learned.step, values)
 
+    async def sync(self) -> bool:
+        """Give the engines what was trained since they last got weights; False if that is nothing."""
+        if not self.unsent:
+            return False
+        with self.progress.stage("sync"):
+            await self.pipeline.publish()
+        self.unsent = 0
+        return True
+
     async def periodic(self, step: int) -> dict[str, float]:
-        """Evaluation and checkpoint when they are due; returns the evaluation's figures."""
+        """Evaluation and checkpoint when they are due; returns the evaluation's figures.
+
+        Before either the engines get the weights of the step: to be judged, and because a resume sends them what was
+        saved.
+        """
+        evaluates = due(step, self.evaluate_flags.eval_steps, self.total_steps)
+        saves = self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0
         values: dict[str, float] = {}
-        if due(step, self.evaluate_flags.eval_steps, self.total_steps):
-            values = await self.evaluate()
-        if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
+        if (evaluates or saves) and await self.sync():
+            values["sync/out_of_turn"] = 1.0
+        if evaluates:
+            values |= await self.evaluate()
+        if saves:
             with self.progress.stage("checkpoint"):
                 await self.save(step)
         return values

@@ -207,6 +207,21 @@ def test_supervised_rows_join_and_resume(bench, tmp_path):
     assert untimed(resumed) == untimed(whole[2:])
 
 
+def test_a_resume_between_two_sendings_of_weights(bench, tmp_path):
+    """Weights go out after every second step, and before the checkpoint of step 3, from which the resume starts."""
+    changes = {"max_steps": 5, "save_steps": 3, "weight_sync_interval": 2, "enable_vllm_is_correction": True}
+    whole = bench(tmp_path / "whole", **changes)
+    stopped = tmp_path / "again/checkpoints/step_000003"
+    shutil.copytree(tmp_path / "whole/checkpoints/step_000003", stopped)
+    resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
+    assert [m["rollout/policy_version_min"] for m in whole] == [1, 1, 2, 3, 4]
+    assert [m["rollout/steps_behind"] for m in whole] == [0, 1, 0, 0, 0]
+    assert [m.get("sync/out_of_turn") for m in whole] == [None, None, 1, None, None]
+    gaps = [m["actor/logprob_gap"] for m in whole]
+    assert gaps[1] > 10 * max(gaps[0], *gaps[2:])  # an older policy; the others differ by rounding
+    assert untimed(resumed) == untimed(whole[3:])
+
+
 def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     """Stopped after step 2 and resumed: the same prompts, coefficient of the KL and weights as without the stop."""
     changes = {
