@@ -39,10 +39,11 @@ from openrl.rollout.engine import engine_spec
 from openrl.tracking.progress import Progress
 from openrl.trainer.checkpoints import Checkpoints
 from openrl.trainer.launch import build_trainer
+from openrl.trainer.pipeline import Answers
 from openrl.trainer.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import Learned, RLTrainer
 from openrl.trainer.roles import model_spec, role_models, start_roles
-from openrl.types import Group, Prompt
+from openrl.types import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("rollout", "annotate", "train", "sync")
@@ -152,17 +153,17 @@ async def pipeline_side(config: PPOConfig, inputs: Inputs, ignore_eos: bool = Tr
 
 def _listen(side: Side) -> None:
     """Keep the prompts and the metrics of each step; neither costs time."""
-    collect, log = side.trainer.pipeline.collect, side.trainer.trackers.log
+    generate, log = side.trainer.pipeline.generate, side.trainer.trackers.log
 
-    async def collecting(prompts: list[Prompt], *args: Any) -> list[Group]:
+    async def generating(prompts: list[Prompt], *args: Any) -> Answers:
         side.prompts = prompts
-        return await collect(prompts, *args)
+        return await generate(prompts, *args)
 
     def logging(step: int, values: dict[str, float]) -> None:
         side.values = values
         log(step, values)
 
-    side.trainer.pipeline.collect, side.trainer.trackers.log = collecting, logging  # type: ignore[method-assign]
+    side.trainer.pipeline.generate, side.trainer.trackers.log = generating, logging  # type: ignore[method-assign]
 
 
 # -- pairs --------------------------------------------------------------------------------------------

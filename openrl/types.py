@@ -120,6 +120,11 @@ class Group:
     greedy: Trajectory | None = None  # the answer decoded at temperature 0, if one was asked for
 
     @property
+    def answers(self) -> list[Trajectory]:
+        """All that are scored: the trajectories, and the greedy answer if there is one."""
+        return [*self.trajectories, *([self.greedy] if self.greedy else [])]
+
+    @property
     def rewards(self) -> list[float]:
         """Of the trajectories that have one."""
         return [t.score.reward for t in self.trajectories if t.score is not None and not t.failed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -43,6 +43,12 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         greedy_rewards=_greedy_rewards([group for _, group, _ in rows]),
         **_step_columns(trajectories),
     )
+
+
+def rescored(batch: ExperienceBatch, scored: ExperienceBatch) -> ExperienceBatch:
+    """``batch`` with all that ``collate`` filled in ``scored``: the same rows, since then scored."""
+    filled = {f.name: getattr(scored, f.name) for f in fields(scored)}
+    return batch.replace(**{name: column for name, column in filled.items() if column is not None})
 
 
 def _greedy_rewards(groups: list[Group]) -> Tensor | None:

@@ -6,6 +6,8 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.group import WorkerContext
@@ -15,8 +17,30 @@ from openrl.config.reward_plan import RewardPlan
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, start_engine
-from openrl.types import Group, Prompt, Sampling, Trajectory
+from openrl.types import Group, Prompt, Sampling, Score, Trajectory
 from openrl.weights.buckets import Bucket
+
+
+Scores = list[Score | None]
+"""Of a group's ``answers``; None: not scored here."""
+
+
+@dataclass(frozen=True)
+class Unscored:
+    """A group whose scores follow."""
+
+    group: Group
+
+
+Arrival = tuple[int, Group | Unscored | Scores]
+"""What has come of the prompt at a position: all of it, its answers, or the scores that they lacked."""
+
+
+def scored(group: Group, scores: Scores) -> Group:
+    """The group, its answers scored."""
+    for answer, score in zip(group.answers, scores, strict=True):
+        answer.score = score
+    return group
 
 
 @dataclass(frozen=True)
@@ -65,35 +89,43 @@ class RolloutWorker:
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
 
-    async def collect(
-        self, prompts: list[tuple[int, Prompt]], request: CollectRequest
-    ) -> AsyncIterator[tuple[int, Group]]:
-        """Yield (position, group) as groups finish, each scored."""
-        tasks = [asyncio.create_task(self._play(position, prompt, request)) for position, prompt in prompts]
+    async def collect(self, prompts: list[tuple[int, Prompt]], request: CollectRequest) -> AsyncIterator[Arrival]:
+        """Yield (position, group) as groups finish, each scored. Once nothing is left to generate, groups whose rewards
+        are still out come as they are, and (position, scores) follows for each."""
+        playing = {position: asyncio.create_task(self._play(position, p, request)) for position, p in prompts}
+        scoring = {asyncio.create_task(self._scores(group, request)): at for at, group in playing.items()}
+        all_played = asyncio.create_task(asyncio.wait(playing.values()))
+        ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
+        for task in (*scoring, all_played):
+            task.add_done_callback(ended.put_nowait)
+        early: set[int] = set()
         try:
-            for finished in asyncio.as_completed(tasks):
-                yield await finished
+            for _ in range(len(scoring) + 1):
+                if (task := await ended.get()) is all_played:
+                    early = {position for scores, position in scoring.items() if not scores.done()}
+                    for position in early:
+                        yield position, Unscored(playing[position].result())
+                    continue
+                position, scores = scoring[task], task.result()
+                yield position, scores if position in early else scored(playing[position].result(), scores)
         finally:
-            for task in tasks:
+            for task in (*playing.values(), *scoring, all_played):
                 task.cancel()
 
-    async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> tuple[int, Group]:
-        greedy = replace(request, sampling=replace(request.sampling, temperature=0.0), n_samples=1, greedy=False)
-        group, *others = await asyncio.gather(
-            self._group(position, prompt, request),
-            *([self._group(position, prompt, greedy)] if request.greedy else []),
-        )
-        for other in others:
-            group.greedy = other.trajectories[0]
-        return position, group
+    async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
+        greedy = replace(request, sampling=replace(request.sampling, temperature=0.0))
+        samples = [self._sample(position, prompt, i, request) for i in range(request.n_samples)]
+        beside = [self._sample(position, prompt, 0, greedy)] if request.greedy else []
+        trajectories = await asyncio.gather(*samples, *beside)
+        return Group(prompt, trajectories[: request.n_samples], trajectories[-1] if request.greedy else None)
 
-    async def _group(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
-        samples = (self._sample(position, prompt, i, request) for i in range(request.n_samples))
-        group = Group(prompt, await asyncio.gather(*samples))
-        if self.reward and request.scored:
-            for trajectory, score in zip(group.trajectories, await self.reward.score(group), strict=True):
-                trajectory.score = score
-        return group
+    async def _scores(self, playing: asyncio.Task[Group], request: CollectRequest) -> Scores:
+        """Of all answers of a group that is being played; the greedy one is scored by itself."""
+        group = await playing
+        if self.reward is None or not request.scored:
+            return [None] * len(group.answers)
+        parts = [group, *([Group(group.prompt, [group.greedy])] if group.greedy else [])]
+        return list(chain.from_iterable(await asyncio.gather(*map(self.reward.score, parts))))
 
     async def _sample(self, position: int, prompt: Prompt, sample: int, request: CollectRequest) -> Trajectory:
         seed = None if request.seed is None else request_seed(*request.seed, position, sample)

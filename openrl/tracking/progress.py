@@ -75,7 +75,8 @@ class Progress:
         """
 
         def tell(done: int, total: int) -> None:
-            self._active[name] = f" {done}/{total}"
+            if name in self._active:  # what is told of a stage may come after it
+                self._active[name] = f" {done}/{total}"
 
         started = self.clock()
         self._active[name] = ""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from openrl.cluster.group import WorkerGroup
-from openrl.cluster.rollout_worker import CollectRequest
+from openrl.cluster.rollout_worker import CollectRequest, Unscored, scored
 from openrl.types import Group, Prompt
 
 OnGroup = Callable[[int, int], None]
@@ -39,24 +39,35 @@ class Collector:
         on_group: OnGroup,
         replace: Replace = keep_all,
         judge: Judge = as_it_is,
+        generated: asyncio.Future[list[Group]] | None = None,
     ) -> list[Group]:
         """One group per prompt, in the order of ``prompts`` whatever the order of arrival, then one per replacement.
 
         Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as they finish. A
         replacement goes at once to the engine that has just become free, so all stay busy; the others generate on while
-        a group is judged. ``on_group(done, total)`` is told of each group that is not replaced.
+        a group is judged. ``on_group(done, total)`` is told of each group that is not replaced. ``generated`` is given
+        the groups once all have come, while scores may still be out; a group that is replaced cannot be known by then.
         """
         groups: dict[int, Group] = {}
         started, done, size = len(prompts), 0, self.engines.size
 
         async def drain(rank: int, share: list[tuple[int, Prompt]]) -> None:
-            async for position, group in self.engines.stream(rank, "collect", share, request):
+            async for position, item in self.engines.stream(rank, "collect", share, request):
+                if isinstance(item, Unscored):
+                    came(position, item.group)
+                    continue
+                group = item if isinstance(item, Group) else scored(groups[position], item)
+                came(position, group)
                 running.create_task(arrived(rank, position, group))
+
+        def came(position: int, group: Group) -> None:
+            groups[position] = group
+            if generated is not None and not generated.done() and len(groups) == started:
+                generated.set_result([groups[position] for position in sorted(groups)])
 
         async def arrived(rank: int, position: int, group: Group) -> None:
             nonlocal started, done
             await judge(group)
-            groups[position] = group
             if (prompt := replace(group)) is None:
                 done += 1
                 on_group(done, len(prompts))

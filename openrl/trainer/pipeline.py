@@ -15,14 +15,15 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.batching import collate, plan_steps, rescored
 from openrl.algorithms.policy_losses import mark_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
@@ -48,7 +49,7 @@ from openrl.trainer.reward_failures import FailureGuard
 from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.roles import Roles
 from openrl.trainer.rows import columns_of_rows, forward_rows, update_rows
-from openrl.trainer.waiting import all_or_first_error
+from openrl.trainer.waiting import all_or_first_error, cancelled, result_beside
 from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
 from openrl.types import ExperienceBatch, Group, Prompt, Sampling
@@ -56,6 +57,20 @@ from openrl.weights.sync import check_gap
 
 Filling = tuple[str, WorkerGroup | None, ModelChoice, tuple[Want, ...]]
 """A column of the batch, the role and the model of it that computes it, and what else is wanted of it."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The answers to train on, and what ends when all are scored."""
+
+    groups: list[Group]
+    scoring: asyncio.Future[Any]
+
+    @classmethod
+    def scored(cls, groups: list[Group]) -> Answers:
+        scoring = asyncio.get_running_loop().create_future()
+        scoring.set_result(None)
+        return cls(groups, scoring)
 
 
 class Pipeline:
@@ -96,18 +111,39 @@ class Pipeline:
         self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
     ) -> list[Group]:
         """Scored answers to each prompt, in the order of the prompts, then to those that replaced some."""
-        guard = FailureGuard(len(prompts) * request.n_samples, self.reward.max_reward_failure_rate)
-        judge = self._judge() if request.scored else as_it_is
+        judge = self._judge(len(prompts), request)
+        async with self.residency.stage("collect"):
+            return await self.collector.collect(prompts, request, on_group, replace, judge)
+
+    async def generate(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> Answers:
+        """Answers to each prompt once all are generated; their scores may still be out.
+
+        Reward models score them before: they work on devices of the run, others wait on processes and servers alone.
+        """
+        generated: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
+        judge = self._judge(len(prompts), request)
+        async with self.residency.stage("collect"):
+            work = self.collector.collect(prompts, request, on_group, keep_all, judge, generated)
+            scoring = asyncio.create_task(work, name="score")
+            try:
+                await result_beside(scoring if self.roles.reward else generated, [scoring])
+            except BaseException:
+                await cancelled([scoring])
+                raise
+        return Answers(generated.result(), scoring)
+
+    def _judge(self, prompts: int, request: CollectRequest) -> Judge:
+        """What completes a group that has arrived: reward models, if there are any; then failed rewards are counted."""
+        guard = FailureGuard(prompts * request.n_samples, self.reward.max_reward_failure_rate)
+        judge = self._reward_models() if request.scored else as_it_is
 
         async def judge_and_count(group: Group) -> None:
             await judge(group)
             guard(group)
 
-        async with self.residency.stage("collect"):
-            return await self.collector.collect(prompts, request, on_group, replace, judge_and_count)
+        return judge_and_count
 
-    def _judge(self) -> Judge:
-        """What completes the score of a group that has arrived: the reward models, if there are any."""
+    def _reward_models(self) -> Judge:
         if (reward := self.roles.reward) is None:
             return as_it_is
 
@@ -125,11 +161,9 @@ class Pipeline:
 
     # -- learn --------------------------------------------------------------------------------------
 
-    async def learn(self, groups: list[Group], step: int, stage: Stage) -> dict[str, Metric]:
-        """Groups -> batch -> advantages -> optimizer steps. The engines still hold the old weights."""
-        batch = collate(groups, self.pad_id)
-        with stage("annotate"):
-            batch = await self.annotate(batch)
+    async def learn(self, answers: Answers, step: int, stage: Stage) -> dict[str, Metric]:
+        """Answers -> batch -> advantages -> optimizer steps. The engines still hold the old weights."""
+        batch = await self.annotated(answers, stage)
         forward = self.losses.old_logprobs == "forward"
         corrected, metrics = self.mismatch.measure(batch) if forward else (batch, {})
         batch, credited = self.credit(batch)
@@ -138,6 +172,17 @@ class Pipeline:
             metrics |= await self.update(batch, step)
         self.credit.adapt(metrics, len(batch))
         return metrics
+
+    async def annotated(self, answers: Answers, stage: Stage) -> ExperienceBatch:
+        """The batch with the columns of the models, which need no scores: they are computed while scores are out."""
+        batch, early = collate(answers.groups, self.pad_id), not answers.scoring.done()
+        with stage("annotate"):
+            batch = await result_beside(self.annotate(batch), [answers.scoring])
+        if not early:
+            return batch
+        with stage("reward"):
+            await answers.scoring
+        return rescored(batch, collate(answers.groups, self.pad_id))
 
     def _mark(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
         """Choose the tokens that a loss treats apart, if it does."""

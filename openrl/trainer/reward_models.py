@@ -26,7 +26,7 @@ class RewardModels:
         The engines' side may have scored a row by other sources, or failed to. Raises UserError for a reward that is
         not finite, if that is to stop the run.
         """
-        rows = [t for g in groups for t in (*g.trajectories, *([g.greedy] if g.greedy else []))]
+        rows = [t for g in groups for t in g.answers]
         for row in rows:
             row.score = row.score or Score(0.0)
         for model, name in enumerate(self.names):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -22,11 +23,12 @@ from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
-from openrl.trainer.pipeline import Pipeline
+from openrl.trainer.pipeline import Answers, Pipeline
 from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.schedules import OnPolicy, Schedule
 from openrl.trainer.totals import Totals, due
+from openrl.trainer.waiting import cancelled
 from openrl.types import Group
 
 
@@ -35,7 +37,7 @@ class Rollout:
     """The answers of one step."""
 
     groups: list[Group]  # all that were generated
-    kept: list[Group]  # those to train on; none: the step is skipped
+    kept: Answers  # those to train on; none: the step is skipped
     steps_behind: int  # training steps whose weights the engines did not have
     filtered: dict[str, Metric] = field(default_factory=dict)  # what filtering measured
 
@@ -78,6 +80,7 @@ class RLTrainer:
         self.weight_sync_interval = weight_sync_interval
         self.step, self.totals = 0, Totals()
         self.unsent = 0  # training steps since the engines got weights
+        self.scoring: set[asyncio.Future[Any]] = set()  # rollouts whose rewards may still be out
 
     async def fit(self) -> RunSummary:
         if self.checkpoints.start_from:
@@ -100,35 +103,42 @@ class RLTrainer:
         self.trackers.close()
         return self.summary()
 
-    def steps(self) -> AsyncGenerator[Learned]:
+    async def steps(self) -> AsyncGenerator[Learned]:
         """What is learnt in each step that is left; ``report`` ends it. Everything random follows from seed and step."""
-        return self.schedule.run(self, range(self.step + 1, self.total_steps + 1))
+        left = range(self.step + 1, self.total_steps + 1)
+        try:
+            async with aclosing(self.schedule.run(self, left)) as steps:
+                async for learned in steps:
+                    yield learned
+        finally:
+            await cancelled(self.scoring)
 
     async def collect(self, step: int) -> Rollout:
-        """Scored answers to the prompts of a step, and which of them to train on."""
+        """Answers to the prompts of a step, and which of them to train on. Without filtering their rewards may be out yet."""
         wanted, request, behind = self.batch.rollout_batch_size, self.pipeline.request(step), self.unsent
         with self.progress.stage("rollout") as tell:
             prompts = self.stream.take(wanted)
             if not self.filtering.dynamic_filtering:
-                groups = await self.pipeline.collect(prompts, request, tell)
-                return Rollout(groups, groups, behind)
+                answers = await self.pipeline.generate(prompts, request, tell)
+                self.scoring.add(answers.scoring)
+                return Rollout(answers.groups, answers, behind)
             chosen = DynamicFilter(self.filtering, self.stream, wanted)
             groups = await self.pipeline.collect(prompts, request, tell, chosen.replace)
         kept, filtered = chosen.select(groups)
-        return Rollout(groups, kept, behind, filtered)
+        return Rollout(groups, Answers.scored(kept), behind, filtered)
 
     async def learn(self, rollout: Rollout, step: int) -> Learned:
         """Train on a rollout and give the engines what came of it."""
-        measured: dict[str, Metric] = rollout_metrics(rollout.groups) | rollout.filtered
-        measured["rollout/steps_behind"] = Last(rollout.steps_behind)
-        for note in failure_notes(rollout.groups):
-            self.progress.note(note)
-        if rollout.kept:
+        measured: dict[str, Metric] = {"rollout/steps_behind": Last(rollout.steps_behind)} | rollout.filtered
+        if rollout.kept.groups:
             measured |= await self.pipeline.learn(rollout.kept, step, self.progress.stage)
+            self.scoring.discard(rollout.kept.scoring)
+            self.unsent += self.pipeline.trains_actor(step)
         else:
             self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
-        if rollout.kept and self.pipeline.trains_actor(step):
-            self.unsent += 1
+        for note in failure_notes(rollout.groups):
+            self.progress.note(note)
+        measured |= rollout_metrics(rollout.groups)
         if step % self.weight_sync_interval == 0:
             await self.sync()
         return Learned(step, rollout.groups, measured)

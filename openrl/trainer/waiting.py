@@ -18,10 +18,10 @@ async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[A
         await cancelled(tasks)
 
 
-async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Task[Any]]) -> Result:
+async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future[Any]]) -> Result:
     """The result of ``work``. The error of another task ends it at once and is raised; the others run on."""
     task = asyncio.ensure_future(work)
-    watched = {task, *others}
+    watched: set[asyncio.Future[Any]] = {task, *others}
     try:
         while not task.done():
             done, watched = await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
