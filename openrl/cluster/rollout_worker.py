@@ -7,7 +7,6 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.group import WorkerContext
@@ -19,7 +18,6 @@ from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, start_engine
 from openrl.types import Group, Prompt, Sampling, Score, Trajectory
 from openrl.weights.buckets import Bucket
-
 
 Scores = list[Score | None]
 """Of a group's ``answers``; None: not scored here."""
@@ -95,22 +93,23 @@ class RolloutWorker:
         playing = {position: asyncio.create_task(self._play(position, p, request)) for position, p in prompts}
         scoring = {asyncio.create_task(self._scores(group, request)): at for at, group in playing.items()}
         all_played = asyncio.create_task(asyncio.wait(playing.values()))
-        ended: asyncio.Queue[asyncio.Task[Any]] = asyncio.Queue()
-        for task in (*scoring, all_played):
-            task.add_done_callback(ended.put_nowait)
+        ended: asyncio.Queue[asyncio.Task[Scores] | None] = asyncio.Queue()
+        for scores_task in scoring:
+            scores_task.add_done_callback(ended.put_nowait)
+        all_played.add_done_callback(lambda _: ended.put_nowait(None))
         early: set[int] = set()
         try:
             for _ in range(len(scoring) + 1):
-                if (task := await ended.get()) is all_played:
-                    early = {position for scores, position in scoring.items() if not scores.done()}
+                if (task := await ended.get()) is None:
+                    early = {position for waiting, position in scoring.items() if not waiting.done()}
                     for position in early:
                         yield position, Unscored(playing[position].result())
                     continue
                 position, scores = scoring[task], task.result()
                 yield position, scores if position in early else scored(playing[position].result(), scores)
         finally:
-            for task in (*playing.values(), *scoring, all_played):
-                task.cancel()
+            for left in (*playing.values(), *scoring, all_played):
+                left.cancel()
 
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
         greedy = replace(request, sampling=replace(request.sampling, temperature=0.0))

@@ -223,11 +223,17 @@ class Pipeline:
             return await columns_of_rows(group, batch, self.cut, model, *want)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
-        """Every optimizer step of this rollout, for policy and critic; for the critic alone while it warms up."""
+        """Every optimizer step of this rollout, for policy and critic; for the critic alone while it warms up.
+
+        Roles with places of their own train side by side, those that share any one after the other.
+        """
         losses = self.losses.of(self.credit.kl.coef)
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
-        reports = await all_or_first_error(self._train(name, losses[name], batch, step) for name in trained)
-        return {name: m for report in reports for name, m in report.items()}
+        metrics: dict[str, Metric] = {}
+        for names in self.residency.table.rounds(trained):
+            for report in await all_or_first_error(self._train(name, losses[name], batch, step) for name in names):
+                metrics |= report
+        return metrics
 
     def trains_actor(self, step: int) -> bool:
         """Step 1 is the first."""

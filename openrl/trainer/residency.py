@@ -70,10 +70,25 @@ class ResidencyTable:
 
     def _meet(self, one: str, other: str) -> bool:
         """Whether two roles use a place that serves more than one role; a role meets itself on such a place."""
-        common = self.places[one] & self.places[other]
+        common = self._common(one, other)
         if one != other:
             return bool(common)
         return any(common & places for role, places in self.places.items() if role != one)
+
+    def rounds(self, roles: Iterable[str]) -> list[list[str]]:
+        """The roles in rounds, one after the other: those of a round have no place in common and work side by side."""
+        found: list[list[str]] = []
+        for role in roles:
+            apart = (r for r in found if not any(self._common(role, other) for other in r))
+            if (beside := next(apart, None)) is None:
+                found.append([role])
+            else:
+                beside.append(role)
+        return found
+
+    def _common(self, one: str, other: str) -> frozenset[int]:
+        nowhere: frozenset[int] = frozenset()
+        return self.places.get(one, nowhere) & self.places.get(other, nowhere)
 
     def moves(self, awake: Iterable[Tenant], needs: Need) -> tuple[list[Tenant], list[Tenant]]:
         """(to put to sleep, to wake) on entering a stage, each in the order of the rows."""

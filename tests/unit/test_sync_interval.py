@@ -14,6 +14,7 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.config.run import CheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.progress import Progress
+from openrl.trainer.pipeline import Answers
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.types import Finish, Group, Prompt, Score, Trajectory
 from tests.unit.test_config_checks import GRPO, settle
@@ -28,12 +29,15 @@ class Pipeline:
     def request(self, step):
         return step
 
-    async def collect(self, prompts, step, on_group):
+    async def generate(self, prompts, step, on_group):
         self.events.append(f"rollout {step} by {self.engines}")
         answer = [Trajectory(p, [1, 2], [False, True], [0.0, -1.0], Finish.STOP, score=Score(1.0)) for p in prompts]
-        return [Group(row.prompt, [row]) for row in answer]
+        return Answers.scored([Group(row.prompt, [row]) for row in answer])
 
-    async def learn(self, groups, step, stage):
+    async def collect(self, prompts, request, on_group):
+        raise AssertionError("only an evaluation collects, and this one judges without")
+
+    async def learn(self, answers, step, stage):
         self.weights = step if self.trains_actor(step) else self.weights
         return {}
 
