@@ -16,6 +16,9 @@ from openrl.algorithms.kl import full_kl, full_kl_gradient
 from openrl.models.outputs import LogitTransform, Want
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
+HEAD_BLOCK = 16_384
+"""Rows of the output head whose gradient is computed at a time, so that no chunk makes a copy of the head."""
+
 
 class LogprobHead(nn.Module):
     """Takes the place of a model's output head and owns its parameters, under the same names.
@@ -105,8 +108,9 @@ def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tens
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_partition
     if not entropy:
         return logprobs, None, log_partition
-    mean_logit = ((logits - log_partition[:, None]).exp() * logits).sum(-1)
-    return logprobs, log_partition - mean_logit, log_partition
+    probabilities = (logits - log_partition[:, None]).exp_()
+    weighted = probabilities * logits if torch.is_grad_enabled() else probabilities.mul_(logits)
+    return logprobs, log_partition - weighted.sum(-1), log_partition
 
 
 class _Chunked(torch.autograd.Function):
@@ -137,20 +141,15 @@ class _Chunked(torch.autograd.Function):
         grad_bias = torch.zeros(bias.shape, dtype=exact, device=bias.device) if bias is not None else None
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
-            all_logprobs = logits - log_partition[rows, None]
-            minus_p = -all_logprobs.exp()
-            gradient = torch.zeros_like(logits)
-            if grad_logprobs is not None:  # d log p(target) / dz_j = [j is target] - p_j
-                gradient = minus_p * grad_logprobs[rows, None]
-                gradient.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
-            if grad_entropies is not None:  # dH / dz_j = -p_j (log p_j + H)
-                gradient += minus_p * (all_logprobs + entropies[rows, None]) * grad_entropies[rows, None]
+            up = [None if g is None else g[rows, None] for g in (grad_logprobs, grad_entropies)]
+            gradient = _score_gradient(logits, targets[rows], log_partition[rows, None], entropies[rows, None], *up)
             if grad_kl is not None:
                 gradient += full_kl_gradient(logits, *ctx.reference(rows)) * grad_kl[rows, None]
             of_raw = ctx.transform.backward(gradient, logits).to(states.dtype)
-            grad_states[rows] = of_raw @ weight
-            if grad_weight is not None:
-                grad_weight += of_raw.T @ states[rows]
+            del logits, gradient
+            torch.mm(of_raw, weight, out=grad_states[rows])
+            for part in _chunks(len(weight), HEAD_BLOCK) if grad_weight is not None else ():
+                grad_weight[part] += of_raw[:, part].T @ states[rows]
             if grad_bias is not None:
                 grad_bias += of_raw.sum(0)
         return (
@@ -159,6 +158,27 @@ class _Chunked(torch.autograd.Function):
             grad_bias.to(bias.dtype) if grad_bias is not None else None,
             *(None,) * 5,
         )
+
+
+def _score_gradient(
+    logits: Tensor,
+    targets: Tensor,
+    log_partition: Tensor,
+    entropies: Tensor,
+    grad_logprobs: Tensor | None,
+    grad_entropies: Tensor | None,
+) -> Tensor:
+    """d loss / d logits (n, V), from what comes from above, (n, 1) each; one matrix, a second for the entropy.
+
+    d log p(target) / dz_j = [j is target] - p_j, and dH / dz_j = -p_j (log p_j + H).
+    """
+    gradient = (logits - log_partition).exp_().neg_()
+    if grad_entropies is not None:
+        slope = (logits - log_partition).add_(entropies).mul_(grad_entropies)
+        gradient.mul_(slope if grad_logprobs is None else slope.add_(grad_logprobs))
+    else:
+        gradient.mul_(0 if grad_logprobs is None else grad_logprobs)
+    return gradient if grad_logprobs is None else gradient.scatter_add_(1, targets[:, None], grad_logprobs)
 
 
 def _chunks(n: int, size: int) -> list[slice]:

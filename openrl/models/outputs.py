@@ -42,5 +42,5 @@ class LogitTransform:
         """d loss / d logits -> d loss / d raw."""
         factor = self.scale / self.temperature
         if self.softcap is None:
-            return gradient * factor
+            return gradient if factor == 1.0 else gradient * factor
         return gradient * factor * (1 - (logits * (self.temperature / self.softcap)).square())

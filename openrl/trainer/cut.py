@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap, TrainingPlan
@@ -9,7 +10,6 @@ from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.tracking.metrics import Mean, Metric
-from openrl.types import ExperienceBatch
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ def supervised_cut(config: SupervisedConfig, cost: RowCost) -> Cut:
     return Cut(size, size, cost, derived.packs(config))
 
 
-def work_metrics(batch: ExperienceBatch, plan: TrainingPlan, cut: Cut) -> dict[str, Metric]:
-    """Of the plan's optimizer steps: padding_waste is the share of computed tokens that nobody needs, rank_imbalance the
-    cost of the busiest rank over that of the mean, micro_batches the forward and backward passes of each rank."""
-    lengths = batch.lengths.tolist()
+def work_metrics(lengths: Sequence[int], plan: TrainingPlan, cut: Cut) -> dict[str, Metric]:
+    """Of the plan's optimizer steps over rows of these lengths: padding_waste is the share of computed tokens that nobody
+    needs, rank_imbalance the cost of the busiest rank over that of the mean, micro_batches the forward and backward passes
+    of each rank."""
     imbalance, needed, computed, passes = Mean(0.0, 0), 0, 0, 0
     for step in plan.steps:
         costs = []

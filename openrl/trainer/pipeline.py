@@ -251,7 +251,7 @@ class Pipeline:
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))
         totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled
-        work = work_metrics(batch, plan, cut) if role == "actor" else {}
+        work = work_metrics(batch.lengths.tolist(), plan, cut) if role == "actor" else {}
         return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals) | work
 
     # -- publish ------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class SupervisedModel:
         reports = await update_rows(self.group, batch, plan, self.task.update)
         self.guard.check("model", step, batch, plan, reports)
         metrics = merge_all(report for rank in reports for report in rank)
-        return to_floats(metrics | work_metrics(batch, plan, self.cut))
+        return to_floats(metrics | work_metrics(batch.lengths.tolist(), plan, self.cut))
 
     async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
         """The task's metrics over all examples, under eval/."""
