@@ -1,0 +1,170 @@
+"""Micro-batches of a run: from flags to plans, and what a plan costs."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.padding import LONGEST, QWEN3_8B, figures, lognormal_lengths
+from openrl.algorithms.batching import PER_TOKEN, TokenCap, TrainingPlan, plan_pairs, plan_steps
+from openrl.algorithms.partition import RowCost
+from openrl.cluster.group import LocalGroup
+from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
+from openrl.errors import UserError
+from openrl.models.cost import cost_of, row_cost
+from openrl.trainer.cut import Cut, rollout_cut, supervised_cut, tokens_of, work_metrics
+from openrl.trainer.launch import build_pipeline
+from openrl.trainer.prepare import start_lines
+from openrl.trainer.roles import Roles, model_spec, role_models
+from openrl.trainer.rows import forward_rows
+from openrl.types import StepCounts, StepPlan
+from tests.batches import random_batch
+from tests.unit.test_config_checks import GRPO, PPO, SFT, ppo, said, settle
+
+DYNAMIC = "--use_dynamic_batch"
+
+
+def test_flags_become_sizes():
+    cost = RowCost(0.5)
+    assert rollout_cut(ppo(PPO), cost) == Cut(4, 8, cost, packed=False)
+    assert rollout_cut(ppo(f"{PPO} --packing_samples"), cost) == Cut(4, 8, cost, packed=True)
+    assert rollout_cut(ppo(f"{PPO} {DYNAMIC}"), cost) == Cut(TokenCap(16384), TokenCap(16384), cost, packed=True)
+    words = f"{PPO} {DYNAMIC} --train_max_tokens_per_gpu 4096 --rollout_max_tokens_per_gpu 9000"
+    assert rollout_cut(ppo(words), cost) == Cut(TokenCap(4096), TokenCap(9000), cost, packed=True)
+    config, _ = settle(SFTConfig, f"{SFT} {DYNAMIC} --train_max_tokens_per_gpu 2048")
+    assert supervised_cut(config, cost) == Cut(TokenCap(2048), TokenCap(2048), cost, packed=True)
+
+
+def test_every_role_packs_and_a_run_says_so():
+    config = ppo(f"{PPO} {DYNAMIC}")
+    assert all(model_spec(config, role, "cpu", 10).packing for role in role_models(config).values())
+    assert [line for line in start_lines(config) if "turns --packing_samples on" in line]
+    for words in (PPO, f"{PPO} {DYNAMIC} --packing_samples"):
+        assert not [line for line in start_lines(ppo(words)) if "packing" in line]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "flags", "message", "fix"),
+    [
+        (PPOConfig, f"{PPO} {DYNAMIC} --train_max_tokens_per_gpu 2047", "train_max_tokens_per_gpu",
+         "no room for a row of 2048 tokens", "--train_max_tokens_per_gpu 2048"),
+        (PPOConfig, f"{PPO} {DYNAMIC} --rollout_max_tokens_per_gpu 100", "rollout_max_tokens_per_gpu",
+         "no room for a row of 2048 tokens", "--rollout_max_tokens_per_gpu 2048"),
+        (PPOConfig, f"{PPO} {DYNAMIC} --micro_train_batch_size 2", "micro_train_batch_size", "no effect", "leave it out"),
+        (PPOConfig, f"{PPO} {DYNAMIC} --micro_rollout_batch_size 2", "micro_rollout_batch_size", "no effect", ""),
+        (PPOConfig, f"{PPO} --train_max_tokens_per_gpu 4096", "train_max_tokens_per_gpu", "cut by samples", DYNAMIC),
+        (PPOConfig, f"{PPO} --rollout_max_tokens_per_gpu 4096", "rollout_max_tokens_per_gpu", "cut by samples", DYNAMIC),
+        (PPOConfig, f"{PPO} {DYNAMIC} --train_batch_size 4 --actor_num_gpus_per_node 8",
+         "train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node", "without work", "--train_batch_size 8"),
+        (SFTConfig, f"{SFT} {DYNAMIC} --train_max_tokens_per_gpu 2000", "train_max_tokens_per_gpu, --max_len",
+         "no room for a row of --max_len 2048", "--train_max_tokens_per_gpu 2048"),
+        (SFTConfig, f"{SFT} {DYNAMIC} --micro_train_batch_size 2", "micro_train_batch_size", "no effect", ""),
+        (RMConfig, f"{SFT} {DYNAMIC} --train_max_tokens_per_gpu 1000", "train_max_tokens_per_gpu, --max_len",
+         "no room for a pair of rows of --max_len 512", "--train_max_tokens_per_gpu 1024"),
+        (DPOConfig, f"{SFT} {DYNAMIC} --train_max_tokens_per_gpu 1000", "train_max_tokens_per_gpu, --max_len",
+         "no room for a pair of rows", ""),
+        (DPOConfig, f"{SFT} {DYNAMIC} --loss kto --prompt_key p --train_max_tokens_per_gpu 500",
+         "train_max_tokens_per_gpu, --max_len", "no room for a row of --max_len 512", ""),
+    ],
+)  # fmt: skip
+def test_rules(command, words, flags, message, fix):
+    (problem,) = said(command, words)
+    assert problem.startswith(f"--{flags}: ")
+    assert message in problem and fix in problem
+
+
+def test_samples_need_not_divide_among_ranks():
+    """Nor into micro-batches: ranks may get any number of rows."""
+    assert not said(PPOConfig, f"{PPO} {DYNAMIC} --actor_num_gpus_per_node 3")
+    assert said(PPOConfig, f"{PPO} --actor_num_gpus_per_node 3")
+    assert not said(SFTConfig, f"{SFT} {DYNAMIC} --train_batch_size 33")
+
+
+class Recorder:
+    """A worker that checks what it is shipped: (lengths of each micro-batch, rows) of training and of forward passes."""
+
+    def __init__(self, context):
+        self.trained, self.scored = [], []
+
+    def update(self, batch, plans, loss_of):
+        self.trained += [[self.lengths(batch, rows) for rows in plan.micro_batches] for plan in plans]
+        return [{} for _ in plans]
+
+    def columns(self, batch, micro_batches, model):
+        self.scored += [self.lengths(batch, rows) for rows in micro_batches]
+        return {"column": batch.rewards}
+
+    def lengths(self, batch, rows):
+        return batch.select([row for row in rows if row >= 0]).lengths.tolist() if max(rows) >= 0 else []
+
+
+def test_caps_hold_in_every_worker():
+    """Two ranks, 13 rows in steps of four, twice: all rows arrive, no micro-batch is over its cap, ranks run alike."""
+    sizes = "--rollout_batch_size 16 --train_batch_size 4 --max_epochs 2 --prompt_max_len 8 --generate_max_len 8"
+    caps = "--train_max_tokens_per_gpu 20 --rollout_max_tokens_per_gpu 30"
+    config = ppo(f"{GRPO} {sizes} {DYNAMIC} {caps} --init_kl_coef 0 --max_steps 9")
+    actor = LocalGroup.create("actor", 2, Recorder)
+    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost(0.01))
+    pipeline = build_pipeline(config, inputs, Roles(policy=actor, rollout=actor))
+    batch = random_batch(7)
+    lengths = sorted(batch.lengths.tolist())
+    metrics = asyncio.run(pipeline.update(batch, 1))
+    scores = asyncio.run(forward_rows(actor, batch, pipeline.cut))
+    assert scores.tolist() == batch.rewards.tolist()
+    first, second = actor._workers
+    assert len(first.trained) == len(second.trained) == 8
+    assert [len(step) for step in first.trained] == [len(step) for step in second.trained]
+    assert len(first.scored) == len(second.scored)
+    trained = [rows for worker in (first, second) for step in worker.trained for rows in step]
+    assert sorted(n for rows in trained for n in rows) == sorted(lengths * 2)
+    assert max(map(sum, trained)) <= 20
+    scored = first.scored + second.scored
+    assert sorted(n for rows in scored for n in rows) == lengths
+    assert 20 < max(map(sum, scored)) <= 30
+    assert metrics["perf/micro_batches"].value == sum(map(len, first.trained)) / 8
+
+
+# -- what a plan costs --------------------------------------------------------------------------------------
+
+
+def test_figures_by_hand():
+    """Two ranks: (5, 3 | 2) and (4, dummy | dummy)."""
+    counts = StepCounts(14, 4, 2)
+    ranks = [StepPlan([[0, 1], [2]], counts), StepPlan([[0], [-1]], counts)]
+    plan = TrainingPlan([[0, 1, 2], [3]], [ranks])
+    lengths = [5, 3, 2, 4]
+    found = work_metrics(lengths, plan, Cut(2, 2))
+    assert found["perf/padding_waste"].value == pytest.approx(3 / 17)  # 2 x 5 + 2 and 4 + 1, of which 14 are real
+    assert found["perf/rank_imbalance"].value == pytest.approx(10 / 7)
+    assert found["perf/micro_batches"].value == 2
+    packed = work_metrics(lengths, plan, Cut(2, 2, RowCost(0.1), packed=True))
+    assert packed["perf/padding_waste"].value == pytest.approx(1 / 15)
+    busy, idle = 7.5 + 3.9 + 2.4, 5.6
+    assert packed["perf/rank_imbalance"].value == pytest.approx(2 * busy / (busy + idle))
+    assert tokens_of([5, 3, 0], packed=False) == 15 and tokens_of([5, 3, 0], packed=True) == 9
+
+
+def test_figures_are_means_over_steps():
+    batch = random_batch(3)
+    for plan in (plan_steps(batch, 2, 4, 2, epochs=2), plan_pairs(batch.select(list(range(12))), 2, 2)):
+        metrics = work_metrics(batch.lengths.tolist(), plan, Cut(2, 2))
+        assert metrics["perf/rank_imbalance"].weight == len(plan.steps)
+        assert metrics["perf/rank_imbalance"].value >= 1
+        assert 0 <= metrics["perf/padding_waste"].value < 0.5
+
+
+@pytest.mark.parametrize("spread", [0.5, 0.75, 1.2])
+def test_the_aims_of_the_benchmark_hold(spread):
+    """32 ranks, 32 rows each, up to 64k tokens: hardly any padding, and no rank waits for another."""
+    lengths, cost = lognormal_lengths(1024, spread), cost_of(QWEN3_8B)
+    found = figures(lengths, 32, TokenCap(LONGEST), cost, cost, packed=True)
+    assert found.padding < 0.0001 and 1 <= found.imbalance < 1.001
+    by_tokens = figures(lengths, 32, TokenCap(LONGEST), PER_TOKEN, cost, packed=True)
+    assert by_tokens.imbalance > 1.01
+    padded = figures(lengths, 32, 8, cost, cost, packed=False)
+    assert padded.padding > 0.2
+
+
+def test_a_model_that_is_not_there_has_no_cost(tmp_path):
+    with pytest.raises(UserError, match="its config does not load"):
+        row_cost(str(tmp_path))
