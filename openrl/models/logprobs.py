@@ -148,8 +148,9 @@ class _Chunked(torch.autograd.Function):
             of_raw = ctx.transform.backward(gradient, logits).to(states.dtype)
             del logits, gradient
             torch.mm(of_raw, weight, out=grad_states[rows])
-            for part in _chunks(len(weight), HEAD_BLOCK) if grad_weight is not None else ():
-                grad_weight[part] += of_raw[:, part].T @ states[rows]
+            if grad_weight is not None:
+                for part in _chunks(len(weight), HEAD_BLOCK):
+                    grad_weight[part] += of_raw[:, part].T @ states[rows]
             if grad_bias is not None:
                 grad_bias += of_raw.sum(0)
         return (
