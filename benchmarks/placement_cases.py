@@ -1,0 +1,123 @@
+"""Published runs that were measured both colocated and asynchronous, as inputs of the placement model.
+
+Engine costs are arithmetic about the hardware; what a source publishes about its stages sets the rest. The figure to
+predict is the ratio of the two steps, which no input states. Where a source publishes the training time of the
+asynchronous run by itself, that is an input too: its runs differ by more than the placement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from benchmarks.placement_model import Costs, Lengths, Outcome, Placement, Workload, best_split, simulate
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a published table."""
+
+    name: str
+    source: str
+    colocated: Workload
+    asynchronous: Workload
+    gpus: int
+    rollout_gpus: int | None  # of the asynchronous run; None: not published, the best split is taken
+    max_lag: int  # rollouts
+    published: float  # seconds of a colocated step over those of an asynchronous one
+    tolerance: float  # relative, of the ratio
+    inputs: str  # what was taken from the source
+
+    def run(self) -> tuple[Outcome, Outcome]:
+        """(colocated, asynchronous)"""
+        if self.rollout_gpus is None:
+            apart = best_split(self.asynchronous, self.gpus, self.max_lag)
+        else:
+            apart = simulate(self.asynchronous, Placement(self.gpus, self.rollout_gpus, self.max_lag))
+        return simulate(self.colocated, Placement(self.gpus)), apart
+
+
+def total_tokens(work: Workload, steps: int = 16) -> float:
+    """Of a step, on average over those that are simulated."""
+    drawn = [float(work.lengths.draw(work.samples, seed).sum()) for seed in range(1, steps + 1)]
+    return float(np.mean(drawn)) + work.samples * work.lengths.prompt
+
+
+VERL_SYNC = 10.0  # what colocated steps take beyond their named stages at 64 and 128 GPUs: 10.9 and 10.7 s
+
+
+def verl(
+    gpus: int, mean: float, logprobs: float, update: float, other: float, async_update: float, published: float
+) -> Case:
+    """Qwen2.5-Math-7B on H20; 512 prompts x 16, at most 28k tokens. ``mean`` makes colocated generation take as long as
+    published; the other arguments are seconds of its table, ``other`` what is left of the colocated step.
+
+    Four quarters are trained before weights are sent. Staleness 0.5 lets 1.5 rollouts be under way or waiting, beside
+    the quarter in training: 7 quarters, a lag of 6.
+    """
+    engines = Costs(decode_base=0.010, decode_per_sequence=0.16e-3, train_per_token=0.0, sync=VERL_SYNC)
+    work = Workload(engines, Lengths(mean, 0.75, 28672), samples=512 * 16)
+    tokens = total_tokens(work)
+    together = replace(
+        engines,
+        train_per_token=update * gpus / tokens,
+        logprobs_per_token=logprobs * gpus / tokens,
+        switch=other - VERL_SYNC,
+    )
+    apart = replace(engines, train_per_token=async_update * (gpus // 2) / tokens)
+    return Case(
+        name=f"verl fully async, 7B, {gpus} GPUs",
+        source="verl, docs/advance/fully_async.md, Asynchronous Training on 7B Model",
+        colocated=replace(work, costs=together),
+        asynchronous=replace(work, costs=apart, rollouts=4),
+        gpus=gpus,
+        rollout_gpus=gpus // 2,
+        max_lag=6,
+        published=published,
+        tolerance=0.20,
+        inputs="gen, old_log_prob, update_actor of the colocated run; update_actor of the asynchronous one",
+    )
+
+
+def nemo(
+    name: str, gpus: int, engine_gpus: int, costs: Costs, lengths: Lengths, step: float, one_off: float, version: str
+) -> Case:
+    """GRPO with 2048 answers of at most 4096 tokens on H100; ``step`` and ``one_off`` are published seconds.
+
+    A quarter of the work after the rollout is the log-prob pass, which both runs make.
+    """
+    work = Workload(costs, lengths, samples=2048, engine_gpus=engine_gpus)
+    others = costs.sync + costs.switch
+    generation = simulate(replace(work, costs=replace(costs, sync=0.0, switch=0.0)), Placement(gpus)).step_seconds
+    per_token = (step - others - generation) * gpus / total_tokens(work)
+    work = replace(work, costs=replace(costs, train_per_token=0.75 * per_token, logprobs_per_token=0.25 * per_token))
+    return Case(
+        name=f"NeMo RL one step off, {name}, {gpus} GPUs",
+        source=f"NeMo RL, docs/about/performance-summary.md, {version}",
+        colocated=work,
+        asynchronous=work,
+        gpus=gpus,
+        rollout_gpus=None,
+        max_lag=1,
+        published=step / one_off,
+        tolerance=0.15,
+        inputs="the colocated step, answers and their mean length",
+    )
+
+
+MIXTURE = Costs(0.015, 0.06e-3, 0.0, sync=3.0, switch=5.0)
+"""30B-A3B: two GPUs read 61 GB of weights in 9 ms, and need 6 ms to start kernels and to exchange; 6 GFLOP and a cache of
+0.2 GB a sequence."""
+DENSE = Costs(0.008, 0.055e-3, 0.0, sync=2.0, switch=4.0)
+"""8B: a GPU reads 16 GB of weights in 5 ms, and needs 3 ms to start kernels; 16 GFLOP and a cache of 0.08 GB a sequence."""
+
+
+def cases() -> list[Case]:
+    return [
+        verl(32, 2138, 107.71, 269.80, 55.12, 313.81, published=2.66),
+        verl(64, 972, 70.26, 133.41, 10.89, 156.98, published=1.92),
+        verl(128, 1236, 53.92, 113.81, 10.72, 113.16, published=2.35),
+        nemo("30B-A3B", 32, 2, MIXTURE, Lengths(3600, 0.5, 4096), 192.0, 152.0, "v0.6"),
+        nemo("Llama 3.1 8B", 16, 1, DENSE, Lengths(1080, 0.6, 4096), 97.7, 74.6, "v0.4"),
+    ]
