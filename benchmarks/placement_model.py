@@ -277,15 +277,13 @@ def fit_costs(steps: Sequence[dict[str, float]], engines: int = 1, train_gpus: i
     trained = tokens + column("rollout/samples") * column("rollout/prompt_length")
     shape = np.stack([column("rollout/response_length_max"), tokens / engines], axis=1)
     base, per_sequence = np.linalg.lstsq(shape, column("time/rollout"), rcond=None)[0]
-    named = sum(column(f"time/{stage}") for stage in ("rollout", "annotate", "train"))
-
-    def per_token(stage: str) -> float:
-        return float((column(f"time/{stage}") @ trained) / (trained @ trained)) * train_gpus
-
+    lines = np.stack([trained / train_gpus, np.ones_like(trained)], axis=1)
+    annotate, train = (
+        np.linalg.lstsq(lines, column(f"time/{stage}"), rcond=None)[0] for stage in ("annotate", "train")
+    )
+    named = column("time/rollout") + column("time/annotate") + column("time/train")
+    fixed = float(np.median(column("time/step") - named) + annotate[1] + train[1])
     return Costs(
-        max(float(base), 0.0),
-        max(float(per_sequence), 0.0),
-        per_token("train"),
-        per_token("annotate"),
-        sync=float(np.median(column("time/step") - named)),  # and whatever else does not grow with tokens
+        *(max(float(cost), 0.0) for cost in (base, per_sequence, train[0], annotate[0])),
+        sync=max(fixed, 0.0),  # and whatever else does not grow with tokens
     )

@@ -19,6 +19,7 @@ from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.metrics import Sum
 from openrl.trainer.launch import build_pipeline
+from openrl.trainer.prepare import Inputs
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import Roles, roles_of
 from openrl.types import Completion, Finish, Prompt, Sampling, Score
@@ -27,6 +28,7 @@ from tests.tiny import tiny_model_dir
 from tests.unit.test_config_checks import GRPO, ppo
 
 ONE_STEP = "--rollout_batch_size 5 --n_samples_per_prompt 2 --train_batch_size 10 --micro_train_batch_size 2"
+INPUTS = Inputs("cpu", SimpleNamespace(pad_token_id=0), [], [], [])
 PROMPTS = [Prompt(f"p{i}", [5 + i], "x") for i in range(5)]
 
 
@@ -142,9 +144,7 @@ class Step:
         models = LocalGroup.create("actor", 1, Model, self.forward_done, self.batches)
         reference = LocalGroup.create("reference", 1, Model, self.forward_done, [])
         roles = Roles(policy=models, rollout=LocalGroup("vllm", engines), reference=reference)
-        return build_pipeline(
-            self.config, SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[]), roles
-        )
+        return build_pipeline(self.config, INPUTS, roles)
 
     @contextmanager
     def stage(self, name):
@@ -234,9 +234,8 @@ def test_forward_passes_of_a_step_are_counted(tmp_path, words, passes):
     async def scenario():
         groups = {role: LocalGroup.create(role, 1, Counting) for role in made}
         roles = roles_of(config, groups | {ENGINES: groups["actor"]})
-        inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[])
         batch = outcome_batch([1.0] * 10, [i // 2 for i in range(10)])
-        await build_pipeline(config, inputs, roles).annotate(batch)
+        await build_pipeline(config, INPUTS, roles).annotate(batch)
 
     run_virtually(scenario())
     assert made == passes
@@ -269,10 +268,9 @@ def train_both(tmp_path, places, together):
         actor, critic = (LocalGroup.create(role, 1, Meeting, log, meet, timeout=60) for role in ("actor", "critic"))
         flags = f"--rollout_batch_size 8 --train_batch_size 8 --max_steps 9 --init_kl_coef 0 --save_path {tmp_path}"
         config = ppo(f"--pretrain m --prompt_data d --remote_rm_url r.py {flags}")
-        inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[])
         residency = Residency(ResidencyTable({role: frozenset(p) for role, p in places.items()}))
         roles = Roles(policy=actor, rollout=actor, critic=critic, residency=residency)
-        await build_pipeline(config, inputs, roles).update(outcome_batch([1.0] * 8, list(range(8))), 1)
+        await build_pipeline(config, INPUTS, roles).update(outcome_batch([1.0] * 8, list(range(8))), 1)
 
     run_virtually(scenario())
     return log

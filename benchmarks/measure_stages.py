@@ -1,0 +1,76 @@
+"""Stage times of steps of several shapes, for ``simulate_placement --metrics`` and its test.
+
+    python -m benchmarks.measure_stages --output steps.jsonl --shapes 16x48 64x16 32x32 64x40 --rounds 5
+
+runs the real pipeline of ``step_breakdown`` on a CPU, one step of each shape (prompts x tokens of every response) after the
+other, so that a busy machine slows all shapes alike. Writes the metrics of each step with its shape, one line a step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.step_breakdown import config_of, make_task, pipeline_side
+from openrl.cli.run import silence
+from openrl.config.commands import PPOConfig
+from openrl.trainer.prepare import Inputs, prepare
+
+KEPT = (
+    *(f"time/{name}" for name in ("rollout", "annotate", "reward", "train", "sync", "step")),
+    *(f"rollout/{name}" for name in ("samples", "tokens", "prompt_length", "response_length_max")),
+)
+
+
+def shape(word: str) -> tuple[int, int]:
+    prompts, tokens = map(int, word.split("x"))
+    return prompts, tokens
+
+
+async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> list[dict[str, float | str]]:
+    steps: list[dict[str, float | str]] = []
+    async with pipeline_side(config, inputs) as side:
+        trainer = side.trainer
+        for number in range(args.warmup + args.rounds):
+            for prompts, tokens in args.shapes:
+                trainer.batch = replace(trainer.batch, rollout_batch_size=prompts)
+                trainer.pipeline.sampling = replace(trainer.pipeline.sampling, max_tokens=tokens)
+                values = await side.step()
+                if number >= args.warmup:
+                    measured = {name: round(values[name], 4) for name in KEPT if name in values}
+                    steps.append({"shape": f"{prompts}x{tokens}"} | measured)
+    return steps
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--shapes", type=shape, nargs="+", default=[(16, 48), (64, 16), (32, 32), (64, 40)])
+    parser.add_argument("--samples", type=int, default=8, help="per prompt")
+    parser.add_argument("--train_batch_size", type=int, default=128, help="rows of an optimizer step")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
+    parser.add_argument("--colocated", action="store_true", help="all roles on one worker slot")
+    parser.add_argument("--hidden_size", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--zero_stage", type=int, default=0)
+    args = parser.parse_args()
+    args.prompts, args.tokens = (max(s[i] for s in args.shapes) for i in (0, 1))
+    args.pairs = args.rounds * len(args.shapes)
+    silence()
+    with tempfile.TemporaryDirectory(prefix="openrl_stages_") as folder:
+        make_task(args, Path(folder))
+        changes = {"train_batch_size": args.train_batch_size, "colocate_all_models": args.colocated or None}
+        config = config_of(args, Path(folder), **changes)
+        steps = asyncio.run(run(args, config, prepare(config)))
+    args.output.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
