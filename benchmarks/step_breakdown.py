@@ -215,7 +215,7 @@ async def measure(side: Side, vllm: Bare, loop: Bare, drift: Drift, vllm_first: 
 
 
 async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> tuple[list[Pair], Drift]:
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, "cpu")
+    spec = engine_spec(config.model, config.engine, config.sampling.lengths.both, config.debug, "cpu")
     optim = model_spec(config, role_models(config)["actor"], "cpu", 1).optim
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
     loop = Bare(serve_torch, config.model.pretrain, optim)

@@ -39,6 +39,7 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    max_len: int | None = None  # most tokens of prompt and completion together; None: as many as the engine takes
     seed: int | None = None
 
 

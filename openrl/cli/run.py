@@ -22,6 +22,7 @@ from openrl.config import (  # noqa: F401  importing them registers their rules
     lora_checks,
     placement_checks,
     reward_checks,
+    sampling_checks,
     selection,
     supervised_checks,
 )

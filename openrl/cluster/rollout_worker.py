@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from openrl.agents.base import Generate
 from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.group import WorkerContext
 from openrl.config.model import ModelFlags
@@ -16,7 +18,7 @@ from openrl.config.reward_plan import RewardPlan
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, start_engine
-from openrl.types import Group, Prompt, Sampling, Score, Trajectory
+from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
 from openrl.weights.buckets import Bucket
 
 Scores = list[Score | None]
@@ -50,6 +52,8 @@ class CollectRequest:
     seed: tuple[int, int] | None = None  # (run seed, step)
     scored: bool = True
     greedy: bool = False  # also one answer at temperature 0
+    one_request: bool = False  # all samples of a prompt, instead of one each
+    first: int = 0  # number of the first prompt among the draws of its step
 
 
 def request_seed(run_seed: int, step: int, draw: int, sample: int) -> int:
@@ -60,6 +64,15 @@ def request_seed(run_seed: int, step: int, draw: int, sample: int) -> int:
     """
     key = f"{run_seed}/{step}/{draw}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") >> 1
+
+
+def _given(completion: Completion) -> Generate:
+    """A ``generate`` that has its completion."""
+
+    async def generate(token_ids: list[int], sampling: Sampling) -> Completion:
+        return completion
+
+    return generate
 
 
 class RolloutWorker:
@@ -74,11 +87,13 @@ class RolloutWorker:
         reward: RewardFlags,
         plan: RewardPlan,
         token: str | None = None,
+        max_inflight: int = 0,
     ) -> None:
-        """``token`` is the bearer token of reward servers."""
+        """``token`` is the bearer token of reward servers; ``max_inflight`` the most requests under way, 0: any number."""
         self.context, self.backend = context, backend
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
         self.tokenizer = policy_tokenizer(model, None)
+        self.places = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
         self.agent = SingleTurn(self.tokenizer.decode)
         self.reward = build_reward(
             reward, plan, self.tokenizer, engines=context.world_size, plugins=context.plugins, token=token
@@ -113,10 +128,14 @@ class RolloutWorker:
 
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
         greedy = replace(request, sampling=replace(request.sampling, temperature=0.0))
-        samples = [self._sample(position, prompt, i, request) for i in range(request.n_samples)]
-        beside = [self._sample(position, prompt, 0, greedy)] if request.greedy else []
-        trajectories = await asyncio.gather(*samples, *beside)
-        return Group(prompt, trajectories[: request.n_samples], trajectories[-1] if request.greedy else None)
+        beside = asyncio.gather(*([self._sample(position, prompt, 0, greedy)] if request.greedy else []))
+        trajectories, others = await asyncio.gather(self._samples(position, prompt, request), beside)
+        return Group(prompt, trajectories, others[0] if others else None)
+
+    async def _samples(self, position: int, prompt: Prompt, request: CollectRequest) -> list[Trajectory]:
+        if request.one_request:
+            return await self._samples_at_once(position, prompt, request)
+        return await asyncio.gather(*(self._sample(position, prompt, i, request) for i in range(request.n_samples)))
 
     async def _scores(self, playing: asyncio.Task[Group], request: CollectRequest) -> Scores:
         """Of all answers of a group that is being played; the greedy one is scored by itself."""
@@ -127,8 +146,24 @@ class RolloutWorker:
         return list(chain.from_iterable(await asyncio.gather(*map(self.reward.score, parts))))
 
     async def _sample(self, position: int, prompt: Prompt, sample: int, request: CollectRequest) -> Trajectory:
-        seed = None if request.seed is None else request_seed(*request.seed, position, sample)
-        return await self.agent.run(prompt, self.engine.generate, replace(request.sampling, seed=seed))
+        return await self.agent.run(prompt, self.generate, self._seeded(position, sample, request))
+
+    async def _samples_at_once(self, position: int, prompt: Prompt, request: CollectRequest) -> list[Trajectory]:
+        """The agent plays each sample with a completion that is there already."""
+        sampling = self._seeded(position, 0, request)
+        async with self.places:
+            completions = await self.engine.generate_many(prompt.token_ids, sampling, request.n_samples)
+        return [await self.agent.run(prompt, _given(completion), sampling) for completion in completions]
+
+    def _seeded(self, position: int, sample: int, request: CollectRequest) -> Sampling:
+        if request.seed is None:
+            return request.sampling
+        return replace(request.sampling, seed=request_seed(*request.seed, request.first + position, sample))
+
+    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        """The engine's, when one of its places is free."""
+        async with self.places:
+            return await self.engine.generate(token_ids, sampling)
 
     async def load_bucket(self, bucket: Bucket) -> None:
         await self.engine.load_bucket(bucket)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import SUPERVISED, PPOConfig, SupervisedConfig
-from openrl.config.derived import actor_world, in_pairs, max_model_len, samples_per_step
+from openrl.config.derived import actor_world, in_pairs, samples_per_step
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]
@@ -73,7 +73,7 @@ def micro_batches_divide(config: SupervisedConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems:
-    longest = max_model_len(config.sampling)
+    longest = config.sampling.lengths.both
     lengths = f"{longest} tokens, --prompt_max_len + --generate_max_len"
     names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
     for name in names if config.dynamic.use_dynamic_batch else ():

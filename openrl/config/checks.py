@@ -173,7 +173,7 @@ def supervised_rows_have_answers(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
-    shaping, limit = config.shaping, config.sampling.generate_max_len
+    shaping, limit = config.shaping, config.sampling.lengths.response
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
         message = f"the buffer of {shaping.overlong_buffer_len} tokens is longer than a response of {limit}"
         yield Problem(("overlong_buffer_len", "generate_max_len"), message, f"--overlong_buffer_len {limit // 4 or 1}")
@@ -188,17 +188,6 @@ def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
     if config.shaping.whiten_rewards and not kl_in_reward(config.kl):
         message = "with one reward at the end of an answer, every token before it gets -mean / std as its reward"
         yield Problem(("whiten_rewards",), message, "--reward_norm_mean batch --reward_norm_std batch", fatal=False)
-
-
-@check(PPOConfig)
-def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
-    off = {"top_p": config.sampling.top_p == 1, "top_k": config.sampling.top_k == -1}
-    flags = tuple(name for name, is_off in off.items() if not is_off)
-    if flags:
-        message = (
-            "answers are drawn from a cut distribution, log-probs are trained over the full one: ratios are biased"
-        )
-        yield Problem(flags, message, "leave it out and use --temperature", fatal=False)
 
 
 @check(PPOConfig)
@@ -290,7 +279,7 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
     evaluation = config.evaluation
     if evaluation.eval_dataset is None:
         return
-    if evaluation.eval_steps == -1 and not evaluation.eval_before_train:
+    if evaluation.eval_steps == -1 and not evaluation.eval_before_train and not evaluation.eval_only:
         flags = ("eval_dataset", "eval_steps")
         yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
     if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:

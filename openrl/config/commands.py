@@ -50,14 +50,15 @@ from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, Referenc
 from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.rollout import (
     ChosenEngineFlags,
+    CollectFlags,
     DeviceFlags,
     EngineFlags,
     HybridFlags,
     PlacementFlags,
     RankFlags,
-    SamplingFlags,
 )
 from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags, SeedFlags
+from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
 
@@ -75,6 +76,7 @@ class PPOConfig:
     hybrid: HybridFlags = part(HybridFlags)
     device: DeviceFlags = part(DeviceFlags)
     engine: EngineFlags = part(EngineFlags)
+    collecting: CollectFlags = part(CollectFlags)
     sampling: SamplingFlags = part(SamplingFlags)
     batch: RolloutBatchFlags = part(RolloutBatchFlags)
     packing: PackingFlags = part(PackingFlags)

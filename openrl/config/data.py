@@ -146,6 +146,13 @@ class PromptEvalFlags:
     eval_before_train: bool = flag(False, "Evaluate once before the first step.")
     eval_n_samples_per_prompt: int = flag(4, "Responses per prompt in evaluation.", bounds="> 0")
     eval_temperature: float = flag(0.6, "Temperature in evaluation; 0: greedy.", bounds=">= 0")
+    eval_top_p: float = flag(1.0, "top_p in evaluation.", bounds="(0, 1]")
+    eval_top_k: int = flag(-1, "top_k in evaluation; -1: off.", bounds="-1 or > 0")
+    eval_generate_max_len: int | None = flag(
+        None, "Most new tokens in evaluation. None: --generate_max_len.", bounds="> 0"
+    )
+    eval_batch_size: int = flag(-1, "Prompts submitted at a time in evaluation; -1: all.", bounds="-1 or > 0")
+    eval_only: bool = flag(False, "Evaluate once and end; nothing is trained.")
     eval_max_samples: int | None = flag(
         None, "Use at most this many evaluation rows, the same ones each time. None: all.", bounds="> 0"
     )

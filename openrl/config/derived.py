@@ -21,7 +21,7 @@ from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
 from openrl.config.placement import explicit_places
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
-from openrl.config.rollout import PlacementFlags, RankFlags, SamplingFlags
+from openrl.config.rollout import PlacementFlags, RankFlags
 from openrl.config.shaping import NormScope
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
@@ -101,9 +101,10 @@ def reference_lora(config: DPOConfig) -> LoRAFlags:
     return replace(config.lora, lora_rank=0, lora_adapter_path=path)  # type: ignore[type-var]
 
 
-def max_model_len(sampling: SamplingFlags) -> int:
-    """Most tokens of prompt and response together."""
-    return sampling.prompt_max_len + sampling.generate_max_len
+def longest_sequence(config: PPOConfig) -> int:
+    """Most tokens of prompt and response together that engines are asked for, in training or evaluation."""
+    lengths, evaluated = config.sampling.lengths, config.evaluation.eval_generate_max_len
+    return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
 
 
 def data_seed(config: Any) -> int:
@@ -174,6 +175,11 @@ def compared_dtype(config: PPOConfig) -> Dtype:
     coarse: tuple[Dtype, ...] = ("bf16", "fp16", "fp32")
     used = (config.model.param_dtype, config.engine.vllm_dtype)
     return next((dtype for dtype in coarse if dtype in used), config.model.param_dtype)
+
+
+def process_environment(flags: PlacementFlags) -> dict[str, str]:
+    """--system_envs as name -> value."""
+    return dict(pair.split("=", 1) for pair in flags.system_envs)
 
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:
@@ -255,7 +261,7 @@ def frozen_actor_steps(config: PPOConfig) -> int:
 
 def loss_agg_norm_const(config: PPOConfig) -> float:
     """--loss_agg_norm_const, else the longest response; tokens."""
-    return config.algorithm.loss_agg_norm_const or float(config.sampling.generate_max_len)
+    return config.algorithm.loss_agg_norm_const or float(config.sampling.lengths.response)
 
 
 def loss_agg_mode(config: PPOConfig) -> LossAggMode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import max_model_len
+from openrl.config.derived import longest_sequence
 from openrl.config.placement import parallel_sizes
 from openrl.flags.checks import Problem, check
 
@@ -30,6 +30,9 @@ OWN_FLAGS = {
 }
 """Field of vLLM's EngineArgs -> the flag that sets it."""
 
+SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
+"""Words of variables whose values nobody is to see."""
+
 RESERVED = ("logprobs_mode", "worker_extension_cls", "distributed_executor_backend")
 """Fields that training and placement depend on."""
 
@@ -51,8 +54,43 @@ def experts_have_several_places(config: PPOConfig, given: frozenset[str]) -> Ite
 
 
 @check(PPOConfig)
+def rollouts_are_filled(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
+    if running is None or running == wanted:
+        return
+    name = "vllm_generate_batch_size"
+    if running < wanted and not config.filtering.dynamic_filtering:
+        message = f"{running} prompts do not fill a rollout of {wanted}, and nothing asks for more rounds"
+        yield Problem((name, "rollout_batch_size"), message, f"--dynamic_filtering, or --{name} {wanted} or more")
+    if running > wanted and config.collecting.rollout_scheduler == "batch":
+        yield Problem((name, "rollout_scheduler"), "batch waits for every group: none is left over", "leave one out")
+    if running > wanted and config.debug.full_determinism:
+        message = "which groups are given up follows from how fast they are"
+        yield Problem((name, "full_determinism"), message, f"leave --{name} out")
+    elif running > wanted and config.collecting.rollout_scheduler == "stream":
+        message = (
+            "the slowest groups are given up, which are those with the longest answers: short ones are learnt from"
+        )
+        yield Problem((name,), message, "leave it out where length matters", fatal=False)
+
+
+@check(PPOConfig)
+def environment_is_readable(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    for pair in config.placement.system_envs:
+        name, equals, _ = pair.partition("=")
+        if not equals or not name.isidentifier():
+            yield Problem(("system_envs",), f"{name!r} is no NAME=VALUE", "--system_envs NCCL_DEBUG=WARN")
+        elif any(word in SECRET for word in name.upper().split("_")):
+            message = f"{name} looks like a secret, and flags are written to config.yaml and trackers"
+            yield Problem(("system_envs",), message, f"export {name} where this command, or `ray start`, runs")
+
+
+@check(PPOConfig)
 def samples_fit_the_engine(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
-    limit, longest = config.engine.vllm_max_model_len, max_model_len(config.sampling)
+    yield from samples_fit(config.engine.vllm_max_model_len, longest_sequence(config))
+
+
+def samples_fit(limit: int | None, longest: int) -> Iterator[Problem]:
     if limit is not None and limit < longest:
         yield Problem(
             ("vllm_max_model_len", "prompt_max_len", "generate_max_len"),

@@ -249,7 +249,7 @@ IDLE = (
     Idle(
         (
             "eval_split", "eval_steps", "eval_before_train", "eval_n_samples_per_prompt", "eval_temperature",
-            "eval_max_samples",
+            "eval_max_samples", "eval_top_p", "eval_top_k", "eval_generate_max_len", "eval_batch_size", "eval_only",
         ),
         lambda config: config.evaluation.eval_dataset is not None,
         "nothing is evaluated without --eval_dataset",

@@ -6,7 +6,8 @@ from typing import Literal
 
 from openrl.config.data import SOURCES, PromptDataFlags
 from openrl.config.model import ScalarHeadFlags
-from openrl.config.rollout import OneEngineFlags, SamplingFlags
+from openrl.config.rollout import OneEngineFlags
+from openrl.config.sampling import DrawFlags, Lengths
 from openrl.flags.schema import REQUIRED, flag, group
 
 
@@ -92,12 +93,17 @@ class BatchEngineFlags(OneEngineFlags):
 
 
 @group("Sampling")
-class InferenceSamplingFlags(SamplingFlags):
+class InferenceSamplingFlags(DrawFlags):
     temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds=">= 0")
     greedy_sampling: bool = flag(False, "Same as --temperature 0.")
-    min_p: float = flag(0.0, "Drop tokens less likely than this share of the likeliest. 0: off.", bounds="[0, 1)")
-    repetition_penalty: float = flag(1.0, "Penalty on repeated tokens. 1: off.", bounds="> 0")
-    stop: tuple[str, ...] = flag((), "Texts that end a response; kept in it.")
+    prompt_max_len: int = flag(
+        1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"
+    )
+    generate_max_len: int = flag(1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",))
+
+    @property
+    def lengths(self) -> Lengths:
+        return Lengths(self.prompt_max_len, self.generate_max_len, self.prompt_max_len + self.generate_max_len)
 
 
 @group("Evaluation")

@@ -21,7 +21,7 @@ Answering = BatchInferenceConfig | EvaluateConfig
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
 
-for rule in (checks.template_has_a_place, checks.probabilities_match_prompt_data, engine_checks.samples_fit_the_engine):
+for rule in (checks.template_has_a_place, checks.probabilities_match_prompt_data):
     check(BatchInferenceConfig, EvaluateConfig)(rule)
 for rule in (environment.policy_exists, environment.prompts_exist, environment.template_files_exist):
     check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
@@ -105,6 +105,11 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
 
 
 # -- batch_inference and evaluate -------------------------------------------------------------------------
+
+
+@check(BatchInferenceConfig, EvaluateConfig)
+def answers_fit_the_engine(config: Answering, given: Given) -> Problems:
+    yield from engine_checks.samples_fit(config.engine.vllm_max_model_len, config.sampling.lengths.both)
 
 
 @check(BatchInferenceConfig, EvaluateConfig)

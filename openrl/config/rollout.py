@@ -1,4 +1,4 @@
-"""Flags of placement, engines and sampling."""
+"""Flags of placement and engines."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ class ClusterFlags:
 
 @group("Placement")
 class PlacementFlags(ClusterFlags):
+    system_envs: tuple[str, ...] = flag(
+        (), "Environment variables set in every process of the run, e.g. NCCL_DEBUG=WARN; they go before our defaults."
+    )
     actor_num_nodes: int = flag(1, "Nodes of the actor group.", bounds="> 0")
     actor_num_gpus_per_node: int | None = flag(
         None,
@@ -144,14 +147,23 @@ class EngineFlags(ChosenEngineFlags):
     sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.", bounds="> 0")
 
 
-@group("Sampling")
-class SamplingFlags:
-    temperature: float = flag(
-        1.0, "Sampling temperature; training log-probs and KL use logits divided by it.", bounds="> 0"
+@group("Rollout engine")
+class CollectFlags:
+    """How requests come to the engines, whichever they are."""
+
+    vllm_generate_batch_size: int | None = flag(
+        None,
+        "Prompts running or already accepted at any time while a rollout is filled. None: --rollout_batch_size. More: the "
+        "slowest are given up when there are enough, and counted. Fewer: rounds of so many, with --dynamic_filtering.",
+        bounds="> 0",
     )
-    top_p: float = flag(1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]")
-    top_k: int = flag(-1, "Sample among the k likeliest tokens. -1: off.", bounds="-1 or > 0")
-    prompt_max_len: int = flag(
-        1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"
+    vllm_max_inflight_per_engine: int = flag(
+        0, "Most requests sent to one engine at a time; others wait. 0: no limit.", bounds=">= 0"
     )
-    generate_max_len: int = flag(1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",))
+    rollout_scheduler: Literal["stream", "batch"] = flag(
+        "stream",
+        "stream: each group is scored, judged and replaced when it finishes. batch: when all have, in the order of prompts.",
+    )
+    expand_n_samples: bool = flag(
+        True, "Send the samples of a prompt as requests of their own. Off: one request for all of them."
+    )

@@ -39,15 +39,14 @@ def engines_log_probs_are_compared_with_others(config: PPOConfig, given: Given) 
 
 @check(PPOConfig)
 def correction_sees_whole_distributions(config: PPOConfig, given: Given) -> Problems:
-    correction, sampling = config.correction, config.sampling
-    cut = [name for name, off in (("top_p", sampling.top_p == 1), ("top_k", sampling.top_k == -1)) if not off]
+    correction, cut = config.correction, config.sampling.cuts
     users = [name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)]
     users += ["skip_old_logprob"] if correction.skip_old_logprob == "always" else []
     if cut and users:
         yield Problem(
             (*users, *cut),
             "the engine's log-probs are of a cut distribution: the ratio to the trainer's is no importance weight",
-            " ".join(f"--{name} {'1' if name == 'top_p' else '-1'}" for name in cut),
+            f"leave {' and '.join(f'--{name}' for name in cut)} out",
         )
 
 

@@ -23,7 +23,7 @@ from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device
 from openrl.rewards.base import Reward
 from openrl.rewards.build import build_reward
-from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
+from openrl.rollout.engine import EngineSpec, RolloutEngine, sampling_of, start_engine
 from openrl.types import Group, Prompt, Sampling, Trajectory
 
 WIDTH = 256  # prompts that are answered or scored side by side
@@ -46,16 +46,9 @@ HOW = frozenset(
 """Flags that say how an output is computed, not what stands in it: they may change when a run goes on."""
 
 
-def sampling_of(flags: InferenceSamplingFlags) -> Sampling:
-    return Sampling(
-        max_tokens=flags.generate_max_len,
-        temperature=0.0 if flags.greedy_sampling else flags.temperature,
-        top_p=flags.top_p,
-        top_k=flags.top_k,
-        min_p=flags.min_p,
-        repetition_penalty=flags.repetition_penalty,
-        stop=flags.stop,
-    )
+def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
+    sampling = sampling_of(flags, flags.generate_max_len)
+    return replace(sampling, temperature=0.0) if flags.greedy_sampling else sampling
 
 
 class Answering:

@@ -23,11 +23,11 @@ from openrl.inference.answering import (
     Answering,
     ColumnNames,
     RewardSetting,
+    answer_sampling,
     numbered,
     rows_of,
     running_engine,
     running_reward,
-    sampling_of,
     score,
     settings_of,
 )
@@ -193,7 +193,7 @@ async def working(
             return
         backend, spec = engine_of(config, inputs.device)
         async with running_engine(backend, spec) as engine:
-            sampling, n = sampling_of(config.sampling), task.n_samples_per_prompt
+            sampling, n = answer_sampling(config.sampling), task.n_samples_per_prompt
             answering = Answering(engine, tokenizer, sampling, n, config.debug.seed)
 
             async def answer(unit: Unit) -> list[Row]:
@@ -204,7 +204,7 @@ async def working(
 
 
 def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, EngineSpec]:
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, device)
+    spec = engine_spec(config.model, config.engine, config.sampling.lengths.both, config.debug, device)
     if config.task.eval_task == "generate_vllm":
         return "vllm", spec
     return "hf", replace(spec, max_num_seqs=config.batch.micro_batch_size)

@@ -27,11 +27,11 @@ from openrl.inference.answering import (
     Answering,
     ColumnNames,
     RewardSetting,
+    answer_sampling,
     numbered,
     rows_of,
     running_engine,
     running_reward,
-    sampling_of,
     score,
     settings_of,
 )
@@ -118,13 +118,13 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
         inputs.device,
         config.debug.plugin,
     )
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, inputs.device)
+    spec = engine_spec(config.model, config.engine, config.sampling.lengths.both, config.debug, inputs.device)
     async with (
         running_reward(setting, inputs.tokenizer) as reward,
         running_engine(config.engine.rollout_backend, spec) as engine,
     ):
         n = config.evaluate.n_samples_per_prompt
-        answering = Answering(engine, inputs.tokenizer, sampling_of(config.sampling), n, config.debug.seed)
+        answering = Answering(engine, inputs.tokenizer, answer_sampling(config.sampling), n, config.debug.seed)
 
         async def work(position: int) -> list[Row]:
             group = await score(reward, await answering.group(position, inputs.prompts[position]))

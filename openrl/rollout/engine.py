@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol
 
 from openrl.config.model import Dtype, ModelFlags
 from openrl.config.placement import ParallelSizes
-from openrl.config.rollout import OneEngineFlags, SamplingFlags
+from openrl.config.rollout import OneEngineFlags
 from openrl.config.run import SeedFlags
+from openrl.config.sampling import DrawFlags
 from openrl.errors import UserError
 from openrl.types import Completion, Sampling
 from openrl.weights.buckets import Bucket
@@ -29,6 +30,9 @@ class RolloutEngine(Protocol):
         temperature 0 (greedy) those of temperature 1. An end-of-text token or the token that completes a stop text is
         the last of the completion. Raises UserError if the prompt leaves no room for a token.
         """
+
+    async def generate_many(self, token_ids: list[int], sampling: Sampling, n: int) -> list[Completion]:
+        """``n`` completions of one prompt by one request; a seed is followed by others for the second and later ones."""
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks.
@@ -83,18 +87,19 @@ class EngineSpec:
 def engine_spec(
     model: ModelFlags,
     engine: OneEngineFlags,
-    sampling: SamplingFlags,
+    longest: int,
     debug: SeedFlags,
     device: Literal["cpu", "cuda"],
     engines: int = 1,
 ) -> EngineSpec:
-    """The spec that a run's flags ask for; on a CPU all ``engines`` of the run are taken to share one machine."""
+    """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together. On a CPU all ``engines``
+    of the run are taken to share one machine."""
     return EngineSpec(
         model=model.pretrain,
         tokenizer=model.tokenizer_path,
         dtype=model.param_dtype if engine.vllm_dtype == "auto" else engine.vllm_dtype,
         device=device,
-        max_model_len=engine.vllm_max_model_len or sampling.prompt_max_len + sampling.generate_max_len,
+        max_model_len=engine.vllm_max_model_len or longest,
         seed=debug.seed,
         max_num_seqs=engine.vllm_max_num_seqs,
         max_num_batched_tokens=engine.vllm_max_num_batched_tokens,
@@ -140,9 +145,21 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
             )
 
 
+def sampling_of(flags: DrawFlags, max_tokens: int) -> Sampling:
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=flags.temperature,
+        top_p=flags.top_p,
+        top_k=flags.top_k,
+        min_p=flags.min_p,
+        repetition_penalty=flags.repetition_penalty,
+        stop=flags.stop,
+    )
+
+
 def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:
-    """New tokens a request may have: ``max_tokens``, or less if the model length ends before."""
-    room = max_model_len - len(token_ids)
+    """New tokens a request may have: ``max_tokens``, or less if ``max_len`` or the model length ends before."""
+    room = min(max_model_len, sampling.max_len or max_model_len) - len(token_ids)
     if not token_ids or room < 1:
         raise UserError(
             f"a prompt of {len(token_ids)} tokens cannot be continued by an engine of {max_model_len} tokens",

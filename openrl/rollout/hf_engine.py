@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -82,6 +82,10 @@ class HFEngine:
         oldest = self.policy_version
         tokens, logprobs, finish = await request.reply
         return Completion(tokens, logprobs, finish, (oldest, self.policy_version))
+
+    async def generate_many(self, token_ids: list[int], sampling: Sampling, n: int) -> list[Completion]:
+        seeds = [None if sampling.seed is None else sampling.seed + i for i in range(n)]
+        return await asyncio.gather(*(self.generate(token_ids, replace(sampling, seed=seed)) for seed in seeds))
 
     async def _decode_waiting(self) -> None:
         """Batch after batch, until nobody waits. A failing batch fails its requests, not the engine."""

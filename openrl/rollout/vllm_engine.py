@@ -145,10 +145,14 @@ class VLLMEngine:
             ) from error
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        return (await self.generate_many(token_ids, sampling, 1))[0]
+
+    async def generate_many(self, token_ids: list[int], sampling: Sampling, n: int) -> list[Completion]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
+            n=n,
             max_tokens=room_for(token_ids, sampling, self._spec.max_model_len),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
@@ -161,10 +165,13 @@ class VLLMEngine:
             seed=sampling.seed,
             logprobs=0,  # the sampled token's alone
             detokenize=bool(sampling.stop),
-            output_kind=RequestOutputKind.FINAL_ONLY,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # else the last output may hold only some of the n
         )
         oldest = self.policy_version
-        reply = (await self._run(token_ids, params)).outputs[0]
+        replies = (await self._run(token_ids, params)).outputs
+        return [self._completion(reply, oldest) for reply in replies]
+
+    def _completion(self, reply: Any, oldest: int) -> Completion:
         if reply.finish_reason not in _FINISH:
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
         sampled = list(reply.token_ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.data import PromptEvalFlags
@@ -23,9 +24,19 @@ class Evaluation:
     def __init__(self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int) -> None:
         self.prompts = prompts
         self.request = CollectRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1))
+        self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
 
     async def run(self, collect: Collect, on_group: OnGroup) -> dict[str, Metric]:
-        return eval_metrics(await collect(self.prompts, self.request, on_group))
+        groups: list[Group] = []
+        while len(groups) < len(self.prompts):
+            first = len(groups)
+            some = self.prompts[first : first + self.at_a_time]
+
+            def of_all(done: int, total: int, first: int = first) -> None:
+                on_group(first + done, len(self.prompts))
+
+            groups += await collect(some, replace(self.request, first=first), of_all)
+        return eval_metrics(groups)
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:

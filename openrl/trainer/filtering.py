@@ -19,10 +19,14 @@ class DynamicFilter:
     the accepted ones among the first prompts of the stream, whatever the order of arrival.
     """
 
-    def __init__(self, flags: DynamicFilteringFlags, stream: PromptStream, wanted: int) -> None:
+    def __init__(
+        self, flags: DynamicFilteringFlags, stream: PromptStream, wanted: int, running: int | None = None
+    ) -> None:
+        """``running`` are the prompts that are tried at first, None: as many as wanted."""
         rounds = flags.dynamic_filtering_max_batches or math.inf
         self.flags, self.stream, self.wanted = flags, stream, wanted
-        self.left = int(min(rounds * wanted, len(stream.prompts))) - wanted  # prompts that may still be tried
+        tries = int(min(rounds * wanted, len(stream.prompts)))
+        self.left = max(tries - max(wanted, running or wanted), 0)  # prompts that may be tried instead of others
         self.without_part: list[Group] | None = []  # all groups so far, until one has what is averaged
 
     def replace(self, group: Group) -> Prompt | None:
@@ -30,11 +34,15 @@ class DynamicFilter:
 
         Raises UserError if a whole batch of groups lacks what --dynamic_filtering_key names: it is misspelt.
         """
-        self._look_for_part(group)
-        if self.accepts(group) or self.left <= 0:
+        if self.judge(group) or self.left <= 0:
             return None
         self.left -= 1
         return self.stream.take(1)[0]
+
+    def judge(self, group: Group) -> bool:
+        """``accepts`` of a group that has just been generated. Raises UserError as ``replace``."""
+        self._look_for_part(group)
+        return self.accepts(group)
 
     def _look_for_part(self, group: Group) -> None:
         key = self.flags.dynamic_filtering_key

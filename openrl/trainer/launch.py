@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +16,7 @@ from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
 from openrl.models.device import Device
 from openrl.rewards.combined import Weighing
+from openrl.rollout.engine import sampling_of
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
@@ -46,6 +49,7 @@ StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManag
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
     """Start everything, train, save, report. Whatever happens, no process that ``start`` started outlives the call."""
     run_dir, console = Path(config.checkpoint.save_path), Console()
+    os.environ |= derived.process_environment(config.placement)
     write_config(config, run_dir)
     for line in [*start_lines(config), *(report.line() for report in inputs.reports)]:
         console.print(line, highlight=False)
@@ -72,6 +76,7 @@ def build_trainer(
         progress.total,
         inputs.tokenizer,
         batch=config.batch,
+        collecting=config.collecting,
         filtering=config.filtering,
         checkpoint=config.checkpoint,
         evaluate=config.evaluation,
@@ -98,14 +103,13 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         shaping=config.shaping,
         norm_scopes=derived.reward_norm_scopes(config),
         whiten_advantages=derived.whiten_advantages(config),
-        max_new_tokens=config.sampling.generate_max_len,
+        max_new_tokens=config.sampling.lengths.response,
         whiten_std=not config.algorithm.no_advantage_std_norm,
         kl_estimator=derived.measured_kl_estimator(config.kl),
     )
-    s = config.sampling
     return Pipeline(
         roles,
-        sampling=Sampling(s.generate_max_len, s.temperature, s.top_p, s.top_k),
+        sampling=training_sampling(config),
         mismatch=Mismatch(config.correction),
         credit=Credit(plan, config.kl),
         losses=Losses.from_config(config),
@@ -118,6 +122,7 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         weighing=Weighing(derived.rewards(config), config.reward.reward_failure_policy),
         param_dtype=derived.compared_dtype(config),
         guard=NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
+        collecting=config.collecting,
         frozen_actor_steps=derived.frozen_actor_steps(config),
         ptx=build_ptx(config, inputs),
     )
@@ -132,8 +137,25 @@ def build_ptx(config: PPOConfig, inputs: Inputs) -> SupervisedMix | None:
 def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
     if not inputs.eval_prompts:
         return None
-    sampling = Sampling(config.sampling.generate_max_len, config.evaluation.eval_temperature)
-    return Evaluation(config.evaluation, inputs.eval_prompts, sampling, config.debug.seed)
+    return Evaluation(config.evaluation, inputs.eval_prompts, evaluation_sampling(config), config.debug.seed)
+
+
+def training_sampling(config: PPOConfig) -> Sampling:
+    sampling = sampling_of(config.sampling, config.sampling.lengths.response)
+    return replace(sampling, ignore_eos=config.sampling.ignore_eos, max_len=config.sampling.max_len)
+
+
+def evaluation_sampling(config: PPOConfig) -> Sampling:
+    """Its own temperature, top_p, top_k and length; texts that end an answer in training end it here too."""
+    flags, longer = config.evaluation, config.evaluation.eval_generate_max_len
+    return Sampling(
+        longer or config.sampling.lengths.response,
+        flags.eval_temperature,
+        flags.eval_top_p,
+        flags.eval_top_k,
+        stop=config.sampling.stop,
+        max_len=None if longer else config.sampling.max_len,
+    )
 
 
 def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:

@@ -16,7 +16,7 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +31,14 @@ from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
 from openrl.config.reward import RewardFlags
+from openrl.config.rollout import CollectFlags
 from openrl.config.run import DebugFlags
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.rewards.combined import Weighing
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.tracking.progress import Stage
-from openrl.trainer.collector import Collector, Judge, OnGroup, Replace, as_it_is, keep_all
+from openrl.trainer.collector import Collector, Counts, Judge, OnGroup, Replace, as_it_is, every, keep_all
 from openrl.trainer.credit import Credit
 from openrl.trainer.cut import Cut, work_metrics
 from openrl.trainer.judging import ArrivalJudge
@@ -93,13 +94,16 @@ class Pipeline:
         weighing: Weighing,
         param_dtype: Dtype,
         guard: NonFiniteGuard,
+        collecting: CollectFlags,
         frozen_actor_steps: int = 0,
         ptx: SupervisedMix | None = None,
     ) -> None:
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.cut, self.debug = batch, cut, debug
         self.bucket_bytes, self.pad_id = bucket_bytes, pad_id
-        self.collector, self.residency = Collector(roles.rollout), roles.residency
+        in_order = collecting.rollout_scheduler == "batch"
+        self.collector, self.residency = Collector(roles.rollout, in_order), roles.residency
+        self.one_request = not collecting.expand_n_samples
         self.reward, self.weighing = reward, weighing
         self.param_dtype, self.guard = param_dtype, guard
         self.frozen_actor_steps, self.ptx = frozen_actor_steps, ptx
@@ -108,12 +112,18 @@ class Pipeline:
     # -- collect ------------------------------------------------------------------------------------
 
     async def collect(
-        self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup, replace: Replace = keep_all
+        self,
+        prompts: list[Prompt],
+        request: CollectRequest,
+        on_group: OnGroup,
+        replace: Replace = keep_all,
+        wanted: int | None = None,
+        counts: Counts = every,
     ) -> list[Group]:
-        """Scored answers to each prompt, in the order of the prompts, then to those that replaced some."""
+        """Scored answers to each prompt, in the order of the prompts, then to those that replaced some; see Collector."""
         judge = self._judge(len(prompts), request)
         async with self.residency.stage("collect"):
-            return await self.collector.collect(prompts, request, on_group, replace, judge)
+            return await self.collector.collect(prompts, request, on_group, replace, judge, wanted, counts)
 
     async def generate(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> Answers:
         """Answers to each prompt once all are generated; their scores may still be out.
@@ -123,7 +133,7 @@ class Pipeline:
         generated: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
         judge = self._judge(len(prompts), request)
         async with self.residency.stage("collect"):
-            work = self.collector.collect(prompts, request, on_group, keep_all, judge, generated)
+            work = self.collector.collect(prompts, request, on_group, judge=judge, generated=generated)
             scoring = asyncio.create_task(work, name="score")
             try:
                 await result_beside(scoring if self.roles.reward else generated, [scoring])
@@ -157,7 +167,8 @@ class Pipeline:
         """What a training step asks for: --n_samples_per_prompt answers to each prompt."""
         seed = (self.debug.seed, step) if self.debug.full_determinism else None
         greedy = "greedy_rewards" in self.credit.plan.estimator.needs
-        return CollectRequest(self.batch.n_samples_per_prompt, self.sampling, seed, greedy=greedy)
+        n = self.batch.n_samples_per_prompt
+        return CollectRequest(n, self.sampling, seed, greedy=greedy, one_request=self.one_request)
 
     # -- learn --------------------------------------------------------------------------------------
 
@@ -273,8 +284,8 @@ class Pipeline:
 
         Raises UserError if they are not the same model (see ``weights/sync.py``).
         """
-        sampling = replace(self.sampling, max_tokens=min(max_tokens, self.sampling.max_tokens), top_p=1.0, top_k=-1)
-        request = CollectRequest(1, sampling, seed=(self.debug.seed, 0), scored=False)
+        plain = Sampling(min(max_tokens, self.sampling.max_tokens), self.sampling.temperature)
+        request = CollectRequest(1, plain, seed=(self.debug.seed, 0), scored=False)
         async with self.residency.stage("collect"):
             groups = await self.collector.collect(prompts, request, lambda done, total: None)
         batch = collate(groups, self.pad_id)

@@ -175,7 +175,7 @@ def memory_by_role(
     result, cut = {}, rollout_cut(config, PER_TOKEN)
     for role, model in models.items():
         size = cut.train if model.rate else cut.forward
-        longest = derived.max_model_len(config.sampling)
+        longest = config.sampling.lengths.both
         result[role] = model_memory(
             shapes[model.path],
             model,

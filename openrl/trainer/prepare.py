@@ -95,7 +95,7 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
         config.data,
         config.templates,
         tokenizer,
-        config.sampling.prompt_max_len,
+        config.sampling.lengths.prompt,
         workers=config.order.preprocess_num_workers,
     )
     shaping, gathered = config.shaping, Gathered()
@@ -116,11 +116,14 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
 
 def check_steps(config: PPOConfig, prompts: int) -> None:
     """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is trained."""
-    if prompts < config.batch.rollout_batch_size:
-        raise UserError(
-            f"--rollout_batch_size {config.batch.rollout_batch_size} prompts a step, but --prompt_data has {prompts}",
-            f"--rollout_batch_size {prompts} or less, or more prompts",
-        )
+    asked = {"rollout_batch_size": config.batch.rollout_batch_size}
+    asked["vllm_generate_batch_size"] = config.collecting.vllm_generate_batch_size or 0
+    for name, size in asked.items():
+        if prompts < size:
+            raise UserError(
+                f"--{name} {size} prompts a step, but --prompt_data has {prompts}",
+                f"--{name} {prompts} or less, or more prompts",
+            )
     steps = derived.total_steps(config.batch, prompts)
     if (frozen := derived.frozen_actor_steps(config)) >= steps:
         raise UserError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import TrainingPlan, plan_steps
-from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.data import SupervisedDataFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
@@ -27,7 +26,7 @@ def load_ptx(
         dataset=config.ptx.ptx_data,
         input_key=config.data.input_key,
         output_key=config.ptx.output_key,
-        max_len=derived.max_model_len(config.sampling),
+        max_len=config.sampling.lengths.both,
     )
     builder = SupervisedBuilder(flags, config.templates, tokenizer, config.order.preprocess_num_workers)
     sources = load_sources(flags.dataset, flags.dataset_split, flags.max_samples, flag="ptx_data")

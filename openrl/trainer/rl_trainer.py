@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
 from openrl.config.learning import RolloutBatchFlags
+from openrl.config.rollout import CollectFlags
 from openrl.config.run import CheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.loggers import Trackers
@@ -22,6 +23,7 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.filling import fill
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.pipeline import Answers, Pipeline
 from openrl.trainer.reward_failures import failure_notes
@@ -62,6 +64,7 @@ class RLTrainer:
         tokenizer: PreTrainedTokenizerBase,
         *,
         batch: RolloutBatchFlags,
+        collecting: CollectFlags,
         filtering: DynamicFilteringFlags,
         checkpoint: CheckpointFlags,
         evaluate: PromptEvalFlags,
@@ -74,7 +77,8 @@ class RLTrainer:
         schedule: Schedule = OnPolicy(),
     ) -> None:
         self.pipeline, self.stream, self.total_steps, self.tokenizer = pipeline, stream, total_steps, tokenizer
-        self.batch, self.filtering, self.checkpoint, self.evaluate_flags = batch, filtering, checkpoint, evaluate
+        self.batch, self.collecting, self.filtering = batch, collecting, filtering
+        self.checkpoint, self.evaluate_flags = checkpoint, evaluate
         self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
         self.progress, self.flags, self.schedule = progress, flags, schedule
         self.weight_sync_interval = weight_sync_interval
@@ -92,6 +96,10 @@ class RLTrainer:
         with self.progress.stage("sync"):
             await self.pipeline.publish()
             await self.pipeline.check_sync(self.stream.peek(8))
+        if self.evaluate_flags.eval_only:
+            self.trackers.log(self.step, await self.evaluate())
+            self.trackers.close()
+            return self.summary()
         if self.evaluate_flags.eval_before_train and self.step == 0:
             self.trackers.log(0, await self.evaluate())
             self.totals.eval_pass_before = self.totals.eval_pass_after
@@ -116,16 +124,20 @@ class RLTrainer:
     async def collect(self, step: int) -> Rollout:
         """Answers to the prompts of a step, and which of them to train on. Without filtering their rewards may be out yet."""
         wanted, request, behind = self.batch.rollout_batch_size, self.pipeline.request(step), self.unsent
+        running = self.collecting.vllm_generate_batch_size or wanted
+        filtered = self.filtering.dynamic_filtering
+        chosen = DynamicFilter(self.filtering, self.stream, wanted, running) if filtered else None
         with self.progress.stage("rollout") as tell:
-            prompts = self.stream.take(wanted)
-            if not self.filtering.dynamic_filtering:
-                answers = await self.pipeline.generate(prompts, request, tell)
+            if not filtered and running == wanted:
+                answers = await self.pipeline.generate(self.stream.take(wanted), request, tell)
                 self.scoring.add(answers.scoring)
                 return Rollout(answers.groups, answers, behind)
-            chosen = DynamicFilter(self.filtering, self.stream, wanted)
-            groups = await self.pipeline.collect(prompts, request, tell, chosen.replace)
-        kept, filtered = chosen.select(groups)
-        return Rollout(groups, Answers.scored(kept), behind, filtered)
+            groups, measured = await fill(self.pipeline.collect, self.stream, request, tell, wanted, running, chosen)
+        kept = groups
+        if chosen is not None:
+            kept, filtering = chosen.select(groups)
+            measured |= filtering
+        return Rollout(groups, Answers.scored(kept), behind, measured)
 
     async def learn(self, rollout: Rollout, step: int) -> Learned:
         """Train on a rollout and give the engines what came of it."""

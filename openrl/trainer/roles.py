@@ -101,7 +101,7 @@ def reference_path(config: PPOConfig) -> str:
 def run_engine_spec(config: PPOConfig, device: Device, engines: int) -> EngineSpec:
     """What each of the ``engines`` of a run is told."""
     flags = config.engine
-    spec = engine_spec(config.model, flags, config.sampling, config.debug, device, engines)
+    spec = engine_spec(config.model, flags, derived.longest_sequence(config), config.debug, device, engines)
     return replace(
         spec,
         sizes=parallel_sizes(flags),
@@ -118,7 +118,8 @@ def workers(config: PPOConfig, device: Device, optimizer_steps: int, engines: in
         table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
     engine = run_engine_spec(config, device, engines)
     sources = (config.reward, derived.rewards(config), bearer_token())
-    return table | {ENGINES: (RolloutWorker, config.engine.rollout_backend, engine, config.model, *sources)}
+    limit = config.collecting.vllm_max_inflight_per_engine
+    return table | {ENGINES: (RolloutWorker, config.engine.rollout_backend, engine, config.model, *sources, limit)}
 
 
 def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None) -> Roles:
@@ -176,6 +177,15 @@ async def _start(
     config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, worker_class: type, *args: Any
 ) -> WorkerGroup:
     timeout, plugins = config.placement.rpc_timeout, config.debug.plugin
-    group = await RayGroup.create(cluster, reservation, role, worker_class, *args, timeout=timeout, plugins=plugins)
+    group = await RayGroup.create(
+        cluster,
+        reservation,
+        role,
+        worker_class,
+        *args,
+        timeout=timeout,
+        plugins=plugins,
+        env=derived.process_environment(config.placement),
+    )
     await group.call("start")
     return group

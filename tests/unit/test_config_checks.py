@@ -401,7 +401,7 @@ def test_models_that_a_run_needs():
     assert derived.model_roles(ppo(words)) == ("actor", "critic", "reference", "reward")
     assert derived.actor_world(ppo(words).placement, "auto") == 8
     assert derived.actor_world(ppo(PPO).placement, "cpu") == 1
-    assert derived.max_model_len(ppo(PPO + " --max_new_tokens 24").sampling) == 1048
+    assert derived.longest_sequence(ppo(PPO + " --max_new_tokens 24")) == 1048
 
 
 def test_kl_is_in_the_reward_or_in_the_loss():
@@ -530,7 +530,7 @@ def test_help_loads_no_heavy_library(command_type):
 def test_correction_wants_whole_distributions(words):
     """Without correction a cut distribution is a warning."""
     (problem,) = [p for p in settle(PPOConfig, f"{PPO} --top_p 0.9 {words}")[1] if p.fatal]
-    assert problem.flags[-1] == "top_p" and problem.fix == "--top_p 1"
+    assert problem.flags[-1] == "top_p" and problem.fix == "leave --top_p out"
 
 
 ONE_STEP = f"{GRPO} --rollout_batch_size 16 --train_batch_size 128 --init_kl_coef 0"

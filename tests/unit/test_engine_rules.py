@@ -51,7 +51,7 @@ def test_coarser_engines_are_warned_of_unless_corrected(words):
 def test_what_the_engine_is_told():
     words = "--param_dtype fp32 --vllm_dtype bf16 --enable_vllm_is_correction --vllm_max_num_batched_tokens 4096"
     config = ppo(f"{PPO} {words} --vllm_block_size 32 --vllm_max_model_len 4000")
-    spec = engine_spec(config.model, config.engine, config.sampling, config.debug, "cpu")
+    spec = engine_spec(config.model, config.engine, derived.longest_sequence(config), config.debug, "cpu")
     assert (spec.dtype, spec.max_num_batched_tokens, spec.block_size, spec.max_model_len) == ("bf16", 4096, 32, 4000)
     assert derived.compared_dtype(config) == "bf16"
     assert derived.compared_dtype(ppo(f"{PPO} --param_dtype fp32")) == "fp32"

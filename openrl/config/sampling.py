@@ -1,0 +1,71 @@
+"""Flags of drawing: how tokens are chosen, and how many there may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from openrl.flags.schema import flag, group
+
+OPEN_LEN = 1024  # of a prompt, and of a response, that no flag limits
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Most tokens of a prompt, of a response, and of the two together."""
+
+    prompt: int
+    response: int
+    both: int
+
+
+@group("Sampling")
+class DrawFlags:
+    temperature: float = flag(
+        1.0, "Sampling temperature; training log-probs and KL use logits divided by it.", bounds="> 0"
+    )
+    top_p: float = flag(1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]")
+    top_k: int = flag(-1, "Sample among the k likeliest tokens. -1: off.", bounds="-1 or > 0")
+    min_p: float = flag(0.0, "Drop tokens less likely than this share of the likeliest. 0: off.", bounds="[0, 1)")
+    repetition_penalty: float = flag(1.0, "Penalty on repeated tokens. 1: off.", bounds="> 0")
+    stop: tuple[str, ...] = flag((), "Texts that end a response; kept in it, so that training sees what was sampled.")
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The flags in use that take tokens out of the distribution, or move it."""
+        off = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
+        return tuple(name for name, value in off.items() if getattr(self, name) != value)
+
+
+@group("Sampling")
+class SamplingFlags(DrawFlags):
+    """Of a run that trains."""
+
+    ignore_eos: bool = flag(False, "Go on after the end of a text, up to the length limit: for benchmarks.")
+    prompt_max_len: int | None = flag(
+        None,
+        f"Most prompt tokens; --prompt_overflow says what becomes of longer ones. None: {OPEN_LEN}, or with --max_len what "
+        "--generate_max_len leaves of it (half of it if both are open).",
+        bounds="> 0",
+    )
+    generate_max_len: int | None = flag(
+        None,
+        f"Most new tokens after the prompt. None: {OPEN_LEN}, or with --max_len what the prompt leaves of it.",
+        bounds="> 0",
+        alias=("max_new_tokens",),
+    )
+    max_len: int | None = flag(
+        None,
+        "Most tokens of prompt and response together. None: --prompt_max_len + --generate_max_len.",
+        bounds="> 1",
+    )
+
+    @property
+    def lengths(self) -> Lengths:
+        prompt, response, both = self.prompt_max_len, self.generate_max_len, self.max_len
+        if both is None:
+            prompt, response = prompt or OPEN_LEN, response or OPEN_LEN
+            return Lengths(prompt, response, prompt + response)
+        if prompt is None:
+            prompt = both - response if response else both // 2
+        response = response or both - 1  # a prompt has a token at least
+        return Lengths(prompt, response, min(both, prompt + response))

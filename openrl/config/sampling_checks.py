@@ -1,0 +1,47 @@
+"""Rules of how answers are drawn, in training and in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import PPOConfig
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+
+@check(PPOConfig)
+def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
+    if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
+        message = (
+            "answers are drawn from a cut distribution, log-probs are trained over the full one: ratios are biased"
+        )
+        yield Problem(cut, message, "leave it out and use --temperature", fatal=False)
+    if config.sampling.repetition_penalty != 1:
+        message = "the policy that is trained knows no penalty on repeated tokens: it is not the one that is sampled"
+        yield Problem(("repetition_penalty",), message, "leave it out, or a reward that punishes repeats", fatal=False)
+
+
+@check(PPOConfig)
+def answers_end(config: PPOConfig, given: Given) -> Problems:
+    if config.sampling.ignore_eos:
+        message = "answers go on after their end: what rewards and losses see is no answer any more"
+        yield Problem(("ignore_eos",), message, "leave it out, except to measure speed", fatal=False)
+
+
+@check(PPOConfig)
+def lengths_add_up(config: PPOConfig, given: Given) -> Problems:
+    sampling = config.sampling
+    for name in ("prompt_max_len", "generate_max_len"):
+        part = getattr(sampling, name)
+        if sampling.max_len is not None and part is not None and part >= sampling.max_len:
+            message = f"{part} tokens leave no room for the other part in {sampling.max_len}"
+            yield Problem((name, "max_len"), message, f"--max_len {part + 1} or more")
+
+
+@check(PPOConfig)
+def an_evaluation_alone_evaluates(config: PPOConfig, given: Given) -> Problems:
+    idle = ("eval_steps", "eval_before_train", "save_steps", "save_hf_ckpt", "max_steps", "num_episodes")
+    if config.evaluation.eval_only and (asked := tuple(name for name in idle if name in given)):
+        yield Problem((*asked, "eval_only"), "no effect: --eval_only evaluates once and ends", "leave one out")
