@@ -30,7 +30,7 @@ def load(*words):
     assert not [*request.problems, *problems]
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT
-    builder = PromptBuilder(config.data, config.templates, tokenizer, config.sampling.prompt_max_len)
+    builder = PromptBuilder(config.data, config.templates, tokenizer, config.sampling.lengths.prompt)
     prompts, reports = load_prompts(builder, seed=0)
     return prompts, [report.line() for report in reports]
 

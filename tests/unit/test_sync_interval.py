@@ -11,6 +11,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
 from openrl.config.learning import RolloutBatchFlags
+from openrl.config.rollout import CollectFlags
 from openrl.config.run import CheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.progress import Progress
@@ -77,6 +78,7 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
         count,
         None,
         batch=RolloutBatchFlags(rollout_batch_size=2),
+        collecting=CollectFlags(),
         filtering=DynamicFilteringFlags(),
         checkpoint=CheckpointFlags(save_path="unused", save_steps=save_steps),
         evaluate=PromptEvalFlags(eval_steps=eval_steps),
