@@ -18,8 +18,8 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train
 from openrl.trainer.prepare import prepare
+from openrl.trainer.residency import Residency
 from openrl.trainer.roles import Roles, roles_of, start_roles, workers
-from openrl.trainer.waiting import all_or_first_error
 from tests.e2e.runs import metrics, ppo_flags
 
 
@@ -30,6 +30,7 @@ class Bench:
     runner: asyncio.Runner
     task: Path
     groups: dict[str, WorkerGroup]
+    residency: Residency
 
     def __call__(self, out: Path, **changes: object) -> list[dict[str, float]]:
         """The metrics of each step of a run that has ended well."""
@@ -43,8 +44,10 @@ class Bench:
         """The groups that the run needs, each with the model that its flags describe, built anew."""
         made_of = workers(config, device, optimizer_steps)
         models = {role: spec for role, (_, spec, *_) in made_of.items() if role != ENGINES}
-        await all_or_first_error(self.groups[role].call("start", spec) for role, spec in models.items())
-        yield roles_of(config, self.groups)
+        for role, spec in models.items():  # one after the other: where roles sleep, there is room for one
+            await self.groups[role].call("start", spec)
+            await self.residency.started(role, self.groups[role])
+        yield roles_of(config, self.groups, self.residency)
 
 
 @contextlib.contextmanager
@@ -58,6 +61,7 @@ def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
         roles = runner.run(starting.__aenter__())
         groups = {"actor": roles.policy, "critic": roles.critic, "reference": roles.reference, "reward": roles.reward}
         try:
-            yield Bench(runner, task, {ENGINES: roles.rollout} | {r: g for r, g in groups.items() if g is not None})
+            alive = {ENGINES: roles.rollout} | {role: group for role, group in groups.items() if group is not None}
+            yield Bench(runner, task, alive, roles.residency)
         finally:
             runner.run(starting.__aexit__(None, None, None))

@@ -51,9 +51,9 @@ def attempt(capsys, tmp_path):
 
     def attempt(flags: list[str], code: int = 2, prog: str = "train_ppo_ray") -> str:
         config_type, module = COMMANDS[prog]
-        before = set(tmp_path.iterdir())
+        before, run = set(tmp_path.iterdir()), module.run if code == 0 else must_not_run
         try:
-            found = command(config_type, module.prepare, module.run, prog=prog, description="", argv=flags)
+            found = command(config_type, module.prepare, run, prog=prog, description="", argv=flags)
         except SystemExit as end:
             found = end.code
         out, err = capsys.readouterr()
@@ -62,6 +62,10 @@ def attempt(capsys, tmp_path):
         return out if code == 0 else err
 
     return attempt
+
+
+def must_not_run(config, inputs):
+    raise AssertionError("what should have been refused would start now")
 
 
 def finish(process) -> tuple[int, str]:
@@ -195,7 +199,7 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
     [
         ({"vllm_gpu_memory_utilization": 1.5}, "--vllm_gpu_memory_utilization: must be", None),
         (
-            {"colocate_all_models": True, "actor_num_gpus_per_node": 2},
+            {"colocate_all_models": True, "actor_num_gpus_per_node": 2, "vllm_num_engines": 1},
             "--colocate_all_models, --vllm_num_engines: ",
             "--vllm_num_engines 2",
         ),
@@ -208,6 +212,16 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
             {"vllm_max_model_len": 20},
             "--vllm_max_model_len, --prompt_max_len, --generate_max_len: prompt and response may have 28 tokens together",
             "--vllm_max_model_len 28",
+        ),
+        (
+            {"use_dynamic_batch": True, "train_max_tokens_per_gpu": 20, "micro_train_batch_size": None},
+            "--train_max_tokens_per_gpu",
+            "--train_max_tokens_per_gpu 28",
+        ),
+        (
+            {"param_dtype": "bf16", "vllm_dtype": "fp16"},
+            "--vllm_dtype, --param_dtype: bf16 weights and activations reach beyond 65504",
+            "--vllm_dtype auto",
         ),
     ],
 )

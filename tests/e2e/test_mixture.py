@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 
@@ -53,7 +52,9 @@ def test_it_trains_and_the_engine_follows(runs):
     assert [m["step"] for m in steps] == [1, 2, 3, 4]
     for m in steps:
         assert m["actor/logprob_gap_max"] < 1e-4 and m["actor/nonfinite_steps"] == 0
-        assert 2 <= m["actor/aux_loss"] <= 4  # two of four experts a token: 2 if all get as many, 4 if all go to the same
+        assert (
+            2 <= m["actor/aux_loss"] <= 4
+        )  # two of four experts a token: 2 if all get as many, up to 4 if all go to the same
     before, after = weights(model), weights(out)
     experts = [name for name in before if ".experts." in name]
     assert len(experts) == 2 * 4 * 3  # layers, experts, matrices
@@ -70,9 +71,8 @@ def test_a_resume_ends_at_the_same_bits(runs):
 
 def test_it_leaves_a_model_that_transformers_reads(runs):
     _, (_, out), _ = runs
-    config = json.loads((out / "config.json").read_text())
-    assert config["model_type"] == "qwen3_moe" and config["num_experts"] == 4
     model = AutoModelForCausalLM.from_pretrained(out)
+    assert model.config.model_type == "qwen3_moe"
     with torch.no_grad():
         assert model(torch.arange(4, 12)[None]).logits.isfinite().all()
 

@@ -1,9 +1,9 @@
 """Where ranks live changes no number of a run, on the real Ray, DeepSpeed and vLLM.
 
 Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3,
-LoRA on and off, packed and padded leave what the same flags leave where nothing is shared, bit for bit. In the suite
-each start sees both values of every flag, and together the starts see every pair of values; with OPENRL_FULL_MATRIX=1 each
-start sees all eight combinations.
+LoRA on and off, rows padded, packed and cut by tokens leave what the same flags leave where nothing is shared, bit for
+bit. In the suite each start sees both ZeRO stages, with and without LoRA, and all starts together every pair of values;
+with OPENRL_FULL_MATRIX=1 each start sees all twelve combinations.
 """
 
 from __future__ import annotations
@@ -29,39 +29,49 @@ RANKS = (1, 2)
 EXPLICIT = {1: "actor=0;critic=0;ref=1;reward=1;vllm=0", 2: "actor=0-1;critic=1-2;ref=1-2;reward=2-3;vllm=3"}
 
 
+ROWS: dict[str, dict[str, object]] = {
+    "padded": {},
+    "packed": {"packing_samples": True},
+    "dynamic": {
+        "use_dynamic_batch": True,
+        "train_max_tokens_per_gpu": 40,  # the longest sample has 24
+        "micro_train_batch_size": None,
+        "micro_rollout_batch_size": None,
+    },
+}
+
+
 class Case(NamedTuple):
     """What a run varies besides its placement."""
 
     zero_stage: int
     lora_rank: int
-    packed: bool
+    rows: str
 
     @property
     def flags(self) -> dict[str, object]:
-        return {"zero_stage": self.zero_stage, "lora_rank": self.lora_rank or None, "packing_samples": self.packed}
-
-    @property
-    def opposite(self) -> Case:
-        """Differs in everything."""
-        return Case(5 - self.zero_stage, 4 - self.lora_rank, not self.packed)
+        return {"zero_stage": self.zero_stage, "lora_rank": self.lora_rank or None, **ROWS[self.rows]}
 
 
-CASES = tuple(itertools.starmap(Case, itertools.product((2, 3), (0, 4), (False, True))))
-PAIRS = tuple((case, case.opposite) for case in CASES if case.zero_stage == 2)
+VALUES = ((2, 3), (0, 4), tuple(ROWS))
+CASES = tuple(itertools.starmap(Case, itertools.product(*VALUES)))
 
 
 def cases_of(placement: str, ranks: int) -> tuple[Case, ...]:
     """All, or two that differ in everything; other ones in each start, as far as they go."""
     if os.environ.get("OPENRL_FULL_MATRIX"):
         return CASES
-    return PAIRS[(PLACEMENTS.index(placement) + 2 * RANKS.index(ranks)) % len(PAIRS)]
+    first = PLACEMENTS.index(placement) + RANKS.index(ranks)
+    return tuple(
+        Case(*(values[(first * (i > 0) + turn) % len(values)] for i, values in enumerate(VALUES))) for turn in (0, 1)
+    )
 
 
 def test_the_starts_together_see_every_pair_of_values():
     seen = {(p, r, *case) for p, r in itertools.product(PLACEMENTS, RANKS) for case in cases_of(p, r)}
-    values = [PLACEMENTS, RANKS, (2, 3), (0, 4), (False, True)]
+    values = (PLACEMENTS, RANKS, *VALUES)
     for i, j in itertools.combinations(range(len(values)), 2):
-        assert {(run[i], run[j]) for run in seen} == set(itertools.product(values[i], values[j]))
+        assert {(run[i], run[j]) for run in seen} == set(itertools.product(values[i], values[j])), (i, j)
 
 
 def places(placement: str, ranks: int) -> dict[str, object]:
