@@ -24,7 +24,6 @@ FULL = replace(
     expert_parallel=True,
     enforce_eager=True,
     enable_prefix_caching=True,
-    trust_remote_code=True,
 )
 
 
@@ -48,7 +47,7 @@ def test_all_that_is_asked_for():
         "block_size": 32, "quantization": "fp8", "load_format": "dummy", "enable_chunked_prefill": True,
         "gpu_memory_utilization": 0.6, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "data_parallel_size": 2,
         "enable_expert_parallel": True, "distributed_executor_backend": "mp", "enforce_eager": True,
-        "enable_prefix_caching": True, "trust_remote_code": True, "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True, "logprobs_mode": "processed_logprobs",
     }  # fmt: skip
     assert {name: told[name] for name in expected} == expected
 
