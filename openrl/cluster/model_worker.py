@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
@@ -17,7 +19,10 @@ from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.types import ExperienceBatch, StepPlan
-from openrl.weights.buckets import Bucket, fill_buckets
+from openrl.weights.buckets import checksum, cut, pack
+from openrl.weights.cuda_ipc import gpu_uuid
+from openrl.weights.shared_memory import machine_id
+from openrl.weights.transport import Meeting, Route, SentBucket, SyncEnd, make_sender
 
 ModelChoice = int | Literal["start"]
 """Which model of a worker: 0 its own, 1 and more the others, "start" its own as it was before adapters were trained."""
@@ -68,8 +73,28 @@ class ModelWorker:
         """The metrics of a loss on this rank, without a step."""
         return self.engine.evaluate(batch, plan, loss_of)
 
-    def send_weights(self, version: int, bucket_bytes: int) -> Iterator[Bucket | None]:
-        """Buckets from rank 0; the other ranks yield None in step with it, since gathering is collective.
+    def sync_end(self) -> SyncEnd:
+        """Where weights come from."""
+        on_gpu = self.spec.device == "cuda"
+        return SyncEnd(machine_id(), (gpu_uuid(torch.device("cuda", 0)),) if on_gpu else ())
+
+    def adapter_config(self) -> dict[str, Any]:
+        """What peft writes beside the adapters that are trained."""
+        return self.engine.adapter_config()
+
+    def meet(self) -> tuple[str, int]:
+        """Address and port at which engines can join this rank in a broadcast."""
+        self._meeting = Meeting(self.context.master_addr)
+        return self._meeting.address, self._meeting.port
+
+    def connect(self, route: Route) -> None:
+        """Prepare for the syncs of a run; before the first of them."""
+        device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
+        self._route = route
+        self._sender = make_sender(route, self.context.rank, device, getattr(self, "_meeting", None))
+
+    def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
+        """Announcements of buckets from rank 0; the other ranks yield None in step with it, since gathering is collective.
 
         Raises UserError before the first one if a weight is inf or NaN: the engines keep what they have.
         """
@@ -79,8 +104,23 @@ class ModelWorker:
                 f"{bad[0]}{more} of the {self.context.role} holds inf or NaN: these weights are not sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )
-        for bucket in fill_buckets(self.engine.named_weights(), version, bucket_bytes):
-            yield bucket if self.context.rank == 0 else None
+        weights = self.engine.named_weights() if self._route.adapter is None else self.engine.adapter_weights()
+        sender = self._sender
+        sender.begin()
+        for named in cut(weights, bucket_bytes):
+            if not sender.packs:
+                yield None
+                continue
+            bucket = pack(named, version, sender.allocate)
+            sent = sender.announce(bucket)
+            if self._route.check:
+                sent = replace(sent, checksums=tuple(checksum(tensor) for _, tensor in named))
+            yield sent if self.context.rank == 0 else None
+            sender.deliver(bucket)
+
+    def end_sync(self) -> None:
+        """Every engine has the weights."""
+        self._sender.end()
 
     def save(self, directory: str) -> None:
         self.engine.save(Path(directory))

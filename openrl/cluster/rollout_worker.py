@@ -19,7 +19,7 @@ from openrl.data.tokenizer import policy_tokenizer
 from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EngineSpec, start_engine
 from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
-from openrl.weights.buckets import Bucket
+from openrl.weights.transport import Route, SentBucket, SyncEnd
 
 Scores = list[Score | None]
 """Of a group's ``answers``; None: not scored here."""
@@ -165,8 +165,16 @@ class RolloutWorker:
         async with self.places:
             return await self.engine.generate(token_ids, sampling)
 
-    async def load_bucket(self, bucket: Bucket) -> None:
-        await self.engine.load_bucket(bucket)
+    async def sync_end(self) -> SyncEnd:
+        return await self.engine.sync_end()
+
+    async def connect(self, route: Route, first_rank: int) -> None:
+        await self.engine.connect(route, first_rank)
+
+    async def load_bucket(self, sent: SentBucket) -> int:
+        """Bytes of the weights in it."""
+        await self.engine.load_bucket(sent)
+        return sent.nbytes
 
     async def finish_sync(self, version: int) -> int:
         return await self.engine.finish_sync(version)

@@ -45,7 +45,7 @@ from openrl.config.learning import (
     RolloutDynamicBatchFlags,
     SupervisedBatchFlags,
 )
-from openrl.config.lora import LoRAFlags, QuantizationFlags
+from openrl.config.lora import LoRAFlags, PolicyLoRAFlags, QuantizationFlags
 from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
 from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.rollout import (
@@ -85,7 +85,7 @@ class PPOConfig:
     actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
     critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
     optim: OptimizerFlags = part(OptimizerFlags)
-    lora: LoRAFlags = part(LoRAFlags)
+    lora: PolicyLoRAFlags = part(PolicyLoRAFlags)
     algorithm: AlgorithmFlags = part(AlgorithmFlags)
     mixture: MixtureFlags = part(MixtureFlags)
     ptx: PtxFlags = part(PtxFlags)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import longest_sequence
+from openrl.config.derived import longest_sequence, lora_rank
 from openrl.config.placement import parallel_sizes
 from openrl.flags.checks import Problem, check
 
@@ -32,6 +32,9 @@ OWN_FLAGS = {
 
 SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
 """Words of variables whose values nobody is to see."""
+
+MOST_SERVED_RANK = 512
+"""The largest rank of adapters that vLLM has room for."""
 
 RESERVED = ("logprobs_mode", "worker_extension_cls", "distributed_executor_backend")
 """Fields that training and placement depend on."""
@@ -129,3 +132,29 @@ def older_rollouts_are_corrected(config: PPOConfig, given: frozenset[str]) -> It
             "--enable_vllm_is_correction",
             fatal=False,
         )
+
+
+@check(PPOConfig)
+def weights_have_a_way(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
+        yield Problem(("vllm_sync_backend", "device"), "NCCL connects GPUs", "--vllm_sync_backend gloo")
+
+
+@check(PPOConfig)
+def adapters_are_served(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+    """What --lora_sync adapter needs of the engine: the same base, and a place for the adapter beside it."""
+    if config.lora.lora_sync == "merge":
+        return
+    merge = "--lora_sync merge"
+    if not config.lora.adapts:
+        yield Problem(("lora_sync",), "no adapters are trained", "leave it out, or --lora_rank 16")
+    if config.engine.rollout_backend == "hf":
+        yield Problem(("lora_sync", "rollout_backend"), "transformers generates with merged weights", merge)
+    if config.lora.load_in_4bit:
+        yield Problem(("lora_sync", "load_in_4bit"), "the engine would hold another base, the one before 4 bits", merge)
+    if config.engine.vllm_load_format == "dummy":
+        yield Problem(
+            ("lora_sync", "vllm_load_format"), "the engine's base is never sent, so it must be read", "leave it out"
+        )
+    if lora_rank(config.lora) > MOST_SERVED_RANK:
+        yield Problem(("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from openrl.flags.schema import flag, group
 
 
@@ -25,3 +27,11 @@ class LoRAFlags(QuantizationFlags):
     def adapts(self) -> bool:
         """Whether adapters are trained and the base is frozen."""
         return self.lora_rank > 0 or self.lora_adapter_path is not None
+
+
+@group("LoRA")
+class PolicyLoRAFlags(LoRAFlags):
+    lora_sync: Literal["merge", "adapter"] = flag(
+        "merge",
+        "What engines get of a policy with adapters: its merged weights, or the adapter alone through vLLM's LoRA.",
+    )

@@ -144,7 +144,18 @@ class EngineFlags(ChosenEngineFlags):
         "rollouts up to N-1 steps older.",
         bounds="> 0",
     )
-    sync_bucket_mb: int = flag(512, "MiB of weights gathered and sent in one call.", bounds="> 0")
+    sync_bucket_mb: int = flag(
+        512, "MiB of weights gathered and sent in one call; twice as much at most, or one larger tensor.", bounds="> 0"
+    )
+    vllm_sync_backend: Literal["nccl", "gloo"] | None = flag(
+        None,
+        "How weights reach engines: nccl from GPU to GPU (CUDA IPC where they share one), gloo through host memory. "
+        "None: nccl, and gloo on a CPU.",
+    )
+    check_weight_sync: bool = flag(
+        False,
+        "Send a checksum with every tensor and compare it where the tensor is loaded; one more read of all weights.",
+    )
 
 
 @group("Rollout engine")

@@ -6,11 +6,14 @@ adapters off, so that it needs no copy of its own: it is the reference.
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, inject_adapter_in_model
@@ -59,16 +62,24 @@ class Adapters:
     def write(self, directory: Path, tensors: dict[str, Tensor], modules_to_save: list[str] | None = None) -> None:
         """What ``PeftModel.from_pretrained`` and vLLM read: tensors by their names in peft's files, and their config."""
         directory.mkdir(parents=True, exist_ok=True)
+        self._file_config(modules_to_save).save_pretrained(str(directory))
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+
+    def written_config(self) -> dict[str, Any]:
+        """What ``write`` puts into adapter_config.json beside the tensors."""
+        with TemporaryDirectory() as directory:
+            self._file_config(None).save_pretrained(directory)
+            return json.loads((Path(directory) / "adapter_config.json").read_text())
+
+    def _file_config(self, modules_to_save: list[str] | None) -> LoraConfig:
         targets = {name.rpartition(".")[2] for name in self.layers}
-        config = replace(
+        return replace(
             self.config,
             base_model_name_or_path=self.base,
             target_modules=targets,
             modules_to_save=modules_to_save,
             inference_mode=True,
         )
-        config.save_pretrained(str(directory))
-        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
 
 def peft_name(name: str) -> str:

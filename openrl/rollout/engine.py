@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -15,6 +15,7 @@ from openrl.config.sampling import DrawFlags
 from openrl.errors import UserError
 from openrl.types import Completion, Sampling
 from openrl.weights.buckets import Bucket
+from openrl.weights.transport import Receiver, Route, SentBucket, SyncEnd
 
 
 class RolloutEngine(Protocol):
@@ -40,14 +41,24 @@ class RolloutEngine(Protocol):
         Takes at most ``max_model_len - 1`` tokens.
         """
 
-    async def load_bucket(self, bucket: Bucket) -> None:
-        """Take one bucket of new weights. Nothing changes for generation until ``finish_sync``."""
+    async def sync_end(self) -> SyncEnd:
+        """Where weights must get to."""
+
+    async def connect(self, route: Route, first_rank: int) -> None:
+        """Prepare for the syncs of a run; before the first of them. ``first_rank`` is this engine's in a broadcast."""
+
+    async def load_bucket(self, sent: SentBucket) -> None:
+        """Take one bucket of new weights; nothing is generated from here to ``finish_sync``.
+
+        From host memory nothing changes until then. Buckets that come to a GPU are loaded at once: there is no room for
+        two copies of a model.
+        """
 
     async def finish_sync(self, version: int) -> int:
         """Switch to the buckets received, drop cached prefixes, return the version now in force.
 
-        Raises UserError if the buckets do not hold the whole model, by name. An engine that could not keep
-        its old weights then refuses every later request.
+        Raises UserError if the buckets do not hold the whole model, by name, or a tensor is not what its checksum says. An
+        engine that could not keep its old weights then refuses every later request.
         """
 
     async def close(self) -> None:
@@ -69,6 +80,7 @@ class EngineSpec:
     block_size: int | None = None  # tokens per block of the key-value cache
     quantization: str | None = None  # of the engine's weights; None: none
     load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
+    adapter_rank: int = 0  # of the adapters that syncs bring; 0: they bring whole models
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # further fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
     kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
@@ -166,3 +178,28 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
             "--prompt_max_len and --generate_max_len: the engine takes their sum",
         )
     return min(sampling.max_tokens, room)
+
+
+def opened(receiver: Receiver, received: Iterable[SentBucket]) -> Iterator[tuple[SentBucket, Bucket]]:
+    """The buckets behind announcements. Raises UserError if the memory of one is gone."""
+    for sent in received:
+        try:
+            yield sent, Bucket(sent.manifest, receiver.open(sent))
+        except OSError as error:
+            refuse_incomplete(lost=[str(error)])
+
+
+def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
+    """Raises UserError if a bucket could not be opened, with the reasons ``lost``, or tensors named by ``changed`` arrived
+    other than they were sent."""
+    if lost:
+        raise UserError(
+            f"weight sync: the memory of a bucket is gone: {lost[0]}",
+            "look whether the actor's rank 0 has died; its log says why",
+        )
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(
+            f"weight sync: {changed[0]}{more} arrived changed (--check_weight_sync)",
+            "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect the machine's memory",
+        )

@@ -13,10 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.engine import EngineSpec, opened, refuse_incomplete, room_for
 from openrl.rollout.sampler import draw
 from openrl.types import Completion, Finish, Sampling
-from openrl.weights.buckets import Bucket
+from openrl.weights.host import Landing, Receiver
+from openrl.weights.shared_memory import machine_id
+from openrl.weights.transport import Route, SentBucket, SyncEnd, changed_on_the_way
 
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _MAX_NUM_SEQS = 64
@@ -49,7 +51,8 @@ class HFEngine:
         self._seeds = random.Random(spec.seed)
         self._waiting: list[_Request] = []
         self._decoding: asyncio.Task[None] | None = None
-        self._received: list[Bucket] = []
+        self._received: list[SentBucket] = []
+        self._landing = Landing()
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> HFEngine:
@@ -155,20 +158,30 @@ class HFEngine:
 
     # -- weights ------------------------------------------------------------------------------------
 
-    async def load_bucket(self, bucket: Bucket) -> None:
-        self._received.append(bucket)
+    async def sync_end(self) -> SyncEnd:
+        return SyncEnd(machine_id())  # also on a GPU: the model is built anew from host memory
+
+    async def connect(self, route: Route, first_rank: int) -> None:
+        self._receiver = Receiver(route, first_rank, torch.device("cpu"))
+
+    async def load_bucket(self, sent: SentBucket) -> None:
+        self._received.append(self._landing.local(sent))
 
     async def finish_sync(self, version: int) -> int:
         received, self._received = self._received, []
-        await self._in_thread(self._switch, received)
+        try:
+            await self._in_thread(self._switch, received)
+        finally:
+            self._landing.end()
         self.policy_version = version
         return version
 
-    def _switch(self, received: list[Bucket]) -> None:
+    def _switch(self, received: list[SentBucket]) -> None:
         """Build the model anew from checkpoint names, through transformers' own renaming and tying."""
-        state = {
-            name: tensor.clone() for bucket in received for name, tensor in bucket.tensors()
-        }  # buckets are borrowed
+        state: dict[str, Tensor] = {}
+        for sent, bucket in opened(self._receiver, received):
+            refuse_incomplete(changed=changed_on_the_way(sent, bucket))
+            state |= {name: tensor.clone() for name, tensor in bucket.tensors()}  # buckets are borrowed
         model, report = type(self._model).from_pretrained(
             None,
             config=self._model.config,

@@ -12,10 +12,12 @@ from functools import cache
 from typing import Any
 
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.engine import EngineSpec, refuse_incomplete, room_for
+from openrl.rollout.vllm_adapters import AdapterSlot, room_for_rank
 from openrl.types import Completion, Finish, Sampling
-from openrl.weights.buckets import Bucket
-from openrl.weights.shared_memory import BucketFile, BucketFiles
+from openrl.weights.host import Landing
+from openrl.weights.shared_memory import machine_id
+from openrl.weights.transport import Route, SentBucket, SyncEnd
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
@@ -81,6 +83,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
+    if spec.adapter_rank:  # room for the adapter in use and, during a sync, for its successor
+        chosen |= {"enable_lora": True, "max_lora_rank": room_for_rank(spec.adapter_rank), "max_cpu_loras": 2}
     given = {name: value for name, value in chosen.items() if value is not None}
     cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
     return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs
@@ -128,10 +132,12 @@ class VLLMEngine:
         self.policy_version = 0
         self._spec, self._llm = spec, llm
         self._ids = itertools.count()
-        self._files = BucketFiles()
-        self._received: list[BucketFile] = []
+        self._route, self._landing = Route(), Landing()
+        self._received: list[SentBucket] = []  # since the last sync
+        self._loaded = 0  # how many of them the model has
         self._names: frozenset[str] | None = None  # of the first sync; every later one brings the same
         self._broken = ""  # why this engine cannot generate any more
+        self._adapters = AdapterSlot(llm)
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
@@ -218,7 +224,8 @@ class VLLMEngine:
 
         final = None
         prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-        async for output in self._llm.generate(prompt, params, f"openrl-{next(self._ids)}"):
+        request = f"openrl-{next(self._ids)}"
+        async for output in self._llm.generate(prompt, params, request, lora_request=self._adapters.request):
             final = output
         if final is None:
             raise RuntimeError("vLLM ended a request without an output")
@@ -226,46 +233,71 @@ class VLLMEngine:
 
     # -- weights ------------------------------------------------------------------------------------
 
-    async def load_bucket(self, bucket: Bucket) -> None:
-        self._received.append(self._files.put(bucket))
+    async def sync_end(self) -> SyncEnd:
+        on_gpu = self._spec.device == "cuda"
+        return SyncEnd(machine_id(), tuple(await self._llm.collective_rpc("openrl_gpu")) if on_gpu else ())
+
+    async def connect(self, route: Route, first_rank: int) -> None:
+        self._route = route
+        arguments = (route.message() | {"adapter": None}, first_rank)
+        await self._while_alive(self._llm.collective_rpc("openrl_connect", args=arguments))
+
+    async def load_bucket(self, sent: SentBucket) -> None:
+        self._received.append(self._landing.local(sent))
+        if self._route.transport != "host":
+            await self._load(last=False)
 
     async def finish_sync(self, version: int) -> int:
-        received, self._received = self._received, []
         try:
-            names = self._check_names(received)
-            await self._load(received)
+            names = self._check_names()
+            if self._route.adapter is None:
+                await self._load(last=True)
+            else:
+                await self._adapters.load(self._route.adapter, self._received)
         finally:
-            self._files.clear()
+            self._received, self._loaded = [], 0
+            self._landing.end()
         if self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
             self._broken = "requests were running during a weight sync, so cached prefixes of old weights remain"
             raise RuntimeError(self._broken)
         self._names, self.policy_version = names, version
         return version
 
-    def _check_names(self, received: list[BucketFile]) -> frozenset[str]:
-        """Refuse a sync that differs from the first one while the old weights are still untouched."""
-        names = frozenset(name for file in received for name in file.manifest.names)
+    def _check_names(self) -> frozenset[str]:
+        """Refuse a sync that differs from the first one; from host memory, while the old weights are still untouched."""
+        names = frozenset(name for sent in self._received for name in sent.manifest.names)
         known = names if self._names is None else self._names
         for complaint, wrong in (("lacks", known - names), ("brings unknown", names - known)):
             if wrong:
-                raise UserError(f"weight sync {complaint} tensors: {_few(sorted(wrong))}", _NAMES)
+                problem = f"weight sync {complaint} tensors: {_few(sorted(wrong))}"
+                self._broken = problem if self._loaded else self._broken
+                raise UserError(problem, _NAMES)
         return names
 
-    async def _load(self, received: list[BucketFile]) -> None:
-        messages = [file.message() for file in received]
+    async def _load(self, last: bool) -> None:
+        """Give the model what it does not have yet of the buckets received."""
+        messages = [sent.message() for sent in self._received[self._loaded :]]
+        first = self._loaded == 0
+        self._loaded = len(self._received)
         try:
-            loading = self._llm.collective_rpc("openrl_load_weights", args=(messages,))
+            loading = self._llm.collective_rpc("openrl_load_weights", args=(messages, first, last))
             reports = await self._while_alive(loading)
         except Exception as error:
             self._broken = self._broken or f"vLLM could not load the synchronised weights: {error}"
             raise UserError(self._broken, _NAMES) from error
-        if absent := sorted({name for report in reports for name in report["absent"]}):
+        lost, changed, absent = (
+            sorted({entry for report in reports for entry in report[kind]}) for kind in ("lost", "changed", "absent")
+        )
+        if lost or changed:
+            self._broken = "" if first else "a weight sync broke off in the middle"
+            refuse_incomplete(lost, changed)
+        if absent:
             self._broken = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded: {_few(absent)}"
             raise UserError(self._broken, _NAMES)
 
     async def close(self) -> None:
         self._llm.shutdown()
-        self._files.clear()
+        self._adapters.clear()
 
 
 def _few(names: list[str], most: int = 20) -> str:

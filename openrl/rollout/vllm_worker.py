@@ -1,60 +1,90 @@
-"""Runs inside vLLM's worker process, next to the model: loads synchronised weights.
+"""Runs inside vLLM's worker process, next to the model: receives and loads synchronised weights.
 
-vLLM adds the methods of ``WeightSyncExtension`` to its worker class, by this module's dotted name.
+vLLM adds the methods of ``WeightSyncExtension`` to its worker class, by this module's dotted name. Loading is a session of
+vLLM's layerwise reload, the one that its own weight-transfer engines run; those engines themselves are not used, because
+what they are built from and what they are sent differs from version to version, and they report nothing back.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import nn
 
-from openrl.weights.shared_memory import open_bucket
-
-logger = logging.getLogger(__name__)
+from openrl.weights.buckets import Bucket
+from openrl.weights.transport import Receiver, Route, changed_on_the_way, make_receiver, read_message
 
 
 class WeightSyncExtension:
-    """Mixed into ``vllm.v1.worker`` workers; ``model_runner`` is theirs."""
+    """Mixed into ``vllm.v1.worker`` workers; the attributes declared here are theirs."""
 
     model_runner: Any
+    vllm_config: Any
+    device: torch.device
+    rank: int  # among the workers of this engine
 
-    def openrl_load_weights(self, files: list[dict[str, Any]]) -> dict[str, list[str]]:
-        """Replace the model's weights by those in ``files`` (see ``BucketFile.message``).
+    def openrl_gpu(self) -> str:
+        """UUID of the GPU that holds this worker's share of the model."""
+        from openrl.weights.cuda_ipc import gpu_uuid
 
-        Returns {"absent": engine parameters that got no weight}. Raises what vLLM raises for names or shapes that
+        return gpu_uuid(self.device)
+
+    def openrl_connect(self, route: dict[str, Any], first_rank: int) -> None:
+        """``first_rank`` is that of this engine's first worker in the group of a broadcast."""
+        self._openrl_receiver: Receiver = make_receiver(Route(**route), first_rank + self.rank, self.device)
+
+    def openrl_load_weights(self, messages: list[dict[str, Any]], first: bool, last: bool) -> dict[str, list[str]]:
+        """Load buckets (see ``SentBucket.message``), the ``first`` and the ``last`` of a sync among them or not.
+
+        Returns {"lost": why a bucket could not be opened, "changed": tensors that arrived other than they were sent;
+        nothing of these buckets is then loaded. "absent": with the last, engine parameters that got no weight}. Raises what vLLM raises for names or shapes that
         it does not know; the model is then half loaded and must not be used.
         """
-        model = self.model_runner.get_model()
-        wanted = {name for name, _ in model.named_parameters()}
+        from vllm.config import set_current_vllm_config
+
+        sent = [read_message(message) for message in messages]
+        try:
+            buckets = [Bucket(one.manifest, self._openrl_receiver.open(one)) for one in sent]
+        except OSError as error:
+            return {"lost": [str(error)], "changed": [], "absent": []}
+        changed = [name for one, bucket in zip(sent, buckets, strict=True) for name in changed_on_the_way(one, bucket)]
+        if changed:
+            return {"lost": [], "changed": changed, "absent": []}
+        with set_current_vllm_config(self.vllm_config):
+            if first:
+                self._openrl_session = _Session(self.model_runner.get_model())
+            self._openrl_session.load(buckets)
+            absent = self._openrl_session.end(self.vllm_config.model_config) if last else []
+            return {"lost": [], "changed": [], "absent": absent}
+
+
+class _Session:
+    """One replacement of all weights of a model, in any number of parts."""
+
+    def __init__(self, model: nn.Module) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        self._model = model
+        self._wanted = {name for name, _ in model.named_parameters()}
+        self._loaded: set[str] | None = set()  # None: the model does not tell
         _forget_expert_kernels(model)
-        loaded = _reload(self.model_runner, model, _tensors(files))
-        _repack_heads(model)
-        return {"absent": sorted(wanted - loaded) if loaded is not None else []}
+        initialize_layerwise_reload(model)
 
+    def load(self, buckets: list[Bucket]) -> None:
+        if not buckets:
+            return
+        loaded = self._model.load_weights(chain.from_iterable(bucket.tensors() for bucket in buckets))
+        self._loaded = None if self._loaded is None or loaded is None else self._loaded | loaded
 
-def _tensors(files: list[dict[str, Any]]) -> Iterator[tuple[str, Tensor]]:
-    for file in files:
-        yield from open_bucket(file).tensors()
+    def end(self, model_config: Any) -> list[str]:
+        """Names of parameters that got no weight; vLLM itself only logs them."""
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-
-def _reload(runner: Any, model: nn.Module, weights: Iterator[tuple[str, Tensor]]) -> set[str] | None:
-    """``reload_weights``, and the parameters it loaded: vLLM itself only logs those it missed. None: not told."""
-    told: list[set[str] | None] = []
-    load = model.load_weights
-
-    def recording(*args: Any, **kwargs: Any) -> Any:
-        told.append(load(*args, **kwargs))
-        return told[-1]
-
-    model.load_weights = recording
-    try:
-        runner.reload_weights(weights_iterator=weights)
-    finally:
-        del model.load_weights
-    return told[0] if told else None
+        finalize_layerwise_reload(self._model, model_config)
+        _repack_heads(self._model)
+        return [] if self._loaded is None else sorted(self._wanted - self._loaded)
 
 
 # vLLM's CPU kernels work on packed copies. A reload packs linear layers again, but neither of the following two.

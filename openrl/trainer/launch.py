@@ -32,6 +32,7 @@ from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_c
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.trainer.roles import Roles, Stage, start_roles
+from openrl.trainer.weight_sync import WeightSync
 from openrl.types import Sampling
 
 COLUMNS = (
@@ -116,7 +117,13 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         batch=config.batch,
         cut=rollout_cut(config, inputs.row_cost),
         debug=config.debug,
-        bucket_bytes=config.engine.sync_bucket_mb * 2**20,
+        sync=WeightSync(
+            roles.policy,
+            roles.rollout,
+            config.engine,
+            adapter=config.lora.lora_sync == "adapter",
+            timeout=config.placement.rpc_timeout,
+        ),
         pad_id=inputs.tokenizer.pad_token_id,
         reward=config.reward,
         weighing=Weighing(derived.rewards(config), config.reward.reward_failure_policy),

@@ -51,6 +51,7 @@ from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.roles import Roles
 from openrl.trainer.rows import columns_of_rows, forward_rows, update_rows
 from openrl.trainer.waiting import all_or_first_error, cancelled, result_beside
+from openrl.trainer.weight_sync import WeightSync
 from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
 from openrl.types import ExperienceBatch, Group, Prompt, Sampling
@@ -88,7 +89,7 @@ class Pipeline:
         batch: RolloutBatchFlags,
         cut: Cut,
         debug: DebugFlags,
-        bucket_bytes: int,
+        sync: WeightSync,
         pad_id: int,
         reward: RewardFlags,
         weighing: Weighing,
@@ -100,7 +101,7 @@ class Pipeline:
     ) -> None:
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.cut, self.debug = batch, cut, debug
-        self.bucket_bytes, self.pad_id = bucket_bytes, pad_id
+        self.sync, self.pad_id = sync, pad_id
         in_order = collecting.rollout_scheduler == "batch"
         self.collector, self.residency = Collector(roles.rollout, in_order), roles.residency
         self.one_request = not collecting.expand_n_samples
@@ -267,17 +268,12 @@ class Pipeline:
 
     # -- publish ------------------------------------------------------------------------------------
 
-    async def publish(self) -> int:
-        """Give the policy's weights to every engine, one call per bucket; return the confirmed version."""
-        version = self.version + 1
+    async def publish(self) -> dict[str, Metric]:
+        """Give the policy's weights to every engine, as the next version; what that took."""
         async with self.residency.stage("publish"):
-            async for ranks in self.roles.policy.stream_handles("send_weights", version, self.bucket_bytes):
-                await self.roles.rollout.call("load_bucket", ranks[0])
-            confirmed = await self.roles.rollout.call("finish_sync", version)
-        if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
-            raise RuntimeError(f"weights {version} were sent, but engines report {wrong} (engine: version)")
-        self.version = version
-        return version
+            measured = await self.sync.send(self.version + 1)
+        self.version += 1
+        return measured
 
     async def check_sync(self, prompts: list[Prompt], max_tokens: int = 16) -> float:
         """Sample a little and compare the engines' log-probs with the trainer's: the largest gap in nats.

@@ -152,7 +152,7 @@ class RLTrainer:
             self.progress.note(note)
         measured |= rollout_metrics(rollout.groups)
         if step % self.weight_sync_interval == 0:
-            await self.sync()
+            measured |= await self.sync()
         return Learned(step, rollout.groups, measured)
 
     async def report(self, learned: Learned) -> None:
@@ -164,14 +164,14 @@ class RLTrainer:
         self.trackers.log_samples(learned.step, learned.groups)
         self.progress.advance(learned.step, values)
 
-    async def sync(self) -> bool:
-        """Give the engines what was trained since they last got weights; False if that is nothing."""
+    async def sync(self) -> dict[str, Metric]:
+        """Give the engines what was trained since they last got weights; what that took, empty if there was nothing."""
         if not self.unsent:
-            return False
+            return {}
         with self.progress.stage("sync"):
-            await self.pipeline.publish()
+            measured = await self.pipeline.publish()
         self.unsent = 0
-        return True
+        return measured
 
     async def periodic(self, step: int) -> dict[str, float]:
         """Evaluation and checkpoint when they are due; returns the evaluation's figures.
@@ -182,8 +182,8 @@ class RLTrainer:
         evaluates = due(step, self.evaluate_flags.eval_steps, self.total_steps)
         saves = self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0
         values: dict[str, float] = {}
-        if (evaluates or saves) and await self.sync():
-            values["sync/out_of_turn"] = 1.0
+        if (evaluates or saves) and (measured := await self.sync()):
+            values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
         if evaluates:
             values |= await self.evaluate()
         if saves:

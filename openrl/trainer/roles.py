@@ -107,6 +107,7 @@ def run_engine_spec(config: PPOConfig, device: Device, engines: int) -> EngineSp
         sizes=parallel_sizes(flags),
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
+        adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
     )
 
 

@@ -245,13 +245,19 @@ class DeepSpeedEngine:
         dist.barrier()
 
     @torch.no_grad()
-    def _export_adapters(self, directory: Path) -> None:
-        """What was trained alone, for peft."""
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        tensors = {name: t.to("cpu", copy=True) for name, t in self._full(trained).items()}
+        yield from self.model.to_adapter(self._full(trained)).items()
+
+    def adapter_config(self) -> dict[str, Any]:
+        assert self.model.adapters is not None
+        return self.model.adapters.written_config()
+
+    def _export_adapters(self, directory: Path) -> None:
+        tensors = {name: t.to("cpu", copy=True) for name, t in self.adapter_weights()}
         if self.layout.rank == 0:
             assert self.model.adapters is not None
-            self.model.adapters.write(directory, self.model.to_adapter(tensors), self.model.adapted_modules)
+            self.model.adapters.write(directory, tensors, self.model.adapted_modules)
 
     # ---- resuming
 

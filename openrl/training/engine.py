@@ -65,6 +65,12 @@ class TrainEngine(Protocol):
         """Full weights under the names that ``save_pretrained`` writes, in the type of the parameters; tied weights
         once. Gathered layer by layer: every rank iterates to the end, each gets the tensors."""
 
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """What is trained of a model with adapters, whole, under the names in peft's files; every rank gets the tensors."""
+
+    def adapter_config(self) -> dict[str, Any]:
+        """What peft writes into adapter_config.json beside those."""
+
     def nonfinite_weights(self) -> list[str]:
         """Names of the parameters that hold inf or NaN on any rank; each rank looks at its own share."""
 

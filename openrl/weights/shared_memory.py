@@ -1,72 +1,123 @@
-"""Buckets handed from one process to another of the same machine, as files in memory."""
+"""Memory that several processes of one machine see, without a name that could outlive them."""
 
 from __future__ import annotations
 
-import shutil
+import atexit
+import mmap
+import os
+import socket
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import psutil
 import torch
+from torch import Tensor
 
-from openrl.types import WeightManifest
-from openrl.weights.buckets import Bucket
+_SHARE_KEPT = 4  # up to a quarter of the memory that is available stays taken between two syncs
 
-_SHARED_MEMORY = Path("/dev/shm")
+
+def machine_id() -> str:
+    """Equal for two processes if one can map what the other shares: same machine and same process numbers."""
+    boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    return f"{boot.read_text().strip()} {processes.readlink()}" if boot.exists() else socket.gethostname()
+
+
+@dataclass
+class _Slot:
+    descriptor: int
+    path: str
+    data: Tensor  # (capacity,) uint8
+    lasting: bool
 
 
 @dataclass(frozen=True)
-class BucketFile:
-    """Where a bucket lies: its bytes in ``path``, what they are in ``manifest``."""
+class Shared:
+    """Bytes for other processes: the first ``size`` of the file ``path``."""
 
     path: str
-    manifest: WeightManifest
-
-    def message(self) -> dict[str, Any]:
-        """As builtin types, for channels that carry nothing else."""
-        manifest = self.manifest
-        fields = {"names": manifest.names, "dtypes": manifest.dtypes, "shapes": manifest.shapes}
-        return {"path": self.path, "version": manifest.version} | {k: list(v) for k, v in fields.items()}
+    size: int
+    lasting: bool  # the same memory will be used again: worth keeping mapped
 
 
-def open_bucket(message: dict[str, Any]) -> Bucket:
-    """The bucket that ``BucketFile.message`` describes, its data mapped from the file, not copied."""
-    manifest = WeightManifest(
-        version=message["version"],
-        names=tuple(message["names"]),
-        dtypes=tuple(message["dtypes"]),
-        shapes=tuple(tuple(shape) for shape in message["shapes"]),
-    )
-    size = Path(message["path"]).stat().st_size
-    # shared=False maps privately: an engine that changes a tensor in place does not write into the file
-    return Bucket(manifest, torch.from_file(message["path"], shared=False, size=size, dtype=torch.uint8))
+class SharedSlots:
+    """Buffers that are filled one after another in each sync and shared by path.
 
-
-class BucketFiles:
-    """The buckets of one sync on their way; readable by this user only, gone after ``clear``."""
+    New pages cost several times what copying into them does, so slots are used again by the next sync as long as they take
+    no more than a share of the machine's memory; the others go with ``end``. All go with the process, however it ends.
+    """
 
     def __init__(self) -> None:
-        self._folders: dict[Path, tempfile.TemporaryDirectory[str]] = {}
-        self._count = 0
+        self._slots: list[_Slot] = []
+        self._used = 0
 
-    def put(self, bucket: Bucket) -> BucketFile:
-        """Write the bucket. Raises OSError if there is no room for it, neither in memory nor on disk."""
-        path = self._folder(bucket.data.numel()) / f"{self._count}.bucket"
-        self._count += 1
-        bucket.data.numpy().tofile(path)
-        return BucketFile(str(path), bucket.manifest)
+    def allocate(self, size: int) -> Tensor:
+        """The next buffer, (size,) uint8. Raises OSError if memory is short."""
+        place = self._used
+        self._used += 1
+        if place == len(self._slots):
+            self._slots.append(self._new(size))
+        elif len(self._slots[place].data) < size:
+            os.close(self._slots[place].descriptor)
+            self._slots[place] = self._new(size)
+        return self._slots[place].data[:size]
 
-    def clear(self) -> None:
-        """Remove every file. May be called at any time, also twice."""
-        for folder in self._folders.values():
-            folder.cleanup()
-        self._folders.clear()
+    def last(self, size: int) -> Shared:
+        """How others find the ``size`` bytes allocated last."""
+        slot = self._slots[self._used - 1]
+        return Shared(slot.path, size, slot.lasting)
 
-    def _folder(self, size: int) -> Path:
-        """In memory if there is some with room to spare (containers often have 64 MiB), else where temporary files go."""
-        memory = _SHARED_MEMORY.is_dir() and shutil.disk_usage(_SHARED_MEMORY).free > 2 * size
-        parent = _SHARED_MEMORY if memory else Path(tempfile.gettempdir())
-        if parent not in self._folders:
-            self._folders[parent] = tempfile.TemporaryDirectory(prefix="openrl-weights-", dir=parent)
-        return Path(self._folders[parent].name)
+    def begin(self) -> None:
+        """Fill the first buffer again."""
+        self._used = 0
+
+    def end(self) -> None:
+        """Every reader is done: give back what is too much to keep."""
+        for slot in self._slots:
+            if not slot.lasting:
+                os.close(slot.descriptor)
+        self._slots = [slot for slot in self._slots if slot.lasting]
+
+    def _new(self, size: int) -> _Slot:
+        kept = sum(len(slot.data) for slot in self._slots if slot.lasting)
+        lasting = (kept + size) * _SHARE_KEPT <= psutil.virtual_memory().available + kept
+        descriptor, path = _anonymous_file()
+        os.ftruncate(descriptor, max(size, 1))
+        data = torch.frombuffer(mmap.mmap(descriptor, max(size, 1)), dtype=torch.uint8)
+        return _Slot(descriptor, path, data[:size], lasting)
+
+
+class Mapped:
+    """The files of ``SharedSlots`` of other processes, mapped for reading."""
+
+    def __init__(self) -> None:
+        self._lasting: dict[tuple[int, int], Tensor] = {}
+
+    def open(self, shared: Shared) -> Tensor:
+        """(size,) uint8; writing to it ends the process. Raises FileNotFoundError once the sharing process is gone."""
+        descriptor = os.open(shared.path, os.O_RDONLY)
+        try:
+            status = os.fstat(descriptor)
+            identity = (status.st_dev, status.st_ino)  # a path may come again for other memory
+            if identity in self._lasting:
+                return self._lasting[identity][: shared.size]
+            pages = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The given buffer is not writable")
+            data = torch.frombuffer(pages, dtype=torch.uint8)
+        if shared.lasting:
+            self._lasting[identity] = data
+        return data[: shared.size]
+
+
+def _anonymous_file() -> tuple[int, str]:
+    """A file without a directory entry, and the path under which processes of this machine open it."""
+    if hasattr(os, "memfd_create"):  # Linux: not bounded by the size of /dev/shm
+        descriptor = os.memfd_create("openrl-weights")
+        return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
+    descriptor, path = tempfile.mkstemp(prefix="openrl-weights-")
+    atexit.register(Path(path).unlink, missing_ok=True)
+    return descriptor, path

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import re
 from collections.abc import Coroutine, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
 from openrl.types import Completion, Finish, Sampling
-from openrl.weights.buckets import fill_buckets
+from openrl.weights.buckets import checksum, cut, pack
+from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.tiny import EOS, tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -41,6 +43,7 @@ class Bench:
     directory: Path
     spec: EngineSpec
     oracle: PreTrainedModel
+    sender: Sender = field(default_factory=lambda: make_sender(Route(), 0, torch.device("cpu")))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(asyncio.wait_for(work, 120))
@@ -54,11 +57,20 @@ class Bench:
 
     def sync(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 40_000) -> int:
         async def send() -> int:
-            for bucket in fill_buckets(weights.items(), version, bucket_bytes):
-                await self.engine.load_bucket(bucket)
+            for sent in self.buckets(weights, version, bucket_bytes):
+                await self.engine.load_bucket(sent)
             return await self.engine.finish_sync(version)
 
         return self.run(send())
+
+    def buckets(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 40_000) -> list[SentBucket]:
+        """Packed and announced as the trainer does, with checksums."""
+        self.sender.begin()
+        sent = []
+        for named in cut(weights.items(), bucket_bytes):
+            announced = self.sender.announce(pack(named, version, self.sender.allocate))
+            sent.append(replace(announced, checksums=tuple(checksum(tensor) for _, tensor in named)))
+        return sent
 
     def expected(self, prompt: list[int], tokens: list[int], sampling: Sampling) -> Tensor:
         """Log-probs of ``tokens`` after ``prompt`` by one plain forward, the distribution cut token by token."""
@@ -130,6 +142,7 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     spec = EngineSpec(str(directory), tokenizer, dtype="fp32", max_model_len=MAX_MODEL_LEN, **options)
     with asyncio.Runner() as runner:
         engine = runner.run(start_engine(backend, spec))
+        runner.run(engine.connect(Route(), 1))
         yield Bench(engine, runner, directory, spec, AutoModelForCausalLM.from_pretrained(directory))
         runner.run(engine.close())
 
@@ -228,7 +241,7 @@ def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
     first = bench.engine.policy_version
     for version in (first + 1, first + 2, first + 3):
         weights, model = new_weights(bench, tmp_path / str(version), seed=version)
-        buckets = list(fill_buckets(weights.items(), version, 40_000))
+        buckets = bench.buckets(weights, version)
         assert len(buckets) > 3
         before = bench.run(bench.engine.logprobs(prompts[0]))
         for bucket in buckets:
@@ -264,6 +277,57 @@ def test_incomplete_sync_is_refused(bench: Bench) -> None:
     assert bench.sync(weights, version + 2) == version + 2
 
 
+def test_a_tensor_that_changed_on_the_way_is_named(bench: Bench) -> None:
+    """One bit, in the memory that the bucket lies in, after it was announced; the old weights stay."""
+    weights = checkpoint(bench.directory)
+    version = bench.engine.policy_version + 1
+    bench.sync(weights, version)
+    bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+    buckets = bench.buckets({name: tensor + 1 for name, tensor in weights.items()}, version + 1)
+    victim = buckets[1]
+    with open(victim.where["path"], "r+b") as memory:
+        byte = memory.read(1)[0]
+        memory.seek(0)
+        memory.write(bytes([byte ^ 1]))
+    for sent in buckets:
+        bench.run(bench.engine.load_bucket(sent))
+    with pytest.raises(UserError, match=rf"{re.escape(victim.manifest.names[0])} arrived changed"):
+        bench.run(bench.engine.finish_sync(version + 1))
+    assert bench.engine.policy_version == version
+    test_logprobs_of_given_tokens(bench)
+
+
+def test_memory_that_is_gone(bench: Bench) -> None:
+    """As when the trainer dies between the last bucket and the end of the sync."""
+    sync_of_the_dead = [
+        replace(sent, where=sent.where | {"path": "/proc/self/fd/999999"})
+        for sent in bench.buckets(checkpoint(bench.directory), bench.engine.policy_version + 1)
+    ]
+    for sent in sync_of_the_dead:
+        bench.run(bench.engine.load_bucket(sent))
+    with pytest.raises(UserError, match="is gone"):
+        bench.run(bench.engine.finish_sync(bench.engine.policy_version + 1))
+    test_logprobs_of_given_tokens(bench)
+
+
+def test_bytes_from_another_machine(bench: Bench) -> None:
+    """The paths mean nothing here; the bytes travel beside them."""
+    weights, version = checkpoint(bench.directory), bench.engine.policy_version + 1
+    sender = make_sender(Route(remote=True), 0, torch.device("cpu"))
+    for named in cut([(name, tensor * 2) for name, tensor in weights.items()], 40_000):
+        sent = sender.announce(pack(named, version, sender.allocate))
+        away = replace(sent, where=sent.where | {"machine": "elsewhere", "path": "/nowhere"})
+        bench.run(bench.engine.load_bucket(away))
+    assert bench.run(bench.engine.finish_sync(version)) == version
+    bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+    with torch.no_grad():
+        for parameter in bench.oracle.parameters():
+            parameter.mul_(2)
+    test_logprobs_of_given_tokens(bench)
+    bench.sync(weights, version + 1)
+    bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+
+
 def arrivals(bench: Bench, order: list[int]) -> list[Completion]:
     """The same 12 requests, started in the given order, each after a different number of turns of the loop."""
     prompts = prompts_of(12, seed=6)
@@ -289,6 +353,7 @@ def test_deterministic_engine_ignores_order_and_restarts(bench: Bench, request: 
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
     outcomes = [arrivals(bench, order) for order in (list(range(12)), list(range(11, -1, -1)))]
     again = bench.runner.run(start_engine(request.node.callspec.params["bench"][0], bench.spec))
+    bench.run(again.connect(Route(), 1))
     other = replace(bench, engine=again)
     try:
         outcomes.append(arrivals(other, [5, 1, 9, 0, 11, 3, 7, 2, 10, 4, 8, 6]))

@@ -23,6 +23,7 @@ from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
 from openrl.training.updates import PolicyUpdate, PtxUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.types import StepCounts, StepPlan
+from openrl.weights.transport import Route
 from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.invariance.test_preferences import batch_of_pairs
 from tests.tiny import tiny_model_dir
@@ -250,6 +251,7 @@ def test_weights_that_are_not_finite_are_not_sent(checkpoint, stage):
     spec = engine_spec(checkpoint, zero_stage=stage, optim=optim_spec())
     worker = ModelWorker(WorkerContext("actor"), spec)
     worker.start()
+    worker.connect(Route())
     assert [bucket.manifest.version for bucket in worker.send_weights(7, 2**20)] == [7]
     poison(worker.engine, "hf.model.layers.1.mlp.up_proj.weight")
     assert worker.engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]

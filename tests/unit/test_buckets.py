@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import math
+from collections.abc import Iterable, Iterator
 
 import pytest
 import torch
@@ -10,8 +11,7 @@ from torch import Tensor
 
 from openrl.errors import UserError
 from openrl.types import WeightManifest
-from openrl.weights.buckets import Bucket, fill_buckets
-from openrl.weights.shared_memory import BucketFiles, open_bucket
+from openrl.weights.buckets import Bucket, checksum, cut, pack
 from openrl.weights.sync import check_gap
 
 
@@ -32,6 +32,11 @@ def odd_weights() -> dict[str, Tensor]:
     }
 
 
+def fill_buckets(weights: Iterable[tuple[str, Tensor]], version: int, bucket_bytes: int) -> Iterator[Bucket]:
+    for named in cut(weights, bucket_bytes):
+        yield pack(named, version, lambda size: torch.zeros(size, dtype=torch.uint8))
+
+
 def same_bits(left: Tensor, right: Tensor) -> bool:
     as_bytes = [t.detach().contiguous().view(-1).view(torch.uint8) for t in (left, right)]
     return left.dtype == right.dtype and left.shape == right.shape and torch.equal(*as_bytes)
@@ -42,18 +47,30 @@ def test_round_trip(bucket_bytes: int) -> None:
     weights = odd_weights()
     buckets = list(fill_buckets(weights.items(), version=7, bucket_bytes=bucket_bytes))
     received = [pair for bucket in buckets for pair in bucket.tensors()]
-    assert [name for name, _ in received] == list(weights)
+    assert sorted(name for name, _ in received) == sorted(weights)
     assert all(same_bits(tensor, weights[name]) for name, tensor in received)
     assert {bucket.manifest.version for bucket in buckets} == {7}
 
 
-def test_buckets_hold_what_fits() -> None:
-    """48 bytes hold three tensors of 16; one that is larger than a bucket travels alone."""
+def test_buckets_are_filled_before_they_go() -> None:
+    """48 bytes are full with the third tensor of 16; one that is larger than a bucket overtakes those that wait."""
     sizes = [4, 4, 4, 4, 100, 4]
     weights = [(str(i), torch.zeros(n)) for i, n in enumerate(sizes)]
     buckets = list(fill_buckets(weights, version=1, bucket_bytes=48))
-    assert [bucket.manifest.names for bucket in buckets] == [("0", "1", "2"), ("3",), ("4",), ("5",)]
-    assert [bucket.data.numel() for bucket in buckets] == [48, 16, 400, 16]
+    assert [bucket.manifest.names for bucket in buckets] == [("0", "1", "2"), ("4",), ("3", "5")]
+    assert [bucket.data.numel() for bucket in buckets] == [48, 400, 32]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_never_more_buckets_than_bytes_ask_for(seed: int) -> None:
+    """Whatever the sizes: at most ceil(bytes / bucket), none beyond twice the bucket but a single tensor."""
+    sizes = torch.randint(1, 200, (50,), generator=torch.Generator().manual_seed(seed)).tolist()
+    sizes[::7] = [n * 10 for n in sizes[::7]]
+    weights = [(str(i), torch.zeros(n, dtype=torch.uint8)) for i, n in enumerate(sizes)]
+    buckets = list(cut(weights, 256))
+    assert sorted(name for named in buckets for name, _ in named) == sorted(name for name, _ in weights)
+    assert len(buckets) <= math.ceil(sum(sizes) / 256)
+    assert all(len(named) == 1 or sum(t.nbytes for _, t in named) < 512 for named in buckets)
 
 
 def test_filling_is_lazy() -> None:
@@ -66,7 +83,7 @@ def test_filling_is_lazy() -> None:
 
     stream = fill_buckets(weights(), version=1, bucket_bytes=32)
     next(stream)
-    assert asked == [0, 1, 2]  # the third shows that the first two are full
+    assert asked == [0, 1]  # the second makes it full
 
 
 def test_tensors_are_views() -> None:
@@ -83,32 +100,28 @@ def test_data_that_does_not_fit_its_manifest(size: int) -> None:
         list(bucket.tensors())
 
 
-def test_files_carry_buckets_and_vanish() -> None:
-    weights = odd_weights()
-    files = BucketFiles()
-    messages = [files.put(bucket).message() for bucket in fill_buckets(weights.items(), 3, 64)]
-    folder = Path(messages[0]["path"]).parent
-    assert folder.stat().st_mode & 0o077 == 0  # nobody else's business
-    received = dict(pair for message in messages for pair in open_bucket(message).tensors())
-    assert received.keys() == weights.keys()
-    assert all(same_bits(tensor, weights[name]) for name, tensor in received.items())
-    files.clear()
-    files.clear()
-    assert not folder.exists()
-    assert same_bits(received["transposed"], weights["transposed"])  # still mapped
-    assert Path(files.put(next(fill_buckets(weights.items(), 4, 64))).path).exists()  # ready for the next sync
-    files.clear()
+def slow_checksum(data: bytes) -> int:
+    padded = data + bytes(-len(data) % 8)
+    words = [int.from_bytes(padded[i : i + 8], "little") for i in range(0, len(padded), 8)]
+    return sum(word * (2 * place + 1) for place, word in enumerate(words)) % 2**64
 
 
-def test_a_bucket_larger_than_shared_memory_goes_to_disk(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("openrl.weights.shared_memory._SHARED_MEMORY", tmp_path / "absent")
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    files = BucketFiles()
-    (bucket,) = fill_buckets([("a", torch.ones(4))], 1, 100)
-    file = files.put(bucket)
-    assert tmp_path in Path(file.path).parents
-    assert torch.equal(dict(open_bucket(file.message()).tensors())["a"], torch.ones(4))
-    files.clear()
+def test_checksum_is_the_weighed_sum_of_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("openrl.weights.buckets._WORDS", 3)  # several parts
+    for name, tensor in odd_weights().items():
+        data = tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        assert checksum(tensor) == slow_checksum(data), name
+    long = torch.randint(-(2**63), 2**63 - 1, (11,), generator=torch.Generator().manual_seed(0))
+    assert checksum(long) == slow_checksum(long.numpy().tobytes())
+    assert checksum(long.view(torch.uint8)[3:]) == slow_checksum(long.numpy().tobytes()[3:])  # begins inside a word
+
+
+def test_checksum_sees_bits_and_places() -> None:
+    weights = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16()
+    flipped, exchanged = weights.clone(), weights.clone()
+    flipped.view(torch.int16)[777] ^= 1
+    exchanged[[0, 500]] = exchanged[[500, 0]]
+    assert len({checksum(t) for t in (weights, flipped, exchanged)}) == 3
 
 
 def test_gap_within_and_beyond_the_tolerance() -> None:

@@ -1,0 +1,71 @@
+"""A policy in vLLM as its base and an adapter beside it, instead of one model with merged weights."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from openrl.errors import UserError
+from openrl.rollout.engine import opened, refuse_incomplete
+from openrl.weights.host import Receiver
+from openrl.weights.transport import Route, SentBucket, changed_on_the_way
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM can make room for; an adapter of another rank takes the room of the next."""
+
+
+def room_for_rank(rank: int) -> int:
+    """The least of ``RANKS`` that holds an adapter of ``rank``."""
+    return next(room for room in RANKS if room >= rank)
+
+
+class AdapterSlot:
+    """The adapter that requests are answered with. Each sync brings a new one under a new name, so that nothing cached for
+    an old one can be taken for it."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self._receiver = Receiver(Route(), 0, torch.device("cpu"))
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._count = 0
+        self.request: Any = None
+        """What ``AsyncLLM.generate`` is told; None before the first sync: the base alone."""
+
+    async def load(self, config: dict[str, Any], received: list[SentBucket]) -> None:
+        """Serve the adapter that the buckets hold from now on. Raises UserError if vLLM refuses it; the old one stays."""
+        from vllm.lora.request import LoRARequest
+
+        folder = self._written(config, received)
+        self._count += 1
+        request = LoRARequest(f"policy-{self._count}", self._count, folder.name)
+        try:
+            await self._llm.add_lora(request)
+        except Exception as error:
+            folder.cleanup()
+            raise UserError(f"vLLM does not take the adapter: {error}", "--lora_sync merge") from error
+        if self.request is not None:
+            await self._llm.remove_lora(self.request.lora_int_id)
+        self.clear()
+        self.request, self._folder = request, folder
+
+    def clear(self) -> None:
+        """Remove what lies on disk; vLLM reads it again if the adapter ever leaves its memory."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _written(self, config: dict[str, Any], received: list[SentBucket]) -> tempfile.TemporaryDirectory[str]:
+        """A directory as peft saves an adapter."""
+        tensors: dict[str, Tensor] = {}
+        for sent, bucket in opened(self._receiver, received):
+            refuse_incomplete(changed=changed_on_the_way(sent, bucket))
+            tensors |= dict(bucket.tensors())
+        folder = tempfile.TemporaryDirectory(prefix="openrl-adapter-")
+        save_file(tensors, Path(folder.name) / "adapter_model.safetensors", metadata={"format": "pt"})
+        (Path(folder.name) / "adapter_config.json").write_text(json.dumps(config))
+        return folder

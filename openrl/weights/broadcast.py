@@ -1,0 +1,99 @@
+"""To GPUs of their own: rank 0 of the trainer and every process of every engine form a group, each bucket is one broadcast.
+
+The group stands beside the default one of either process. On a CPU the same code runs over gloo, for tests.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from openrl.weights.buckets import Bucket
+from openrl.weights.transport import Meeting, Route, SentBucket
+
+
+def _store(route: Route, listener: int | None = None) -> dist.TCPStore:
+    return dist.TCPStore(
+        route.address,
+        route.port,
+        route.world_size,
+        listener is not None,
+        timedelta(seconds=route.timeout),
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+
+
+class Group:
+    """The ranks of a broadcast; 0 sends."""
+
+    def __init__(self, store: dist.Store, route: Route, rank: int, device: torch.device) -> None:
+        """Raises TimeoutError with the ranks that did not come within ``route.timeout`` seconds."""
+        limit = timedelta(seconds=route.timeout)
+        _wait_for_all(store, rank, route.world_size, limit)
+        scoped = dist.PrefixStore("weights", store)
+        if device.type == "cuda":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = limit
+            self._group = dist.ProcessGroupNCCL(scoped, rank, route.world_size, options)
+        else:
+            self._group = dist.ProcessGroupGloo(scoped, rank, route.world_size, limit)
+
+    def broadcast(self, data: Tensor) -> None:
+        """From rank 0 into the ``data`` of the others; on a GPU in order with the work of the current stream."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        self._group.broadcast([data], options).wait()
+
+
+def _wait_for_all(store: dist.Store, rank: int, size: int, limit: timedelta) -> None:
+    store.set(f"here/{rank}", "")
+    try:
+        store.wait([f"here/{other}" for other in range(size)], limit)
+    except dist.DistStoreError as error:
+        missing = [str(other) for other in range(size) if not store.check([f"here/{other}"])]
+        raise TimeoutError(
+            f"rank {', '.join(missing)} of the {size} in the group for weights did not come within "
+            f"{limit.total_seconds():g} s (0 is the actor's rank 0, then the engines' processes in order)"
+        ) from error
+
+
+class Sender:
+    """See ``transport.Sender``. Rank 0 alone packs, on its GPU."""
+
+    def __init__(self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> None:
+        self.packs = rank == 0
+        self._device = device
+        if meeting is not None:
+            self._group = Group(_store(route, meeting.take()), route, 0, device)
+
+    def begin(self) -> None:
+        pass
+
+    def allocate(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, device=self._device)
+
+    def announce(self, bucket: Bucket) -> SentBucket:
+        return SentBucket(bucket.manifest, {"size": bucket.data.numel()})
+
+    def deliver(self, bucket: Bucket) -> None:
+        self._group.broadcast(bucket.data)
+
+    def end(self) -> None:
+        pass
+
+
+class Receiver:
+    """See ``transport.Receiver``."""
+
+    def __init__(self, route: Route, rank: int, device: torch.device) -> None:
+        self._device = device
+        self._group = Group(_store(route), route, rank, device)
+
+    def open(self, sent: SentBucket) -> Tensor:
+        data = torch.empty(sent.where["size"], dtype=torch.uint8, device=self._device)
+        self._group.broadcast(data)
+        return data

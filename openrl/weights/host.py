@@ -1,0 +1,70 @@
+"""Through host memory: rank 0 packs each bucket into memory that the engines of its machine map. Works everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import torch
+from torch import Tensor
+
+from openrl.weights.buckets import Bucket
+from openrl.weights.shared_memory import Mapped, Shared, SharedSlots, machine_id
+from openrl.weights.transport import Meeting, Route, SentBucket
+
+
+class Sender:
+    """See ``transport.Sender``. The bytes are written once; on other machines each engine gets a copy by the cluster."""
+
+    def __init__(self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> None:
+        self.packs = rank == 0
+        self._remote = route.remote
+        self._slots = SharedSlots()
+
+    def begin(self) -> None:
+        self._slots.begin()
+
+    def allocate(self, size: int) -> Tensor:
+        return self._slots.allocate(size)
+
+    def announce(self, bucket: Bucket) -> SentBucket:
+        shared = self._slots.last(bucket.data.numel())
+        where = asdict(shared) | {"machine": machine_id()}
+        return SentBucket(bucket.manifest, where, data=bucket.data if self._remote else None)
+
+    def deliver(self, bucket: Bucket) -> None:
+        pass
+
+    def end(self) -> None:
+        self._slots.end()
+
+
+class Receiver:
+    """See ``transport.Receiver``."""
+
+    def __init__(self, route: Route, rank: int, device: torch.device) -> None:
+        self._mapped = Mapped()
+
+    def open(self, sent: SentBucket) -> Tensor:
+        return self._mapped.open(Shared(*(sent.where[name] for name in ("path", "size", "lasting"))))
+
+
+class Landing:
+    """Where a bucket from another machine comes down, so that the processes of this one can map it."""
+
+    def __init__(self) -> None:
+        self._slots, self._machine = SharedSlots(), machine_id()
+
+    def local(self, sent: SentBucket) -> SentBucket:
+        """The bucket as one of this machine; unchanged if it is, or does not lie in host memory."""
+        if sent.where.get("machine", self._machine) == self._machine:
+            return sent
+        if sent.data is None:
+            raise RuntimeError(f"weights in the memory of {sent.where['machine']} were not sent to {self._machine}")
+        self._slots.allocate(sent.data.numel()).copy_(sent.data)
+        shared = self._slots.last(sent.data.numel())
+        return replace(sent, where=asdict(shared) | {"machine": self._machine}, data=None)
+
+    def end(self) -> None:
+        """The buckets of this sync were read, or are void."""
+        self._slots.end()
+        self._slots.begin()
