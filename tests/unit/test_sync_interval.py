@@ -14,6 +14,7 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.config.rollout import CollectFlags
 from openrl.config.run import CheckpointFlags
 from openrl.data.prompts import PromptStream
+from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
 from openrl.trainer.pipeline import Answers
 from openrl.trainer.rl_trainer import RLTrainer
@@ -48,6 +49,7 @@ class Pipeline:
     async def publish(self):
         self.events.append(f"send {self.weights}")
         self.engines = self.weights
+        return {"perf/sync_bytes": Last(8.0)}
 
 
 class Evaluation:
