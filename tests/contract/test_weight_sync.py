@@ -1,0 +1,188 @@
+"""From a policy in DeepSpeed to several engines: what is sent, in how many calls, as what."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.rollout_worker import RolloutWorker
+from openrl.config.lora import LoRAFlags
+from openrl.config.model import ModelFlags
+from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import reward_plan
+from openrl.config.rollout import EngineFlags
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec
+from openrl.trainer.weight_sync import WeightSync
+from openrl.training.distributed import init_distributed
+from openrl.weights.transport import Route
+from tests.experience import engine_spec, optim_spec
+from tests.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.slow
+
+TOKENS = [5, 9, 14, 7, 33, 21, 8, 60, 41, 12]
+MIB = 2**20
+
+
+class Counted(LocalGroup):
+    """Counts the calls to its workers."""
+
+    calls: Counter[str]
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
+        self.calls[method] += 1
+        return await super().call(method, *args, **kwargs)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+
+
+def policy_of(path: Path, lora: LoRAFlags | None = None) -> tuple[LocalGroup, ModelWorker]:
+    worker = ModelWorker(WorkerContext("actor"), engine_spec(path, optim=optim_spec(), lora=lora))
+    worker.start()
+    return LocalGroup("actor", [worker]), worker
+
+
+def engines_of(path: Path, count: int, backend: str = "hf", **fields: Any) -> Counted:
+    spec = EngineSpec(str(path), dtype="fp32", max_model_len=64, **fields)
+    rewards = (RewardFlags(), reward_plan(RewardFlags()))
+    contexts = [WorkerContext("vllm", rank, count, rank) for rank in range(count)]
+    workers = [RolloutWorker(c, backend, spec, ModelFlags(pretrain=str(path)), *rewards) for c in contexts]
+    group = Counted("vllm", workers)
+    group.calls = Counter()
+    return group
+
+
+async def start(engines: LocalGroup) -> None:
+    """Engines of transformers in one process take turns: it loads models by switching the process's default device."""
+    for worker in engines._workers:
+        await worker.start()
+        if worker.backend == "hf":
+            worker.engine._thread = engines._workers[0].engine._thread
+
+
+def plain_logprobs(path: Path) -> torch.Tensor:
+    ids = torch.tensor([TOKENS])
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(path)(ids).logits[0, :-1].float()
+    return logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+async def engine_logprobs(engines: LocalGroup) -> list[torch.Tensor]:
+    return [torch.tensor((await worker.engine.logprobs(TOKENS))[1:]) for worker in engines._workers]
+
+
+def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
+    """ceil(bytes / bucket) + 1 calls to each, whatever the tensors' sizes; then both are the policy."""
+    path = tiny_model_dir(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
+    policy, worker = policy_of(path)
+    engines = engines_of(path, 2)
+    sync = WeightSync(policy, engines, EngineFlags(sync_bucket_mb=1, check_weight_sync=True))
+
+    async def scenario():
+        await start(engines)
+        with torch.no_grad():
+            for parameter in worker.engine.model.parameters():
+                parameter.mul_(1.5)
+        measured = [{name: m.value for name, m in (await sync.send(version)).items()} for version in (1, 2)]
+        got = await engine_logprobs(engines)
+        await engines.close()
+        return measured, got
+
+    measured, got = asyncio.run(scenario())
+    worker.export(str(tmp_path / "out"))
+    size = sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values())
+    assert size > 4 * MIB and measured[0]["perf/sync_bytes"] == size
+    for figures in measured:
+        assert figures["perf/sync_rpcs"] <= math.ceil(size / MIB) + 1
+        assert figures["perf/sync_seconds"] > 0
+    assert engines.calls["load_bucket"] == 2 * (measured[0]["perf/sync_rpcs"] - 1)
+    assert engines.calls["finish_sync"] == 2 and engines.calls["sync_end"] == 1
+    for logprobs in got:
+        torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / "out"), atol=1e-4, rtol=0)
+
+
+def test_an_engine_that_fails_in_the_middle_is_named_and_the_next_sync_is_whole(tmp_path):
+    path = tiny_model_dir(tmp_path)
+    policy, _ = policy_of(path)
+    engines = engines_of(path, 2)
+    sync = WeightSync(policy, engines, EngineFlags())
+
+    async def scenario():
+        await start(engines)
+        broken = engines._workers[1].engine
+        load, broken.load_bucket = broken.load_bucket, fail
+        with pytest.raises(ConnectionError, match="no memory") as raised:
+            await sync.send(1)
+        broken.load_bucket = load
+        for worker in engines._workers:
+            worker.engine._received.clear()
+        await sync.send(1)
+        versions = [worker.engine.policy_version for worker in engines._workers]
+        await engines.close()
+        return raised.value.__notes__, versions
+
+    async def fail(sent):
+        raise ConnectionError("no memory left")
+
+    notes, versions = asyncio.run(scenario())
+    assert notes == ["raised by vllm rank 1 in load_bucket"] and versions == [1, 1]
+
+
+def test_adapters_are_announced_as_peft_names_them(tmp_path):
+    """The bytes of A and B alone, under the names of a file that peft reads."""
+    _, worker = policy_of(tiny_model_dir(tmp_path), LoRAFlags(lora_rank=4, lora_alpha=8))
+    config = worker.adapter_config()
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (4, 8, "LORA")
+    worker.connect(Route(adapter=config))
+    sent = list(worker.send_weights(1, MIB))
+    worker.export(str(tmp_path / "out"))
+    stored = load_file(tmp_path / "out" / "adapter" / "adapter_model.safetensors")
+    assert {name for one in sent for name in one.manifest.names} == stored.keys()
+    assert sum(one.nbytes for one in sent) == sum(tensor.nbytes for tensor in stored.values())
+
+
+def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
+    """Base and adapter side by side give what the merged model gives; three syncs, prefixes cached in between."""
+    path = tiny_model_dir(tmp_path)
+    policy, worker = policy_of(path, LoRAFlags(lora_rank=4, lora_alpha=8))
+    engines = engines_of(path, 1, "vllm", adapter_rank=4, enable_prefix_caching=True)
+    sync = WeightSync(policy, engines, EngineFlags(check_weight_sync=True), adapter=True)
+
+    async def scenario():
+        await start(engines)
+        found = []
+        for version in (1, 2, 3):
+            with torch.no_grad():
+                for name, parameter in worker.engine.model.named_parameters():
+                    if "lora_" in name:
+                        parameter.normal_(std=0.2)
+            figures = await sync.send(version)
+            worker.export(str(tmp_path / str(version)))
+            found.append((figures["perf/sync_bytes"].value, (await engine_logprobs(engines))[0]))
+        with pytest.raises(UserError, match="does not take the adapter"):
+            await engines._workers[0].engine._adapters.load({"peft_type": "LORA"}, [])
+        kept = (await engine_logprobs(engines))[0]
+        await engines.close()
+        return found, kept
+
+    found, kept = asyncio.run(scenario())
+    whole = sum(tensor.nbytes for tensor in load_file(tmp_path / "3" / "model.safetensors").values())
+    for version, (sent, logprobs) in enumerate(found, 1):
+        assert sent < whole / 3
+        torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / str(version)), atol=1e-4, rtol=0)
+    torch.testing.assert_close(kept, found[-1][1], atol=1e-4, rtol=0)
+    assert (found[0][1] - found[1][1]).abs().max() > 0.1
