@@ -134,6 +134,7 @@ def serve_trl(connection: Connection, work: Work) -> None:
 class Pair:
     ours: Step
     theirs: Step
+    passes: int  # of our policy, besides those of its update
 
     @property
     def ratio(self) -> float:
@@ -145,10 +146,11 @@ async def measure(side: Side, trl: Bare, drift: Drift, trl_first: bool) -> Pair:
     drift.look()
     theirs = trl.ask("step") if trl_first else None
     time.sleep(PAUSE_S)
+    side.policy.latest.clear()
     values = await side.step()
     time.sleep(PAUSE_S)
     ours = Step(values["time/step"], int(values["rollout/tokens"]))
-    return Pair(ours, theirs or trl.ask("step"))
+    return Pair(ours, theirs or trl.ask("step"), int("columns" in side.policy.latest))
 
 
 async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift]:
@@ -193,7 +195,7 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift
 def report(pairs: list[Pair], args: argparse.Namespace, parameters: int) -> str:
     rows = args.prompts * args.samples
     sides = (("openrl", [p.ours for p in pairs]), ("TRL", [p.theirs for p in pairs]))
-    ratios = sorted(p.ratio for p in pairs)
+    ratios = [p.ratio for p in pairs]
     import trl
 
     return "\n".join(
@@ -210,7 +212,8 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int) -> str:
                 for name, steps in sides
             ),
             "",
-            f"samples/s, openrl to TRL: {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+            f"samples/s, openrl to TRL: {spread(ratios, 2)}",
+            f"forward passes of the policy besides its update: {sum(p.passes for p in pairs)}; no reference model",
         ]
     )
 
