@@ -34,15 +34,15 @@ from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, 
 from benchmarks.pairs import PAUSE_S, Drift, spread
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
+from openrl.config.placement import ENGINES
 from openrl.flags.parser import load
-from openrl.rollout.engine import engine_spec
 from openrl.tracking.progress import Progress
 from openrl.trainer.checkpoints import Checkpoints
 from openrl.trainer.launch import build_trainer
 from openrl.trainer.pipeline import Answers
 from openrl.trainer.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import Learned, RLTrainer
-from openrl.trainer.roles import model_spec, role_models, start_roles
+from openrl.trainer.roles import start_roles, workers
 from openrl.types import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -110,7 +110,7 @@ class Recorder:
         return await self._group.scatter(method, shards)
 
     def work(self) -> TrainWork:
-        ((forward, micro_batches),) = self.latest["columns"]
+        ((forward, micro_batches, *_),) = self.latest["columns"]
         ((update, plans, loss_of),) = self.latest["update"]
         return TrainWork(forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip)
 
@@ -215,10 +215,10 @@ async def measure(side: Side, vllm: Bare, loop: Bare, drift: Drift, vllm_first: 
 
 
 async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> tuple[list[Pair], Drift]:
-    spec = engine_spec(config.model, config.engine, config.sampling.lengths.both, config.debug, "cpu")
-    optim = model_spec(config, role_models(config)["actor"], "cpu", 1).optim
+    made_of = workers(config, inputs.device, 1)
+    (_, _, spec, *_), (_, actor, *_) = made_of[ENGINES], made_of["actor"]
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
-    loop = Bare(serve_torch, config.model.pretrain, optim)
+    loop = Bare(serve_torch, config.model.pretrain, actor.optim)
     drift = Drift()
     try:
         async with pipeline_side(config, inputs) as side:
