@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,12 +77,15 @@ def engine_spec(
     kl_reference: str | None = None,
     lora: LoRAFlags | None = None,
     normalise: bool = False,
+    **flags: Any,
 ) -> ModelSpec:
+    """``flags`` are further ones of DeepSpeed."""
     deepspeed = DeepSpeedFlags(
         zero_stage=zero_stage,
         logits_chunk_size=chunk_size,
         gradient_checkpointing=gradient_checkpointing,
         dist_timeout=60,
+        **flags,
     )
     model = ModelFlags(pretrain=str(path), param_dtype=dtype, attn_implementation=attention)
     return ModelSpec(

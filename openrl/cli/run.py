@@ -15,6 +15,7 @@ from typing import Any
 from openrl.config import (  # noqa: F401  importing them registers their rules
     batch_checks,
     checks,
+    deepspeed_checks,
     engine_checks,
     environment,
     idle,

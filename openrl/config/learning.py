@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.config.presets import PRESETS
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
@@ -104,6 +104,27 @@ class DeepSpeedFlags:
         1024,
         "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at once.",
         bounds=">= 0",
+    )
+    adam_offload: bool = flag(
+        False, "Masters, gradients' sums and moments of Adam live in host memory, and its step runs on the CPU."
+    )
+    param_offload: bool = flag(
+        False, "Trained parameters live in host memory and are fetched layer by layer. Needs --zero_stage 3."
+    )
+    overlap_comm: bool | None = flag(
+        None, "Reduce gradients while the backward pass runs; more buffers. None: in stage 3, as DeepSpeed."
+    )
+    zpg: int = flag(
+        1,
+        "Ranks that keep a whole copy of the parameters among themselves, such as those of a node, from which the "
+        "backward pass gathers (ZeRO++ hpZ). 1: off. Needs --zero_stage 3.",
+        bounds="> 0",
+    )
+    grad_accum_dtype: Literal["bf16", "fp16", "fp32"] | None = flag(
+        None, "Type in which micro-batches' gradients add up. None: fp32; with --optimizer adamw_bf16 bf16."
+    )
+    ds_config_overrides: dict[str, Any] = flag(
+        {}, 'Any other setting of DeepSpeed, merged last, e.g. {"zero_optimization": {"reduce_bucket_size": 5e7}}.'
     )
     dist_timeout: int = flag(1800, "Seconds a collective may take before its process group aborts.", bounds="> 0")
 

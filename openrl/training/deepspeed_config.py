@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from openrl.config.learning import DeepSpeedFlags
+from openrl.errors import UserError
 
 REDUCE_BUCKET = 500_000_000  # gradients reduced at a time, DeepSpeed's own default
 
@@ -17,6 +19,9 @@ class EngineFacts:
     parameters: int  # of this rank's module
     hidden_size: int
     dtype: str  # bf16, fp16 or fp32: of the parameters
+    device: str  # cpu or cuda
+    ranks: int
+    trained: bool
     max_norm: float = 0.0  # gradient norm that DeepSpeed clips to; 0: it does not clip
     low_masters: bool = False
     """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in stages 1 to 3; in stage 0
@@ -24,36 +29,67 @@ class EngineFacts:
 
 
 def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
-    """DeepSpeed's settings. Micro-batches are counted by the engine around it, so here there is one per step."""
-    return {
+    """DeepSpeed's settings. Micro-batches are counted by the engine around it, so here there is one per step.
+
+    Raises UserError if --zpg does not divide the ranks, whose number only the cluster may have known.
+    """
+    if facts.trained and facts.ranks % flags.zpg:
+        raise UserError(f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide into such groups", "--zpg 1")
+    settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": facts.max_norm,
         "steps_per_print": None,
-        "zero_allow_untested_optimizer": True,  # DeepSpeed's list is one of names; the contract tests are ours
+        # DeepSpeed knows optimizers by name, and wants its own Adam on a CPU, which each installation would have to
+        # compile; torch's fused one is as fast. The contract tests are ours.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(flags, facts),
         **_types(flags, facts),
     }
+    return merged(settings, flags.ds_config_overrides)
+
+
+def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """``settings`` with the leaves of ``changes`` in the place of their own."""
+    inner = {
+        key: merged(settings[key], value) if isinstance(settings.get(key), Mapping) else value
+        for key, value in changes.items()
+    }
+    return {**settings, **inner}
 
 
 def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
-    return {
+    on_host = {"device": "cpu", "pin_memory": facts.device == "cuda"}
+    settings = {
         "stage": flags.zero_stage,
         # Memory that is set aside whole: no more than there are gradients.
         "reduce_bucket_size": min(REDUCE_BUCKET, facts.parameters),
         # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
         "stage3_param_persistence_threshold": 10 * facts.hidden_size,
+        "zero_hpz_partition_size": flags.zpg if facts.trained else 1,  # only a backward pass gathers from the copies
     }
+    if flags.overlap_comm is not None:
+        settings["overlap_comm"] = flags.overlap_comm
+    if facts.trained and flags.adam_offload:
+        settings["offload_optimizer"] = on_host
+    if facts.trained and flags.param_offload:
+        settings["offload_param"] = on_host
+    return settings
+
+
+def grad_accum_dtype(flags: DeepSpeedFlags, low_masters: bool) -> str:
+    """The type in which micro-batches' gradients add up."""
+    return flags.grad_accum_dtype or ("bf16" if low_masters else "fp32")
 
 
 def _types(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
     """Of parameters, and of gradients while micro-batches are added up."""
     sharded = flags.zero_stage > 0
+    sums = {"data_types": {"grad_accum_dtype": grad_accum_dtype(flags, facts.low_masters)}} if sharded else {}
     if facts.low_masters:
         names = ("enabled", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states")
-        settings = {"bf16": dict.fromkeys(names, True), "data_types": {"grad_accum_dtype": "bf16"}}
-        return settings if sharded else {}
+        return {"bf16": dict.fromkeys(names, True), **sums} if sharded else {}
     if facts.dtype == "fp32":
         return {}
-    settings = {facts.dtype: {"enabled": True} | ({"check_grad_overflow": True} if facts.dtype == "bf16" else {})}
-    return settings | ({"data_types": {"grad_accum_dtype": "fp32"}} if sharded else {})
+    return {facts.dtype: {"enabled": True} | ({"check_grad_overflow": True} if facts.dtype == "bf16" else {}), **sums}

@@ -33,7 +33,7 @@ from openrl.models.lora import whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
-from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
+from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
 from openrl.training.state import (
@@ -83,15 +83,17 @@ class DeepSpeedEngine:
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
         self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and not self._clips_itself:
-            self._mend_stage_0()
+            self._mend_stage_0(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
 
     def _facts(self, max_norm: float = 0.0, low_masters: bool = False) -> EngineFacts:
         hidden = self.model.hf.config.get_text_config().hidden_size
-        return EngineFacts(sum(p.numel() for p in self.model.parameters()), hidden, self.dtype, max_norm, low_masters)
+        count = sum(p.numel() for p in self.model.parameters())
+        trained, ranks = self.optim is not None, self.layout.world_size
+        return EngineFacts(count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters)
 
     @torch.no_grad()
-    def _mend_stage_0(self) -> None:
+    def _mend_stage_0(self, grad_dtype: str) -> None:
         """Two things that DeepSpeed does in stage 0 below fp32, and in no other: it adds micro-batches up in the
         type of the parameters, and it makes the optimizer's state by a step with zero gradients, which decays the
         weights once and leaves Adam's bias correction one step ahead."""
@@ -99,7 +101,7 @@ class DeepSpeedEngine:
         optimizer = self._engine.optimizer
         for parameters, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
             for parameter, master in zip(parameters, masters, strict=True):
-                parameter.grad_dtype = torch.float32
+                parameter.grad_dtype = DTYPES[grad_dtype]
                 master.copy_(parameter)
 
     # ---- running the model
@@ -216,7 +218,7 @@ class DeepSpeedEngine:
     def nonfinite_weights(self) -> list[str]:
         named = list(self.model.named_parameters())
         shares = [getattr(p, "ds_tensor", p) for _, p in named]
-        bad = torch.stack([~torch.isfinite(share).all() for share in shares]).int().to(self.device)
+        bad = torch.stack([~torch.isfinite(share).all().to(self.device) for share in shares]).int()
         dist.all_reduce(bad, op=dist.ReduceOp.MAX)
         return [name.removeprefix("hf.") for (name, _), found in zip(named, bad.tolist(), strict=True) if found]
 
@@ -309,6 +311,7 @@ class DeepSpeedEngine:
         """Bring parameters in line with masters that were just overwritten."""
         optimizer = self._engine.optimizer
         if self.stage == 3:
+            optimizer.invalidate_secondary_tensor()  # a group's own copy, with --zpg
             persistent = optimizer.persistent_parameters
             if persistent:
                 persistent[0].partition(persistent)

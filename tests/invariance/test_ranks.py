@@ -65,19 +65,31 @@ def rank_of_two(rank, port, checkpoint, root):
             directory = root / f"{stage}-{name}"
             engine, plan, norm = two_steps(spec, *shards[rank], 2, directory)
             write(directory, engine, norm)
-        resumed = build_engine(spec)  # the last cut again, from its save after the first step
-        resumed.load(directory)
-        resumed.train_step(batch_with_old_logprobs().select(shards[rank][0]), plan, UPDATE)
-        for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
-            assert torch.equal(a, b), (stage, name)
+        resumed = goes_on(spec, directory, engine, shards[rank][0], plan)  # the last cut again
     for case in OTHERS:
         learns_and_resumes(checkpoint, root / "-".join(map(str, case)), rank, *case)
     trained, norm = towards_a_reference(checkpoint, 3, *TWO_RANKS["uneven"][rank], 2)
     write(root / "kl", trained, norm)
+    for name, flags in MEMORY.items():
+        spec, cut = engine_spec(checkpoint, optim=OPTIM, chunk_size=7, **flags), TWO_RANKS["uneven"][rank]
+        engine, plan, norm = two_steps(spec, *cut, 2, root / name)
+        write(root / name, engine, norm)
+        resumed = goes_on(spec, root / name, engine, cut[0], plan)
     if rank == 1:  # its shard alone
         poison(resumed, "hf.model.layers.0.mlp.up_proj.weight")
     assert resumed.nonfinite_weights() == ["model.layers.0.mlp.up_proj.weight"]
     close_distributed()
+
+
+def goes_on(spec, directory, engine, rows, plan):
+    """An engine that takes up the save after the first step and is where ``engine`` is after the second."""
+    resumed = build_engine(spec)
+    resumed.forward(batch_with_old_logprobs().select(rows), [[0]] * 2)  # of weights that the save replaces
+    resumed.load(directory)
+    resumed.train_step(batch_with_old_logprobs().select(rows), plan, UPDATE)
+    for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+        assert torch.equal(a, b), (directory.name, name)
+    return resumed
 
 
 def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
@@ -92,6 +104,14 @@ def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
     report = engine.train_step(shard.replace(ref_logprobs=columns.pop("column"), **columns), plan, update)
     return engine, report["grad_norm"].value
 
+
+MEMORY = {
+    "optimizer on the host": {"zero_stage": 2, "adam_offload": True},
+    "all on the host": {"zero_stage": 3, "adam_offload": True, "param_offload": True},
+    "reduced meanwhile": {"zero_stage": 2, "overlap_comm": True},
+    "a copy among two": {"zero_stage": 3, "zpg": 2},  # last: DeepSpeed's group of them outlives its engine
+}
+"""Flags that change where things are and when they move, and no number."""
 
 OTHERS = [
     *(("adamw", stage, "bf16") for stage in STAGES),
@@ -184,3 +204,5 @@ def test_two_ranks(tmp_path, checkpoint, expected):
     for stage in STAGES:
         for cut in TWO_RANKS:
             assert_same_training(tmp_path / f"{stage}-{cut}", expected, by_group=stage in (1, 2))
+    for name, flags in MEMORY.items():
+        assert_same_training(tmp_path / name, expected, by_group=flags["zero_stage"] == 2)

@@ -1,12 +1,52 @@
 """What flags turn on in DeepSpeed, as data."""
 
+import pytest
+
 from openrl.config.learning import DeepSpeedFlags
+from openrl.errors import UserError
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 
 
-def config(dtype="bf16", low_masters=False, max_norm=0.0, parameters=1000, **flags):
-    facts = EngineFacts(parameters, 64, dtype, max_norm, low_masters)
+def config(
+    dtype="bf16", low_masters=False, max_norm=0.0, parameters=1000, trained=True, ranks=1, device="cpu", **flags
+):
+    facts = EngineFacts(parameters, 64, dtype, device, ranks, trained, max_norm, low_masters)
     return deepspeed_config(DeepSpeedFlags(**flags), facts)
+
+
+def test_no_flag_changes_nothing_that_deepspeed_decides():
+    zero = config(zero_stage=2)["zero_optimization"]
+    assert {"overlap_comm", "offload_optimizer", "offload_param"}.isdisjoint(zero)
+    assert zero["zero_hpz_partition_size"] == 1
+
+
+def test_flags_of_training_leave_models_that_are_only_evaluated_alone():
+    flags = {"zero_stage": 3, "adam_offload": True, "param_offload": True, "zpg": 4}
+    zero = config(ranks=8, **flags)["zero_optimization"]
+    assert zero["offload_optimizer"] == zero["offload_param"] == {"device": "cpu", "pin_memory": False}
+    assert zero["zero_hpz_partition_size"] == 4
+    zero = config(ranks=6, trained=False, **flags)["zero_optimization"]
+    assert {"offload_optimizer", "offload_param"}.isdisjoint(zero) and zero["zero_hpz_partition_size"] == 1
+
+
+def test_host_memory_is_pinned_where_a_gpu_reads_it():
+    assert config(device="cuda", adam_offload=True)["zero_optimization"]["offload_optimizer"]["pin_memory"]
+
+
+def test_groups_must_divide_the_ranks():
+    with pytest.raises(UserError, match="--zpg 4: 6 ranks"):
+        config(ranks=6, zero_stage=3, zpg=4)
+
+
+def test_the_type_of_sums_is_that_of_the_flag():
+    assert config(zero_stage=2, grad_accum_dtype="bf16")["data_types"] == {"grad_accum_dtype": "bf16"}
+    assert config(zero_stage=2, low_masters=True)["data_types"] == {"grad_accum_dtype": "bf16"}
+
+
+def test_overrides_come_last_and_leave_their_neighbours():
+    settings = config(zero_stage=2, ds_config_overrides={"zero_optimization": {"reduce_bucket_size": 7}, "a": {"b": 1}})
+    assert settings["zero_optimization"]["reduce_bucket_size"] == 7
+    assert settings["zero_optimization"]["stage"] == 2 and settings["a"] == {"b": 1}
 
 
 def test_gradients_add_up_in_fp32_wherever_deepspeed_can():

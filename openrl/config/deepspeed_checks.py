@@ -1,0 +1,114 @@
+"""Rules of DeepSpeed's flags."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
+from openrl.config.derived import actor_world, under_ray
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+OWN_FLAGS = {
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer": "adam_offload",
+    "zero_optimization.offload_param": "param_offload",
+    "zero_optimization.overlap_comm": "overlap_comm",
+    "zero_optimization.zero_hpz_partition_size": "zpg",
+    "data_types": "grad_accum_dtype",
+    "gradient_clipping": "max_norm",
+    "bf16": "param_dtype",
+    "fp16.enabled": "param_dtype",
+    "optimizer": "optimizer",
+    "scheduler": "lr_scheduler",
+    "train_batch_size": "train_batch_size",
+    "train_micro_batch_size_per_gpu": "micro_train_batch_size",
+}
+"""Setting of DeepSpeed -> the flag that sets it."""
+
+RESERVED = (
+    "gradient_accumulation_steps",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+    "zero_optimization.offload_optimizer",
+)
+"""Settings that the training engine depends on."""
+
+
+def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of everything in nested settings, branches and leaves."""
+    for key, value in settings.items():
+        yield prefix + key
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{key}.")
+
+
+@check(*TRAINING)
+def overrides_are_further_settings(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    for name in leaves(config.deepspeed.ds_config_overrides):
+        if flag := OWN_FLAGS.get(name):
+            yield Problem(("ds_config_overrides", flag), f"{name} has a flag of its own", f"--{flag}")
+        elif name in RESERVED:
+            yield Problem(("ds_config_overrides",), f"the training engine depends on {name}", "leave it out")
+
+
+@check(*TRAINING)
+def stages_shard_what_is_offloaded(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    flags = config.deepspeed
+    if flags.param_offload and flags.zero_stage < 3:
+        yield Problem(
+            ("param_offload", "zero_stage"),
+            "only stage 3 fetches parameters layer by layer",
+            "--zero_stage 3, or --adam_offload alone",
+        )
+    if flags.adam_offload and flags.zero_stage == 0:
+        yield Problem(("adam_offload", "zero_stage"), "DeepSpeed offloads nothing in stage 0", "--zero_stage 2")
+    if flags.adam_offload and config.optim.optimizer != "adamw":
+        yield Problem(
+            ("adam_offload", "optimizer"),
+            f"--optimizer {config.optim.optimizer} has no step on the CPU",
+            "--optimizer adamw",
+        )
+    if flags.overlap_comm and flags.zero_stage == 0:
+        yield Problem(("overlap_comm", "zero_stage"), "stage 0 reduces after the backward pass", "--zero_stage 2")
+
+
+@check(*TRAINING)
+def copies_divide_the_ranks(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    flags, ranks = config.deepspeed, trained_ranks(config)
+    if flags.zpg == 1:
+        return
+    if flags.zero_stage < 3:
+        yield Problem(("zpg", "zero_stage"), "only stage 3 has shards to copy", "--zero_stage 3")
+    if ranks is not None and ranks % flags.zpg:
+        fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
+        yield Problem(("zpg",), f"{ranks} ranks do not divide into groups of {flags.zpg}", f"--zpg {fitting}")
+
+
+def trained_ranks(config: PPOConfig | SupervisedConfig) -> int | None:
+    """Ranks of the trained model, the actor; None where only the cluster or a launcher knows."""
+    if isinstance(config, PPOConfig):
+        return actor_world(config.placement, config.device.device)
+    ranks = config.ranks
+    return ranks.num_nodes * ranks.num_gpus_per_node if under_ray(ranks) and ranks.num_gpus_per_node else None
+
+
+@check(*TRAINING)
+def gradients_add_up_in_a_type_that_holds_them(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    asked, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
+    if asked is None:
+        return
+    if config.optim.optimizer == "adamw_bf16":
+        if asked != "bf16":
+            yield Problem(
+                ("grad_accum_dtype", "optimizer"), "adamw_bf16 keeps gradients in bf16", "--grad_accum_dtype None"
+            )
+    elif asked not in ("fp32", dtype):
+        yield Problem(
+            ("grad_accum_dtype", "param_dtype"),
+            f"gradients of {dtype} weights add up in {dtype} or fp32",
+            "--grad_accum_dtype fp32",
+        )

@@ -1,0 +1,101 @@
+"""Where DeepSpeed keeps things and in which type gradients add up, on one rank; on two in tests/invariance."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from openrl.training.build import build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.updates import SupervisedUpdate
+from openrl.types import StepPlan
+from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.tiny import tiny_model_dir
+
+THIRDS = [[0, 1, 2], [3, 4], [5, 6, 7]]
+OPTIM = optim_spec(max_norm=0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+
+
+@pytest.fixture(scope="module")
+def batch():
+    return ragged_batch()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+
+
+def three_steps(spec, batch):
+    engine = build_engine(spec)
+    plan = StepPlan(THIRDS, counts_of(batch))
+    return engine, [engine.train_step(batch, plan, SupervisedUpdate())["grad_norm"].value for _ in range(3)]
+
+
+def weights(engine):
+    return {name: tensor.clone() for name, tensor in engine.named_weights()}
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("stage", "flags"),
+    [
+        (1, {"adam_offload": True}),
+        (2, {"adam_offload": True}),
+        (3, {"adam_offload": True, "param_offload": True}),
+        (3, {"param_offload": True, "overlap_comm": False}),
+        (1, {"overlap_comm": True}),
+    ],
+    ids=str,
+)
+def test_the_place_of_things_changes_no_number(tmp_path, checkpoint, batch, stage, flags, dtype):
+    """Steps of three micro-batches, clipped; then a save, a resume and the weights for the engines."""
+    plain, expected = three_steps(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM), batch)
+    spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM, **flags)
+    engine, norms = three_steps(spec, batch)
+    assert norms == pytest.approx(expected, rel=1e-6)
+    then, now = weights(plain), weights(engine)
+    assert all(torch.allclose(now[name], then[name], rtol=0, atol=1e-6) for name in then)
+
+    engine.save(tmp_path)
+    resumed = build_engine(spec)
+    resumed.load(tmp_path)
+    plan = StepPlan(THIRDS, counts_of(batch))
+    assert engine.train_step(batch, plan, SupervisedUpdate()) == resumed.train_step(batch, plan, SupervisedUpdate())
+    again = weights(resumed)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in weights(engine).items())
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_gradients_add_up_in_the_type_that_is_asked_for(tmp_path, checkpoint, batch, stage):
+    """Adam's first moment is (1 - beta1) times the sum of the micro-batches' gradients: in fp32 the sum of what each
+    alone gives, in bf16 that sum rounded after every addition."""
+    optim = optim_spec(max_norm=0.0)
+
+    def first_moment(micro_batches, dtype):
+        spec = engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim, grad_accum_dtype=dtype)
+        engine = build_engine(spec)
+        engine.train_step(batch, StepPlan(micro_batches, counts_of(batch)), SupervisedUpdate())
+        engine.save(tmp_path)
+        state = load_file(tmp_path / "rank_00000.safetensors")
+        names = sorted(name for name in state if name.startswith("exp_avg."))
+        return torch.cat([state[name].flatten() for name in names]).double() / (1 - optim.betas[0])
+
+    parts = [first_moment([rows], None) for rows in THIRDS]
+    rounded = parts[0]
+    for part in parts[1:]:
+        rounded = (rounded + part).bfloat16().double()
+    in_fp32, in_bf16 = first_moment(THIRDS, None), first_moment(THIRDS, "bf16")
+    size = sum(parts).norm()
+    assert float((in_fp32 - sum(parts)).norm() / size) < 1e-6
+    assert float((in_bf16 - rounded).norm() / size) < 1e-6
+    assert float((in_bf16 - sum(parts)).norm() / size) > 1e-4
+
+
+def test_nan_is_found_in_weights_on_the_host(checkpoint):
+    engine = build_engine(engine_spec(checkpoint, zero_stage=3, optim=OPTIM, adam_offload=True, param_offload=True))
+    assert engine.nonfinite_weights() == []
