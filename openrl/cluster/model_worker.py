@@ -18,6 +18,7 @@ from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
+from openrl.training.state import WHOLE, StateParts
 from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.cuda_ipc import gpu_uuid
@@ -122,11 +123,11 @@ class ModelWorker:
         """Every engine has the weights."""
         self._sender.end()
 
-    def save(self, directory: str) -> None:
-        self.engine.save(Path(directory))
+    def save(self, directory: str, parts: StateParts = WHOLE) -> None:
+        self.engine.save(Path(directory), parts)
 
-    def load(self, directory: str) -> None:
-        self.engine.load(Path(directory))
+    def load(self, directory: str, parts: StateParts = WHOLE) -> None:
+        self.engine.load(Path(directory), parts)
 
     def export(self, directory: str, config_fields: dict[str, Any] | None = None) -> None:
         self.engine.export(Path(directory), config_fields)

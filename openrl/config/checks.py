@@ -292,5 +292,19 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
 
 @check(*TRAINING)
 def resume_or_start_fresh(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    if config.checkpoint.load_checkpoint and config.checkpoint.overwrite_ckpt:
-        yield Problem(("load_checkpoint", "overwrite_ckpt"), "resume and start fresh contradict", "leave one out")
+    flags = config.checkpoint
+    asked = {
+        "load_checkpoint": flags.load_checkpoint,
+        "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
+        "overwrite_ckpt": flags.overwrite_ckpt,
+    }
+    if sum(asked.values()) > 1:
+        names = tuple(name for name, wanted in asked.items() if wanted)
+        yield Problem(names, "a run starts from one place", "leave all but one out")
+
+
+@check(*TRAINING)
+def checkpoints_hold_something(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    flags = config.checkpoint
+    if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
+        yield Problem(("disable_ds_ckpt", "save_steps"), "checkpoints would hold nothing", "--save_hf_ckpt")

@@ -57,7 +57,15 @@ from openrl.config.rollout import (
     PlacementFlags,
     RankFlags,
 )
-from openrl.config.run import CheckpointFlags, DebugFlags, LoggingFlags, PluginFlags, SampleLoggingFlags, SeedFlags
+from openrl.config.run import (
+    CheckpointFlags,
+    DebugFlags,
+    LoggingFlags,
+    PluginFlags,
+    RLCheckpointFlags,
+    SampleLoggingFlags,
+    SeedFlags,
+)
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.flags.schema import chosen_options, part
@@ -95,7 +103,7 @@ class PPOConfig:
     filtering: DynamicFilteringFlags = part(DynamicFilteringFlags)
     correction: RolloutCorrectionFlags = part(RolloutCorrectionFlags)
     evaluation: PromptEvalFlags = part(PromptEvalFlags)
-    checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
+    checkpoint: RLCheckpointFlags = part(RLCheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
     logging: LoggingFlags = part(LoggingFlags)
     samples: SampleLoggingFlags = part(SampleLoggingFlags)
     debug: DebugFlags = part(DebugFlags)

@@ -144,9 +144,22 @@ def output_problems(flag: str, name: str | None) -> Problems:
 def checkpoints_are_not_in_the_way(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
-    if found and not flags.load_checkpoint and not flags.overwrite_ckpt:
+    asked = flags.load_checkpoint or flags.resume_from_checkpoint is not None or flags.overwrite_ckpt
+    if found and not asked:
         message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
         yield Problem(("ckpt_path",), message, "--load_checkpoint to resume, --overwrite_ckpt to start fresh")
+
+
+@check(*TRAINING, environment=True)
+def the_checkpoint_to_resume_from_is_one(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    name = config.checkpoint.resume_from_checkpoint
+    if name is None:
+        return
+    path = Path(name).expanduser()
+    if not path.match(COMPLETE_CHECKPOINTS.split("/")[0]) or not (path / "manifest.json").is_file():
+        yield Problem(
+            ("resume_from_checkpoint",), f"{name} is no complete checkpoint", "a directory step_N with a manifest.json"
+        )
 
 
 # -- packages ---------------------------------------------------------------------------------------------

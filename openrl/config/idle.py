@@ -338,6 +338,31 @@ IDLE = (
         "--dynamic_filtering",
     ),
     Idle(
+        ("ema_beta",),
+        lambda config: config.checkpoint.enable_ema,
+        "there is no moving average without --enable_ema",
+        "--enable_ema",
+    ),
+    Idle(
+        ("save_value_network",),
+        needs_critic,
+        "the chosen --advantage_estimator has no critic",
+        "--advantage_estimator gae",
+    ),
+    Idle(
+        ("best_metric_key",),
+        lambda config: config.evaluation.eval_steps > 0,
+        "nothing is evaluated on the way",
+        "--eval_dataset FILE --eval_steps 10",
+    ),
+    Idle(
+        ("load_optim", "load_rng"),
+        lambda config: config.checkpoint.load_checkpoint or config.checkpoint.resume_from_checkpoint is not None,
+        "this run resumes from nothing",
+        "--load_checkpoint",
+        TRAINING,
+    ),
+    Idle(
         ("tokenizer_chat_template", "chat_template_kwargs", "system_prompt"),
         lambda config: config.templates.apply_chat_template,
         "prompts are plain text without --apply_chat_template",

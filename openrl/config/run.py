@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from openrl.flags.schema import flag, group
 
 
@@ -19,11 +21,40 @@ class CheckpointFlags:
     load_checkpoint: bool = flag(
         False, "Resume from the newest complete checkpoint in --ckpt_path; none there: start fresh and say so."
     )
+    resume_from_checkpoint: str | None = flag(
+        None, "Resume from this checkpoint, a directory step_N of any run; later ones in --ckpt_path go. None: do not."
+    )
     overwrite_ckpt: bool = flag(False, "Start fresh although --ckpt_path holds checkpoints.")
+    disable_ds_ckpt: bool = flag(
+        False, "Checkpoints hold the Hugging Face copy of --save_hf_ckpt alone: nothing resumes from them."
+    )
+    save_optim: bool = flag(True, "Write moments and schedule into checkpoints: two thirds of their size.")
+    load_optim: bool = flag(True, "A resume takes up moments and schedule; off: it takes the weights alone.")
+    save_rng: bool = flag(True, "Write the state of random generators into checkpoints.")
+    load_rng: bool = flag(True, "A resume takes up the state of random generators.")
     save_hf_ckpt: bool = flag(False, "Write a Hugging Face copy beside each checkpoint.")
     max_ckpt_num: int = flag(
         3, "Checkpoints kept, newest first; older ones go after the new one is complete. 0: all.", bounds=">= 0"
     )
+    max_ckpt_mem: float = flag(
+        math.inf, "GB that all checkpoints may take; the oldest go first, the newest stays.", bounds="> 0"
+    )
+
+
+@group("Checkpoint")
+class RLCheckpointFlags(CheckpointFlags):
+    best_metric_key: str = flag(
+        "eval/pass_rate",
+        "Metric of the evaluation whose best checkpoint is kept besides the newest; one counts if both are due at a "
+        "step. none: off.",
+    )
+    save_value_network: bool = flag(False, "Save the final critic too, to {save_path}_critic.")
+    enable_ema: bool = flag(
+        False,
+        "Keep a moving average of the actor's weights in host memory (fp32, sharded as ZeRO shards); it becomes the "
+        "saved model.",
+    )
+    ema_beta: float = flag(0.992, "Weight of the old average at each optimizer step.", bounds="(0, 1)")
 
 
 @group("Logging")

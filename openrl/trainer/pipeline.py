@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ from openrl.trainer.waiting import all_or_first_error, cancelled, result_beside
 from openrl.trainer.weight_sync import WeightSync
 from openrl.training.engine import LossOf
 from openrl.training.mismatch import shown, split
+from openrl.training.state import StateParts
 from openrl.types import ExperienceBatch, Group, Prompt, Sampling
 from openrl.weights.sync import check_gap
 
@@ -295,25 +296,26 @@ class Pipeline:
         state = {"version": self.version, "kl": self.credit.kl.state(), "rewards": self.credit.running.state()}
         return state | ({"ptx": self.ptx.stream.state()} if self.ptx else {})
 
-    async def save(self, directory: Path) -> None:
+    async def save(self, directory: Path, parts: StateParts) -> None:
         """Each trained role writes itself below ``directory``."""
         for name, group in self._trained().items():
             async with self.residency.stage("save", group.role):
-                await group.call("save", str(directory / name))
+                await group.call("save", str(directory / name), parts)
 
-    async def load(self, directory: Path, state: dict[str, Any]) -> None:
+    async def load(self, directory: Path, state: dict[str, Any], parts: StateParts) -> None:
         for name, group in self._trained().items():
             async with self.residency.stage("load", group.role):
-                await group.call("load", str(directory / name))
+                await group.call("load", str(directory / name), parts)
         self.version = state["version"] - 1  # the next publish sends these weights again, as the same version
         self.credit.kl.load_state(state["kl"])
         self.credit.running.load_state(state["rewards"])
         if self.ptx and "ptx" in state:  # else they joined with this resume
             self.ptx.stream.load_state(state["ptx"])
 
-    async def export(self, directory: Path) -> None:
-        async with self.residency.stage("export", self.roles.policy.role):
-            await self.roles.policy.call("export", str(directory))
+    async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
+        group = self._trained()[role]
+        async with self.residency.stage("export", group.role):
+            await group.call("export", str(directory))
 
     def _trained(self) -> dict[str, WorkerGroup]:
         return {"actor": self.roles.policy} | ({"critic": self.roles.critic} if self.roles.critic else {})

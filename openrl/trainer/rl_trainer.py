@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +15,7 @@ from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.rollout import CollectFlags
-from openrl.config.run import CheckpointFlags
+from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.metrics import Last, Metric, to_floats
@@ -66,7 +66,7 @@ class RLTrainer:
         batch: RolloutBatchFlags,
         collecting: CollectFlags,
         filtering: DynamicFilteringFlags,
-        checkpoint: CheckpointFlags,
+        checkpoint: RLCheckpointFlags,
         evaluate: PromptEvalFlags,
         evaluation: Evaluation | None,
         checkpoints: Checkpoints,
@@ -108,6 +108,8 @@ class RLTrainer:
             async for learned in steps:
                 await self.report(learned)
         await self.export(Path(self.checkpoint.save_path))
+        if self.checkpoint.save_value_network:
+            await self.export(Path(f"{self.checkpoint.save_path}_critic"), "critic")
         self.trackers.close()
         return self.summary()
 
@@ -188,7 +190,7 @@ class RLTrainer:
             values |= await self.evaluate()
         if saves:
             with self.progress.stage("checkpoint"):
-                await self.save(step)
+                await self.save(step, values.get(self.checkpoint.best_metric_key))
         return values
 
     def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
@@ -205,7 +207,7 @@ class RLTrainer:
 
     # -- leaving and returning ------------------------------------------------------------------------
 
-    async def save(self, step: int) -> None:
+    async def save(self, step: int, metric: float | None) -> None:
         state = {
             "step": step,
             "stream": self.stream.state(),
@@ -214,24 +216,25 @@ class RLTrainer:
         }
 
         async def write(directory: Path) -> None:
-            await self.pipeline.save(directory)
+            if self.checkpoints.resumable:
+                await self.pipeline.save(directory, self.checkpoints.written)
             if self.checkpoint.save_hf_ckpt:
                 await self.export(directory / "hf")
 
-        await self.checkpoints.save(step, state, dict(self.flags), write)
+        await self.checkpoints.save(step, state, dict(self.flags), write, metric)
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on where ``checkpoint`` stands: weights, optimizers, random state, data position, KL controller."""
         state, flags = read_state(checkpoint)
-        await self.pipeline.load(checkpoint, state["pipeline"])
+        await self.pipeline.load(checkpoint, state["pipeline"], self.checkpoints.read)
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
         self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
 
-    async def export(self, directory: Path) -> None:
-        """The policy as a Hugging Face directory, tokenizer included."""
+    async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
+        """A trained model as a Hugging Face directory, tokenizer included."""
         with self.progress.stage("export"):
-            await self.pipeline.export(directory)
+            await self.pipeline.export(directory, role)
             self.tokenizer.save_pretrained(directory)
 
     def summary(self) -> RunSummary:

@@ -55,6 +55,7 @@ class RoleModel:
     frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
     others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
     lora: LoRAFlags | None = None  # adapters that it trains, 4-bit weights; None: neither
+    average: float | None = None  # weight of the old in a moving average of its weights; None: there is none
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
@@ -63,7 +64,14 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     # the adapter of --lora_adapter_path is the policy's; a critic gets a new one of its rank
     fresh = replace(lora, lora_rank=derived.lora_rank(lora), lora_adapter_path=None)  # type: ignore[type-var]
     table = {
-        "actor": RoleModel("logprobs", policy, config.actor_optim, derived.frozen_actor_steps(config), lora=lora),
+        "actor": RoleModel(
+            "logprobs",
+            policy,
+            config.actor_optim,
+            derived.frozen_actor_steps(config),
+            lora=lora,
+            average=config.checkpoint.ema_beta if config.checkpoint.enable_ema else None,
+        ),
         "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim, lora=fresh),
         "reference": RoleModel("logprobs", reference_path(config)),
     }
@@ -75,7 +83,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
 
 def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int) -> ModelSpec:
     own_steps = optimizer_steps - role.frozen_steps * derived.optimizer_steps_per_rollout(config.batch)
-    optim = None if role.rate is None else OptimSpec.from_flags(role.rate, config.optim, own_steps)
+    optim = None if role.rate is None else OptimSpec.from_flags(role.rate, config.optim, own_steps, role.average)
     return ModelSpec(
         kind=role.kind,
         path=role.path,

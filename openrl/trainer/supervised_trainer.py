@@ -93,7 +93,8 @@ class SupervisedTrainer:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
 
         async def write(directory: Path) -> None:
-            await self.model.group.call("save", str(directory / "model"))
+            if self.checkpoints.resumable:
+                await self.model.group.call("save", str(directory / "model"), self.checkpoints.written)
             if self.checkpoint.save_hf_ckpt:
                 await self.export(directory / "hf")
 
@@ -102,7 +103,7 @@ class SupervisedTrainer:
     async def restore(self, checkpoint: Path) -> None:
         """Go on where ``checkpoint`` stands: weights, optimizer, random state, data position."""
         state, flags = read_state(checkpoint)
-        await self.model.group.call("load", str(checkpoint / "model"))
+        await self.model.group.call("load", str(checkpoint / "model"), self.checkpoints.read)
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
         self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")

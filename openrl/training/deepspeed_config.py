@@ -61,7 +61,7 @@ def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
 
 def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
     on_host = {"device": "cpu", "pin_memory": facts.device == "cuda"}
-    settings = {
+    settings: dict[str, Any] = {
         "stage": flags.zero_stage,
         # Memory that is set aside whole: no more than there are gradients.
         "reduce_bucket_size": min(REDUCE_BUCKET, facts.parameters),

@@ -11,9 +11,8 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, redirect_stdout
-from copy import copy
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields
 from itertools import groupby
 from pathlib import Path
@@ -22,10 +21,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from huggingface_hub import save_torch_state_dict
 from torch import Tensor
 from torch.optim import Optimizer
-from transformers.dynamic_module_utils import custom_object_save
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.models.causal_lm import DTYPES, CausalLM
@@ -35,8 +32,12 @@ from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
+from openrl.training.export import write_model
+from openrl.training.moving_average import MovingAverage
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
 from openrl.training.state import (
+    WHOLE,
+    StateParts,
     optimizer_tensors,
     random_state,
     read_rank_state,
@@ -59,6 +60,7 @@ class DeepSpeedEngine:
     def __init__(
         self, model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, optim: OptimSpec | None, device: str
     ) -> None:
+        self._average: MovingAverage | None = None
         self.layout = ParallelLayout(dist.get_rank(), dist.get_world_size())
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.model, self.dtype, self.stage, self.optim = model, dtype, flags.zero_stage, optim
@@ -85,6 +87,8 @@ class DeepSpeedEngine:
         if self.stage == 0 and not self._clips_itself:
             self._mend_stage_0(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
+        if optim.average is not None:
+            self._average = MovingAverage(self._masters(), optim.average)
 
     def _facts(self, max_norm: float = 0.0, low_masters: bool = False) -> EngineFacts:
         hidden = self.model.hf.config.get_text_config().hidden_size
@@ -165,6 +169,8 @@ class DeepSpeedEngine:
         finite = math.isfinite(norm)
         if finite:
             self._scheduler.step()
+            if self._average is not None:
+                self._average.update(self._masters())
             metrics.append({"grad_norm": Mean(norm, 1.0)})
         if self.layout.rank == 0:  # all ranks agree, one of them counts
             metrics.append({"nonfinite_steps": Sum(float(not finite and not searching))})
@@ -226,25 +232,36 @@ class DeepSpeedEngine:
         return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
 
     def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
-        weights = {}
-        for name, tensor in self.named_weights():
+        with self._averaged():
+            weights = {}
+            for name, tensor in self.named_weights():
+                if self.layout.rank == 0:
+                    weights[name] = tensor.to("cpu", copy=True)  # parameters are views of one buffer in stages 1 and 2
             if self.layout.rank == 0:
-                weights[name] = tensor.to("cpu", copy=True)  # parameters are views of one buffer in stages 1 and 2
-        if self.layout.rank == 0:
-            directory.mkdir(parents=True, exist_ok=True)
-            hf, config = self.model.hf, copy(self.model.hf.config)
-            config.architectures, config.dtype = [self.model.architecture], str(DTYPES[self.dtype])[6:]
-            config.update(config_fields or {})
-            vars(config).pop("quantization_config", None)  # the weights are written whole
-            config.save_pretrained(directory)
-            if hf.can_generate():
-                hf.generation_config.save_pretrained(directory)
-            if hf.is_remote_code():
-                custom_object_save(hf, directory, config=config)
-            save_torch_state_dict(weights, directory, metadata={"format": "pt"})
-        if self.model.adapters:
-            self._export_adapters(directory / ADAPTER_FOLDER)
+                fields = {"architectures": [self.model.architecture], "dtype": str(DTYPES[self.dtype])[6:]}
+                write_model(directory, self.model.hf, weights, fields | dict(config_fields or {}))
+            if self.model.adapters:
+                self._export_adapters(directory / ADAPTER_FOLDER)
         dist.barrier()
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """The moving average in the place of the weights, where there is one; then the weights again."""
+        if self._average is None:
+            yield
+            return
+        own = [master.detach().to("cpu", copy=True) for master in self._masters()]
+        self._put(self._average.tensors)
+        try:
+            yield
+        finally:
+            self._put(own)
+
+    @torch.no_grad()
+    def _put(self, tensors: Iterable[Tensor]) -> None:
+        for master, tensor in zip(self._masters(), tensors, strict=True):
+            master.copy_(tensor)
+        self._refresh_from_masters()
 
     @torch.no_grad()
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -263,26 +280,29 @@ class DeepSpeedEngine:
 
     # ---- resuming
 
-    def save(self, directory: Path) -> None:
-        tensors, values = random_state(self.device)
-        tensors |= optimizer_tensors(self._inner, self._masters())
-        values |= self._shape() | {
-            "scheduler": self._scheduler.state_dict(),
-            "loss_scaler": _plain(self._loss_scaler()),
-        }
+    def save(self, directory: Path, parts: StateParts = WHOLE) -> None:
+        tensors, values = random_state(self.device) if parts.random else ({}, {})
+        tensors |= optimizer_tensors(self._inner, self._masters(), state=parts.optimizer)
+        tensors |= self._average.named() if self._average else {}
+        values |= self._shape()
+        if parts.optimizer:
+            values |= {"scheduler": self._scheduler.state_dict(), "loss_scaler": _plain(self._loss_scaler())}
         write_rank_state(directory, self.layout.rank, tensors, values)
         dist.barrier()
 
-    def load(self, directory: Path) -> None:
-        tensors, values = read_rank_state(directory, self.layout.rank, self._shape())
-        restore_random_state(self.device, tensors, values)
-        masters = self._masters()
-        restore_optimizer_tensors(self._inner, masters, {k: v for k, v in tensors.items() if not k.startswith("rng.")})
+    def load(self, directory: Path, parts: StateParts = WHOLE) -> None:
+        tensors, values = read_rank_state(directory, self.layout.rank, self._shape(), parts)
+        if parts.random:
+            restore_random_state(self.device, tensors, values)
+        restore_optimizer_tensors(self._inner, self._masters(), tensors, state=parts.optimizer)
         self._refresh_from_masters()
-        self._scheduler.load_state_dict(values["scheduler"])
-        for group, rate in zip(self._inner.param_groups, self._scheduler.get_last_lr(), strict=True):
-            group["lr"] = rate
-        vars(self._loss_scaler()).update(values["loss_scaler"])
+        if self._average:
+            self._average.load(tensors)
+        if parts.optimizer:
+            self._scheduler.load_state_dict(values["scheduler"])
+            for group, rate in zip(self._inner.param_groups, self._scheduler.get_last_lr(), strict=True):
+                group["lr"] = rate
+            vars(self._loss_scaler()).update(values["loss_scaler"])
         dist.barrier()
 
     def _shape(self) -> dict[str, Any]:
@@ -291,6 +311,7 @@ class DeepSpeedEngine:
             "ranks": self.layout.world_size,
             "--zero_stage": self.stage,
             "--param_dtype": self.dtype,
+            "--enable_ema": self._average is not None,
             "parameters": self.parameter_count(),
         }
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
+from openrl.training.state import WHOLE, StateParts
 from openrl.types import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
 
 
@@ -77,12 +78,13 @@ class TrainEngine(Protocol):
     def parameter_count(self) -> int:
         """Parameters of the whole model, shards of other ranks included."""
 
-    def save(self, directory: Path) -> None:
-        """Weights, optimizer, schedule and random state of every rank, to resume bit for bit."""
+    def save(self, directory: Path, parts: StateParts = WHOLE) -> None:
+        """Weights, their moving average, optimizer, schedule and random state of every rank, to resume bit for bit."""
 
-    def load(self, directory: Path) -> None:
-        """Take up a saved state. Raises UserError if ranks, ZeRO stage or type differ from those that saved it."""
+    def load(self, directory: Path, parts: StateParts = WHOLE) -> None:
+        """Take up a saved state. Raises UserError if ranks, ZeRO stage or type differ from those that saved it, or if
+        one of ``parts`` was not saved."""
 
     def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
         """A Hugging Face model directory in safetensors, written by rank 0; no tokenizer. ``config_fields`` are added
-        to its config.json."""
+        to its config.json. Holds the moving average of the weights, where there is one."""

@@ -31,9 +31,12 @@ class OptimSpec:
     max_norm: float
     total_steps: int
     optimizer: OptimizerName = "adamw"
+    average: float | None = None  # weight of the old in a moving average of the weights, which is then what is exported
 
     @classmethod
-    def from_flags(cls, rate: LearningRateFlags, optim: OptimizerFlags, total_steps: int) -> OptimSpec:
+    def from_flags(
+        cls, rate: LearningRateFlags, optim: OptimizerFlags, total_steps: int, average: float | None = None
+    ) -> OptimSpec:
         return cls(
             rate.learning_rate,
             optim.lr_scheduler,
@@ -44,6 +47,7 @@ class OptimSpec:
             optim.max_norm,
             total_steps,
             optim.optimizer,
+            average,
         )
 
 

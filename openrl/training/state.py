@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,17 @@ from torch.optim import Optimizer
 from openrl.errors import UserError
 
 
+@dataclass(frozen=True)
+class StateParts:
+    """What of a state, besides weights, is written or taken up."""
+
+    optimizer: bool = True  # its moments, the schedule of the learning rate, the loss scale
+    random: bool = True
+
+
+WHOLE = StateParts()
+
+
 def write_rank_state(directory: Path, rank: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
     """``rank_00000.safetensors`` and ``rank_00000.json``."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -24,8 +36,11 @@ def write_rank_state(directory: Path, rank: int, tensors: dict[str, Tensor], val
     stem.with_suffix(".json").write_text(json.dumps(values))
 
 
-def read_rank_state(directory: Path, rank: int, expected: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, values). Raises UserError if the files are missing or one of ``expected`` was saved differently."""
+def read_rank_state(
+    directory: Path, rank: int, expected: dict[str, Any], parts: StateParts = WHOLE
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """(tensors, values). Raises UserError if the files are missing, one of ``expected`` was saved differently, or one of
+    ``parts`` was not saved."""
     stem = directory / f"rank_{rank:05d}"
     if not stem.with_suffix(".json").exists():
         raise UserError(f"{directory} holds no state of rank {rank}", "resume with as many ranks as the run had")
@@ -36,29 +51,34 @@ def read_rank_state(directory: Path, rank: int, expected: dict[str, Any]) -> tup
                 f"{directory} was saved with {name} {values[name]}, this run has {now}",
                 f"resume with {name} {values[name]}, or start fresh from an exported model",
             )
+    for wanted, witness, flag in ((parts.optimizer, "scheduler", "optim"), (parts.random, "python", "rng")):
+        if wanted and witness not in values:
+            raise UserError(f"{directory} was saved with --no_save_{flag}", f"resume with --no_load_{flag}")
     return load_file(stem.with_suffix(".safetensors")), values
 
 
-def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor]) -> dict[str, Tensor]:
-    """The masters and their optimizer state, by position; whole numbers as int64 scalars."""
+def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], state: bool = True) -> dict[str, Tensor]:
+    """The masters and, with ``state``, that of their optimizer, by position; whole numbers as int64 scalars."""
     named = {f"master.{i}": master for i, master in enumerate(masters)}
-    for i, master in enumerate(masters):
+    for i, master in enumerate(masters if state else []):
         for key, value in optimizer.state.get(master, {}).items():
             shared = key.startswith("qmap")  # the code book of 8-bit moments is one tensor, which a file must not share
             named[f"{key}.{i}"] = value.clone() if shared else torch.as_tensor(value)
     return named
 
 
-def restore_optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor]) -> None:
-    """The inverse of ``optimizer_tensors``; state that was not there then is not there now."""
+def restore_optimizer_tensors(
+    optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool = True
+) -> None:
+    """The inverse of ``optimizer_tensors``, among other tensors; state that was not there then is not there now."""
     with torch.no_grad():
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])
             optimizer.state.pop(master, None)
     for name, tensor in named.items():
         key, position = name.rsplit(".", 1)
-        master = masters[int(position)]
-        if key != "master":
+        if state and key not in ("master", "average", "rng"):
+            master = masters[int(position)]
             whole = tensor.dim() == 0 and tensor.dtype == torch.int64
             optimizer.state[master][key] = int(tensor) if whole else tensor.to(master.device)
 

@@ -18,14 +18,20 @@ def opened(directory: Path, **flags: object) -> Checkpoints:
     return Checkpoints(CheckpointFlags(ckpt_path=str(directory), **flags))
 
 
-def save(checkpoints: Checkpoints, step: int, content: str = "weights", error: Exception | None = None) -> Path:
+def save(
+    checkpoints: Checkpoints,
+    step: int,
+    content: str = "weights",
+    error: Exception | None = None,
+    metric: float | None = None,
+) -> Path:
     async def write(directory: Path) -> None:
         (directory / "actor").mkdir()
         (directory / "actor" / "rank0").write_text(content)
         if error:
             raise error
 
-    return asyncio.run(checkpoints.save(step, {"step": step}, {"seed": 1}, write))
+    return asyncio.run(checkpoints.save(step, {"step": step}, {"seed": 1}, write, metric))
 
 
 def steps(directory: Path) -> list[int]:
@@ -112,10 +118,45 @@ def test_another_schema_is_refused(tmp_path, other):
     path = save(opened(tmp_path), 2)
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": other}))
-    message = rf"--load_checkpoint: .*step_000002 has schema version {other}, this is {SCHEMA_VERSION}"
+    message = rf"step_000002 has schema version {other}, this is {SCHEMA_VERSION}"
     with pytest.raises(UserError, match=message) as caught:
         read_state(path)
     assert "--overwrite_ckpt" in caught.value.remedy
+
+
+def test_a_resume_from_the_middle_forgets_what_came_after_once_it_has_gone_on(tmp_path):
+    for step in (2, 4, 6):
+        save(opened(tmp_path), step)
+    resumed = opened(tmp_path, resume_from_checkpoint=str(tmp_path / "step_000002"))
+    assert resumed.start_from == tmp_path / "step_000002"
+    assert steps(tmp_path) == [2, 4, 6]
+    save(resumed, 3)
+    assert steps(tmp_path) == [2, 3]
+
+
+def test_the_best_is_kept_besides_the_newest(tmp_path):
+    checkpoints = opened(tmp_path, max_ckpt_num=2)
+    for step, metric in enumerate((0.1, 0.9, None, 0.5, 0.3, None)):
+        save(checkpoints, step, metric=metric)
+    assert steps(tmp_path) == [1, 4, 5]
+
+
+def test_checkpoints_take_no_more_than_they_may(tmp_path):
+    """Ten kB each, and a few hundred bytes of the driver's state; the newest stays even if it is too large."""
+    checkpoints = opened(tmp_path, max_ckpt_num=0, max_ckpt_mem=25e-6)
+    for step in range(4):
+        save(checkpoints, step, "x" * 10_000)
+    assert steps(tmp_path) == [2, 3]
+    save(checkpoints, 4, "x" * 100_000)
+    assert steps(tmp_path) == [4]
+
+
+def test_nothing_resumes_from_copies_alone(tmp_path):
+    save(opened(tmp_path), 2)
+    path = save(opened(tmp_path, disable_ds_ckpt=True), 4)
+    assert opened(tmp_path, load_checkpoint=True).start_from == tmp_path / "step_000002"
+    with pytest.raises(UserError, match="--disable_ds_ckpt"):
+        read_state(path)
 
 
 def test_flags_that_differ_are_named():

@@ -1,0 +1,28 @@
+"""Writing a trained model as a Hugging Face directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import save_torch_state_dict
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+
+
+def write_model(directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]) -> None:
+    """``weights`` by the names of a checkpoint, with the config and the code of ``hf``; ``fields`` are added to
+    config.json. No tokenizer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = copy(hf.config)
+    config.update(dict(fields))
+    vars(config).pop("quantization_config", None)  # the weights are written whole
+    config.save_pretrained(directory)
+    if hf.can_generate():
+        hf.generation_config.save_pretrained(directory)
+    if hf.is_remote_code():
+        custom_object_save(hf, directory, config=config)
+    save_torch_state_dict(weights, directory, metadata={"format": "pt"})
