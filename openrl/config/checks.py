@@ -300,7 +300,7 @@ def resume_or_start_fresh(config: PPOConfig | SupervisedConfig, given: Given) ->
     }
     if sum(asked.values()) > 1:
         names = tuple(name for name, wanted in asked.items() if wanted)
-        yield Problem(names, "a run starts from one place", "leave all but one out")
+        yield Problem(names, "these contradict: a run starts from one place", "leave one out")
 
 
 @check(*TRAINING)

@@ -12,7 +12,7 @@ from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.rollout import CollectFlags
-from openrl.config.run import CheckpointFlags
+from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
@@ -82,7 +82,7 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
         batch=RolloutBatchFlags(rollout_batch_size=2),
         collecting=CollectFlags(),
         filtering=DynamicFilteringFlags(),
-        checkpoint=CheckpointFlags(save_path="unused", save_steps=save_steps),
+        checkpoint=RLCheckpointFlags(save_path="unused", save_steps=save_steps),
         evaluate=PromptEvalFlags(eval_steps=eval_steps),
         evaluation=Evaluation(pipeline),
         checkpoints=Checkpoints(pipeline),
