@@ -112,7 +112,7 @@ def test_sound_flags_have_no_problems(words):
         ("--adam_offload --optimizer adamw_bf16", "adam_offload, --optimizer", "no step on the CPU",
          "--optimizer adamw"),
         ("--overlap_comm --zero_stage 0", "overlap_comm, --zero_stage", "after the backward pass", "--zero_stage 2"),
-        ("--zpg 2 --device cpu --actor_num_gpus_per_node 2", "zpg, --zero_stage", "no shards to copy",
+        ("--zpg 2 --device cpu --actor_num_gpus_per_node 2", "zpg, --zero_stage", "only stage 3 has shards to copy",
          "--zero_stage 3"),
         ("--zpg 4 --zero_stage 3 --actor_num_gpus_per_node 2", "zpg",
          "2 ranks do not divide into groups of 4", "--zpg 2"),
