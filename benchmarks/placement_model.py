@@ -132,7 +132,7 @@ class Fleet:
         rows, live = np.arange(len(wanted)), wanted.shape[1] - passed
         before = np.maximum(passed - 1, 0)
         since = elapsed - np.where(passed > 0, ends[rows, before], 0.0)
-        pace = self.costs.decode_base + live * self.costs.decode_per_sequence
+        pace = self.costs.decode_base + np.maximum(live, 1) * self.costs.decode_per_sequence
         gained = np.where(passed > 0, wanted[rows, before], 0.0) + np.where(live > 0, since / pace, 0.0)
         self._left = np.maximum(self._left - gained[:, None], 0.0)
         self._left[self._left < DONE] = 0.0
