@@ -42,6 +42,9 @@ def lengths_add_up(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def an_evaluation_alone_evaluates(config: PPOConfig, given: Given) -> Problems:
-    idle = ("eval_steps", "eval_before_train", "save_steps", "save_hf_ckpt", "max_steps", "num_episodes")
+    idle = (
+        *("eval_steps", "eval_before_train", "save_steps", "save_hf_ckpt", "max_steps", "num_episodes"),
+        "weight_sync_interval",
+    )
     if config.evaluation.eval_only and (asked := tuple(name for name in idle if name in given)):
         yield Problem((*asked, "eval_only"), "no effect: --eval_only evaluates once and ends", "leave one out")

@@ -14,6 +14,7 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.config.rollout import CollectFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
+from openrl.errors import UserError
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
 from openrl.trainer.pipeline import Answers
@@ -72,9 +73,16 @@ class Checkpoints:
 async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
     """(events, metrics of each step)"""
     pipeline, logged = Pipeline(frozen), []
+    trainer = trainer_of(pipeline, logged, interval, count, eval_steps, save_steps)
+    async for learned in trainer.steps():
+        await trainer.report(learned)
+    return pipeline.events, logged
+
+
+def trainer_of(pipeline, logged, interval=1, count=9, eval_steps=-1, save_steps=-1):
     pipeline.state = dict
     trackers = SimpleNamespace(log=lambda step, values: logged.append(values), log_samples=lambda *args: None)
-    trainer = RLTrainer(
+    return RLTrainer(
         pipeline,
         PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0),
         count,
@@ -91,9 +99,6 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
         flags={},
         weight_sync_interval=interval,
     )
-    async for learned in trainer.steps():
-        await trainer.report(learned)
-    return pipeline.events, logged
 
 
 def test_every_step_sends_by_default():
@@ -128,6 +133,41 @@ def test_weights_that_nobody_trained_are_not_sent():
     events, logged = asyncio.run(steps(2, 6, frozen=4, eval_steps=3))
     assert [e for e in events if "rollout" not in e] == ["judge 0", "send 6", "judge 6"]
     assert [m["rollout/steps_behind"] for m in logged] == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_step_that_fails_leaves_no_reward_behind():
+    """The optimizer fails while rewards are out: what waits for them ends with the loop."""
+    ended = []
+
+    async def rewards():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("rewards")
+
+    class Failing(Pipeline):
+        async def generate(self, prompts, step, on_group):
+            answers = await super().generate(prompts, step, on_group)
+            scoring = asyncio.create_task(rewards())
+            await asyncio.sleep(0)
+            return Answers(answers.groups, scoring)
+
+        async def learn(self, answers, step, stage):
+            raise UserError("no finite gradient")
+
+    async def scenario():
+        with pytest.raises(UserError, match="no finite gradient"):
+            async for _ in trainer_of(Failing(), []).steps():
+                pass
+        return ended, asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == (["rewards"], set())
+
+
+def test_an_evaluation_alone_sends_once():
+    words = f"{GRPO} --eval_only --eval_dataset e --weight_sync_interval 2 --enable_vllm_is_correction"
+    (problem,) = settle(PPOConfig, words)[1]
+    assert problem.fatal and "weight_sync_interval" in problem.flags
 
 
 @pytest.mark.parametrize(
