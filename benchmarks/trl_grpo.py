@@ -5,15 +5,18 @@
 
 The same model, prompts, reward, group size and learning rate, one optimizer step a rollout, no reference; one thread per
 process, ``--cores 0`` puts all of them on one core. openrl samples with vLLM, TRL with transformers, as it does without a
-GPU. Steps alternate: one side waits while the other works. Responses have a fixed length, so that both sides train the
-same number of tokens; ``--free`` lets them end by themselves, which models of random weights do at random.
+GPU. Steps alternate: one side waits while the other works. Prompts have 16 to 64 tokens, responses a fixed length, so
+that both sides sample and train the same number of tokens; ``--free`` lets responses end by themselves, which models of
+random weights do at random.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -53,6 +56,13 @@ class Work:
     tokens: int  # of a response at most
     free: bool  # responses end by themselves
     learning_rate: float
+
+
+def write_prompts(path: Path, count: int) -> None:
+    """Random digits: 16 to 64 of them, a token each."""
+    rng = random.Random(0)
+    rows = ("".join(rng.choices("0123456789", k=rng.randint(16, 64))) for _ in range(count))
+    path.write_text("".join(json.dumps({"input": row}) + "\n" for row in rows))
 
 
 def digits(texts: list[str]) -> list[float]:
@@ -155,23 +165,26 @@ async def measure(side: Side, trl: Bare, drift: Drift, trl_first: bool) -> Pair:
 
 async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift]:
     rate, steps = 1e-5, args.warmup + args.pairs
+    write_prompts(folder / "prompts.jsonl", steps * args.prompts)
     config = config_of(
         args,
         folder,
+        prompt_data=folder / "prompts.jsonl",
+        label_key=None,
+        prompt_max_len=64,
+        no_shuffle=True,
         use_kl_loss=None,
         kl_estimator=None,
         init_kl_coef=0,
         train_batch_size=args.prompts * args.samples,
-        micro_train_batch_size=args.prompts * args.samples,
+        micro_train_batch_size=args.micro,
         actor_learning_rate=rate,
-        lr_warmup_ratio=0,
         packing_samples=args.packed or None,
     )
     inputs = prepare(config)
-    rows = [prompt.text for prompt in inputs.prompts][: steps * args.prompts]
     work = Work(
         config.model.pretrain,
-        rows,
+        [prompt.text for prompt in inputs.prompts],
         args.samples,
         args.prompts * args.samples,
         args.tokens,
@@ -221,11 +234,12 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=8, help="per prompt")
+    parser.add_argument("--samples", type=int, default=4, help="per prompt")
     parser.add_argument("--tokens", type=int, default=64, help="of every response, or at most with --free")
     parser.add_argument("--free", action="store_true", help="responses end by themselves")
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--layers", type=int, default=5)
+    parser.add_argument("--micro", type=int, default=8, help="rows of a micro-batch of openrl; TRL's is the whole step")
     parser.add_argument("--packed", action="store_true", help="openrl trains with --packing_samples")
     parser.add_argument("--zero_stage", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=5)
