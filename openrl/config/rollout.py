@@ -85,7 +85,11 @@ class OneEngineFlags:
     """What one engine is told, wherever it runs."""
 
     vllm_tensor_parallel_size: int = flag(1, "GPUs over which one engine splits its tensors.", bounds="> 0")
-    vllm_gpu_memory_utilization: float = flag(0.9, "Share of GPU memory one engine may take, 0 to 1.", bounds="(0, 1]")
+    vllm_gpu_memory_utilization: float | None = flag(
+        None,
+        "Share of GPU memory one engine may take, 0 to 1. None: 0.9 on GPUs of its own, 0.6 beside a model.",
+        bounds="(0, 1]",
+    )
     vllm_max_num_seqs: int | None = flag(
         None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
     )

@@ -103,9 +103,10 @@ def engine_spec(
     debug: SeedFlags,
     device: Literal["cpu", "cuda"],
     engines: int = 1,
+    shared: bool = False,
 ) -> EngineSpec:
     """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together. On a CPU all ``engines``
-    of the run are taken to share one machine."""
+    of the run are taken to share one machine; ``shared``: there are models on the engine's GPUs."""
     return EngineSpec(
         model=model.pretrain,
         tokenizer=model.tokenizer_path,
@@ -118,7 +119,7 @@ def engine_spec(
         block_size=engine.vllm_block_size,
         quantization=engine.vllm_quantization,
         engine_kwargs=engine.vllm_engine_kwargs,
-        gpu_memory_utilization=engine.vllm_gpu_memory_utilization,
+        gpu_memory_utilization=engine.vllm_gpu_memory_utilization or (0.6 if shared else 0.9),
         sizes=ParallelSizes(engine.vllm_tensor_parallel_size),
         engines_per_machine=engines,
         enforce_eager=engine.enforce_eager,

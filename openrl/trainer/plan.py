@@ -42,7 +42,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         role_requests(config.placement, config.hybrid, config.engine, models), inputs.device, [this_machine()]
     )
     check_batches(config, len(plan.rows["actor"]))
-    spec = run_engine_spec(config, inputs.device, plan.size(ENGINES))
+    spec = run_engine_spec(config, inputs.device, plan.size(ENGINES), plan.shared(ENGINES))
     memory = memory_by_role(config, models, plan, spec)
     batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [

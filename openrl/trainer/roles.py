@@ -106,10 +106,10 @@ def reference_path(config: PPOConfig) -> str:
     return config.others.ref_pretrain or config.model.pretrain
 
 
-def run_engine_spec(config: PPOConfig, device: Device, engines: int) -> EngineSpec:
-    """What each of the ``engines`` of a run is told."""
+def run_engine_spec(config: PPOConfig, device: Device, engines: int = 1, shared: bool = False) -> EngineSpec:
+    """What each of the ``engines`` of a run is told; ``shared``: they lie beside models."""
     flags = config.engine
-    spec = engine_spec(config.model, flags, derived.longest_sequence(config), config.debug, device, engines)
+    spec = engine_spec(config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared)
     return replace(
         spec,
         sizes=parallel_sizes(flags),
@@ -119,13 +119,16 @@ def run_engine_spec(config: PPOConfig, device: Device, engines: int) -> EngineSp
     )
 
 
-def workers(config: PPOConfig, device: Device, optimizer_steps: int, engines: int = 1) -> dict[str, tuple[Any, ...]]:
+def workers(
+    config: PPOConfig, device: Device, optimizer_steps: int, plan: PlacementPlan | None = None
+) -> dict[str, tuple[Any, ...]]:
     """What each group is made of: the class of its workers, and their arguments after the context."""
     table: dict[str, tuple[Any, ...]] = {}
     for role, model in role_models(config).items():
         spec = model_spec(config, model, device, optimizer_steps)
         table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
-    engine = run_engine_spec(config, device, engines)
+    places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan else ()
+    engine = run_engine_spec(config, device, *places)
     sources = (config.reward, derived.rewards(config), bearer_token())
     limit = config.collecting.vllm_max_inflight_per_engine
     return table | {ENGINES: (RolloutWorker, config.engine.rollout_backend, engine, config.model, *sources, limit)}
@@ -161,7 +164,7 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         check_batches(config, len(plan.rows["actor"]))
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
-            made_of = workers(config, device, optimizer_steps, plan.size(ENGINES))
+            made_of = workers(config, device, optimizer_steps, plan)
             residency = Residency(ResidencyTable.of(plan, []))
             for wave in waves(plan, residency.table):
                 starting = (_start(config, cluster, reservation, role, *made_of[role]) for role in wave)

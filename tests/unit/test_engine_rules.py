@@ -6,6 +6,7 @@ from openrl.config import derived, engine_checks  # noqa: F401  importing it reg
 from openrl.config.commands import PPOConfig
 from openrl.errors import UserError
 from openrl.rollout.engine import check_engine_kwargs, engine_spec
+from openrl.trainer.roles import run_engine_spec
 from tests.unit.test_config_checks import PPO, ppo, said, settle
 
 
@@ -64,3 +65,18 @@ def test_unknown_fields_of_vllm_are_refused_with_the_nearest():
     check_engine_kwargs({"enable_chunked_prefill": True})
     with pytest.raises(UserError, match=r"has no field 'enable_chunked_prefil'.*\n.*'enable_chunked_prefill'"):
         check_engine_kwargs({"enable_chunked_prefil": True})
+
+
+def test_an_engine_beside_models_takes_less_of_the_memory():
+    def share(words, shared):
+        return run_engine_spec(ppo(f"{PPO} {words}"), "cuda", 1, shared).gpu_memory_utilization
+
+    assert [share("", False), share("", True)] == [0.9, 0.6]
+    assert share("--vllm_gpu_memory_utilization 0.5", True) == share("--vllm_gpu_memory_utilization 0.5", False) == 0.5
+
+
+def test_a_run_divides_its_engines_and_leaves_room_for_evaluation():
+    words = "--vllm_tensor_parallel_size 2 --vllm_pipeline_parallel_size 3 --vllm_load_format dummy"
+    spec = run_engine_spec(ppo(f"{PPO} {words} --eval_dataset e --eval_steps 1 --eval_generate_max_len 3000"), "cuda")
+    assert (spec.sizes.tensor, spec.sizes.pipeline, spec.sizes.width, spec.load_format) == (2, 3, 6, "dummy")
+    assert spec.max_model_len == 1024 + 3000
