@@ -1,0 +1,74 @@
+"""Engines on one GPU: captured graphs, prefix caching, fp8 weights; each against a plain forward pass, before and after a sync.
+
+Engines of several GPUs are placed and told apart by tests without a GPU; their log-probs are compared on a CPU.
+"""
+
+import asyncio
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from openrl.rollout.engine import EngineSpec, start_engine
+from openrl.types import Sampling
+from openrl.weights.buckets import fill_buckets
+from tests.tiny import tiny_model_dir
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
+]
+
+SHARED = list(range(4, 44))  # a prefix of several blocks, which requests have in common
+PROMPTS = [[*SHARED, token] for token in range(44, 60)]
+
+
+def gap(directory, replies) -> float:
+    """Largest difference in nats between the engine's log-probs and those of transformers in fp32."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
+    worst = 0.0
+    for prompt, reply in zip(PROMPTS, replies, strict=True):
+        ids = torch.tensor([prompt + reply.token_ids], device="cuda")
+        with torch.no_grad():
+            logprobs = model(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        expected = logprobs.gather(-1, ids[0, len(prompt) :, None])[:, 0].cpu()
+        worst = max(worst, float((expected - torch.tensor(reply.logprobs)).abs().max()))
+    return worst
+
+
+@pytest.mark.parametrize(
+    ("options", "close"),
+    [
+        ({"dtype": "bf16"}, 0.1),  # captured graphs
+        ({"dtype": "bf16", "enforce_eager": True}, 0.1),
+        ({"dtype": "bf16", "enable_prefix_caching": True}, 0.1),
+        ({"dtype": "bf16", "quantization": "fp8"}, 1.0),
+    ],
+    ids=["graphs", "eager", "prefixes", "fp8"],
+)
+def test_log_probs_before_and_after_a_sync(options, close, tmp_path):
+    shape = {"initializer_range": 0.1, "hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
+    first = tiny_model_dir(tmp_path / "first", seed=0, **shape)
+    second = tiny_model_dir(tmp_path / "second", seed=1, **shape)
+    spec = EngineSpec(str(first), device="cuda", max_model_len=256, gpu_memory_utilization=0.3, **options)
+
+    async def scenario():
+        engine = await start_engine("vllm", spec)
+        try:
+
+            async def ask():
+                return await asyncio.gather(*(engine.generate(p, Sampling(32, ignore_eos=True)) for p in PROMPTS))
+
+            before = await ask()
+            for bucket in fill_buckets(load_file(second / "model.safetensors").items(), 1, 100_000):
+                await engine.load_bucket(bucket)
+            await engine.finish_sync(1)
+            return before, await ask()
+        finally:
+            await engine.close()
+
+    before, after = asyncio.run(scenario())
+    assert gap(first, before) < close
+    assert gap(second, after) < close  # old graphs, prefixes or packed weights would be nats away
+    assert gap(first, after) > 1.0
