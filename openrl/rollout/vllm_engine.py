@@ -234,10 +234,16 @@ class VLLMEngine:
     # -- weights ------------------------------------------------------------------------------------
 
     async def sync_end(self) -> SyncEnd:
-        on_gpu = self._spec.device == "cuda"
+        # of the replicas inside one engine the first alone answers: they all read host memory
+        on_gpu = self._spec.device == "cuda" and self._spec.sizes.data == 1
         return SyncEnd(machine_id(), tuple(await self._llm.collective_rpc("openrl_gpu")) if on_gpu else ())
 
     async def connect(self, route: Route, first_rank: int) -> None:
+        if self._spec.spans_nodes and route.transport == "host":
+            raise UserError(
+                "weights would go through the host memory of one node, and this engine lies on several",
+                "--vllm_sync_backend nccl with --lora_sync merge, and engines on GPUs of their own or on all of the actor's",
+            )
         self._route = route
         arguments = (route.message() | {"adapter": None}, first_rank)
         await self._while_alive(self._llm.collective_rpc("openrl_connect", args=arguments))
