@@ -11,6 +11,7 @@ import torch
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelFlags
+from openrl.config.parallel import ParallelFlags
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
@@ -77,6 +78,7 @@ def engine_spec(
     kl_reference: str | None = None,
     lora: LoRAFlags | None = None,
     normalise: bool = False,
+    parallel: ParallelFlags = ParallelFlags(),
     **flags: Any,
 ) -> ModelSpec:
     """``flags`` are further ones of DeepSpeed."""
@@ -102,6 +104,7 @@ def engine_spec(
         kl_reference=kl_reference,
         lora=lora,
         normalise=normalise,
+        parallel=parallel,
     )
 
 

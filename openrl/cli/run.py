@@ -21,6 +21,7 @@ from openrl.config import (  # noqa: F401  importing them registers their rules
     idle,
     inference_checks,
     lora_checks,
+    parallel_checks,
     placement_checks,
     reward_checks,
     sampling_checks,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import SUPERVISED, PPOConfig, SupervisedConfig
-from openrl.config.derived import actor_world, in_pairs, samples_per_step
+from openrl.config.derived import actor_world, in_pairs, most_tokens, samples_per_step
+from openrl.config.parallel_checks import shards_divide
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]
@@ -34,29 +35,33 @@ def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Prob
 def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster knows their number."""
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
-    if config.dynamic.use_dynamic_batch:
-        yield from every_rank_has_a_row(batch, world)
-    elif batch % world:
-        fitting = nearest_divisor(samples_per_step(config.batch), batch, world)
-        fewer = f"a number of actor ranks that divides {batch}, such as {largest_divisor(batch, world)}"
+    each = config.parallel.ranks_per_shard
+    ranks, called = world // each, "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
+    if world % each:
+        yield from shards_divide(config.parallel, world, "actor")
+    elif config.dynamic.use_dynamic_batch:
+        yield from every_rank_has_a_row(batch, ranks, called)
+    elif batch % ranks:
+        fitting = nearest_divisor(samples_per_step(config.batch), batch, ranks)
+        fewer = f"a number of {called} that divides {batch}, such as {largest_divisor(batch, ranks)}"
         yield Problem(
             ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
-            f"{batch} samples do not divide among {world} actor ranks",
+            f"{batch} samples do not divide among {ranks} {called}",
             f"--train_batch_size {fitting}" if fitting else fewer,
         )
-    elif batch % (micro * world):
+    elif batch % (micro * ranks):
         yield Problem(
             ("train_batch_size", "micro_train_batch_size"),
-            f"{batch} samples are not a multiple of {micro} * {world} (micro_train_batch_size * actor ranks)",
-            f"--micro_train_batch_size {largest_divisor(batch // world, micro)}",
+            f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size * {called})",
+            f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}",
         )
 
 
-def every_rank_has_a_row(batch: int, world: int) -> Problems:
-    if batch < world:
-        message = f"{batch} samples leave some of {world} actor ranks without work in every optimizer step"
+def every_rank_has_a_row(batch: int, ranks: int, called: str) -> Problems:
+    if batch < ranks:
+        message = f"{batch} samples leave some of {ranks} {called} without work in every optimizer step"
         yield Problem(
-            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"), message, f"--train_batch_size {world}"
+            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"), message, f"--train_batch_size {ranks}"
         )
 
 
@@ -78,20 +83,23 @@ def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems
     names = ("train_max_tokens_per_gpu", "rollout_max_tokens_per_gpu")
     for name in names if config.dynamic.use_dynamic_batch else ():
         cap = getattr(config.dynamic, name)
-        if cap is not None and cap < longest:
+        if cap is not None and most_tokens(config, cap) < longest:
             yield Problem(
-                (name,), f"a micro-batch of {cap} tokens has no room for a row of {lengths}", f"--{name} {longest}"
+                (name,),
+                f"a micro-batch of {most_tokens(config, cap)} tokens has no room for a row of {lengths}",
+                f"--{name} {-(-longest // config.parallel.sequence_size)}",
             )
 
 
 @check(*SUPERVISED)
 def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> Problems:
-    rows, cap = 2 if in_pairs(config) else 1, config.dynamic.train_max_tokens_per_gpu
+    rows, cap = 2 if in_pairs(config) else 1, most_tokens(config, config.dynamic.train_max_tokens_per_gpu)
     longest = rows * config.data.max_len
     if config.dynamic.use_dynamic_batch and cap < longest:
+        least = -(-longest // config.parallel.sequence_size)
         what = "a pair of rows" if rows == 2 else "a row"
         message = f"a micro-batch of {cap} tokens has no room for {what} of --max_len {config.data.max_len}"
-        yield Problem(("train_max_tokens_per_gpu", "max_len"), message, f"--train_max_tokens_per_gpu {longest}")
+        yield Problem(("train_max_tokens_per_gpu", "max_len"), message, f"--train_max_tokens_per_gpu {least}")
 
 
 def largest_divisor(number: int, limit: int) -> int:

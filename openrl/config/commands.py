@@ -47,6 +47,7 @@ from openrl.config.learning import (
 )
 from openrl.config.lora import LoRAFlags, PolicyLoRAFlags, QuantizationFlags
 from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
+from openrl.config.parallel import ParallelFlags
 from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.rollout import (
     ChosenEngineFlags,
@@ -90,6 +91,7 @@ class PPOConfig:
     packing: PackingFlags = part(PackingFlags)
     dynamic: RolloutDynamicBatchFlags = part(RolloutDynamicBatchFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
+    parallel: ParallelFlags = part(ParallelFlags)
     actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
     critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
     optim: OptimizerFlags = part(OptimizerFlags)
@@ -124,6 +126,7 @@ class SupervisedConfig:
     packing: PackingFlags = part(PackingFlags)
     dynamic: DynamicBatchFlags = part(DynamicBatchFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
+    parallel: ParallelFlags = part(ParallelFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags)
     optim: OptimizerFlags = part(OptimizerFlags)
     lora: LoRAFlags = part(LoRAFlags)

@@ -19,7 +19,7 @@ from openrl.config.commands import (
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
-from openrl.config.placement import explicit_places
+from openrl.config.placement import FLAG_NAMES, explicit_places
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
 from openrl.config.rollout import PlacementFlags, RankFlags
 from openrl.config.shaping import NormScope
@@ -63,7 +63,12 @@ def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
 
 def packs(config: PPOConfig | SupervisedConfig) -> bool:
     """Whether micro-batches run as one row without padding."""
-    return config.packing.packing_samples or config.dynamic.use_dynamic_batch
+    return config.packing.packing_samples or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
+
+
+def most_tokens(config: PPOConfig | SupervisedConfig, cap: int) -> int:
+    """Tokens of a micro-batch of which each rank that splits its sequences holds at most ``cap``."""
+    return cap * config.parallel.sequence_size
 
 
 def in_pairs(config: SupervisedConfig) -> bool:
@@ -184,17 +189,22 @@ def process_environment(flags: PlacementFlags) -> dict[str, str]:
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:
     """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a CPU."""
+    return role_world(placement, "actor", device)
+
+
+def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
+    """Ranks of a model role, by ``actor_world``'s rules."""
     if placement.placement is not None:
         try:
-            return len(explicit_places(placement)["actor"])
+            return len(explicit_places(placement)[role])
         except (ValueError, KeyError):
             return None  # a rule of its own says what is wrong
-    per_node = placement.actor_num_gpus_per_node
-    if per_node is None:
-        if device != "cpu":
-            return None
-        per_node = 1
-    return placement.actor_num_nodes * per_node
+    shape = (getattr(placement, f"{FLAG_NAMES[role]}_{name}") for name in ("num_nodes", "num_gpus_per_node"))
+    of_actor = (placement.actor_num_nodes, placement.actor_num_gpus_per_node)
+    nodes, per_node = (actor if own is None else own for own, actor in zip(shape, of_actor, strict=True))
+    if per_node is None and device != "cpu":
+        return None
+    return int(nodes or 1) * (per_node or 1)
 
 
 # -- the KL to the reference ----------------------------------------------------------------------------------

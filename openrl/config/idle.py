@@ -85,6 +85,13 @@ IDLE = (
         for name, commands in (("train_max_tokens_per_gpu", TRAINING), ("rollout_max_tokens_per_gpu", (PPOConfig,)))
     ),
     Idle(
+        ("ring_head_stride",),
+        lambda config: config.parallel.ring_attn_size > 1,
+        "there is no ring",
+        "--ring_attn_size 2",
+        TRAINING,
+    ),
+    Idle(
         ("shuffle_mini_batch",),
         lambda config: optimizer_steps_per_rollout(config.batch) > 1,
         "a rollout is one optimizer step, whose gradient knows no order",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,10 +15,11 @@ from transformers.utils import is_flash_attn_2_available
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.experts import load_balancing
-from openrl.models.logprobs import LogprobHead
+from openrl.models.logprobs import LogprobHead, of_next, to_next
 from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
-from openrl.models.packing import arrange, predicted_tokens
+from openrl.models.packing import Rows, arrange
+from openrl.models.sequence_parallel import Part, undivided
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -30,6 +31,7 @@ class CausalLM(nn.Module):
         super().__init__()
         self.hf, self.packing = hf, packing
         self.adapters: Adapters | None = None
+        self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
         head = LogprobHead(hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size)
         hf.set_output_embeddings(head)
@@ -46,20 +48,32 @@ class CausalLM(nn.Module):
             reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
         """
         rows = arrange(token_ids, attention_mask, self.packing)
+        part = self.split(rows)
         balance = {"output_router_logits": True} if "balance" in want else {}
-        found = self.hf.base_model(input_ids=rows.token_ids, use_cache=False, **rows.inputs, **balance)
-        predicted = predicted_tokens(attention_mask)
+        found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **part.inputs, **balance)
+        predicts = part.take(of_next(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
-            found.last_hidden_state, rows.token_ids, rows.predicted, want, [column[predicted] for column in reference]
+            found.last_hidden_state,
+            part.take(of_next(rows.token_ids)),
+            predicts,
+            want,
+            [part.take(of_next(rows.arranged(column)))[predicts] for column in reference],
         )
-        columns = {name: rows.columns(column) for name, column in more.items()}
+        found_columns = {"logprobs": logprobs} | more
+        columns = {name: rows.columns(to_next(part.whole(column))) for name, column in found_columns.items()}
         if balance:
             assert self.balancing is not None  # checked before the run starts
-            columns["balance"] = self.balancing(found.router_logits, None if self.packing else attention_mask)
-        return rows.columns(logprobs), columns
+            logits = part.whole_logits(found.router_logits)
+            columns["balance"] = self.balancing(logits, None if self.packing else attention_mask)
+        return columns.pop("logprobs"), columns
 
     adapted_modules: list[str] | None = None
     """What an adapter's file holds besides adapters."""
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """What DeepSpeed reads of a model whose layers it splits."""
+        return self.hf.config
 
     @property
     def architecture(self) -> str:
@@ -88,7 +102,7 @@ def load_causal_lm(
     """Load from a local directory or the Hub. Raises UserError if there is no such model, weights are missing,
     or the architecture treats its logits in a way that this package does not know."""
     hf = load_pretrained(AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit)
-    with torch.no_grad(), _attention_of_a_cpu(hf):
+    with torch.no_grad(), attention_of_a_cpu(hf):
         expected = _plain_logprobs(hf)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()
         gap = float((model(_PROBE, _PROBE > 0)[0][:, 1:] - expected).abs().max())
@@ -155,7 +169,7 @@ _PROBE = torch.tensor([[1, 2, 3, 4]])
 
 
 @contextmanager
-def _attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
+def attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
     """The model is still on the CPU, where flash attention does not run."""
     chosen = hf.config._attn_implementation
     hf.set_attn_implementation("eager")

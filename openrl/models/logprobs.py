@@ -1,7 +1,8 @@
 """Log-probs and entropy of given tokens, from hidden states: the only shift by one in the package.
 
-The hidden state at index t-1 predicts the token at index t. Everything here returns columns in which index t
-describes ``token_ids[:, t]``; index 0 has no prediction and is 0.
+The hidden state at index t-1 predicts the token at index t. ``of_next`` lays what belongs to a token beside the state that
+predicts it, ``to_next`` brings results back to the token. In a column index t describes ``token_ids[:, t]``; index 0 has no
+prediction and is 0.
 """
 
 from __future__ import annotations
@@ -18,6 +19,17 @@ from openrl.models.reference import Distributions, FrozenHead, distributions, re
 
 HEAD_BLOCK = 16_384
 """Rows of the output head whose gradient is computed at a time, so that no chunk makes a copy of the head."""
+
+
+def of_next(values: Tensor) -> Tensor:
+    """(R, S, ...) something per token -> at index t that of the token at t + 1. The last index has none, and gets that of
+    index 0, which is never predicted."""
+    return values.roll(-1, 1)
+
+
+def to_next(values: Tensor) -> Tensor:
+    """The inverse of ``of_next``: what the state at index t says of the token at t + 1, at t + 1."""
+    return values.roll(1, 1)
 
 
 class LogprobHead(nn.Module):
@@ -38,36 +50,35 @@ class LogprobHead(nn.Module):
     def forward(
         self,
         hidden: Tensor,
-        token_ids: Tensor,
-        predicted: Tensor,
+        targets: Tensor,
+        predicts: Tensor,
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...).
+        """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...), each beside the state that predicts.
 
-        All are 0 where ``predicted`` is False: on padding, and on the first token of each sequence of a row, index 0 at
-        least.
+        All are 0 where ``predicts`` is False: before padding, and before the first token of a sequence.
 
         Args:
-            hidden: (R, S, H); token_ids (R, S); predicted (R, S) bool.
+            hidden: (R, S, H); targets (R, S) int64, the next token of each; predicts (R, S) bool, whether it is predicted.
             reference: columns of the reference for the N predicted tokens, (N, ...).
         """
-        states = hidden[:, :-1][predicted[:, 1:]]
+        states = hidden[predicts]
         of_reference = distributions(reference, self.reference_head) if "full_kl" in want else None
         args = (states, self.weight, self.bias)
         logprobs, entropies, kl = token_logprobs(
-            *args, token_ids[predicted], self.transform, self.chunk_size, "entropy" in want, of_reference
+            *args, targets[predicts], self.transform, self.chunk_size, "entropy" in want, of_reference
         )
         found = {"entropy": entropies, "full_kl": kl}
         if "reference" in want:
             found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
-        return _placed(logprobs, predicted), {n: _placed(c, predicted) for n, c in found.items() if c is not None}
+        return _placed(logprobs, predicts), {n: _placed(c, predicts) for n, c in found.items() if c is not None}
 
 
-def _placed(values: Tensor, predicted: Tensor) -> Tensor:
+def _placed(values: Tensor, predicts: Tensor) -> Tensor:
     """(N, ...) of the predicted tokens -> (R, S, ...), 0 elsewhere."""
-    blank = torch.zeros(predicted.shape + values.shape[1:], dtype=values.dtype, device=values.device)
-    return blank.masked_scatter(predicted.view(*predicted.shape, *(1 for _ in values.shape[1:])), values)
+    blank = torch.zeros(predicts.shape + values.shape[1:], dtype=values.dtype, device=values.device)
+    return blank.masked_scatter(predicts.view(*predicts.shape, *(1 for _ in values.shape[1:])), values)
 
 
 def token_logprobs(

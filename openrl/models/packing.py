@@ -29,6 +29,7 @@ class Rows:
     predicted: Tensor  # (R, S) bool: real tokens but for the first of each sequence
     inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
     columns: Callable[[Tensor], Tensor]  # (R, S, ...), something per token -> (b, T, ...), 0 on padding
+    arranged: Callable[[Tensor], Tensor]  # the way there, (b, T, ...) -> (R, S, ...)
 
 
 def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool) -> Rows:
@@ -38,15 +39,15 @@ def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool) -> Rows:
 
 def _padded(token_ids: Tensor, attention_mask: Tensor) -> Rows:
     """The backbone gets no mask: with padding on the right, causal attention never looks at it."""
-    predicted = predicted_tokens(attention_mask)
-    return Rows(token_ids, predicted, {}, lambda values: values.masked_fill(~_like(attention_mask, values), 0))
-
-
-def predicted_tokens(attention_mask: Tensor) -> Tensor:
-    """(b, T) bool: real tokens but for the first of each row, which nothing predicts. Packed rows keep their order."""
     predicted = attention_mask.clone()
     predicted[:, 0] = False
-    return predicted
+    return Rows(
+        token_ids,
+        predicted,
+        {},
+        lambda values: values.masked_fill(~_like(attention_mask, values), 0),
+        lambda values: values,
+    )
 
 
 def _like(mask: Tensor, values: Tensor) -> Tensor:
@@ -71,7 +72,9 @@ def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
         blank = torch.zeros(attention_mask.shape + values.shape[2:], dtype=values.dtype, device=values.device)
         return blank.masked_scatter(_like(attention_mask, values), values)
 
-    return Rows(token_ids[attention_mask][None], positions > 0, inputs, columns)
+    return Rows(
+        token_ids[attention_mask][None], positions > 0, inputs, columns, lambda values: values[attention_mask][None]
+    )
 
 
 _PROBE = torch.arange(1, 13).view(2, 6)

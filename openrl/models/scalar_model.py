@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
@@ -18,9 +17,11 @@ from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
 from openrl.models.experts import load_balancing
+from openrl.models.logprobs import to_next
 from openrl.models.lora import Adapters, peft_name
 from openrl.models.outputs import Want
 from openrl.models.packing import Rows, arrange
+from openrl.models.sequence_parallel import Part, undivided
 
 HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
 
@@ -40,18 +41,27 @@ class ScalarModel(nn.Module):
         super().__init__()
         self.hf, self.head_name, self.packing = hf, head_name, packing
         self.adapters: Adapters | None = None
+        self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
         kind = FullPrecisionLinear if fp32_head else nn.Linear
         self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(self, rows: Rows, **wanted: bool) -> tuple[Tensor, Any]:
-        """(R, S) the head's output at every token, in at least fp32, and all that the backbone gave, with what was
-        ``wanted`` of it besides."""
-        found = self.hf(input_ids=rows.token_ids, use_cache=False, **rows.inputs, **wanted)
+    def scalars(self, rows: Rows, balance: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """(R, S) the head's output at every token, in at least fp32, and for ``balance`` what the router of each layer
+        said, (R * S, experts)."""
+        part = self.split(rows)
+        wanted = {"output_router_logits": True} if balance else {}
+        found = self.hf(input_ids=part.token_ids, use_cache=False, **part.inputs, **wanted)
         column = self.head(found.last_hidden_state)[..., 0]
-        return column.to(torch.promote_types(column.dtype, torch.float32)), found
+        scalars = part.whole(column.to(torch.promote_types(column.dtype, torch.float32)))
+        return scalars, part.whole_logits(found.router_logits) if balance else ()
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """What DeepSpeed reads of a model whose layers it splits."""
+        return self.hf.config
 
     @property
     def adapted_modules(self) -> list[str]:
@@ -91,7 +101,7 @@ class ValueModel(ScalarModel):
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
         describes. 0 at index 0 and on padding."""
         rows = arrange(token_ids, attention_mask, self.packing)
-        shifted = nn.functional.pad(self.scalars(rows)[0][:, :-1], (1, 0))
+        shifted = to_next(self.scalars(rows)[0])
         return rows.columns(shifted.masked_fill(~rows.predicted, 0)), {}
 
 
@@ -105,12 +115,11 @@ class RewardModel(ScalarModel):
         it is wanted."""
         rows = arrange(token_ids, attention_mask, self.packing)
         last = attention_mask.sum(-1, keepdim=True) - 1
-        balance = {"output_router_logits": True} if "balance" in want else {}
-        scalars, found = self.scalars(rows, **balance)
+        scalars, logits = self.scalars(rows, "balance" in want)
         more = {}
-        if balance:
+        if "balance" in want:
             assert self.balancing is not None  # checked before the run starts
-            more["balance"] = self.balancing(found.router_logits, None if self.packing else attention_mask)
+            more["balance"] = self.balancing(logits, None if self.packing else attention_mask)
         return (rows.columns(scalars).gather(1, last)[:, 0] - self.mean) / self.std, more
 
 

@@ -27,14 +27,15 @@ def rollout_cut(config: PPOConfig, cost: RowCost) -> Cut:
     if not dynamic.use_dynamic_batch:
         return Cut(batch.micro_train_batch_size, batch.micro_rollout_batch_size, cost, packed)
     forward = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
-    return Cut(TokenCap(dynamic.train_max_tokens_per_gpu), TokenCap(forward), cost, packed)
+    train, forward = (derived.most_tokens(config, n) for n in (dynamic.train_max_tokens_per_gpu, forward))
+    return Cut(TokenCap(train), TokenCap(forward), cost, packed)
 
 
 def supervised_cut(config: SupervisedConfig, cost: RowCost) -> Cut:
     dynamic = config.dynamic
     size: MicroBatchSize = config.batch.micro_train_batch_size
     if dynamic.use_dynamic_batch:
-        size = TokenCap(dynamic.train_max_tokens_per_gpu)
+        size = TokenCap(derived.most_tokens(config, dynamic.train_max_tokens_per_gpu))
     return Cut(size, size, cost, derived.packs(config))
 
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
+from openrl.config.parallel_checks import shards_divide
 from openrl.config.rollout import RankFlags
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
@@ -24,7 +25,7 @@ from openrl.tracking.report import RunSummary, plot_learning_curve, summary_tabl
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.cut import supervised_cut
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.prepare import effective_flags, packing_lines, write_config
+from openrl.trainer.prepare import check_models_split, effective_flags, split_lines, write_config
 from openrl.trainer.ranks import start_ranks
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of
@@ -73,12 +74,16 @@ def prepare(config: Any) -> SupervisedInputs:
     examples = load_examples(config, task)
     steps = derived.supervised_steps(config.batch, len(examples.train))
     cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
-    return SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
+    inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
+    if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
+        raise UserError("\n".join(map(str, problems)))
+    check_models_split(config, [config.model.pretrain, *([task.reference] if task.reference else [])])
+    return inputs
 
 
 def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
     """What became of the data, and how many steps it gives."""
-    lines = [*packing_lines(config), *(report.line() for report in inputs.examples.reports)]
+    lines = [*split_lines(config), *(report.line() for report in inputs.examples.reports)]
     lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
     if config.evaluation.eval_steps > 0:
         epoch = len(inputs.examples.train) / config.batch.train_batch_size
@@ -144,6 +149,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
         device=device,
         seed=config.debug.seed,
+        parallel=config.parallel,
         packing=derived.packs(config),
         value_head=task.value_head,
         fp32_head=task.fp32_head,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.cut import rollout_cut, supervised_cut
-from openrl.trainer.prepare import Inputs, check_batches, start_lines
+from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec
 from openrl.training.build import EngineKind
 
@@ -41,7 +41,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     plan = plan_placement(
         role_requests(config.placement, config.hybrid, config.engine, models), inputs.device, [this_machine()]
     )
-    check_batches(config, len(plan.rows["actor"]))
+    check_ranks(config, {role: len(plan.rows[role]) for role in models})
     spec = run_engine_spec(config, inputs.device, plan.size(ENGINES), plan.shared(ENGINES))
     memory = memory_by_role(config, models, plan, spec)
     batch = batch_rows(config, len(inputs.prompts), plan)
@@ -74,7 +74,10 @@ def batch_rows(config: PPOConfig, n_prompts: int, plan: PlacementPlan) -> list[t
     batch = config.batch
     samples = derived.samples_per_step(batch)
     steps = derived.total_steps(batch, n_prompts)
+    ranks, each = len(plan.rows["actor"]), config.parallel.ranks_per_shard
+    shared = [("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")]
     return [
+        *(shared if each > 1 else []),
         ("prompts per step", f"{batch.rollout_batch_size:,}", f"of {n_prompts:,}, {batch.num_episodes} times"),
         ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
         (
@@ -82,7 +85,7 @@ def batch_rows(config: PPOConfig, n_prompts: int, plan: PlacementPlan) -> list[t
             f"{derived.optimizer_steps_per_rollout(batch):,}",
             f"of {batch.train_batch_size} samples, {batch.max_epochs} times over",
         ),
-        *micro_batch_rows(config, len(plan.rows["actor"])),
+        *micro_batch_rows(config, ranks // each),
         ("steps", f"{steps:,}", "--max_steps" if batch.max_steps > 0 else "all episodes"),
         ("optimizer steps in all", f"{derived.total_optimizer_steps(batch, n_prompts):,}", ""),
         ("samples in all", f"{steps * samples:,}", ""),
@@ -90,15 +93,16 @@ def batch_rows(config: PPOConfig, n_prompts: int, plan: PlacementPlan) -> list[t
 
 
 def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]]:
-    """Of an optimizer step and of a forward-only pass; how many micro-batches hold all tokens only a rollout tells."""
-    cut = rollout_cut(config, PER_TOKEN)
+    """Of ``ranks`` data-parallel ranks: of an optimizer step and of a forward-only pass; how many micro-batches hold all tokens only a rollout tells."""
+    cut, each = rollout_cut(config, PER_TOKEN), config.parallel.ranks_per_shard
+    on = f"{ranks} ranks" if each == 1 else f"{ranks} x {each} ranks"
     names = ("micro-batches per rank and optimizer step", "micro-batches per rank and forward-only pass")
     rows = []
     for name, count, size in zip(names, micro_batches(config.batch, ranks), (cut.train, cut.forward), strict=True):
         if isinstance(size, TokenCap):
-            rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {ranks} ranks"))
+            rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {on}"))
         else:
-            rows.append((name, f"{count:,}", f"of {size} samples on {ranks} ranks"))
+            rows.append((name, f"{count:,}", f"of {size} samples on {on}"))
     return rows
 
 
@@ -126,6 +130,11 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
+
+    def of_rank(self, tp_size: int) -> ModelShape:
+        """What one of the ranks holds that split its layers; embeddings and head are on each."""
+        away = (self.backbone - self.vocabulary * self.hidden) * (tp_size - 1) // tp_size
+        return replace(self, parameters=self.parameters - away, backbone=self.backbone - away)
 
 
 @dataclass(frozen=True)
@@ -172,19 +181,20 @@ def memory_by_role(
     """What one rank of each role holds."""
     paths = {path for model in models.values() for path in (model.path, *model.others)}
     shapes = {path: model_shape(path, config.model.trust_remote_code) for path in paths}
-    result, cut = {}, rollout_cut(config, PER_TOKEN)
+    result, cut, parallel = {}, rollout_cut(config, PER_TOKEN), config.parallel
+    held = {path: shape.of_rank(parallel.ds_tensor_parallel_size) for path, shape in shapes.items()}
     for role, model in models.items():
         size = cut.train if model.rate else cut.forward
         longest = config.sampling.lengths.both
         result[role] = model_memory(
-            shapes[model.path],
+            held[model.path],
             model,
             config.model.param_dtype,
             config.deepspeed,
-            len(plan.rows[role]),
-            size.tokens if isinstance(size, TokenCap) else size * longest,
+            len(plan.rows[role]) // parallel.ds_tensor_parallel_size,
+            (size.tokens if isinstance(size, TokenCap) else size * longest) // parallel.sequence_size,
             config.optim.optimizer,
-            [shapes[path] for path in model.others],
+            [held[path] for path in model.others],
         )
     result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, config.engine.rollout_backend)
     return result
@@ -200,7 +210,7 @@ def model_memory(
     optimizer: OptimizerName = "adamw",
     others: Sequence[ModelShape] = (),
 ) -> Memory:
-    """One rank of a model under DeepSpeed, and of ``others`` that are evaluated beside it.
+    """One rank of a model under DeepSpeed, and of ``others`` that are evaluated beside it. ``ranks`` share parameters.
 
     Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the weights
     (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are their own masters.
@@ -234,14 +244,14 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
     model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
     size = supervised_cut(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
-    shape = model_shape(config.model.pretrain, config.model.trust_remote_code)
+    shape, parallel = model_shape(config.model.pretrain, config.model.trust_remote_code), config.parallel
     memory = model_memory(
-        shape,
+        shape.of_rank(parallel.ds_tensor_parallel_size),
         model,
         config.model.param_dtype,
         config.deepspeed,
-        ranks,
-        size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len,
+        ranks // parallel.ds_tensor_parallel_size,
+        (size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len) // parallel.sequence_size,
         config.optim.optimizer,
     )
     return memory_table({"model": memory}, {"model": ranks}, device) + (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.batch_checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.parallel_checks import shards_divide
 from openrl.config.placement import parallel_sizes
 from openrl.config.presets import PRESETS
 from openrl.data.answers import SupervisedReport, SupervisedRow
@@ -31,10 +33,12 @@ from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
 from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
+from openrl.models.sequence_parallel import check_shape
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
 from openrl.trainer.ptx import load_ptx
+from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
 
 
@@ -64,6 +68,8 @@ def prepare(config: PPOConfig) -> Inputs:
             check_mixture(config.model.pretrain, config.model.trust_remote_code)
     with gathered:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        check_models_split(config, model_paths(config))
     with gathered:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
     with gathered:
@@ -132,6 +138,14 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
         )
 
 
+def model_paths(config: PPOConfig) -> list[str]:
+    """Of every model that runs on ranks of training."""
+    policy, others = config.model.pretrain, config.others
+    of_role = {"critic": others.critic_pretrain or policy, "reference": others.ref_pretrain or policy}
+    judges = [source.address for source in derived.rewards(config).sources if source.kind == "model"]
+    return [policy, *(path for role, path in of_role.items() if role in derived.model_roles(config)), *judges]
+
+
 def check_reward_models(config: PPOConfig) -> None:
     """Raises UserError if --normalize_reward has nothing to go by."""
     for source in derived.rewards(config).sources:
@@ -164,6 +178,23 @@ def check_batches(config: PPOConfig, actor_ranks: int) -> None:
         raise UserError("\n".join(map(str, problems)))
 
 
+def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
+    """Raises UserError if the ranks of a role, as the cluster gives them, do not divide."""
+    problems = [
+        p for role, world in ranks.items() if role != "actor" for p in shards_divide(config.parallel, world, role)
+    ]
+    if problems:
+        raise UserError("\n".join(map(str, problems)))
+    check_batches(config, ranks["actor"])
+
+
+def check_models_split(config: PPOConfig | SupervisedConfig, paths: Iterable[str]) -> None:
+    """Raises UserError if a model cannot be split over the ranks that share rows."""
+    for path in dict.fromkeys(paths):
+        check_shape(path, config.model.trust_remote_code, config.parallel)
+        check_layers(path, config.model.trust_remote_code, config.parallel.ds_tensor_parallel_size)
+
+
 def effective_flags(config: Any) -> dict[str, Any]:
     """Every flag of a config with its value, as plain data; kept beside checkpoints."""
     return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
@@ -192,16 +223,23 @@ def start_lines(config: PPOConfig) -> list[str]:
     source = derived.old_logprobs(config)
     return [
         *preset_lines(config),
-        *packing_lines(config),
+        *split_lines(config),
         *([left_out[source]] if source in left_out else []),
     ]
 
 
-def packing_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
-    """That a flag turned --packing_samples on, if one did."""
-    if not derived.packs(config) or config.packing.packing_samples:
-        return []
-    return ["--use_dynamic_batch turns --packing_samples on: a micro-batch runs as one row without padding"]
+def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
+    """How sequences are split over ranks, if they are, and that a flag turned --packing_samples on, if one did."""
+    flags, lines = config.parallel, []
+    if flags.sequence_size > 1:
+        way = "ring attention" if flags.ring_attn_size > 1 else "Ulysses"
+        lines.append(f"each sequence is split over {flags.sequence_size} ranks by {way}")
+    if flags.ds_tensor_parallel_size > 1:
+        lines.append(f"each layer is split over {flags.ds_tensor_parallel_size} ranks")
+    if derived.packs(config) and not config.packing.packing_samples:
+        name = "use_dynamic_batch" if config.dynamic.use_dynamic_batch else "ring_attn_size"
+        lines.append(f"--{name} turns --packing_samples on: a micro-batch runs as one row without padding")
+    return lines
 
 
 def write_config(config: Any, run_dir: Path) -> None:

@@ -26,7 +26,8 @@ async def start_ranks(
         async with _ray_group(config, spec, stage) as group:
             yield group
     elif launch is not None:
-        group = LauncherGroup(ROLE, launch, spec.device, spec.deepspeed.dist_timeout, ModelWorker, spec)
+        timeout, each = spec.deepspeed.dist_timeout, spec.parallel.ranks_per_shard
+        group = LauncherGroup(ROLE, launch, spec.device, timeout, ModelWorker, spec, ranks_per_shard=each)
         try:
             yield group
         finally:
@@ -55,6 +56,7 @@ async def _ray_group(config: SupervisedConfig, spec: ModelSpec, stage: Stage) ->
                 spec,
                 timeout=flags.rpc_timeout,
                 plugins=config.debug.plugin,
+                ranks_per_shard=spec.parallel.ranks_per_shard,
             )
         try:
             yield group

@@ -23,7 +23,7 @@ from openrl.config.reward import bearer_token
 from openrl.models.device import Device
 from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.tracking.progress import Stage
-from openrl.trainer.prepare import check_batches
+from openrl.trainer.prepare import check_ranks
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
@@ -95,6 +95,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         temperature=config.sampling.temperature,
         value_head=config.others.value_head_prefix,
         normalise=role.kind == "rewards" and config.reward.normalize_reward,
+        parallel=config.parallel,
         packing=derived.packs(config),
         kl_top_k=derived.full_kl_top_k(config),
         kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
@@ -161,7 +162,7 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
     try:
-        check_batches(config, len(plan.rows["actor"]))
+        check_ranks(config, {role: len(plan.rows[role]) for role in models})
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             made_of = workers(config, device, optimizer_steps, plan)
@@ -188,16 +189,16 @@ def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
 async def _start(
     config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, worker_class: type, *args: Any
 ) -> WorkerGroup:
-    timeout, plugins = config.placement.rpc_timeout, config.debug.plugin
     group = await RayGroup.create(
         cluster,
         reservation,
         role,
         worker_class,
         *args,
-        timeout=timeout,
-        plugins=plugins,
+        timeout=config.placement.rpc_timeout,
+        plugins=config.debug.plugin,
         env=derived.process_environment(config.placement),
+        ranks_per_shard=1 if role == ENGINES else config.parallel.ranks_per_shard,
     )
     await group.call("start")
     return group

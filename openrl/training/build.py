@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import random
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from transformers.utils.logging import disable_progress_bar
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelFlags
-from openrl.models.causal_lm import CausalLM, load_causal_lm
+from openrl.config.parallel import ParallelFlags
+from openrl.models.causal_lm import CausalLM, attention_of_a_cpu, load_causal_lm
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_packing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model, stored_moments
+from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
 from openrl.training.deepspeed_engine import DeepSpeedEngine
+from openrl.training.distributed import own_group
 from openrl.training.optimizers import OptimSpec
+from openrl.training.tensor_parallel import check_sum
+from openrl.types import ParallelLayout
 
 EngineKind = Literal["logprobs", "values", "rewards"]
 
@@ -39,6 +46,7 @@ class ModelSpec:
     value_head: str = "score"
     normalise: bool = False  # a reward model's output, by the moments in its config.json
     fp32_head: bool = False  # the scalar head's product in fp32
+    parallel: ParallelFlags = ParallelFlags()
     packing: bool = False  # micro-batches run as one row without padding
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
     kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
@@ -58,12 +66,8 @@ def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:
         head.reference_head = FrozenHead(of_reference, of_reference.transform)
 
 
-def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
-    """Load the model and start its engine. Collective; the process group must be initialised."""
-    disable_progress_bar()  # the bars of many workers on one terminal tell nothing
-    random.seed(spec.seed)
-    np.random.seed(spec.seed)
-    torch.manual_seed(spec.seed)
+def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
+    """The model on the CPU, with its adapters."""
     load_in_4bit = spec.lora is not None and spec.lora.load_in_4bit
     model: CausalLM | ScalarModel
     if spec.kind == "logprobs":
@@ -89,7 +93,33 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if spec.lora is not None and spec.lora.adapts:
         prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
         model.adapters = add_adapters(model.hf, spec.lora, spec.path, spec.seed, prefix)
-    engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device)
+    return model
+
+
+def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
+    """Load the model and start its engine. Collective; the process group must be initialised.
+
+    Raises UserError if the model, split or packed, does not compute what it computes whole.
+    """
+    disable_progress_bar()  # the bars of many workers on one terminal tell nothing
+    random.seed(spec.seed)
+    np.random.seed(spec.seed)
+    torch.manual_seed(spec.seed)
+    model = load_model(spec)
+    tp_size = spec.parallel.ds_tensor_parallel_size
+    layout = ParallelLayout(dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size)
+    if tp_size > 1:
+        with attention_of_a_cpu(model.hf):
+            of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0])
+    if layout.sp_size > 1:
+        group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
+        model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
+    engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout)
+    if tp_size > 1:
+        with unsplit(model) if layout.sp_size > 1 else nullcontext():
+            check_sum(spec.path, tp_size, probe(engine.column), of_whole_layers)
+    if layout.sp_size > 1:
+        check_split(spec.path, model, engine.column)
     if spec.packing:
         check_packing(spec.path, model.hf.config, engine.column)
     return engine

@@ -26,6 +26,7 @@ class EngineFacts:
     low_masters: bool = False
     """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in stages 1 to 3; in stage 0
     it leaves parameters as they are when it is told of no type."""
+    tp_size: int = 1  # ranks that split each layer
 
 
 def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(flags, facts),
         **_types(flags, facts),
+        **({"tensor_parallel": {"autotp_size": facts.tp_size}} if facts.tp_size > 1 else {}),
     }
     return merged(settings, flags.ds_config_overrides)
 

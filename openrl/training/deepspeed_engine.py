@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -45,6 +45,7 @@ from openrl.training.state import (
     restore_random_state,
     write_rank_state,
 )
+from openrl.training.tensor_parallel import is_split, undivided_weight
 from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
 
 ADAPTER_FOLDER = "adapter"
@@ -54,19 +55,25 @@ ADAPTER_FOLDER = "adapter"
 class DeepSpeedEngine:
     """Trains or, with ``optim`` None, only evaluates one model. Needs an initialised process group.
 
-    An engine that only evaluates uses DeepSpeed for nothing but sharding parameters (stage 3).
+    An engine that only evaluates uses DeepSpeed for nothing but splitting parameters (stage 3, tensor parallelism).
     """
 
     def __init__(
-        self, model: CausalLM | ScalarModel, dtype: str, flags: DeepSpeedFlags, optim: OptimSpec | None, device: str
+        self,
+        model: CausalLM | ScalarModel,
+        dtype: str,
+        flags: DeepSpeedFlags,
+        optim: OptimSpec | None,
+        device: str,
+        layout: ParallelLayout,
     ) -> None:
         self._average: MovingAverage | None = None
-        self.layout = ParallelLayout(dist.get_rank(), dist.get_world_size())
+        self.layout = layout
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
         self.model, self.dtype, self.stage, self.optim = model, dtype, flags.zero_stage, optim
         if optim is not None:
             self._start_training(flags, optim)
-        elif self.stage == 3:
+        elif self.stage == 3 or layout.tp_size > 1:
             self._engine = _initialize(model, deepspeed_config(flags, self._facts()), None)
         else:
             self._engine = model.to(self.device)
@@ -94,7 +101,8 @@ class DeepSpeedEngine:
         hidden = self.model.hf.config.get_text_config().hidden_size
         count = sum(p.numel() for p in self.model.parameters())
         trained, ranks = self.optim is not None, self.layout.world_size
-        return EngineFacts(count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters)
+        facts = EngineFacts(count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters)
+        return replace(facts, tp_size=self.layout.tp_size)
 
     @torch.no_grad()
     def _mend_stage_0(self, grad_dtype: str) -> None:
@@ -213,6 +221,7 @@ class DeepSpeedEngine:
     def _full(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters as they are on one rank alone, 4-bit ones unpacked; copies in stage 3."""
         with self._gathered(list(named.values())):
+            named = {name: undivided_weight(t) for name, t in named.items()}
             return {name: whole(t).clone() if self.stage == 3 else whole(t) for name, t in named.items()}
 
     def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager:
@@ -229,7 +238,8 @@ class DeepSpeedEngine:
         return [name.removeprefix("hf.") for (name, _), found in zip(named, bad.tolist(), strict=True) if found]
 
     def parameter_count(self) -> int:
-        return sum(getattr(p, "ds_numel", p.numel()) for p in self.model.parameters())
+        sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in self.model.parameters())
+        return sum(size * self.layout.tp_size if split else size for size, split in sizes)
 
     def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
         with self._averaged():
@@ -307,8 +317,9 @@ class DeepSpeedEngine:
 
     def _shape(self) -> dict[str, Any]:
         """What must not change between saving and loading, by the flag that sets it."""
+        ranks, tp = self.layout.world_size, self.layout.tp_size
         return {
-            "ranks": self.layout.world_size,
+            "ranks": ranks if tp == 1 else f"{ranks // tp} x --ds_tensor_parallel_size {tp}",
             "--zero_stage": self.stage,
             "--param_dtype": self.dtype,
             "--enable_ema": self._average is not None,

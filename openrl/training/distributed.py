@@ -68,10 +68,26 @@ def init_distributed(rank: int, world_size: int, master_addr: str, master_port: 
     )
 
 
+_groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
+
+
+def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
+    """The process group of this rank among groups that divide all ranks. Collective; made once for the same division.
+
+    ``timeout`` as for ``init_distributed``.
+    """
+    key, limit = tuple(map(tuple, members)), timedelta(seconds=timeout)
+    if key not in _groups:
+        made = [dist.new_group(ranks, timeout=limit) for ranks in members]  # every rank makes every group, in one order
+        _groups[key] = next(group for group, ranks in zip(made, members, strict=True) if dist.get_rank() in ranks)
+    return _groups[key]
+
+
 def close_distributed() -> None:
     """Leave the process group, if there is one. Several ranks that end a process without it abort at random (SIGABRT):
     the interpreter goes down under the group's threads.
     """
+    _groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from openrl.models.logprobs import LogprobHead, token_logprobs
+from openrl.models.logprobs import LogprobHead, of_next, to_next, token_logprobs
 from openrl.models.outputs import LogitTransform
 from openrl.models.reference import FrozenHead, distributions, reference_columns
 
@@ -77,8 +77,8 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
     ids = torch.randint(0, 11, (2, 5))
     mask = torch.tensor([[False] + [True] * 4, [False, True, True, False, False]])
     with torch.no_grad():
-        logprobs, more = LogprobHead(head, LogitTransform(), 2)(hidden, ids, mask, ["entropy"])
-    entropy = more["entropy"]
+        found, more = LogprobHead(head, LogitTransform(), 2)(hidden, of_next(ids), of_next(mask), ["entropy"])
+    logprobs, entropy = to_next(found), to_next(more["entropy"])
     for row in range(2):
         for t in range(5):
             distribution = head(hidden[row, t - 1]).detach().log_softmax(-1)

@@ -50,6 +50,13 @@ def test_each_zero_stage_shards_one_thing_more(dtype, stage, ranks, weights, gra
     assert memory(POLICY, dtype, stage, ranks) == expected
 
 
+def test_ranks_that_split_layers_hold_embeddings_and_head_each():
+    """800 of the backbone, 20 * 10 of them embeddings; the head has another 200."""
+    half = SHAPE.of_rank(2)
+    assert (half.backbone, half.parameters) == (500, 700)
+    assert SHAPE.of_rank(1) == SHAPE
+
+
 def test_models_that_are_only_evaluated_hold_weights_alone():
     assert memory(REFERENCE, "bf16", 2, 2) == Memory(2000, logits=640)
     assert memory(REFERENCE, "bf16", 3, 2) == Memory(1000, logits=640)

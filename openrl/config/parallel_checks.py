@@ -1,0 +1,84 @@
+"""Rules of ranks that work on the same rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
+from openrl.config.derived import model_roles, role_world, under_ray
+from openrl.config.parallel import ParallelFlags
+from openrl.config.placement import FLAG_NAMES
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+SPLITS = ("ulysses_size", "ring_attn_size")
+TENSOR = "ds_tensor_parallel_size"
+
+
+def asked(flags: ParallelFlags) -> tuple[str, ...]:
+    """The flags that put several ranks on the same rows."""
+    return tuple(name for name in (*SPLITS, TENSOR) if getattr(flags, name) > 1)
+
+
+def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
+    """Problems of ``world`` ranks of a role; asked again where only the cluster knows their number."""
+    if world % flags.ranks_per_shard:
+        ranks = f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
+        yield Problem(
+            (*asked(flags), ranks),
+            f"{world} ranks of the {role} do not divide into blocks of {flags.ranks_per_shard} that share their rows",
+            f"a multiple of {flags.ranks_per_shard} ranks",
+        )
+
+
+@check(PPOConfig)
+def ranks_of_every_role_divide(config: PPOConfig, given: Given) -> Problems:
+    """But for the actor, of which ``checks.ranks_share_a_step`` asks more."""
+    for role in model_roles(config):
+        world = role_world(config.placement, role, config.device.device)
+        if role != "actor" and world is not None:
+            yield from shards_divide(config.parallel, world, role)
+
+
+@check(*SUPERVISED)
+def ranks_of_the_model_divide(config: SupervisedConfig, given: Given) -> Problems:
+    ranks = config.ranks
+    if under_ray(ranks) and ranks.num_gpus_per_node is not None:
+        world = ranks.num_nodes * ranks.num_gpus_per_node
+        yield from shards_divide(config.parallel, world, "model")
+
+
+@check(*TRAINING)
+def one_way_to_split_a_sequence(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    if set(SPLITS) <= set(asked(config.parallel)):
+        yield Problem(SPLITS, "two ways to split a sequence", "leave one at 1")
+
+
+@check(*TRAINING)
+def split_attention_is_replaced(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    name = config.model.attn_implementation
+    if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
+        flags = ("attn_implementation", *asked(config.parallel))
+        yield Problem(flags, f"{name} cannot run on parts of a sequence", "--attn_implementation sdpa")
+
+
+@check(*TRAINING)
+def layers_can_be_split(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    if config.parallel.ds_tensor_parallel_size == 1:
+        return
+    if config.model.param_dtype == "fp32":
+        message = "layers are split in bf16 and fp16 only, and these are fp32"
+        yield Problem((TENSOR, "param_dtype"), message, "--param_dtype bf16")
+    if config.deepspeed.zero_stage == 3:
+        message = "ZeRO stage 3 splits every parameter already"
+        yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 2")
+    if config.lora.load_in_4bit or config.lora.adapts:
+        flags = ("load_in_4bit",) if config.lora.load_in_4bit else ("lora_rank",)
+        yield Problem((TENSOR, *flags), "layers with adapters or 4-bit weights are not split", f"--{TENSOR} 1")
+    if config.optim.optimizer == "muon":
+        message = "Muon orthogonalises whole matrices, and a rank has parts of them"
+        yield Problem((TENSOR, "optimizer"), message, "--optimizer adamw")
+    if config.optim.optimizer == "adamw_bf16" and config.deepspeed.zero_stage == 0:
+        message = "without ZeRO the norm of its gradients is measured on one rank's parts"
+        yield Problem((TENSOR, "optimizer", "zero_stage"), message, "--zero_stage 1")

@@ -1,0 +1,150 @@
+"""Ranks that share rows: which flags cannot mean anything, and what the plan makes of them."""
+
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+from transformers import AutoConfig
+
+from openrl.algorithms.batching import PER_TOKEN, TokenCap
+from openrl.cluster.planner import RoleRequest, plan_placement
+from openrl.config import derived
+from openrl.config.batch_checks import ranks_share_a_step
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.learning import DeepSpeedFlags
+from openrl.config.parallel import ParallelFlags
+from openrl.errors import UserError
+from openrl.flags.parser import read_request, resolve
+from openrl.flags.schema import collect_flags
+from openrl.models.sequence_parallel import check_shape
+from openrl.trainer import launch_supervised
+from openrl.trainer.cut import rollout_cut
+from openrl.trainer.plan import batch_rows
+from openrl.trainer.prepare import check_ranks, split_lines
+from openrl.trainer.roles import model_spec, role_models
+from openrl.trainer.supervised_tasks import task_of
+from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
+from openrl.training.tensor_parallel import check_layers
+from tests.tiny import tiny_model_dir, tiny_tokenizer
+from tests.unit.test_config_checks import GRPO, SFT, ppo, said, settle
+
+FOUR = " --actor_num_gpus_per_node 4"
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (FOUR + " --ulysses_size 2 --ring_attn_size 2", "two ways to split a sequence"),
+        (FOUR + " --ulysses_size 3", "4 ranks of the actor do not divide into blocks of 3 that share their rows"),
+        (FOUR + " --ref_num_gpus_per_node 3 --ulysses_size 4", "3 ranks of the reference do not divide"),
+        ('--placement "actor=0-3;ref=0;vllm=4" --ulysses_size 2', "1 ranks of the reference do not divide"),
+        (FOUR + " --ulysses_size 2 --attn_implementation eager", "eager cannot run on parts of a sequence"),
+        (FOUR + " --ds_tensor_parallel_size 2 --param_dtype fp32", "layers are split in bf16 and fp16 only"),
+        (FOUR + " --ds_tensor_parallel_size 2 --zero_stage 3", "ZeRO stage 3 splits every parameter already"),
+        (FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8", "layers with adapters or 4-bit weights are not split"),
+        (FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8 --load_in_4bit", "adapters or 4-bit weights are not split"),
+        (FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0", "a rank has parts of them"),
+        (FOUR + " --ds_tensor_parallel_size 2 --optimizer adamw_bf16 --zero_stage 0", "on one rank's parts"),
+        (FOUR + " --ring_head_stride 2", "no effect: there is no ring"),
+        (
+            FOUR + " --ulysses_size 2 --train_batch_size 129",
+            "129 samples do not divide among 2 blocks of 2 actor ranks",
+        ),
+    ],
+)
+def test_what_cannot_be(words, expected):
+    request = read_request([*GRPO.split(), *shlex.split(words)])
+    _, problems = resolve(PPOConfig, collect_flags(PPOConfig), request.settings, False)
+    assert any(expected in str(problem) for problem in problems), problems
+
+
+def test_what_can_be():
+    for words in (" --ulysses_size 4", " --ring_attn_size 2 --ring_head_stride 2"):
+        assert not said(PPOConfig, GRPO + FOUR + words)
+    assert not said(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ulysses_size 2")
+    assert "2 ranks of the model do not divide into blocks of 4" in str(
+        said(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ulysses_size 4")
+    )
+
+
+def test_batches_are_dealt_to_blocks_of_ranks():
+    config = ppo(GRPO + FOUR + " --ulysses_size 2 --train_batch_size 8 --micro_train_batch_size 4")
+    assert not list(ranks_share_a_step(config, 4))  # 8 rows for two blocks, four at a time
+    assert "8 samples are not a multiple of 4 * 4" in str(list(ranks_share_a_step(config, 8)))
+    plan = plan_placement([RoleRequest("actor", 1, 4)], "cpu", [])
+    rows = {name: (count, note) for name, count, note in batch_rows(config, 1024, plan)}
+    assert rows["actor ranks"] == ("4", "2 data parallel x 2 on the same rows")
+    assert rows["micro-batches per rank and optimizer step"] == ("1", "of 4 samples on 2 x 2 ranks")
+    assert "actor ranks" not in {name for name, *_ in batch_rows(ppo(GRPO + FOUR), 1024, plan)}
+    words = " --use_dynamic_batch --train_max_tokens_per_gpu"
+    assert rollout_cut(ppo(GRPO + FOUR + " --ulysses_size 2" + words + " 1024"), PER_TOKEN).train == TokenCap(2048)
+    refused = said(PPOConfig, GRPO + FOUR + " --ulysses_size 2" + words + " 1023")
+    assert any("2046 tokens" in line and "--train_max_tokens_per_gpu 1024" in line for line in refused)
+
+
+def test_ranks_that_only_the_cluster_counts_are_asked_again():
+    config = ppo(GRPO + " --ulysses_size 2")
+    check_ranks(config, {"actor": 4, "reference": 2})
+    with pytest.raises(UserError, match="3 ranks of the reference do not divide"):
+        check_ranks(config, {"actor": 4, "reference": 3})
+    with pytest.raises(UserError, match="3 ranks of the actor do not divide"):
+        check_ranks(config, {"actor": 3, "reference": 2})
+
+
+def test_a_ring_packs_and_says_so():
+    config = ppo(GRPO + FOUR + " --ring_attn_size 2")
+    assert derived.packs(config) and not derived.packs(ppo(GRPO + FOUR + " --ulysses_size 2"))
+    assert split_lines(config) == [
+        "each sequence is split over 2 ranks by ring attention",
+        "--ring_attn_size turns --packing_samples on: a micro-batch runs as one row without padding",
+    ]
+    spec = model_spec(config, role_models(config)["reference"], "cpu", 10)
+    assert spec.packing and spec.parallel.ring_attn_size == 2
+    config, _ = settle(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ring_attn_size 2")
+    spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
+    assert spec.packing and spec.parallel.ring_attn_size == 2
+
+
+@pytest.mark.parametrize(
+    ("arch", "flags", "expected"),
+    [
+        ("qwen3", {"ulysses_size": 4}, "6 attention heads do not divide among 4 ranks\n.*--ulysses_size 3"),
+        ("qwen3", {"ring_attn_size": 2, "ring_head_stride": 3}, "--ring_head_stride 3 does not divide the 2 key-value"),
+        ("qwen3_next", {"ulysses_size": 2}, "layers of type linear_attention need all tokens before a token"),
+    ],
+)
+def test_models_that_cannot_be_split(tmp_path, arch, flags, expected):
+    AutoConfig.for_model(arch, num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as caught:
+        check_shape(str(tmp_path), False, ParallelFlags(**flags))
+    assert re.search(expected, str(caught.value))
+    check_shape(str(tmp_path), False, ParallelFlags())
+
+
+def test_a_model_that_can(tmp_path):
+    path = str(tiny_model_dir(tmp_path, num_key_value_heads=2))
+    check_shape(path, False, ParallelFlags(ulysses_size=2))
+    check_layers(path, False, 2)
+
+
+@pytest.mark.parametrize(
+    ("arch", "size", "expected"),
+    [
+        ("qwen3", 4, "6 attention heads of .* do not divide among 4 ranks\n.*--ds_tensor_parallel_size 3"),
+        ("qwen3", 3, "2 key-value heads of .* do not divide among 3 ranks\n.*--ds_tensor_parallel_size 2"),
+        ("bloom", 2, "transformers has no plan"),
+        ("qwen3_moe", 2, "its plan for tensor parallelism has"),
+    ],
+)
+def test_layers_that_cannot_be_split(tmp_path, arch, size, expected):
+    AutoConfig.for_model(arch, num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path)
+    with pytest.raises(UserError) as caught:
+        check_layers(str(tmp_path), False, size)
+    assert re.search(expected, str(caught.value)), caught.value
+
+
+def test_deepspeed_is_told_of_split_layers():
+    facts = EngineFacts(1000, 64, "bf16", "cpu", 2, True, tp_size=2)
+    assert deepspeed_config(DeepSpeedFlags(), facts)["tensor_parallel"] == {"autotp_size": 2}
+    assert "tensor_parallel" not in deepspeed_config(DeepSpeedFlags(), replace(facts, tp_size=1))
