@@ -16,6 +16,7 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import EvaluateConfig
+from openrl.config.placement import ParallelSizes
 from openrl.config.reward_plan import RewardPlan, reward_plan
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
@@ -41,6 +42,7 @@ from openrl.inference.output import Output, Row
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import engine_spec
+from openrl.rollout.parallel import check_parallel
 from openrl.types import Prompt
 
 ALL = "all"  # the name of all data sources together
@@ -63,6 +65,8 @@ class EvaluateInputs:
 def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     """Read tokenizer and data, try the reward functions. Raises UserError."""
     device = resolve_device(config.device)
+    sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
+    check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
     plan = reward_plan(config.reward, config.rm.reward_pretrain)
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)

@@ -177,4 +177,7 @@ def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> No
         "learning curve": run_dir / "reward.png",
         "flags": run_dir / "config.yaml",
     }
+    if not (run_dir / "config.json").is_file():  # --eval_only leaves no model
+        del artefacts["model"]
+    artefacts = {name: path for name, path in artefacts.items() if path.exists()}
     console.print(summary_table(summary, artefacts))
