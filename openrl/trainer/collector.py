@@ -140,6 +140,8 @@ class Collector:
             async def drain(rank: int, share: list[tuple[int, Prompt]], arrived: dict[int, Group] = arrived) -> None:
                 async for position, item in self.engines.stream(rank, "collect", share, request):
                     arrived[position] = whole(item, arrived.get(position))
+                    if generated is not None and not generated.done() and len(arrived) == wanted:
+                        generated.set_result([arrived[position] for position in sorted(arrived)])
 
             try:
                 async with asyncio.TaskGroup() as running:
@@ -148,8 +150,6 @@ class Collector:
             except ExceptionGroup as failed:
                 raise failed.exceptions[0] from None
             prompts = []
-            if generated is not None and not generated.done():
-                generated.set_result([arrived[position] for position in sorted(arrived)])
             for position in sorted(arrived):
                 await judge(arrived[position])
                 groups[position] = arrived[position]

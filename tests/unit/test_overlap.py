@@ -160,9 +160,10 @@ class Step:
         return await pipeline.learn(answers, 1, self.stage)
 
 
-def test_passes_run_while_rewards_are_out_and_change_nothing(model_dir, tmp_path):
+@pytest.mark.parametrize("words", ["", "--rollout_scheduler batch"])
+def test_passes_run_while_rewards_are_out_and_change_nothing(model_dir, tmp_path, words):
     """The rewards wait for a pass: only a step that overlaps ends. It trains on the same bits as one that need not."""
-    early, late = (Step(model_dir, tmp_path, early) for early in (True, False))
+    early, late = (Step(model_dir, tmp_path, early, words) for early in (True, False))
     metrics = [run_virtually(step.run()) for step in (early, late)]
     assert metrics[0] == metrics[1]
     assert early.stages == ["annotate", "reward", "train"] and late.stages == ["annotate", "train"]
