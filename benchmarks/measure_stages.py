@@ -32,10 +32,10 @@ def shape(word: str) -> tuple[int, int]:
     return prompts, tokens
 
 
-async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> list[dict[str, float | str]]:
-    steps: list[dict[str, float | str]] = []
+async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> None:
     async with pipeline_side(config, inputs) as side:
         trainer = side.trainer
+        args.output.write_text("")
         for number in range(args.warmup + args.rounds):
             for prompts, tokens in args.shapes:
                 trainer.batch = replace(trainer.batch, rollout_batch_size=prompts)
@@ -43,8 +43,8 @@ async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> li
                 values = await side.step()
                 if number >= args.warmup:
                     measured = {name: round(values[name], 4) for name in KEPT if name in values}
-                    steps.append({"shape": f"{prompts}x{tokens}"} | measured)
-    return steps
+                    with args.output.open("a") as file:
+                        file.write(json.dumps({"shape": f"{prompts}x{tokens}"} | measured) + "\n")
 
 
 def main() -> int:
@@ -67,8 +67,7 @@ def main() -> int:
         make_task(args, Path(folder))
         changes = {"train_batch_size": args.train_batch_size, "colocate_all_models": args.colocated or None}
         config = config_of(args, Path(folder), **changes)
-        steps = asyncio.run(run(args, config, prepare(config)))
-    args.output.write_text("".join(json.dumps(step) + "\n" for step in steps))
+        asyncio.run(run(args, config, prepare(config)))
     return 0
 
 

@@ -9,6 +9,7 @@ weights and putting engines to sleep a number of seconds. Prompts' prefill is no
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -214,16 +215,25 @@ class ModelledRun:
         return _Report(asyncio.get_running_loop().time(), self.fleet.busy * self.work.engine_gpus, self.train_busy, age)
 
 
-def simulate(work: Workload, placement: Placement, steps: int = 12, warmup: int = 4) -> Outcome:
-    """Run ``warmup`` and then ``steps`` training steps on a virtual clock."""
-    first, last = warmup * work.rollouts, (warmup + steps) * work.rollouts
+def simulate(work: Workload, placement: Placement, steps: int = 12) -> Outcome:
+    """Run at least ``steps`` training steps on a virtual clock, after some that are not counted.
+
+    Rollouts that begin together may end together, so whole rounds of those under way at a time are counted.
+    """
+    together = 1 + (placement.max_lag or 0)
+    first, counted = (
+        math.ceil(rollouts / together) * together
+        for rollouts in (4 * work.rollouts + 2 * together - 2, steps * work.rollouts)
+    )
 
     async def run() -> list[_Report]:
-        async with aclosing(placement.schedule.run(ModelledRun(work, placement), range(1, last + 1))) as reports:
+        async with aclosing(
+            placement.schedule.run(ModelledRun(work, placement), range(1, first + counted + 1))
+        ) as reports:
             return [report async for report in reports]
 
     reports = run_virtually(run())
-    begin, end = reports[first - 1] if first else _Report(0.0, 0.0, 0.0, 0), reports[-1]
+    begin, end = reports[first - 1], reports[-1]
     seconds, ages = end.seconds - begin.seconds, [r.age for r in reports[first:]]
     rollout, train = end.rollout_busy - begin.rollout_busy, end.train_busy - begin.train_busy
     if placement.rollout_gpus is None:
@@ -233,7 +243,9 @@ def simulate(work: Workload, placement: Placement, steps: int = 12, warmup: int 
         theirs = placement.rollout_gpus // work.engine_gpus * work.engine_gpus
         shares = (1 - rollout / (seconds * theirs), 1 - train / (seconds * (placement.gpus - placement.rollout_gpus)))
     idle_rollout, idle_train = (max(float(share), 0.0) for share in shares)
-    return Outcome(placement, seconds / steps, idle_rollout, idle_train, float(np.mean(ages)), max(ages))
+    return Outcome(
+        placement, seconds / counted * work.rollouts, idle_rollout, idle_train, float(np.mean(ages)), max(ages)
+    )
 
 
 def splits(work: Workload, gpus: int) -> list[int]:
