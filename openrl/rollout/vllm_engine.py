@@ -14,6 +14,7 @@ from typing import Any
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, refuse_incomplete, room_for
 from openrl.rollout.vllm_adapters import AdapterSlot, room_for_rank
+from openrl.rollout.vllm_features import missing_features
 from openrl.types import Completion, Finish, Sampling
 from openrl.weights.host import Landing
 from openrl.weights.shared_memory import machine_id
@@ -52,9 +53,12 @@ def _set_environment(spec: EngineSpec) -> None:
 def start_llm(spec: EngineSpec) -> Any:
     """vLLM's own ``AsyncLLM`` with the settings of ``spec``. Raises what vLLM raises."""
     _set_environment(spec)
+    import vllm
     from vllm import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    if missing := missing_features():
+        raise UserError(f"vLLM {vllm.__version__} lacks {', '.join(missing)}", "pip install 'vllm>=0.26,<0.33'")
     return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
 
 

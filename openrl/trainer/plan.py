@@ -26,6 +26,7 @@ from openrl.trainer.cut import rollout_cut, supervised_cut
 from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec
 from openrl.training.build import EngineKind
+from openrl.weights.transport import WORDS, TransportName, choose_transport
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4
@@ -50,6 +51,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *(report.line() for report in inputs.reports),
         plan.render(),
         *placement_remarks(config.placement, plan),
+        f"Weights travel through {WORDS[transport_of(config, plan)]}.",
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
@@ -64,6 +66,15 @@ def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
     if plan.device == "cpu":
         return plan.notes(os.cpu_count() or 1)
     return [f"Does not fit this machine: {problem}." for problem in plan.problems([this_machine()])]
+
+
+def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
+    """The way of weights to the engines; at the start of a run it follows from where the processes find themselves."""
+    reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
+    if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
+        return "host"
+    actor, engines = ([slot.bundle for slot in plan.rows[role]] for role in ("actor", ENGINES))
+    return choose_transport(config.engine.vllm_sync_backend, actor, engines)
 
 
 # -- batches ------------------------------------------------------------------------------------------------

@@ -96,6 +96,7 @@ class RLTrainer:
         with self.progress.stage("sync"):
             await self.pipeline.publish()
             await self.pipeline.check_sync(self.stream.peek(8))
+        self.progress.note(f"weights travel through {self.pipeline.sync.way}")
         if self.evaluate_flags.eval_only:
             self.trackers.log(self.step, await self.evaluate())
             self.trackers.close()

@@ -10,7 +10,7 @@ from openrl.cluster.group import WorkerGroup
 from openrl.config.rollout import EngineFlags
 from openrl.tracking.metrics import Last, Metric
 from openrl.trainer.waiting import all_or_first_error
-from openrl.weights.transport import Route, SyncEnd, choose_transport
+from openrl.weights.transport import WORDS, Route, SyncEnd, choose_transport
 
 
 class WeightSync:
@@ -23,6 +23,11 @@ class WeightSync:
         self.policy, self.rollout, self.flags = policy, rollout, flags
         self.adapter, self.timeout = adapter, timeout
         self.route: Route | None = None
+
+    @property
+    def way(self) -> str:
+        """How weights travel, in words; known from the first sync on."""
+        return WORDS[self.route.transport] if self.route else "a way that is not yet chosen"
 
     async def connect(self) -> Route:
         """Find out where both ends are, choose the transport, and bring the ends together."""

@@ -23,7 +23,7 @@ TransportName = Literal["host", "nccl", "ipc"]
 WORDS = {
     "host": "shared host memory",
     "nccl": "an NCCL broadcast from the actor's rank 0",
-    "ipc": "CUDA IPC: each engine reads the memory of the actor's rank on its own GPU",
+    "ipc": "CUDA IPC: an engine reads the memory of the actor's rank on its own GPU",
 }
 """Each transport as people read of it."""
 

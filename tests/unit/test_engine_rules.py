@@ -1,11 +1,17 @@
 """Flags of the rollout engine that contradict each other, the model or vLLM."""
 
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
 import pytest
 
-from openrl.config import derived, engine_checks  # noqa: F401  importing it registers its rules
+from openrl.config import derived, engine_checks
 from openrl.config.commands import PPOConfig
 from openrl.errors import UserError
 from openrl.rollout.engine import check_engine_kwargs, engine_spec
+from openrl.rollout.vllm_adapters import RANKS, room_for_rank
+from openrl.rollout.vllm_engine import engine_arguments
 from openrl.trainer.roles import run_engine_spec
 from tests.unit.test_config_checks import PPO, ppo, said, settle
 
@@ -22,6 +28,14 @@ from tests.unit.test_config_checks import PPO, ppo, said, settle
         ("--vllm_engine_kwargs {\"tensor_parallel_size\":2}", "vllm_engine_kwargs, --vllm_tensor_parallel_size",
          "has a flag of its own", "--vllm_tensor_parallel_size 2"),
         ("--rollout_backend hf --vllm_load_format dummy", "vllm_load_format", "it is vLLM's", "--rollout_backend vllm"),
+        ("--vllm_sync_backend nccl --device cpu", "vllm_sync_backend, --device", "NCCL connects GPUs", "--vllm_sync_backend gloo"),
+        ("--lora_sync adapter", "lora_sync", "no adapters are trained", "--lora_rank 16"),
+        ("--lora_sync adapter --lora_rank 8 --rollout_backend hf", "lora_sync, --rollout_backend",
+         "generates with merged weights", "--lora_sync merge"),
+        ("--lora_sync adapter --lora_rank 8 --load_in_4bit", "lora_sync, --load_in_4bit", "another base", "--lora_sync merge"),
+        ("--lora_sync adapter --lora_rank 8 --vllm_load_format dummy", "lora_sync, --vllm_load_format",
+         "must be read", "leave it out"),
+        ("--lora_sync adapter --lora_rank 600", "lora_sync, --lora_rank", "up to rank 512", "--lora_sync merge"),
     ],
 )  # fmt: skip
 def test_engine_rules(words, flags, message, fix):
@@ -80,3 +94,19 @@ def test_a_run_divides_its_engines_and_leaves_room_for_evaluation():
     spec = run_engine_spec(ppo(f"{PPO} {words} --eval_dataset e --eval_steps 1 --eval_generate_max_len 3000"), "cuda")
     assert (spec.sizes.tensor, spec.sizes.pipeline, spec.sizes.width, spec.load_format) == (2, 3, 6, "dummy")
     assert spec.max_model_len == 1024 + 3000
+
+
+def test_room_for_adapters_is_what_vllm_has():
+    """Its allowed values, from its own sources; --lora_rank takes the next."""
+    sources = Path(find_spec("vllm").origin).parent / "config" / "lora.py"
+    allowed = re.search(r"MaxLoRARanks = Literal\[([0-9, ]+)\]", sources.read_text())[1]
+    assert [*RANKS] == [rank for rank in map(int, allowed.split(",")) if rank >= 8]
+    assert [room_for_rank(rank) for rank in (1, 8, 9, 300, 512)] == [8, 8, 16, 320, 512]
+    assert RANKS[-1] == engine_checks.MOST_SERVED_RANK
+
+
+def test_adapters_beside_the_base_are_told_to_vllm():
+    config = ppo(f"{PPO} --lora_rank 12 --lora_sync adapter")
+    arguments = engine_arguments(run_engine_spec(config, "cuda", 1))
+    assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, 16)
+    assert "enable_lora" not in engine_arguments(run_engine_spec(ppo(f"{PPO} --lora_rank 12"), "cuda", 1))

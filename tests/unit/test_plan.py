@@ -4,7 +4,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from openrl.cluster.planner import RoleRequest, plan_placement
+from openrl.cluster.placement import Node
+from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
@@ -17,6 +18,7 @@ from openrl.trainer.plan import (
     model_memory,
     model_shape,
     size,
+    transport_of,
 )
 from openrl.trainer.roles import RoleModel
 from tests.tiny import tiny_model_dir
@@ -140,3 +142,21 @@ def test_sizes_for_people():
         "3.0 MiB",
         "5120.0 GiB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "device", "transport"),
+    [
+        ("--placement actor=0-3;vllm=0-3", "cuda", "ipc"),
+        ("--placement actor=0-3;vllm=4-7", "cuda", "nccl"),
+        ("--placement actor=0-3;vllm=4-7 --vllm_sync_backend gloo", "cuda", "host"),
+        ("--placement actor=0-3;vllm=0-7", "cuda", "host"),  # no broadcast to the GPU that it comes from
+        ("--placement actor=0-3;vllm=4-7 --lora_rank 8 --lora_sync adapter", "cuda", "host"),
+        ("--placement actor=0-3;vllm=4-7 --rollout_backend hf", "cuda", "host"),
+        ("--placement actor=0-3;vllm=0-3", "cpu", "host"),
+    ],
+)
+def test_the_way_of_weights_stands_in_the_plan(words, device, transport):
+    config = ppo(f"{PPO} --init_kl_coef 0 {words}")
+    requests = role_requests(config.placement, config.hybrid, config.engine, ["actor"])
+    assert transport_of(config, plan_placement(requests, device, [Node("a", 64, 8, 64, 8)])) == transport

@@ -1,0 +1,43 @@
+"""What openrl asks of vLLM beyond generating: looked for by name, in one place, before an engine starts.
+
+Meant are versions 0.26 to 0.32; the tests run on 0.32. vLLM's own weight-transfer engines are not among it: their constructors, their messages
+and their sessions changed from version to version, while the reload that they are built on did not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from inspect import signature
+from typing import Any
+
+REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    # module, attribute of it, parameters that we pass by name or position
+    ("vllm.v1.engine.async_llm", "AsyncLLM.generate", ("prompt", "sampling_params", "request_id", "lora_request")),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", ("method", "args")),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.reset_prefix_cache", ()),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.add_lora", ("lora_request",)),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.remove_lora", ("lora_id",)),
+    ("vllm.engine.arg_utils", "AsyncEngineArgs", ("worker_extension_cls", "logprobs_mode", "kv_cache_memory_bytes")),
+    ("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload", ("model",)),
+    ("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload", ()),
+    ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
+)
+
+
+def missing_features(
+    required: Iterable[tuple[str, str, tuple[str, ...]]] = REQUIRED, load: Callable[[str], Any] = import_module
+) -> list[str]:
+    """What of ``required`` this vLLM lacks, in words; ``load`` imports a module by name."""
+    missing = []
+    for module, path, parameters in required:
+        try:
+            found = load(module)
+            for name in path.split("."):
+                found = getattr(found, name)
+        except (ImportError, AttributeError):
+            missing.append(f"{module}.{path}")
+            continue
+        known = signature(found).parameters if parameters else {}
+        missing += [f"{path}({name})" for name in parameters if name not in known]
+    return missing

@@ -1,0 +1,39 @@
+"""What is asked of vLLM is found in the one that is installed, and what an older one lacks is named."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from openrl.rollout.vllm_features import missing_features
+
+
+def test_the_installed_vllm_has_all_of_it():
+    """In a process of its own: importing vLLM changes the one it is in."""
+    code = "from openrl.rollout.vllm_features import missing_features; print(missing_features())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert found.stdout.splitlines()[-1] == "[]"
+
+
+class Old:
+    def generate(self, prompt, request_id): ...
+
+
+def load(name):
+    if name == "vllm.gone":
+        raise ImportError(name)
+    return SimpleNamespace(Old=Old)
+
+
+@pytest.mark.parametrize(
+    ("required", "missing"),
+    [
+        (("vllm.there", "Old.generate", ("prompt", "request_id")), []),
+        (("vllm.there", "Old.generate", ("prompt", "lora_request")), ["Old.generate(lora_request)"]),
+        (("vllm.there", "Old.add_lora", ("lora_request",)), ["vllm.there.Old.add_lora"]),
+        (("vllm.gone", "initialize", ()), ["vllm.gone.initialize"]),
+    ],
+)
+def test_what_another_version_lacks_is_named(required, missing):
+    assert missing_features([required], load) == missing
