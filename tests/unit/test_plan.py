@@ -157,6 +157,6 @@ def test_sizes_for_people():
     ],
 )
 def test_the_way_of_weights_stands_in_the_plan(words, device, transport):
-    config = ppo(f"{PPO} --init_kl_coef 0 {words}")
+    config = ppo(f"{PPO} --advantage_estimator group_norm --n_samples_per_prompt 4 --init_kl_coef 0 {words}")
     requests = role_requests(config.placement, config.hybrid, config.engine, ["actor"])
     assert transport_of(config, plan_placement(requests, device, [Node("a", 64, 8, 64, 8)])) == transport
