@@ -53,7 +53,6 @@ class WeightSync:
         address, port = await self.policy.first("meet") if transport == "nccl" else ("", 0)
         return Route(
             transport=transport,
-            machine=trainer[0].machine,
             remote=any(engine.machine != trainer[0].machine for engine in engines),
             check=self.flags.check_weight_sync,
             adapter=config,

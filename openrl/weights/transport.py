@@ -66,7 +66,6 @@ class Route:
     """What both ends of all syncs of a run agree on."""
 
     transport: TransportName = "host"
-    machine: str = ""  # that of the actor's rank 0
     remote: bool = False  # engines on other machines must be given the bytes
     check: bool = False  # each tensor carries a checksum
     adapter: dict[str, Any] | None = None  # adapters alone are sent, with this config of peft

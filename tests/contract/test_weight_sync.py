@@ -115,31 +115,32 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
         torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / "out"), atol=1e-4, rtol=0)
 
 
-def test_an_engine_that_fails_in_the_middle_is_named_and_the_next_sync_is_whole(tmp_path):
+def test_an_engine_that_fails_in_the_middle_is_named_and_all_keep_their_weights(tmp_path):
     path = tiny_model_dir(tmp_path)
-    policy, _ = policy_of(path)
+    policy, worker = policy_of(path)
+    with torch.no_grad():
+        for parameter in worker.engine.model.parameters():
+            parameter.mul_(1.5)
     engines = engines_of(path, 2)
     sync = WeightSync(policy, engines, EngineFlags())
 
     async def scenario():
         await start(engines)
-        broken = engines._workers[1].engine
-        load, broken.load_bucket = broken.load_bucket, fail
+        engines._workers[1].engine.load_bucket = fail
         with pytest.raises(ConnectionError, match="no memory") as raised:
             await sync.send(1)
-        broken.load_bucket = load
-        for worker in engines._workers:
-            worker.engine._received.clear()
-        await sync.send(1)
         versions = [worker.engine.policy_version for worker in engines._workers]
+        got = await engine_logprobs(engines)
         await engines.close()
-        return raised.value.__notes__, versions
+        return raised.value.__notes__, versions, got
 
     async def fail(sent):
         raise ConnectionError("no memory left")
 
-    notes, versions = asyncio.run(scenario())
-    assert notes == ["raised by vllm rank 1 in load_bucket"] and versions == [1, 1]
+    notes, versions, got = asyncio.run(scenario())
+    assert notes == ["raised by vllm rank 1 in load_bucket"] and versions == [0, 0]
+    for logprobs in got:
+        torch.testing.assert_close(logprobs, plain_logprobs(path), atol=1e-4, rtol=0)
 
 
 def test_adapters_are_announced_as_peft_names_them(tmp_path):
