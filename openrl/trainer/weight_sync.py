@@ -56,6 +56,7 @@ class WeightSync:
             remote=any(engine.machine != trainer[0].machine for engine in engines),
             check=self.flags.check_weight_sync,
             adapter=config,
+            gpus=tuple(theirs),
             address=address,
             port=port,
             world_size=1 + len(theirs),

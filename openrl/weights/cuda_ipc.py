@@ -42,12 +42,13 @@ def rebuild(fields: list[Any], device: torch.device) -> Tensor:
 
 
 class Sender:
-    """See ``transport.Sender``. All ranks pack; rank 0 announces where each has its copy."""
+    """See ``transport.Sender``. All ranks pack; rank 0 announces where those with an engine on their GPU have their copy."""
 
     packs = True
 
     def __init__(self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> None:
-        self._device = device
+        self._device, self._uuid = device, gpu_uuid(device)
+        self._has_reader = self._uuid in route.gpus  # memory that is exported and read by nobody stays for ever
 
     def begin(self) -> None:
         pass
@@ -58,8 +59,8 @@ class Sender:
     def announce(self, bucket: Bucket) -> SentBucket:
         torch.cuda.synchronize(self._device)
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (gpu_uuid(self._device), export(bucket.data)))
-        return SentBucket(bucket.manifest, {"gpus": dict(found)})
+        dist.all_gather_object(found, (self._uuid, export(bucket.data)) if self._has_reader else None)
+        return SentBucket(bucket.manifest, {"gpus": dict(filter(None, found))})
 
     def deliver(self, bucket: Bucket) -> None:
         pass

@@ -41,10 +41,10 @@ def choose_transport(
         trainer: the GPU of each rank of the actor; empty on a CPU.
         engines: the GPU of each process of each engine; empty if an engine reads host memory alone.
 
-    CUDA IPC needs an actor's rank on every engine's GPU. NCCL takes no GPU twice, and its group is rank 0 with all engines.
-    A placement between the two goes through host memory.
+    CUDA IPC needs an actor's rank on every engine's GPU, and one reader of what it packed. NCCL takes no GPU twice, and its
+    group is rank 0 with all engines. A placement between the two goes through host memory.
     """
-    if backend == "gloo" or not trainer or not engines:
+    if backend == "gloo" or not trainer or not engines or len({*engines}) < len(engines):
         return "host"
     if {*engines} <= {*trainer}:
         return "ipc"
@@ -69,6 +69,7 @@ class Route:
     remote: bool = False  # engines on other machines must be given the bytes
     check: bool = False  # each tensor carries a checksum
     adapter: dict[str, Any] | None = None  # adapters alone are sent, with this config of peft
+    gpus: Sequence[str] = ()  # UUIDs of the engines' GPUs
     address: str = "127.0.0.1"  # where the ranks of a broadcast meet,
     port: int = 0
     world_size: int = 1  # how many they are,

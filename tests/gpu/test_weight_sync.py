@@ -49,7 +49,8 @@ async def synchronise(worker: ModelWorker, engine: RolloutEngine, backend: str |
     transport = choose_transport(backend, ours.gpus, theirs.gpus)  # type: ignore[arg-type]
     address, port = worker.meet() if transport == "nccl" else ("", 0)
     size = 1 + len(theirs.gpus)
-    route = Route(transport, check=True, address=address, port=port, world_size=size, timeout=120)
+    meeting = {"address": address, "port": port, "world_size": size, "timeout": 120}
+    route = Route(transport, check=True, gpus=theirs.gpus, **meeting)  # type: ignore[arg-type]
     await asyncio.gather(asyncio.to_thread(worker.connect, route), engine.connect(route, 1))
     for version in (1, 2):
         stream = worker.send_weights(version, BUCKET)

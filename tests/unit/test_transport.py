@@ -40,6 +40,7 @@ CPU = torch.device("cpu")
         ("nccl", ["a"], ["b"], "nccl"),
         ("gloo", ["a"], ["a"], "host"),  # as told
         ("gloo", ["a"], ["b"], "host"),
+        (None, ["a", "b"], ["a", "a"], "host"),  # two engines on one GPU: two readers, and no ranks of NCCL
         (None, ["a", "b"], ["b", "c"], "nccl"),  # rank 0 is on none of theirs
         (None, ["a", "b"], ["a", "c"], "host"),  # rank 0 meets an engine, another engine meets nobody
     ],
@@ -60,8 +61,10 @@ def test_an_announcement_crosses_channels_of_builtin_types():
     wire = msgspec.msgpack.encode(sent().message())
     assert read_message(msgspec.msgpack.decode(wire)) == sent()
     assert sent().nbytes == 2 * 3 * 4 + 5 * 2
-    route = Route("ipc", remote=True, world_size=3)
-    assert Route(**msgspec.msgpack.decode(msgspec.msgpack.encode(route.message()))) == route
+    route = Route("ipc", remote=True, gpus=("GPU-1", "GPU-2"), world_size=3)
+    assert Route(**msgspec.msgpack.decode(msgspec.msgpack.encode(route.message()))) == replace(
+        route, gpus=[*route.gpus]
+    )
 
 
 def test_checksums_name_what_changed():
