@@ -102,9 +102,10 @@ class RolloutWorker:
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
 
-    async def collect(self, prompts: list[tuple[int, Prompt]], request: CollectRequest) -> AsyncIterator[Arrival]:
+    async def collect(self, prompts: list[tuple[int, Prompt]], request: CollectRequest) -> AsyncIterator[list[Arrival]]:
         """Yield (position, group) as groups finish, each scored. Once nothing is left to generate, groups whose rewards
-        are still out come as they are, and (position, scores) follows for each."""
+        are still out come as they are, and (position, scores) follows for each. What has come meanwhile travels as one
+        item: of a stream between processes, each item costs a millisecond or two."""
         playing = {position: asyncio.create_task(self._play(position, p, request)) for position, p in prompts}
         scoring = {asyncio.create_task(self._scores(group, request)): at for at, group in playing.items()}
         all_played = asyncio.create_task(asyncio.wait(playing.values()))
@@ -113,18 +114,26 @@ class RolloutWorker:
             scores_task.add_done_callback(ended.put_nowait)
         all_played.add_done_callback(lambda _: ended.put_nowait(None))
         early: set[int] = set()
+
+        def arrivals(task: asyncio.Task[Scores] | None) -> list[Arrival]:
+            if task is None:
+                early.update(position for waiting, position in scoring.items() if not waiting.done())
+                return [(position, Unscored(playing[position].result())) for position in early]
+            position, scores = scoring[task], task.result()
+            return [(position, scores if position in early else scored(playing[position].result(), scores))]
+
+        left = len(scoring) + 1
         try:
-            for _ in range(len(scoring) + 1):
-                if (task := await ended.get()) is None:
-                    early = {position for waiting, position in scoring.items() if not waiting.done()}
-                    for position in early:
-                        yield position, Unscored(playing[position].result())
-                    continue
-                position, scores = scoring[task], task.result()
-                yield position, scores if position in early else scored(playing[position].result(), scores)
+            while left:
+                came = [await ended.get()]
+                while not ended.empty():
+                    came.append(ended.get_nowait())
+                left -= len(came)
+                if items := list(chain.from_iterable(map(arrivals, came))):
+                    yield items
         finally:
-            for left in (*playing.values(), *scoring, all_played):
-                left.cancel()
+            for unfinished in (*playing.values(), *scoring, all_played):
+                unfinished.cancel()
 
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
         greedy = replace(request, sampling=replace(request.sampling, temperature=0.0))

@@ -83,10 +83,11 @@ class Collector:
         started, done, good, total = len(prompts), 0, 0, wanted or len(prompts)
 
         async def drain(rank: int, share: list[tuple[int, Prompt]]) -> None:
-            async for position, item in self.engines.stream(rank, "collect", share, request):
-                came(position, whole(item, groups.get(position)))
-                if not isinstance(item, Unscored):
-                    running.create_task(arrived(rank, position, groups[position]))
+            async for items in self.engines.stream(rank, "collect", share, request):
+                for position, item in items:
+                    came(position, whole(item, groups.get(position)))
+                    if not isinstance(item, Unscored):
+                        running.create_task(arrived(rank, position, groups[position]))
 
         def came(position: int, group: Group) -> None:
             groups[position] = group
@@ -138,8 +139,8 @@ class Collector:
             arrived: dict[int, Group] = {}
 
             async def drain(rank: int, share: list[tuple[int, Prompt]], arrived: dict[int, Group] = arrived) -> None:
-                async for position, item in self.engines.stream(rank, "collect", share, request):
-                    arrived[position] = whole(item, arrived.get(position))
+                async for items in self.engines.stream(rank, "collect", share, request):
+                    arrived.update({position: whole(item, arrived.get(position)) for position, item in items})
                     if generated is not None and not generated.done() and len(arrived) == wanted:
                         generated.set_result([arrived[position] for position in sorted(arrived)])
 

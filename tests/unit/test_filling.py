@@ -46,7 +46,7 @@ class Engine:
             for position, prompt in ranked:
                 for _ in range(20 * (1 + self.rank(prompt))):
                     await asyncio.sleep(0)
-                yield position, answered(prompt, 0.0 if prompt.token_ids[0] in self.BAD else 0.5)
+                yield [(position, answered(prompt, 0.0 if prompt.token_ids[0] in self.BAD else 0.5))]
         except GeneratorExit:
             self.given_up += 1
             raise

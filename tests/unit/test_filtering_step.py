@@ -38,7 +38,7 @@ class Engine:
             rows = [Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP) for _ in range(2)]
             for row in rows:
                 row.score = Score(prompt.label)
-            yield position, Group(prompt, rows)
+            yield [(position, Group(prompt, rows))]
 
 
 def run(labels, wanted, seed=0, **flags):

@@ -64,7 +64,7 @@ def test_a_failing_model_ends_the_step():
 
         async def collect(self, prompts, request):
             for position, prompt in prompts:
-                yield position, group(prompt.id)
+                yield [(position, group(prompt.id))]
 
     async def scenario():
         model = Model()
@@ -89,7 +89,7 @@ def test_groups_are_filtered_by_what_the_model_says_while_engines_go_on():
         async def collect(self, prompts, request):
             for position, prompt in prompts:
                 order.append(f"made {prompt.id}")
-                yield position, group(prompt.id)
+                yield [(position, group(prompt.id))]
                 while prompt.id == "first" and "judged first" not in order:
                     await asyncio.sleep(0)  # until the first is judged; a judge in the engine's way would hang here
 

@@ -109,12 +109,12 @@ def test_groups_come_without_scores_once_nothing_is_left_to_generate(model_dir):
         await asyncio.sleep(1)
         assert not first.done() and reward.calls == 2 * 4  # rewards of what has ended are out; one prompt still plays
         late.set()
-        unscored = dict([await first] + [await anext(stream) for _ in PROMPTS[1:]])
+        unscored = dict(await first)
         assert sorted(unscored) == [0, 1, 2, 3, 4]
         assert all(isinstance(item, Unscored) for item in unscored.values())
         assert all(t.score is None for item in unscored.values() for t in item.group.answers)
         open.set()
-        scores = dict([item async for item in stream])
+        scores = dict([item async for items in stream for item in items])
         return [[None if s.failure else s.reward for s in scores[i]] for i in range(5)]
 
     assert run_virtually(scenario()) == [[0, 1, 0], [1, None, 1], [0, 1, 0], [0, 1, 0], [0, 1, 0]]
@@ -125,7 +125,7 @@ def test_scored_groups_come_whole(model_dir):
         stream = worker(model_dir, Engine(event(True)), Reward(event(True))).collect(
             list(enumerate(PROMPTS)), CollectRequest(2, Sampling(8))
         )
-        return dict([item async for item in stream])
+        return dict([item async for items in stream for item in items])
 
     groups = run_virtually(scenario())
     assert [groups[i].prompt.id for i in range(5)] == ["p0", "p1", "p2", "p3", "p4"]

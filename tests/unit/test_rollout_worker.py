@@ -50,7 +50,7 @@ def worker(tmp_path):
 
 def collect(worker, prompts, request):
     async def scenario():
-        return dict([item async for item in worker.collect(list(enumerate(prompts)), request)])
+        return dict([item async for items in worker.collect(list(enumerate(prompts)), request) for item in items])
 
     return asyncio.run(scenario())
 

@@ -244,7 +244,7 @@ class Player:
                 if prompt.id == "hang":
                     await asyncio.Event().wait()
                 rows = [trajectory(prompt, 1, None) for _ in range(request.n_samples)]
-                yield position, Group(prompt, rows)
+                yield [(position, Group(prompt, rows))]
         finally:
             self.log.append(f"{self.rank} ended")
 
