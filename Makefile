@@ -1,6 +1,7 @@
 # make quickstart   train a small policy from nothing, on this machine
 # make rlhf         reward model, reward server and PPO with a critic, on this machine
 # make test         every test that needs no GPU
+# make gpu          the tests that need a GPU, and a report of what they measured
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
 
@@ -9,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup quickstart rlhf test check docs
+.PHONY: setup quickstart rlhf test gpu check docs
 
 setup: $(READY)
 
@@ -25,6 +26,9 @@ rlhf: $(READY)
 
 test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" tests
+
+gpu: $(READY)
+	@$(BIN)/python -m tests.gpu.report
 
 check: $(READY)
 	@$(BIN)/ruff format --check .

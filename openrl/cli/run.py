@@ -26,6 +26,7 @@ from openrl.config import (  # noqa: F401  importing them registers their rules
     reward_checks,
     sampling_checks,
     selection,
+    sleep_checks,
     supervised_checks,
 )
 from openrl.errors import UserError

@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from openrl.cluster.group import WorkerContext
+from openrl.config.rollout import SleepState
 from openrl.errors import UserError
+from openrl.models.memory import MemoryUse, memory_use
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
@@ -46,6 +48,18 @@ class ModelWorker:
             gc.collect()  # an engine and its hooks hold each other, and the next model needs the room
         self.engine: TrainEngine = build_engine(spec or self.spec)
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
+
+    def park(self, *parts: SleepState) -> None:
+        """Free the memory of these parts of the models here, on their device."""
+        for engine in [self.engine, *self.others]:
+            engine.park(*parts)
+
+    def wake(self, *parts: SleepState) -> None:
+        for engine in [self.engine, *self.others]:
+            engine.wake(*parts)
+
+    def memory(self) -> MemoryUse:
+        return memory_use(self.spec.device)
 
     def columns(
         self, batch: ExperienceBatch, micro_batches: list[list[int]], model: ModelChoice = 0, *want: Want

@@ -16,8 +16,9 @@ from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan
 from openrl.data.tokenizer import policy_tokenizer
+from openrl.models.memory import MemoryUse, memory_use
 from openrl.rewards.build import build_reward
-from openrl.rollout.engine import EngineSpec, start_engine
+from openrl.rollout.engine import EnginePart, EngineSpec, start_engine
 from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
 from openrl.weights.transport import Route, SentBucket, SyncEnd
 
@@ -187,6 +188,17 @@ class RolloutWorker:
 
     async def finish_sync(self, version: int) -> int:
         return await self.engine.finish_sync(version)
+
+    async def park(self, *parts: EnginePart) -> None:
+        """Free these parts of the engine once no request runs."""
+        await self.engine.park(*parts)
+
+    async def wake(self, *parts: EnginePart) -> None:
+        await self.engine.wake(*parts)
+
+    async def memory(self) -> MemoryUse:
+        """Of the engine, and on the host of everything beside it here."""
+        return replace(await self.engine.memory(), host=memory_use("cpu").host)
 
     async def close(self) -> None:
         if self.reward:

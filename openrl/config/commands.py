@@ -62,6 +62,7 @@ from openrl.config.run import (
     CheckpointFlags,
     DebugFlags,
     LoggingFlags,
+    MemoryLoggingFlags,
     PluginFlags,
     RLCheckpointFlags,
     SampleLoggingFlags,
@@ -108,6 +109,7 @@ class PPOConfig:
     checkpoint: RLCheckpointFlags = part(RLCheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
     logging: LoggingFlags = part(LoggingFlags)
     samples: SampleLoggingFlags = part(SampleLoggingFlags)
+    memory: MemoryLoggingFlags = part(MemoryLoggingFlags)
     debug: DebugFlags = part(DebugFlags)
     options: dict[str, Any] = chosen_options()
 

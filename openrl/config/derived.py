@@ -19,9 +19,9 @@ from openrl.config.commands import (
 from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
-from openrl.config.placement import FLAG_NAMES, explicit_places
+from openrl.config.placement import FLAG_NAMES, explicit_places, leaders
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
-from openrl.config.rollout import PlacementFlags, RankFlags
+from openrl.config.rollout import HybridFlags, PlacementFlags, RankFlags, SleepState
 from openrl.config.shaping import NormScope
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
@@ -205,6 +205,36 @@ def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
     if per_node is None and device != "cpu":
         return None
     return int(nodes or 1) * (per_node or 1)
+
+
+# -- sleep ----------------------------------------------------------------------------------------------------
+
+
+def sleep_states(flags: HybridFlags) -> tuple[SleepState, ...]:
+    """What of a trained model leaves its device while others use it."""
+    return flags.deepspeed_sleep_states if flags.deepspeed_enable_sleep else ()
+
+
+def ref_reward_streams(config: PPOConfig) -> bool:
+    """--ref_reward_offload by ZeRO 3: DeepSpeed fetches weights layer by layer, in each pass."""
+    return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage == 3
+
+
+def ref_reward_sleeps(config: PPOConfig) -> bool:
+    """--ref_reward_offload without ZeRO 3: whole models move in and out, when others need their places."""
+    return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
+
+
+def roles_on_shared_places(config: PPOConfig) -> set[str]:
+    """Models and engines that have a place in common with another role. Empty for a --placement that cannot be read."""
+    roles = model_roles(config)
+    if config.placement.placement is not None:
+        try:
+            places = explicit_places(config.placement)
+        except ValueError:
+            return set()  # a rule of its own says what is wrong
+        return {r for r, own in places.items() if any(r != o and {*own} & {*theirs} for o, theirs in places.items())}
+    return {role for pair in leaders(config.hybrid, roles).items() for role in pair}
 
 
 # -- the KL to the reference ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from openrl.config.derived import (
     kl_in_loss,
     kl_in_reward,
     loss_agg_mode,
+    model_roles,
     needs_critic,
     needs_reference,
     needs_reward_model,
@@ -283,6 +284,24 @@ IDLE = (
         "it is vLLM's, and --eval_task is another",
         "--eval_task generate_vllm",
         (BatchInferenceConfig,),
+    ),
+    Idle(
+        ("vllm_sleep_level",),
+        lambda config: config.hybrid.vllm_enable_sleep and config.engine.rollout_backend == "vllm",
+        "no engine of vLLM sleeps",
+        "--vllm_enable_sleep",
+    ),
+    Idle(
+        ("deepspeed_sleep_states",),
+        lambda config: config.hybrid.deepspeed_enable_sleep,
+        "no trained model sleeps",
+        "--deepspeed_enable_sleep",
+    ),
+    Idle(
+        ("ref_reward_offload",),
+        lambda config: not {"reference", "reward"}.isdisjoint(model_roles(config)),
+        "this run has neither a reference model of its own nor a reward model",
+        "--init_kl_coef 0.01",
     ),
     Idle(
         ("no_advantage_std_norm",),

@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 from openrl.flags.schema import flag, group
 
+SleepState = Literal["param", "optim", "grad"]
+
 
 @group("Placement")
 class ClusterFlags:
@@ -71,6 +73,27 @@ class HybridFlags:
     colocate_all_models: bool = flag(False, "All models and the engines share the same GPUs.")
     colocate_actor_ref: bool = flag(False, "Actor and reference share GPUs.")
     colocate_critic_reward: bool = flag(False, "Critic and reward model share GPUs.")
+    vllm_enable_sleep: bool = flag(
+        False,
+        "Engines free weights and cache while models train; woken in two stages: weights, sync, then cache. On a CPU the "
+        "cache alone is freed.",
+    )
+    vllm_sleep_level: Literal[1, 2] = flag(
+        1, "1 keeps a copy of the engine's weights in host memory; 2 drops them and relies on the next sync."
+    )
+    deepspeed_enable_sleep: bool = flag(
+        False, "Training state leaves the GPU while others use it; --deepspeed_sleep_states says which parts."
+    )
+    deepspeed_sleep_states: tuple[SleepState, ...] = flag(
+        ("optim", "grad"),
+        "What --deepspeed_enable_sleep moves to host memory, on a CPU to files under $TMPDIR: optim is optimizer states "
+        "and masters, grad gradient buffers, which are dropped, param working weights.",
+    )
+    ref_reward_offload: bool = flag(
+        False,
+        "Reference and reward weights wait in host memory: with --zero_stage 3 they are streamed in layer by layer, else "
+        "whole for each of their passes.",
+    )
 
 
 @group("Device")

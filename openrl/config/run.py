@@ -73,6 +73,14 @@ class SampleLoggingFlags:
     train_generations_to_log: int = flag(4, "Rollouts per logged step written to samples.jsonl.", bounds=">= 0")
 
 
+@group("Logging")
+class MemoryLoggingFlags:
+    log_memory: bool = flag(
+        False,
+        "Print GPU and host memory of each worker at every wake, sleep, sync and load, and log their extremes of a step.",
+    )
+
+
 @group("Debug")
 class PluginFlags:
     plugin: tuple[str, ...] = flag((), "Python modules imported first in every process; they register components.")

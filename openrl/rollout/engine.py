@@ -13,9 +13,13 @@ from openrl.config.rollout import OneEngineFlags
 from openrl.config.run import SeedFlags
 from openrl.config.sampling import DrawFlags
 from openrl.errors import UserError
+from openrl.models.memory import MemoryUse
 from openrl.types import Completion, Sampling
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Receiver, Route, SentBucket, SyncEnd
+
+EnginePart = Literal["weights", "cache"]
+"""What of an engine sleeps and wakes by itself."""
 
 
 class RolloutEngine(Protocol):
@@ -61,6 +65,17 @@ class RolloutEngine(Protocol):
         engine that could not keep its old weights then refuses every later request.
         """
 
+    async def park(self, *parts: EnginePart) -> None:
+        """Free the memory of these parts once no request runs. From now on requests raise RuntimeError, and a sync
+        while the weights are asleep."""
+
+    async def wake(self, *parts: EnginePart) -> None:
+        """Bring these parts back; the cache comes back empty. RuntimeError if one is awake already. At
+        ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
+
+    async def memory(self) -> MemoryUse:
+        """What the engine has of its GPU; of the fullest one, if it has several."""
+
     async def close(self) -> None:
         """Free everything; no request is running."""
 
@@ -88,6 +103,9 @@ class EngineSpec:
     expert_parallel: bool = False  # whole experts on each of them
     spans_nodes: bool = False  # they lie on several nodes
     engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
+    sleep_level: Literal[0, 1, 2] = (
+        0  # how deep it can sleep: 0 not at all, 1 weights wait in host memory, 2 they are dropped
+    )
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
     trust_remote_code: bool = False

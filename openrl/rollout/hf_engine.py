@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec, opened, refuse_incomplete, room_for
+from openrl.models.memory import MemoryUse, memory_use
+from openrl.rollout.asleep import Asleep
+from openrl.rollout.engine import EnginePart, EngineSpec, opened, refuse_incomplete, room_for
 from openrl.rollout.sampler import draw
 from openrl.types import Completion, Finish, Sampling
 from openrl.weights.host import Landing, Receiver
@@ -53,6 +55,7 @@ class HFEngine:
         self._decoding: asyncio.Task[None] | None = None
         self._received: list[SentBucket] = []
         self._landing = Landing()
+        self._asleep = Asleep()
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> HFEngine:
@@ -75,6 +78,7 @@ class HFEngine:
     # -- requests -----------------------------------------------------------------------------------
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        self._asleep.require("a request", "weights", "cache")
         room = room_for(token_ids, sampling, self._spec.max_model_len)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         generator = torch.Generator().manual_seed(seed)
@@ -147,6 +151,7 @@ class HFEngine:
         return Finish.LENGTH if len(request.tokens) >= request.room else None
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
+        self._asleep.require("a request", "weights", "cache")
         room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
         return await self._in_thread(self._score, list(token_ids))
 
@@ -165,9 +170,11 @@ class HFEngine:
         self._receiver = Receiver(route, first_rank, torch.device("cpu"))
 
     async def load_bucket(self, sent: SentBucket) -> None:
+        self._asleep.require("a weight sync", "weights")
         self._received.append(self._landing.local(sent))
 
     async def finish_sync(self, version: int) -> int:
+        self._asleep.require("a weight sync", "weights")
         received, self._received = self._received, []
         try:
             await self._in_thread(self._switch, received)
@@ -194,6 +201,29 @@ class HFEngine:
                 f"weight sync does not fit the model: {wrong}", "weights must carry the names of the checkpoint"
             )
         self._model = model.to(self._spec.device).eval()
+
+    # -- sleep --------------------------------------------------------------------------------------
+
+    async def park(self, *parts: EnginePart) -> None:
+        """Weights move to host memory, where those of a CPU are already; a cache lives only while a batch is decoded."""
+        self._asleep.add(*parts)
+        while self._decoding is not None and not self._decoding.done():
+            await asyncio.wait({self._decoding})
+        if "weights" in parts:
+            await self._in_thread(self._move_weights, "cpu")
+
+    async def wake(self, *parts: EnginePart) -> None:
+        if "weights" in parts:
+            await self._in_thread(self._move_weights, self._spec.device)
+        self._asleep.remove(*parts)
+
+    async def memory(self) -> MemoryUse:
+        return memory_use(self._spec.device)
+
+    def _move_weights(self, device: str) -> None:
+        self._model.to(device)
+        if self._spec.device == "cuda":
+            torch.cuda.empty_cache()
 
     async def close(self) -> None:
         if self._decoding is not None:

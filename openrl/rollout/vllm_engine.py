@@ -12,9 +12,11 @@ from functools import cache
 from typing import Any
 
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec, refuse_incomplete, room_for
+from openrl.models.memory import MemoryUse
+from openrl.rollout.engine import EnginePart, EngineSpec, refuse_incomplete, room_for
 from openrl.rollout.vllm_adapters import AdapterSlot, room_for_rank
 from openrl.rollout.vllm_features import missing_features
+from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.types import Completion, Finish, Sampling
 from openrl.weights.host import Landing
 from openrl.weights.shared_memory import machine_id
@@ -84,6 +86,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "trust_remote_code": spec.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "openrl.rollout.vllm_worker.WeightSyncExtension",
+        "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
@@ -142,6 +145,7 @@ class VLLMEngine:
         self._names: frozenset[str] | None = None  # of the first sync; every later one brings the same
         self._broken = ""  # why this engine cannot generate any more
         self._adapters = AdapterSlot(llm)
+        self._sleep = VLLMSleep(llm, spec.sleep_level, spec.device == "cpu")
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
@@ -203,7 +207,11 @@ class VLLMEngine:
         """The final output of one request."""
         if self._broken:
             raise UserError(f"this rollout engine is out of use: {self._broken}")
-        return await self._while_alive(self._final_output(token_ids, params))
+        self._sleep.begin()
+        try:
+            return await self._while_alive(self._final_output(token_ids, params))
+        finally:
+            self._sleep.end()
 
     async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of ``work``; RuntimeError if vLLM's processes die meanwhile.
@@ -253,11 +261,13 @@ class VLLMEngine:
         await self._while_alive(self._llm.collective_rpc("openrl_connect", args=arguments))
 
     async def load_bucket(self, sent: SentBucket) -> None:
+        self._sleep.require("a weight sync", "weights")
         self._received.append(self._landing.local(sent))
         if self._route.transport != "host":
             await self._load(last=False)
 
     async def finish_sync(self, version: int) -> int:
+        self._sleep.require("a weight sync", "weights")
         try:
             names = self._check_names()
             if self._route.adapter is None:
@@ -270,6 +280,7 @@ class VLLMEngine:
         if self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
             self._broken = "requests were running during a weight sync, so cached prefixes of old weights remain"
             raise RuntimeError(self._broken)
+        self._sleep.synced()
         self._names, self.policy_version = names, version
         return version
 
@@ -304,6 +315,16 @@ class VLLMEngine:
         if absent:
             self._broken = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded: {_few(absent)}"
             raise UserError(self._broken, _NAMES)
+
+    async def park(self, *parts: EnginePart) -> None:
+        await self._while_alive(self._sleep.park(*parts))
+
+    async def wake(self, *parts: EnginePart) -> None:
+        await self._while_alive(self._sleep.wake(*parts))
+
+    async def memory(self) -> MemoryUse:
+        found = await self._while_alive(self._llm.collective_rpc("openrl_memory"))
+        return min((MemoryUse(**use) for use in found), key=lambda use: use.free or 0)
 
     async def close(self) -> None:
         self._llm.shutdown()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from openrl.models.memory import memory_use
+from openrl.rollout.pages import free_pages
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Receiver, Route, changed_on_the_way, make_receiver, read_message
 
@@ -58,6 +60,14 @@ class WeightSyncExtension:
             self._openrl_session.load(buckets)
             absent = self._openrl_session.end(self.vllm_config.model_config) if last else []
             return {"lost": [], "changed": [], "absent": absent}
+
+    def openrl_memory(self) -> dict[str, int | None]:
+        """Fields of ``MemoryUse``: what this worker has of its device."""
+        return vars(memory_use(self.device.type))
+
+    def openrl_free_cache(self) -> int:
+        """On a CPU: give the pages of the key-value cache back to the system. Returns how many bytes they span."""
+        return free_pages(self.model_runner.kv_caches)
 
 
 class _Session:

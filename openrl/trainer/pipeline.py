@@ -30,6 +30,7 @@ from openrl.cluster.model_worker import ModelChoice
 from openrl.cluster.rollout_worker import CollectRequest
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
+from openrl.config.placement import ENGINES
 from openrl.config.reward import RewardFlags
 from openrl.config.rollout import CollectFlags
 from openrl.config.run import DebugFlags
@@ -273,6 +274,7 @@ class Pipeline:
         """Give the policy's weights to every engine, as the next version; what that took."""
         async with self.residency.stage("publish"):
             measured = await self.sync.send(self.version + 1)
+            await self.residency.edge("sync", "actor", ENGINES)
         self.version += 1
         return measured
 

@@ -23,8 +23,10 @@ from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.cut import rollout_cut, supervised_cut
+from openrl.trainer.plan_sleep import stages, walk
 from openrl.trainer.prepare import Inputs, check_ranks, start_lines
-from openrl.trainer.roles import RoleModel, role_models, run_engine_spec
+from openrl.trainer.residency import ResidencyTable, Tenant
+from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport
 
@@ -54,6 +56,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         f"Weights travel through {WORDS[transport_of(config, plan)]}.",
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
+        *sleep_table(config, plan, memory),
         "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
     ]
     return "\n\n".join(parts)
@@ -162,6 +165,11 @@ class Memory:
     @property
     def total(self) -> int:
         return sum(getattr(self, f.name) for f in fields(self))
+
+    def by_part(self) -> dict[str, int]:
+        """Bytes by the parts that sleep, of an engine or a model, and the logits, which only come and go."""
+        optim, named = self.masters + self.moments, {"param": self.weights, "grad": self.gradients}
+        return named | {"optim": optim, "weights": self.weights, "cache": self.cache, "logits": self.logits}
 
 
 def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
@@ -293,6 +301,21 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
         total = sum(m.total * ranks[role] for role, m in memory.items())
         table += f"\nAll ranks: {size(total)}; this machine has {size(machine_memory())}."
     return table
+
+
+def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[str]:
+    """Who sleeps and wakes before each stage, and what that leaves on a place; nothing if nobody sleeps."""
+    table = ResidencyTable.of(plan, sleeping(config))
+    if not table.rows:
+        return []
+    walked = walk(table, stages(config), {role: m.by_part() for role, m in memory.items()})
+    rows = [(w.stage, _names(w.parked), _names(w.woken), size(w.peak)) for w in walked]
+    most = f"most on one {'GPU' if plan.device == 'cuda' else 'place'}"
+    return [text_table("A step, stage by stage", ("stage", "goes to sleep", "wakes up", most), rows)]
+
+
+def _names(tenants: list[Tenant]) -> str:
+    return " ".join(map(str, tenants)) or "-"
 
 
 def machine_memory() -> int:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.placement import PlacementPlan
 from openrl.tracking.metrics import Metric, Sum
+from openrl.trainer.memory_log import MemoryLog
 
 STAGES: dict[str, tuple[str, ...]] = {
     "collect": ("vllm.weights", "vllm.cache", "reward.param"),
@@ -123,8 +124,8 @@ class Residency:
     as the calls of the stages before, which have time limits of their own.
     """
 
-    def __init__(self, table: ResidencyTable | None = None) -> None:
-        self.table = table or ResidencyTable()
+    def __init__(self, table: ResidencyTable | None = None, memory: MemoryLog | None = None) -> None:
+        self.table, self.memory = table or ResidencyTable(), memory
         self.awake: set[Tenant] = set()
         self._groups: dict[str, WorkerGroup] = {}
         self._entered: list[_Entered] = []
@@ -136,6 +137,7 @@ class Residency:
     async def started(self, role: str, group: WorkerGroup) -> None:
         """A role has started, all of it awake: what can sleep does, so that the next role finds room."""
         self._groups[role] = group
+        await self.edge(f"load {role}", role)
         rows = [tenant for tenant in self.table.rows if tenant.role == role]
         self.awake |= {*rows}
         async with self._moving:
@@ -179,9 +181,8 @@ class Residency:
 
     async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:
         """One call per role. After a failure nobody knows what is where, so every later stage is refused."""
-        started = time.perf_counter()
         for role in dict.fromkeys(tenant.role for tenant in tenants):
-            moved = [tenant for tenant in tenants if tenant.role == role]
+            moved, started = [tenant for tenant in tenants if tenant.role == role], time.perf_counter()
             try:
                 await self._groups[role].call(direction, *(tenant.part for tenant in moved))
             except BaseException as error:
@@ -192,11 +193,18 @@ class Residency:
                 raise
             self.awake = self.awake - {*moved} if direction == "park" else self.awake | {*moved}
             self._seconds[f"perf/{direction}_seconds"] += time.perf_counter() - started  # type: ignore[assignment]
+            await self.edge(f"{direction} {_names(moved)} for {why}", role)
+
+    async def edge(self, what: str, *roles: str) -> None:
+        """Memory of these roles may have changed hands: with --log_memory it is read and shown."""
+        if self.memory is not None:
+            await self.memory(what, {role: self._groups[role] for role in roles})
 
     def metrics(self) -> dict[str, Metric]:
-        """Seconds that moving took since the last call; empty if nothing moved."""
+        """Seconds that moving took since the last call, if anything moved, and what --log_memory read."""
         seconds, self._seconds = self._seconds, Counter()
-        return {name: Sum(value) for name, value in seconds.items()}
+        memory = {} if self.memory is None else self.memory.metrics()
+        return {name: Sum(value) for name, value in seconds.items()} | memory
 
 
 def _names(tenants: Iterable[Tenant]) -> str:

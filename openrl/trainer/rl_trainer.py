@@ -156,7 +156,7 @@ class RLTrainer:
         measured |= rollout_metrics(rollout.groups)
         if step % self.weight_sync_interval == 0:
             measured |= await self.sync()
-        return Learned(step, rollout.groups, measured)
+        return Learned(step, rollout.groups, measured | self.pipeline.residency.metrics())
 
     async def report(self, learned: Learned) -> None:
         """The end of a step: evaluation and checkpoint if they are due, then logs."""

@@ -23,8 +23,9 @@ from openrl.config.reward import bearer_token
 from openrl.models.device import Device
 from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.tracking.progress import Stage
+from openrl.trainer.memory_log import MemoryLog
 from openrl.trainer.prepare import check_ranks
-from openrl.trainer.residency import Residency, ResidencyTable
+from openrl.trainer.residency import Residency, ResidencyTable, Tenant
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
@@ -97,6 +98,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         normalise=role.kind == "rewards" and config.reward.normalize_reward,
         parallel=config.parallel,
         packing=derived.packs(config),
+        streamed=role.rate is None and derived.ref_reward_streams(config),
         kl_top_k=derived.full_kl_top_k(config),
         kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
         lora=role.lora,
@@ -117,6 +119,7 @@ def run_engine_spec(config: PPOConfig, device: Device, engines: int = 1, shared:
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
         adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
+        sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
     )
 
 
@@ -133,6 +136,17 @@ def workers(
     sources = (config.reward, derived.rewards(config), bearer_token())
     limit = config.collecting.vllm_max_inflight_per_engine
     return table | {ENGINES: (RolloutWorker, config.engine.rollout_backend, engine, config.model, *sources, limit)}
+
+
+def sleeping(config: PPOConfig) -> list[Tenant]:
+    """What the flags let sleep, role by role: engines as a whole, of models what --deepspeed_sleep_states says."""
+    tenants = [Tenant(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep]
+    for role, model in role_models(config).items():
+        if model.rate is not None:
+            tenants += [Tenant(role, part) for part in derived.sleep_states(config.hybrid)]
+        elif derived.ref_reward_sleeps(config):
+            tenants.append(Tenant(role, "param"))
+    return tenants
 
 
 def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None) -> Roles:
@@ -166,7 +180,8 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             made_of = workers(config, device, optimizer_steps, plan)
-            residency = Residency(ResidencyTable.of(plan, []))
+            memory = MemoryLog() if config.memory.log_memory else None
+            residency = Residency(ResidencyTable.of(plan, sleeping(config)), memory)
             for wave in waves(plan, residency.table):
                 starting = (_start(config, cluster, reservation, role, *made_of[role]) for role in wave)
                 groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))

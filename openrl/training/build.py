@@ -49,6 +49,7 @@ class ModelSpec:
     parallel: ParallelFlags = ParallelFlags()
     packing: bool = False  # micro-batches run as one row without padding
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
+    streamed: bool = False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
     kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
     kl_top_k: int | None = None  # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
 
@@ -114,7 +115,9 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
-    engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout)
+    engine = DeepSpeedEngine(
+        model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout, spec.streamed
+    )
     if tp_size > 1:
         with unsplit(model) if layout.sp_size > 1 else nullcontext():
             check_sum(spec.path, tp_size, probe(engine.column), of_whole_layers)

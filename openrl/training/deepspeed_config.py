@@ -27,6 +27,7 @@ class EngineFacts:
     """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in stages 1 to 3; in stage 0
     it leaves parameters as they are when it is told of no type."""
     tp_size: int = 1  # ranks that split each layer
+    streamed: bool = False  # not trained, and its weights wait in host memory
 
 
 def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
         settings["overlap_comm"] = flags.overlap_comm
     if facts.trained and flags.adam_offload:
         settings["offload_optimizer"] = on_host
-    if facts.trained and flags.param_offload:
+    if flags.param_offload if facts.trained else facts.streamed:
         settings["offload_param"] = on_host
     return settings
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from openrl.config.learning import DeepSpeedFlags
+from openrl.config.rollout import SleepState
 from openrl.models.causal_lm import DTYPES, CausalLM
 from openrl.models.lora import whole
 from openrl.models.outputs import Want
@@ -35,6 +36,7 @@ from openrl.training.engine import LossOf, StepPart
 from openrl.training.export import write_model
 from openrl.training.moving_average import MovingAverage
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
+from openrl.training.sleep import Sleep, movable, needs
 from openrl.training.state import (
     WHOLE,
     StateParts,
@@ -66,15 +68,17 @@ class DeepSpeedEngine:
         optim: OptimSpec | None,
         device: str,
         layout: ParallelLayout,
+        streamed: bool = False,
     ) -> None:
         self._average: MovingAverage | None = None
         self.layout = layout
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
+        self.sleep = Sleep(self.device)
         self.model, self.dtype, self.stage, self.optim = model, dtype, flags.zero_stage, optim
         if optim is not None:
             self._start_training(flags, optim)
         elif self.stage == 3 or layout.tp_size > 1:
-            self._engine = _initialize(model, deepspeed_config(flags, self._facts()), None)
+            self._engine = _initialize(model, deepspeed_config(flags, replace(self._facts(), streamed=streamed)), None)
         else:
             self._engine = model.to(self.device)
         if model.adapters is None:
@@ -116,11 +120,22 @@ class DeepSpeedEngine:
                 parameter.grad_dtype = DTYPES[grad_dtype]
                 master.copy_(parameter)
 
+    # ---- taking turns on a device
+
+    def park(self, *parts: SleepState) -> None:
+        trained = (self._inner, self._masters(), self._engine.optimizer) if self.optim is not None else ()
+        for part in parts:
+            self.sleep.park(part, movable(part, self.model, *trained))
+
+    def wake(self, *parts: SleepState) -> None:
+        self.sleep.wake(*parts)
+
     # ---- running the model
 
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False) -> Tensor:
         return self.columns(batch, micro_batches, at_start=at_start)["column"]
 
+    @needs("param")
     @torch.no_grad()
     def columns(
         self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want, at_start: bool = False
@@ -152,12 +167,14 @@ class DeepSpeedEngine:
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []
         return self._engine(*tokens, want, reference)
 
+    @needs("param")
     @torch.no_grad()
     def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
         self.model.eval()
         micro_batches = [_to(batch.select(rows), self.device) for rows in plan.micro_batches]
         return merge_all(loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches)
 
+    @needs("param", "optim", "grad")
     def train_step(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf, also: StepPart | None = None
     ) -> dict[str, Metric]:
@@ -206,6 +223,7 @@ class DeepSpeedEngine:
 
     # ---- weights
 
+    @needs("param")
     @torch.no_grad()
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
@@ -229,6 +247,7 @@ class DeepSpeedEngine:
             return nullcontext()
         return _deepspeed().zero.GatheredParameters([t for t in tensors if hasattr(t, "ds_id")])
 
+    @needs("param")
     @torch.no_grad()
     def nonfinite_weights(self) -> list[str]:
         named = list(self.model.named_parameters())
@@ -290,6 +309,7 @@ class DeepSpeedEngine:
 
     # ---- resuming
 
+    @needs("param", "optim")
     def save(self, directory: Path, parts: StateParts = WHOLE) -> None:
         tensors, values = random_state(self.device) if parts.random else ({}, {})
         tensors |= optimizer_tensors(self._inner, self._masters(), state=parts.optimizer)
@@ -300,6 +320,7 @@ class DeepSpeedEngine:
         write_rank_state(directory, self.layout.rank, tensors, values)
         dist.barrier()
 
+    @needs("param", "optim")
     def load(self, directory: Path, parts: StateParts = WHOLE) -> None:
         tensors, values = read_rank_state(directory, self.layout.rank, self._shape(), parts)
         if parts.random:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from openrl.config.rollout import SleepState
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.state import WHOLE, StateParts
@@ -40,6 +41,12 @@ class TrainEngine(Protocol):
     """Every rank calls every method in the same order: collectives hide inside."""
 
     layout: ParallelLayout
+
+    def park(self, *parts: SleepState) -> None:
+        """Free the device's memory of these parts. What needs one of them raises RuntimeError until it is woken."""
+
+    def wake(self, *parts: SleepState) -> None:
+        """Bring these parts back as they were. RuntimeError if one is awake already."""
 
     def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False) -> Tensor:
         """The model's column for all rows of the shard, without gradient: (B, T) log-probs or values, or

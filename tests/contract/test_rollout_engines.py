@@ -367,6 +367,51 @@ def test_deterministic_engine_ignores_order_and_restarts(bench: Bench, request: 
     assert bits[0] == bits[1] == bits[2]
 
 
+def test_sleep_changes_no_answer_and_refuses_what_needs_it(bench: Bench) -> None:
+    """The order of a step: all asleep, weights awake for a sync, then the cache; greedy answers before and after."""
+    prompts, sampling = prompts_of(6, seed=11), [Sampling(16, temperature=0.0)] * 6
+    before = bench.generate(prompts, sampling)
+    bench.run(bench.engine.park("weights", "cache"))
+    for work in (
+        bench.engine.generate(prompts[0], sampling[0]),
+        bench.engine.logprobs(prompts[0]),
+        bench.engine.load_bucket(bench.buckets(checkpoint(bench.directory), 1)[0]),
+        bench.engine.finish_sync(1),
+        bench.engine.park("cache"),
+    ):
+        with pytest.raises(RuntimeError, match="asleep now"):
+            bench.run(work)
+    bench.run(bench.engine.wake("weights"))
+    version = bench.engine.policy_version + 1
+    same = {name: tensor for name, tensor in bench.oracle.state_dict().items() if name in checkpoint(bench.directory)}
+    assert bench.sync(same, version) == version
+    with pytest.raises(RuntimeError, match="a request needs cache of this engine"):
+        bench.run(bench.engine.generate(prompts[0], sampling[0]))
+    bench.run(bench.engine.park("weights"))  # as a checkpoint between two rollouts makes it
+    bench.run(bench.engine.wake("weights", "cache"))
+    with pytest.raises(RuntimeError, match="weights of this engine is awake already"):
+        bench.run(bench.engine.wake("weights"))
+    after = bench.generate(prompts, sampling)
+    assert [reply.token_ids for reply in before] == [reply.token_ids for reply in after]
+    for old, new in zip(before, after, strict=True):
+        assert new.logprobs == pytest.approx(old.logprobs, abs=CLOSE)
+
+
+def test_sleep_waits_for_requests_that_run(bench: Bench) -> None:
+    async def scenario() -> tuple[list[Completion], bool]:
+        running = [
+            asyncio.create_task(bench.engine.generate([5, 6, 7 + i], Sampling(40, ignore_eos=True))) for i in range(3)
+        ]
+        await asyncio.sleep(0)
+        await bench.engine.park("weights", "cache")
+        done = all(task.done() for task in running)
+        await bench.engine.wake("weights", "cache")
+        return await asyncio.gather(*running), done
+
+    replies, done = bench.run(scenario())
+    assert done and [len(reply.token_ids) for reply in replies] == [40, 40, 40]
+
+
 def refuses_or_keeps(bench: Bench) -> None:
     """After a failed sync: the old weights, or a clear refusal; never something in between."""
     try:

@@ -8,9 +8,10 @@ from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 
 
 def config(
-    dtype="bf16", low_masters=False, max_norm=0.0, parameters=1000, trained=True, ranks=1, device="cpu", **flags
-):
-    facts = EngineFacts(parameters, 64, dtype, device, ranks, trained, max_norm, low_masters)
+    dtype="bf16", low_masters=False, max_norm=0.0, parameters=1000, trained=True, ranks=1, device="cpu", streamed=False,
+    **flags,
+):  # fmt: skip
+    facts = EngineFacts(parameters, 64, dtype, device, ranks, trained, max_norm, low_masters, streamed=streamed)
     return deepspeed_config(DeepSpeedFlags(**flags), facts)
 
 
@@ -27,6 +28,11 @@ def test_flags_of_training_leave_models_that_are_only_evaluated_alone():
     assert zero["zero_hpz_partition_size"] == 4
     zero = config(ranks=6, trained=False, **flags)["zero_optimization"]
     assert {"offload_optimizer", "offload_param"}.isdisjoint(zero) and zero["zero_hpz_partition_size"] == 1
+
+
+def test_a_reference_may_be_streamed_whatever_the_trained_models_do():
+    zero = config(zero_stage=3, trained=False, streamed=True)["zero_optimization"]
+    assert zero["offload_param"] == {"device": "cpu", "pin_memory": False}
 
 
 def test_host_memory_is_pinned_where_a_gpu_reads_it():

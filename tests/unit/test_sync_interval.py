@@ -18,6 +18,7 @@ from openrl.errors import UserError
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
 from openrl.trainer.pipeline import Answers
+from openrl.trainer.residency import Residency
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.types import Finish, Group, Prompt, Score, Trajectory
 from tests.unit.test_config_checks import GRPO, settle
@@ -28,6 +29,7 @@ class Pipeline:
 
     def __init__(self, frozen=0):
         self.frozen, self.weights, self.engines, self.events = frozen, 0, 0, []
+        self.residency = Residency()
 
     def request(self, step):
         return step

@@ -1,0 +1,26 @@
+"""What every rollout engine keeps of its sleep: which parts are gone, and that nothing is asked of them meanwhile."""
+
+from __future__ import annotations
+
+from openrl.rollout.engine import EnginePart
+
+
+class Asleep:
+    """The parts of an engine that are asleep."""
+
+    def __init__(self) -> None:
+        self.parts: set[EnginePart] = set()
+
+    def require(self, what: str, *parts: EnginePart) -> None:
+        """Raises RuntimeError if ``what`` needs one of ``parts`` and it is asleep."""
+        if asleep := [part for part in parts if part in self.parts]:
+            raise RuntimeError(f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first")
+
+    def add(self, *parts: EnginePart) -> None:
+        self.require("park", *parts)
+        self.parts |= {*parts}
+
+    def remove(self, *parts: EnginePart) -> None:
+        if awake := [part for part in parts if part not in self.parts]:
+            raise RuntimeError(f"{' and '.join(awake)} of this engine is awake already")
+        self.parts -= {*parts}

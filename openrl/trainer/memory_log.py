@@ -1,0 +1,52 @@
+"""--log_memory: what every worker has of GPU and host at the edges where memory changes hands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from openrl.cluster.group import WorkerGroup
+from openrl.models.memory import MemoryUse
+from openrl.tracking.metrics import Max, Metric, Min, merge_all
+
+GIB = 2**30
+
+
+class MemoryLog:
+    """Call it at an edge: one line, and figures for the step. ``say`` takes the line."""
+
+    def __init__(self, say: Callable[[str], None] = print) -> None:
+        self._say = say
+        self._metrics: dict[str, Metric] = {}
+
+    async def __call__(self, edge: str, groups: Mapping[str, WorkerGroup]) -> None:
+        found = {
+            f"{role} {rank}": use
+            for role, group in groups.items()
+            for rank, use in enumerate(await group.call("memory"))
+        }
+        self._say(" | ".join([f"memory after {edge}", *(f"{worker}: {show(use)}" for worker, use in found.items())]))
+        self._metrics = merge_all([self._metrics, *map(figures, found.values())])
+
+    def metrics(self) -> dict[str, Metric]:
+        """The extremes over workers and edges since the last call, in GiB."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
+
+
+def show(use: MemoryUse) -> str:
+    """GPU 12.0 GiB allocated, 13.5 reserved, 60.0 free; host 3.1 GiB"""
+    host = f"host {use.host / GIB:.2f} GiB"
+    if use.allocated is None or use.reserved is None or use.free is None:
+        return host
+    allocated, reserved, free = (count / GIB for count in (use.allocated, use.reserved, use.free))
+    return f"GPU {allocated:.2f} GiB allocated, {reserved:.2f} reserved, {free:.2f} free; {host}"
+
+
+def figures(use: MemoryUse) -> dict[str, Metric]:
+    """What one worker adds to a step's metrics."""
+    metrics: dict[str, Metric] = {"perf/memory_host_gib": Max(use.host / GIB)}
+    if use.allocated is not None and use.reserved is not None and use.free is not None:
+        metrics["perf/memory_gpu_allocated_gib"] = Max(use.allocated / GIB)
+        metrics["perf/memory_gpu_reserved_gib"] = Max(use.reserved / GIB)
+        metrics["perf/memory_gpu_free_gib"] = Min(use.free / GIB)
+    return metrics

@@ -1,0 +1,59 @@
+"""Of a plan, who sleeps when: what goes and comes before each stage of a step, and what a place then holds at most."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from openrl.config import derived
+from openrl.config.commands import PPOConfig
+from openrl.config.placement import ENGINES
+from openrl.trainer.residency import Need, ResidencyTable, Tenant
+
+Sizes = Mapping[str, Mapping[str, int]]
+"""Role -> part -> bytes of a rank; "logits" are there while the role works."""
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """One stage of a step that repeats itself."""
+
+    stage: str
+    parked: list[Tenant]
+    woken: list[Tenant]
+    peak: int  # bytes on the fullest place
+
+
+def stages(config: PPOConfig) -> list[tuple[str, str]]:
+    """(stage, role) in the order of a step, from its sync on."""
+    roles = derived.model_roles(config)
+    forward: list[str] = [role for role in ("reference", "critic") if role in roles]
+    if derived.old_logprobs(config) == "forward" or derived.policy_is_reference(config):
+        forward.append("actor")
+    trained = [role for role in ("actor", "critic") if role in roles]
+    passes = [*(("forward", role) for role in forward), *(("train", role) for role in trained)]
+    return [("publish", ""), ("collect", ""), *passes]
+
+
+def walk(table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes) -> list[StageMemory]:
+    """The second of two steps, which is like all that follow."""
+    places = frozenset().union(*table.places.values())
+    awake: frozenset[Tenant] = frozenset()
+    found = []
+    for name, role in stages * 2:
+        needs = table.needs(name, role)
+        parked, woken = table.moves(awake, needs)
+        awake = awake - {*parked} | {*woken}
+        peak = max(held(table, place, awake, needs, sizes) for place in places)
+        found.append(StageMemory(f"{name} {role}".strip(), parked, woken, peak))
+    return found[len(stages) :]
+
+
+def held(table: ResidencyTable, place: int, awake: frozenset[Tenant], needs: Need, sizes: Sizes) -> int:
+    """Bytes on one place: what is awake there or never sleeps, and the logits of the models at work."""
+    total = 0
+    for role in (role for role, places in table.places.items() if place in places):
+        parts = ("weights", "cache") if role == ENGINES else ("param", "optim", "grad")
+        total += sum(sizes[role][p] for p in parts if Tenant(role, p) in awake or Tenant(role, p) not in table.rows)
+        total += sizes[role]["logits"] if any(tenant.role == role for tenant in needs) else 0
+    return total

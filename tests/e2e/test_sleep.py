@@ -1,0 +1,96 @@
+"""Everything on one place with every kind of sleep, on the real Ray, DeepSpeed and vLLM: the same bits as without."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from openrl.trainer.residency import Residency
+from tests.e2e.bench import started
+from tests.e2e.runs import make_task, untimed
+
+pytestmark = pytest.mark.slow
+
+TOGETHER = {
+    "colocate_all_models": True,
+    "advantage_estimator": "gae",
+    "ref_pretrain": None,
+    "init_kl_coef": 0.1,
+    "full_determinism": True,
+    "rollout_batch_size": 4,
+    "n_samples_per_prompt": 2,
+    "train_batch_size": 4,
+    "micro_train_batch_size": 2,
+    "micro_rollout_batch_size": 4,
+    "generate_max_len": 8,
+    "param_dtype": "bf16",
+    "lr_warmup_ratio": 0,
+    "max_steps": 2,
+    "save_steps": 1,
+}
+ASLEEP = {
+    "vllm_enable_sleep": True,
+    "deepspeed_enable_sleep": True,
+    "deepspeed_sleep_states": ("param", "optim", "grad"),
+    "ref_reward_offload": True,
+    "log_memory": True,
+}
+STEP = [
+    "wake vllm.cache for collect",
+    "park vllm.cache, vllm.weights for forward reference",
+    "wake reference.param for forward reference",
+    "park reference.param for forward critic",
+    "wake critic.param for forward critic",
+    "park critic.param for forward actor",
+    "wake actor.param for forward actor",
+    "wake actor.grad, actor.optim for train actor",
+    "park actor.grad, actor.optim, actor.param for train critic",
+    "wake critic.grad, critic.optim, critic.param for train critic",
+    "park critic.grad, critic.optim, critic.param for publish",
+    "wake vllm.weights for publish",
+    "wake actor.param for publish",
+    "sync",
+    "park vllm.weights for save actor",
+    "wake actor.optim for save actor",
+    "park actor.optim, actor.param for save critic",
+    "wake critic.optim, critic.param for save critic",
+]
+"""The edges of a step that ends with a checkpoint, in their order."""
+
+
+def test_sleep_changes_no_bit_and_keeps_its_order(tmp_path, capsys):
+    task = make_task(tmp_path)
+    with started(task, tmp_path / "start", **TOGETHER, **ASLEEP) as bench:
+        capsys.readouterr()
+        slept = bench(tmp_path / "slept", **TOGETHER, **ASLEEP)
+        edges = [line.split(" | ")[0].removeprefix("memory after ") for line in lines(capsys.readouterr().out)]
+        shutil.copytree(tmp_path / "slept/checkpoints/step_000001", tmp_path / "again/checkpoints/step_000001")
+        again = bench(tmp_path / "again", **TOGETHER, **ASLEEP, load_checkpoint=True)
+        wake_all(bench)
+        stayed = bench(tmp_path / "stayed", **TOGETHER)
+    assert untimed(slept) == untimed(stayed)
+    assert untimed(again) == untimed(slept)[1:]
+    for name in ("model.safetensors", "checkpoints/step_000002/actor/rank_00000.safetensors"):
+        asleep, awake, resumed = (load_file(tmp_path / run / name) for run in ("slept", "stayed", "again"))
+        assert asleep.keys() == awake.keys() == resumed.keys()
+        assert all(torch.equal(t, awake[n]) and torch.equal(t, resumed[n]) for n, t in asleep.items())
+    first = edges.index("wake vllm.cache for collect", edges.index("sync") + 2)  # after the check of the first sync
+    assert [e for e in edges[first:] if "start" not in e][: len(STEP)] == STEP
+    assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= slept[-1].keys()
+    assert not {"perf/park_seconds", "perf/memory_host_gib"} & stayed[-1].keys()
+
+
+def lines(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("memory after ")]
+
+
+def wake_all(bench) -> None:
+    """Leave the processes as those of a run whose flags let nobody sleep."""
+    rows, awake = bench.residency.table.rows, bench.residency.awake
+    for role in ("vllm",):  # models start anew with each run
+        parts = [tenant.part for tenant in rows if tenant.role == role and tenant not in awake]
+        bench.runner.run(bench.groups[role].call("wake", *parts))
+    bench.residency = Residency()
