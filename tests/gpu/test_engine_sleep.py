@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from openrl.rollout.engine import EngineSpec, start_engine
 from openrl.types import Sampling
-from openrl.weights.buckets import cut, pack
-from openrl.weights.transport import Route, make_sender
+from tests.gpu.syncing import connected, send
 
 GIB = 2**30
 SHARE = 0.3
@@ -28,19 +26,12 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
             str(model_dir), device="cuda", max_model_len=256, gpu_memory_utilization=SHARE, sleep_level=level
         )
         engine = await start_engine("vllm", spec)
-        sender = make_sender(Route(), 0, torch.device("cpu"))
-        await engine.connect(Route(), 0)
+        sender = await connected(engine)
         free = {}
 
         async def read(when: str) -> None:
             free[when] = (await engine.memory()).free / GIB
             record_property(f"free GiB {when}", free[when])
-
-        async def sync(version: int) -> None:
-            sender.begin()
-            for named in cut(weights.items(), 64 * 2**20):
-                await engine.load_bucket(sender.announce(pack(named, version, sender.allocate)))
-            assert await engine.finish_sync(version) == version
 
         try:
             before = await engine.generate(PROMPT, GREEDY)
@@ -49,7 +40,7 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
             await read("asleep")
             await engine.wake("weights")
             await read("with weights")
-            await sync(1)
+            await send(sender, engine, weights, 1)
             await engine.park("weights")  # as a checkpoint between sync and rollout makes it
             await read("asleep again")
             await engine.wake("weights")
@@ -57,7 +48,7 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
                 with pytest.raises(RuntimeError, match="none were sent since"):
                     await engine.wake("cache")
                     await engine.generate(PROMPT, GREEDY)
-                await sync(2)
+                await send(sender, engine, weights, 2)
             else:
                 await engine.wake("cache")
             await read("awake again")

@@ -12,13 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from openrl.rollout.engine import EngineSpec, start_engine
 from openrl.types import Sampling
-from openrl.weights.buckets import fill_buckets
+from tests.gpu.syncing import connected, send
 from tests.tiny import tiny_model_dir
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here"),
-]
 
 SHARED = list(range(4, 44))  # a prefix of several blocks, which requests have in common
 PROMPTS = [[*SHARED, token] for token in range(44, 60)]
@@ -61,9 +56,7 @@ def test_log_probs_before_and_after_a_sync(options, close, tmp_path):
                 return await asyncio.gather(*(engine.generate(p, Sampling(32, ignore_eos=True)) for p in PROMPTS))
 
             before = await ask()
-            for bucket in fill_buckets(load_file(second / "model.safetensors").items(), 1, 100_000):
-                await engine.load_bucket(bucket)
-            await engine.finish_sync(1)
+            await send(await connected(engine), engine, load_file(second / "model.safetensors"), 1)
             return before, await ask()
         finally:
             await engine.close()
