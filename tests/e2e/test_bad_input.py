@@ -209,6 +209,11 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
             "leave --ref_num_gpus_per_node out",
         ),
         (
+            {"vllm_enable_sleep": True},
+            "--vllm_enable_sleep: the engines share no place: nobody could use what they free",
+            "--colocate_all_models",
+        ),
+        (
             {"vllm_max_model_len": 20},
             "--vllm_max_model_len, --prompt_max_len, --generate_max_len: prompt and response may have 28 tokens together",
             "--vllm_max_model_len 28",

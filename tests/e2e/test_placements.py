@@ -2,8 +2,9 @@
 
 Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3,
 LoRA on and off, rows padded, packed and cut by tokens leave what the same flags leave where nothing is shared, bit for
-bit. In the suite each start sees both ZeRO stages, with and without LoRA, and all starts together every pair of values;
-with OPENRL_FULL_MATRIX=1 each start sees all twelve combinations.
+bit. Places that are named one by one overlap in part, and what shares them sleeps. In the suite each start sees both ZeRO
+stages, with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each start sees all
+twelve combinations.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ def test_the_starts_together_see_every_pair_of_values():
 
 def places(placement: str, ranks: int) -> dict[str, object]:
     if placement == "explicit":
-        return {"placement": EXPLICIT[ranks]}
+        return {"placement": EXPLICIT[ranks], "vllm_enable_sleep": True, "deepspeed_enable_sleep": True}
     shared = {} if placement == "apart" else {f"colocate_{placement}": True}
     return shared | {"actor_num_gpus_per_node": ranks, "vllm_num_engines": ranks if placement == "all_models" else 1}
 
