@@ -364,10 +364,10 @@ class DeepSpeedEngine:
         """Bring parameters in line with masters that were just overwritten."""
         optimizer = self._engine.optimizer
         if self.stage == 3:
-            optimizer.invalidate_secondary_tensor()  # a group's own copy, with --zpg
             persistent = optimizer.persistent_parameters
             if persistent:
                 persistent[0].partition(persistent)
+            optimizer.invalidate_secondary_tensor()  # the copies of --zpg, which partitioning has made of old values
             for i in range(len(optimizer.fp16_groups)):
                 optimizer._reassign_or_swap_out_partitioned_parameters(i)
             if persistent:
