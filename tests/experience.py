@@ -10,7 +10,7 @@ import torch
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelFlags
+from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine
@@ -79,6 +79,7 @@ def engine_spec(
     lora: LoRAFlags | None = None,
     normalise: bool = False,
     parallel: ParallelFlags = ParallelFlags(),
+    changes: ModelChangeFlags = ModelChangeFlags(),
     **flags: Any,
 ) -> ModelSpec:
     """``flags`` are further ones of DeepSpeed."""
@@ -105,6 +106,7 @@ def engine_spec(
         lora=lora,
         normalise=normalise,
         parallel=parallel,
+        changes=changes,
     )
 
 

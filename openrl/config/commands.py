@@ -46,7 +46,15 @@ from openrl.config.learning import (
     SupervisedBatchFlags,
 )
 from openrl.config.lora import LoRAFlags, PolicyLoRAFlags, QuantizationFlags
-from openrl.config.model import LoadFlags, ModelFlags, OtherModelFlags, ReferenceFlags, ScalarHeadFlags, WeightFlags
+from openrl.config.model import (
+    LoadFlags,
+    ModelChangeFlags,
+    ModelFlags,
+    OtherModelFlags,
+    ReferenceFlags,
+    ScalarHeadFlags,
+    WeightFlags,
+)
 from openrl.config.parallel import ParallelFlags
 from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.rollout import (
@@ -78,6 +86,7 @@ class PPOConfig:
     """``python -m openrl.cli.train_ppo_ray``"""
 
     model: ModelFlags = part(ModelFlags)
+    changes: ModelChangeFlags = part(ModelChangeFlags)
     others: OtherModelFlags = part(OtherModelFlags)
     data: PromptDataFlags = part(PromptDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
@@ -119,6 +128,7 @@ class SupervisedConfig:
     """What the commands that train one model on given rows have in common; each brings its ``data`` and its loss."""
 
     model: ModelFlags = part(ModelFlags)
+    changes: ModelChangeFlags = part(ModelChangeFlags)
     data: AnswerDataFlags = part(AnswerDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
     order: OrderFlags = part(OrderFlags)

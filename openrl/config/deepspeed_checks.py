@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -83,6 +84,10 @@ def copies_divide_the_ranks(config: PPOConfig | SupervisedConfig, given: Given) 
         return
     if flags.zero_stage < 3:
         yield Problem(("zpg", "zero_stage"), "only stage 3 has shards to copy", "--zero_stage 3")
+    if config.parallel.ds_tensor_parallel_size > 1:
+        yield Problem(
+            ("zpg", "ds_tensor_parallel_size"), "DeepSpeed's groups of copies count ranks that split layers", "--zpg 1"
+        )
     if ranks is not None and ranks % flags.zpg:
         fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
         yield Problem(("zpg",), f"{ranks} ranks do not divide into groups of {flags.zpg}", f"--zpg {fitting}")
@@ -111,4 +116,35 @@ def gradients_add_up_in_a_type_that_holds_them(config: PPOConfig | SupervisedCon
             ("grad_accum_dtype", "param_dtype"),
             f"gradients of {dtype} weights add up in {dtype} or fp32",
             "--grad_accum_dtype fp32",
+        )
+
+
+@check(*TRAINING)
+def what_is_recomputed_can_be(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    flags = config.deepspeed
+    method, reentrant = flags.gradient_checkpointing_method, flags.gradient_checkpointing_use_reentrant
+    if flags.gradient_checkpointing_num_layers is not None and method != "block":
+        yield Problem(
+            ("gradient_checkpointing_num_layers", "gradient_checkpointing_method"),
+            f"{method} acts in every layer",
+            "--gradient_checkpointing_method block",
+        )
+    if reentrant and method in ("selective", "moe"):
+        yield Problem(
+            ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method"),
+            "torch's reentrant implementation recomputes whole layers only",
+            "leave --gradient_checkpointing_use_reentrant out",
+        )
+
+
+@check(*TRAINING)
+def names_of_frozen_parameters_can_be_matched(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    pattern = config.changes.freeze_modules
+    if pattern is None:
+        return
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        yield Problem(
+            ("freeze_modules",), f"{pattern!r} is no regular expression: {error}", "'embed_tokens|layers\\.0\\.'"
         )

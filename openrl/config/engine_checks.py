@@ -11,6 +11,7 @@ from openrl.flags.checks import Problem, check
 
 OWN_FLAGS = {
     "model": "pretrain",
+    "hf_overrides": "model_config_overrides",
     "dtype": "vllm_dtype",
     "max_model_len": "vllm_max_model_len",
     "max_num_seqs": "vllm_max_num_seqs",

@@ -184,6 +184,15 @@ def training_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Prob
 
 
 @check(*TRAINING, environment=True)
+def kernels_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    if not config.changes.use_liger_kernel:
+        return
+    if config.device.device == "cpu":
+        yield Problem(("use_liger_kernel", "device"), "these kernels run on a GPU", "leave --use_liger_kernel out")
+    yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
+
+
+@check(*TRAINING, environment=True)
 def trackers_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     if config.logging.use_wandb:
         yield from package_problems(("use_wandb",), "wandb", "pip install wandb")

@@ -364,6 +364,16 @@ IDLE = (
         "--dynamic_filtering",
     ),
     Idle(
+        (
+            "gradient_checkpointing_method", "gradient_checkpointing_num_layers",
+            "gradient_checkpointing_use_reentrant",
+        ),
+        lambda config: config.deepspeed.gradient_checkpointing,
+        "nothing is recomputed without --gradient_checkpointing",
+        "--gradient_checkpointing",
+        TRAINING,
+    ),
+    Idle(
         ("ema_beta",),
         lambda config: config.checkpoint.enable_ema,
         "there is no moving average without --enable_ema",

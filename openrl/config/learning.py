@@ -100,6 +100,15 @@ class DeepSpeedFlags:
         2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters."
     )
     gradient_checkpointing: bool = flag(False, "Recompute activations in the backward pass instead of keeping them.")
+    gradient_checkpointing_method: Literal["uniform", "block", "selective", "moe"] = flag(
+        "uniform",
+        "What is recomputed: uniform every layer, block the first layers alone, selective attention alone, moe blocks of "
+        "experts alone.",
+    )
+    gradient_checkpointing_num_layers: int | None = flag(None, "Layers that block recomputes. None: all.", bounds="> 0")
+    gradient_checkpointing_use_reentrant: bool = flag(
+        False, "Recompute by torch's older, reentrant implementation; of whole layers only."
+    )
     logits_chunk_size: int = flag(
         1024,
         "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at once.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from openrl.flags.schema import REQUIRED, flag, group
 
@@ -33,6 +33,26 @@ class LoadFlags(WeightFlags):
 class ModelFlags(LoadFlags):
     pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model that is trained.")
     tokenizer_path: str | None = flag(None, "Tokenizer to load, directory or Hub name. None: that of --pretrain.")
+
+
+@group("Model")
+class ModelChangeFlags:
+    """What is changed about --pretrain, in every role that loads it."""
+
+    model_config_overrides: dict[str, Any] = flag(
+        {}, 'Fields replaced in the config of --pretrain before it is loaded, in engines too, e.g. {"rope_theta": 1e6}.'
+    )
+    freeze_modules: str | None = flag(
+        None, "Regular expression: parameters of --pretrain whose name it matches are not trained. None: all are."
+    )
+    experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = flag(
+        None,
+        "How a mixture of experts multiplies: one expert after the other, copies of weights in one batch, or one grouped "
+        "product. None: as transformers chooses.",
+    )
+    use_liger_kernel: bool = flag(
+        False, "Norms, rotary embeddings and MLPs of --pretrain run as Liger kernels; the loss stays. Needs a GPU."
+    )
 
 
 @group("Other models")

@@ -98,10 +98,14 @@ def load_causal_lm(
     chunk_size: int,
     packing: bool = False,
     load_in_4bit: bool = False,
+    **settings: Any,
 ) -> CausalLM:
-    """Load from a local directory or the Hub. Raises UserError if there is no such model, weights are missing,
-    or the architecture treats its logits in a way that this package does not know."""
-    hf = load_pretrained(AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit)
+    """Load from a local directory or the Hub; ``settings`` as in ``load_pretrained``.
+
+    Raises UserError if there is no such model, weights are missing, or the architecture treats its logits in a way that
+    this package does not know.
+    """
+    hf = load_pretrained(AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit, **settings)
     with torch.no_grad(), attention_of_a_cpu(hf):
         expected = _plain_logprobs(hf)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()
@@ -127,7 +131,7 @@ def load_pretrained(
 ) -> PreTrainedModel:
     """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout off, on the CPU.
 
-    ``settings`` are fields of the model's config.
+    ``settings`` are fields of the model's config, or what else ``from_pretrained`` takes.
     """
     attention = flags.attn_implementation
     if attention is None and device == "cuda" and flags.param_dtype != "fp32" and is_flash_attn_2_available():

@@ -134,6 +134,7 @@ def load_scalar_model(
     fp32_head: bool = False,
     packing: bool = False,
     load_in_4bit: bool = False,
+    **settings: Any,
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
@@ -141,7 +142,7 @@ def load_scalar_model(
     normal with standard deviation 1 / (hidden size + 1), from ``fresh_head_seed``. With None a missing head is a
     UserError. ``fp32_head`` takes the head's product in fp32.
     """
-    hf = load_pretrained(AutoModel, path, flags, device, load_in_4bit=load_in_4bit)
+    hf = load_pretrained(AutoModel, path, flags, device, load_in_4bit=load_in_4bit, **settings)
     head_name, weight = stored_head(path, flags, head_prefix)
     if weight is None and fresh_head_seed is None:
         raise UserError(

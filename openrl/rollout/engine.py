@@ -96,6 +96,7 @@ class EngineSpec:
     quantization: str | None = None  # of the engine's weights; None: none
     load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
     adapter_rank: int = 0  # of the adapters that syncs bring; 0: they bring whole models
+    config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # further fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
     kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used

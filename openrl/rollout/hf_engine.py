@@ -71,7 +71,9 @@ class HFEngine:
     def _load_model(self) -> None:
         spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
         self._tokenizer = AutoTokenizer.from_pretrained(spec.tokenizer or spec.model, **remote)
-        model = AutoModelForCausalLM.from_pretrained(spec.model, dtype=_DTYPES[spec.dtype], **remote)
+        model = AutoModelForCausalLM.from_pretrained(
+            spec.model, dtype=_DTYPES[spec.dtype], **remote, **spec.config_overrides
+        )
         self._model = model.to(spec.device).eval()
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 

@@ -89,6 +89,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
+        "hf_overrides": spec.config_overrides,
     }
     if spec.adapter_rank:  # room for the adapter in use and, during a sync, for its successor
         chosen |= {"enable_lora": True, "max_lora_rank": room_for_rank(spec.adapter_rank), "max_cpu_loras": 2}

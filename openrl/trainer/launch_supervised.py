@@ -12,10 +12,12 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
+from openrl.config.model import ModelChangeFlags
 from openrl.config.parallel_checks import shards_divide
 from openrl.config.rollout import RankFlags
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
+from openrl.models.changes import check_changes
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.lora import check_targets
@@ -69,6 +71,7 @@ def prepare(config: Any) -> SupervisedInputs:
         launch.take_own_gpu()
     device = resolve_device(config.device)
     check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
+    check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     task = task_of(config, tokenizer)
     examples = load_examples(config, task)
@@ -130,7 +133,8 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
 async def start_model(model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage) -> Examples:
     """Start the trained model; before it, where a loss needs one, the reference, for one pass over all examples."""
     if model.task.reference is not None:
-        frozen = replace(spec, path=model.task.reference, optim=None, lora=model.task.reference_lora)
+        changes = spec.changes if model.task.reference == spec.path else ModelChangeFlags()
+        frozen = replace(spec, path=model.task.reference, optim=None, lora=model.task.reference_lora, changes=changes)
         with stage("reference") as tell:
             known = await model.add_reference(frozen, [*examples.train, *examples.evaluation], tell)
         count = len(examples.train)
@@ -154,6 +158,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         value_head=task.value_head,
         fp32_head=task.fp32_head,
         lora=config.lora,
+        changes=config.changes,
     )
 
 

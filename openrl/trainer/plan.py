@@ -29,6 +29,7 @@ from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport
+from openrl.training.deepspeed_config import grad_accum_dtype
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4
@@ -161,10 +162,12 @@ class Memory:
     moments: int = 0
     logits: int = 0
     cache: int = 0
+    host: int = 0  # in main memory, whatever the device: what flags keep or move there
 
     @property
     def total(self) -> int:
-        return sum(getattr(self, f.name) for f in fields(self))
+        """On the device."""
+        return sum(getattr(self, f.name) for f in fields(self)) - self.host
 
     def by_part(self) -> dict[str, int]:
         """Bytes by the parts that sleep, of an engine or a model, and the logits, which only come and go."""
@@ -249,13 +252,25 @@ def model_memory(
         parameters = derived.lora_rank(model.lora) * shape.linear
     shard = parameters // (ranks if stage >= 1 else 1)
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
-    return Memory(
+    sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
+    on_device = Memory(
         weights=weights,
-        gradients=parameters * exact // (ranks if stage >= 2 else 1),
+        gradients=parameters * sums // (ranks if stage >= 2 else 1),
         masters=0 if stage == 0 and BYTES[dtype] == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
         logits=2 * logits,
+        host=0 if model.average is None else shard * FP32,
     )
+    return moved_to_host(on_device, flags)
+
+
+def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
+    """With --adam_offload masters, sums of gradients and moments leave the device, with --param_offload weights do."""
+    names = (["gradients", "masters", "moments"] if flags.adam_offload else []) + (
+        ["weights"] if flags.param_offload else []
+    )
+    moved = sum(getattr(memory, name) for name in names)
+    return replace(memory, host=memory.host + moved, **dict.fromkeys(names, 0))
 
 
 def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
@@ -298,7 +313,7 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
     ]
     table = text_table("Memory per rank, estimated", ("role", "ranks", *names, "sum"), rows)
     if device == "cpu":
-        total = sum(m.total * ranks[role] for role, m in memory.items())
+        total = sum((m.total + m.host) * ranks[role] for role, m in memory.items())
         table += f"\nAll ranks: {size(total)}; this machine has {size(machine_memory())}."
     return table
 

@@ -28,6 +28,7 @@ from openrl.errors import Gathered, UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
+from openrl.models.changes import check_changes
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
@@ -70,6 +71,8 @@ def prepare(config: PPOConfig) -> Inputs:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     with gathered:
         check_models_split(config, model_paths(config))
+    with gathered:
+        check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
     with gathered:
         check_engine_kwargs(config.engine.vllm_engine_kwargs)
     with gathered:

@@ -18,6 +18,7 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.learning import LearningRateFlags
 from openrl.config.lora import LoRAFlags
+from openrl.config.model import ModelChangeFlags
 from openrl.config.placement import ENGINES, parallel_sizes
 from openrl.config.reward import bearer_token
 from openrl.models.device import Device
@@ -102,6 +103,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         kl_top_k=derived.full_kl_top_k(config),
         kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
         lora=role.lora,
+        changes=config.changes if role.path == config.model.pretrain else ModelChangeFlags(),
     )
 
 
@@ -119,7 +121,11 @@ def run_engine_spec(config: PPOConfig, device: Device, engines: int = 1, shared:
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
         adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
+<<<<<<< HEAD
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
+=======
+        config_overrides=config.changes.model_config_overrides,
+>>>>>>> 254150b (Recomputing by method, frozen modules, fields of the config, experts, Liger kernels; host memory in the plan)
     )
 
 

@@ -14,9 +14,10 @@ from transformers.utils.logging import disable_progress_bar
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
-from openrl.config.model import ModelFlags
+from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.models.causal_lm import CausalLM, attention_of_a_cpu, load_causal_lm
+from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_packing
 from openrl.models.reference import FrozenHead
@@ -48,6 +49,7 @@ class ModelSpec:
     fp32_head: bool = False  # the scalar head's product in fp32
     parallel: ParallelFlags = ParallelFlags()
     packing: bool = False  # micro-batches run as one row without padding
+    changes: ModelChangeFlags = ModelChangeFlags()  # of the model's config, kernels and trained parameters
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
     streamed: bool = False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
     kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
@@ -70,10 +72,13 @@ def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:
 def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
     """The model on the CPU, with its adapters."""
     load_in_4bit = spec.lora is not None and spec.lora.load_in_4bit
+    settings = load_settings(spec.changes)
     model: CausalLM | ScalarModel
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
-        model = load_causal_lm(spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing, load_in_4bit)
+        model = load_causal_lm(
+            spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing, load_in_4bit, **settings
+        )
         prepare_full_kl(model, spec)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
@@ -88,12 +93,15 @@ def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
             fp32_head=spec.fp32_head,
             packing=spec.packing,
             load_in_4bit=load_in_4bit,
+            **settings,
         )
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
+    prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
     if spec.lora is not None and spec.lora.adapts:
-        prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
         model.adapters = add_adapters(model.hf, spec.lora, spec.path, spec.seed, prefix)
+    if spec.optim is not None and spec.changes.freeze_modules is not None:
+        freeze(model, spec.changes.freeze_modules, prefix)
     return model
 
 
@@ -115,9 +123,15 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
+<<<<<<< HEAD
     engine = DeepSpeedEngine(
         model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout, spec.streamed
     )
+=======
+    if spec.changes.use_liger_kernel:  # after all that runs on the CPU
+        use_liger_kernels(model.hf)
+    engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout)
+>>>>>>> 254150b (Recomputing by method, frozen modules, fields of the config, experts, Liger kernels; host memory in the plan)
     if tp_size > 1:
         with unsplit(model) if layout.sp_size > 1 else nullcontext():
             check_sum(spec.path, tp_size, probe(engine.column), of_whole_layers)

@@ -27,6 +27,7 @@ from torch.optim import Optimizer
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.rollout import SleepState
 from openrl.models.causal_lm import DTYPES, CausalLM
+from openrl.models.checkpointing import recompute
 from openrl.models.lora import whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
@@ -81,12 +82,17 @@ class DeepSpeedEngine:
             self._engine = _initialize(model, deepspeed_config(flags, replace(self._facts(), streamed=streamed)), None)
         else:
             self._engine = model.to(self.device)
-        if model.adapters is None:
-            self.model.requires_grad_(optim is not None)
+        if optim is None:
+            self.model.requires_grad_(False)
 
     def _start_training(self, flags: DeepSpeedFlags, optim: OptimSpec) -> None:
         if flags.gradient_checkpointing:
-            self.model.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute(
+                self.model.hf,
+                flags.gradient_checkpointing_method,
+                flags.gradient_checkpointing_num_layers,
+                flags.gradient_checkpointing_use_reentrant,
+            )
         # The base has no dropout; only checkpointing asks for this mode, and the dropout of adapters.
         adapters = self.model.adapters
         self._train_mode = flags.gradient_checkpointing or (adapters is not None and adapters.config.lora_dropout > 0)

@@ -124,6 +124,13 @@ def test_sound_flags_have_no_problems(words):
          "zero_optimization.stage has a flag of its own", "--zero_stage"),
         ("--ds_config_overrides {\"gradient_accumulation_steps\":2}", "ds_config_overrides",
          "the training engine depends on gradient_accumulation_steps", "leave it out"),
+        ("--gradient_checkpointing --gradient_checkpointing_num_layers 4", "gradient_checkpointing_num_layers, "
+         "--gradient_checkpointing_method", "uniform acts in every layer", "--gradient_checkpointing_method block"),
+        ("--gradient_checkpointing --gradient_checkpointing_method moe --gradient_checkpointing_use_reentrant",
+         "gradient_checkpointing_use_reentrant, --gradient_checkpointing_method", "whole layers only", "out"),
+        ("--gradient_checkpointing_method block", "gradient_checkpointing_method", "nothing is recomputed",
+         "--gradient_checkpointing"),
+        ("--freeze_modules layers.(", "freeze_modules", "is no regular expression", "embed_tokens"),
         ("--ema_beta 0.9", "ema_beta", "no moving average", "--enable_ema"),
         ("--no_load_optim", "load_optim", "resumes from nothing", "--load_checkpoint"),
         ("--save_steps 5 --disable_ds_ckpt", "disable_ds_ckpt, --save_steps", "would hold nothing", "--save_hf_ckpt"),

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -30,8 +33,9 @@ REFERENCE = RoleModel("logprobs", "")
 CRITIC = RoleModel("values", "", LearningRateFlags())
 
 
-def memory(model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8) -> Memory:
-    return model_memory(SHAPE, model, dtype, DeepSpeedFlags(zero_stage=stage, logits_chunk_size=chunk), ranks, 64)
+def memory(model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8, **flags: Any) -> Memory:
+    deepspeed = DeepSpeedFlags(zero_stage=stage, logits_chunk_size=chunk, **flags)
+    return model_memory(SHAPE, model, dtype, deepspeed, ranks, 64)
 
 
 @pytest.mark.parametrize(
@@ -57,6 +61,23 @@ def test_ranks_that_split_layers_hold_embeddings_and_head_each():
     half = SHAPE.of_rank(2)
     assert (half.backbone, half.parameters) == (500, 700)
     assert SHAPE.of_rank(1) == SHAPE
+
+
+def test_what_is_offloaded_or_averaged_is_in_host_memory():
+    """fp32: sums of gradients 2000, masters 2000, moments 4000; weights 1000 in bf16; an average of 2000."""
+    offloaded = memory(POLICY, "bf16", 3, 2, adam_offload=True)
+    assert offloaded == Memory(1000, logits=1280, host=8000) and offloaded.total == 2280
+    assert memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(0, logits=1280, host=9000)
+    averaged = memory(replace(POLICY, average=0.99), "bf16", 2, 2)
+    assert averaged == replace(memory(POLICY, "bf16", 2, 2), host=2000)
+
+
+def test_sums_of_gradients_take_what_their_type_takes():
+    assert memory(POLICY, "bf16", 1, 2, grad_accum_dtype="bf16").gradients == 2000
+
+
+def test_offloading_moves_nothing_of_models_that_are_only_evaluated():
+    assert memory(REFERENCE, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(1000, logits=640)
 
 
 def test_models_that_are_only_evaluated_hold_weights_alone():

@@ -1,0 +1,88 @@
+"""What flags change about a model besides its adapters: fields of its config, parameters that stay as they are, kernels."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from openrl.config.model import ModelChangeFlags
+from openrl.errors import Gathered, UserError
+
+OWN_FLAGS = {"dtype": "--param_dtype", "torch_dtype": "--param_dtype", "attn_implementation": "--attn_implementation"}
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+
+def load_settings(changes: ModelChangeFlags) -> dict[str, Any]:
+    """What ``from_pretrained`` is told."""
+    experts = changes.experts_implementation
+    return changes.model_config_overrides | ({} if experts is None else {"experts_implementation": experts})
+
+
+def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool) -> None:
+    """Raises UserError for everything that the model at ``path`` does not have; reads its config, no weights."""
+    if changes == ModelChangeFlags():
+        return
+    remote = {"trust_remote_code": trust_remote_code}
+    config, gathered = AutoConfig.from_pretrained(path, **remote), Gathered()
+    for name in changes.model_config_overrides:
+        with gathered:
+            _check_field(path, config, name)
+    with gathered:
+        if changes.experts_implementation and not any(getattr(config.get_text_config(), n, None) for n in EXPERTS):
+            raise UserError(f"--experts_implementation: {path} has no experts", "leave it out")
+    with gathered:
+        if changes.freeze_modules is not None:
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, **remote)
+            frozen_names(path, (name for name, _ in model.named_parameters()), changes.freeze_modules)
+    gathered.raise_all()
+
+
+def _check_field(path: str, config: Any, name: str) -> None:
+    if name in OWN_FLAGS:
+        raise UserError(f"--model_config_overrides: {name} has a flag of its own", OWN_FLAGS[name])
+    if not hasattr(config, name):
+        near = get_close_matches(name, vars(config), 1)
+        raise UserError(
+            f"--model_config_overrides: the config of {path} has no field {name!r}", f"{near[0]!r}" if near else ""
+        )
+
+
+def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:
+    """Those that ``pattern`` matches. Raises UserError if these are none or all."""
+    given = list(names)
+    found = [name for name in given if re.search(pattern, name)]
+    if len(found) in (0, len(given)):
+        how_many = "no" if not found else "every"
+        raise UserError(
+            f"--freeze_modules {pattern} matches {how_many} parameter of {path}",
+            f"names are such as {given[len(given) // 2]}",
+        )
+    return found
+
+
+def freeze(model: nn.Module, pattern: str, prefix: str = "") -> None:
+    """Leave parameters untrained. ``model`` holds a backbone as ``hf``, which a language model of its architecture calls
+    ``prefix``. Raises UserError if nothing is left to train."""
+    for name, parameter in model.named_parameters():
+        if re.search(pattern, prefix + name.removeprefix("hf.")):
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UserError(f"--freeze_modules {pattern} leaves nothing to train", "a narrower expression")
+
+
+def use_liger_kernels(hf: PreTrainedModel) -> None:
+    """Norms, rotary embeddings and MLPs; not the loss, which log-probs take the place of. Raises UserError if the
+    package does not know the architecture."""
+    from liger_kernel.transformers import _apply_liger_kernel_to_instance
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    if hf.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+        raise UserError(f"--use_liger_kernel: there are no kernels for {hf.config.model_type}", "leave it out")
+    _apply_liger_kernel_to_instance(model=hf, cross_entropy=False, fused_linear_cross_entropy=False)

@@ -1,0 +1,61 @@
+"""Which activations are recomputed in the backward pass instead of being kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from openrl.errors import UserError
+
+Method = Literal["uniform", "block", "selective", "moe"]
+
+
+def is_attention(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Attention")
+
+
+def has_experts(module: nn.Module) -> bool:
+    return any(name == "experts" for name, _ in module.named_children())
+
+
+PARTS: dict[str, Callable[[nn.Module], bool]] = {"selective": is_attention, "moe": has_experts}
+"""Method -> the parts of a layer that it recomputes."""
+
+
+def recompute(hf: PreTrainedModel, method: Method, num_layers: int | None = None, reentrant: bool = False) -> None:
+    """Set up ``method`` for training. Raises UserError if the model has no such parts."""
+    if not hf.supports_gradient_checkpointing:
+        raise UserError(f"--gradient_checkpointing: {type(hf).__name__} does not support it", "leave it out")
+    layers = [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if method in ("uniform", "block"):
+        hf.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        for layer in layers[num_layers:] if num_layers else []:
+            layer.gradient_checkpointing = False
+        if reentrant:  # it sees gradients through its inputs alone, and a frozen embedding gives none
+            hf.enable_input_require_grads()
+        return
+    parts = [module for layer in layers for module in layer.modules() if PARTS[method](module)]
+    if not parts:
+        raise UserError(
+            f"--gradient_checkpointing_method {method}: {type(hf).__name__} has no such parts",
+            "--gradient_checkpointing_method uniform",
+        )
+    for part in parts:
+        _recompute(part)
+
+
+def _recompute(part: nn.Module) -> None:
+    forward = part.forward
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if not (part.training and torch.is_grad_enabled()):
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    part.forward = recomputed  # type: ignore[method-assign]
