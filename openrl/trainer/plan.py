@@ -28,8 +28,8 @@ from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
 from openrl.training.build import EngineKind
-from openrl.weights.transport import WORDS, TransportName, choose_transport
 from openrl.training.deepspeed_config import grad_accum_dtype
+from openrl.weights.transport import WORDS, TransportName, choose_transport
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4

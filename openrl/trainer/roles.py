@@ -121,11 +121,8 @@ def run_engine_spec(config: PPOConfig, device: Device, engines: int = 1, shared:
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
         adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
-<<<<<<< HEAD
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
-=======
         config_overrides=config.changes.model_config_overrides,
->>>>>>> 254150b (Recomputing by method, frozen modules, fields of the config, experts, Liger kernels; host memory in the plan)
     )
 
 

@@ -123,15 +123,11 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
-<<<<<<< HEAD
+    if spec.changes.use_liger_kernel:  # after all that runs on the CPU
+        use_liger_kernels(model.hf)
     engine = DeepSpeedEngine(
         model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout, spec.streamed
     )
-=======
-    if spec.changes.use_liger_kernel:  # after all that runs on the CPU
-        use_liger_kernels(model.hf)
-    engine = DeepSpeedEngine(model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout)
->>>>>>> 254150b (Recomputing by method, frozen modules, fields of the config, experts, Liger kernels; host memory in the plan)
     if tp_size > 1:
         with unsplit(model) if layout.sp_size > 1 else nullcontext():
             check_sum(spec.path, tp_size, probe(engine.column), of_whole_layers)
