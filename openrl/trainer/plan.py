@@ -23,7 +23,7 @@ from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.cut import rollout_cut, supervised_cut
-from openrl.trainer.plan_sleep import stages, walk
+from openrl.trainer.plan_sleep import dropped_parts, stages, walk
 from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
@@ -218,6 +218,8 @@ def memory_by_role(
             config.optim.optimizer,
             [held[path] for path in model.others],
         )
+        if model.rate is None and derived.ref_reward_streams(config):
+            result[role] = replace(result[role], weights=0)  # a layer at a time
     result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, config.engine.rollout_backend)
     return result
 
@@ -323,10 +325,12 @@ def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory
     table = ResidencyTable.of(plan, sleeping(config))
     if not table.rows:
         return []
-    walked = walk(table, stages(config), {role: m.by_part() for role, m in memory.items()})
-    rows = [(w.stage, _names(w.parked), _names(w.woken), size(w.peak)) for w in walked]
-    most = f"most on one {'GPU' if plan.device == 'cuda' else 'place'}"
-    return [text_table("A step, stage by stage", ("stage", "goes to sleep", "wakes up", most), rows)]
+    sizes = {role: m.by_part() for role, m in memory.items()}
+    walked = walk(table, stages(config), sizes, dropped_parts(config))
+    rows = [(w.stage, _names(w.parked), _names(w.woken), size(w.peak), size(w.host)) for w in walked]
+    place = "GPU" if plan.device == "cuda" else "place"
+    header = ("stage", "goes to sleep", "wakes up", f"most on one {place}", f"of one {place} on the host")
+    return [text_table("A step, stage by stage", header, rows)]
 
 
 def _names(tenants: list[Tenant]) -> str:

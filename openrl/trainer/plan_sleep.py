@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from openrl.config import derived
@@ -22,6 +22,7 @@ class StageMemory:
     parked: list[Tenant]
     woken: list[Tenant]
     peak: int  # bytes on the fullest place
+    host: int  # bytes that wait elsewhere meanwhile, of the place from which most do
 
 
 def stages(config: PPOConfig) -> list[tuple[str, str]]:
@@ -35,7 +36,14 @@ def stages(config: PPOConfig) -> list[tuple[str, str]]:
     return [("publish", ""), ("collect", ""), *passes]
 
 
-def walk(table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes) -> list[StageMemory]:
+def dropped_parts(config: PPOConfig) -> set[str]:
+    """Parts whose content waits nowhere while they sleep."""
+    return {"grad", "cache", *(["weights"] if config.hybrid.vllm_sleep_level == 2 else [])}
+
+
+def walk(
+    table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes, dropped: Collection[str]
+) -> list[StageMemory]:
     """The second of two steps, which is like all that follow."""
     places = frozenset().union(*table.places.values())
     awake: frozenset[Tenant] = frozenset()
@@ -45,7 +53,9 @@ def walk(table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes) -> 
         parked, woken = table.moves(awake, needs)
         awake = awake - {*parked} | {*woken}
         peak = max(held(table, place, awake, needs, sizes) for place in places)
-        found.append(StageMemory(f"{name} {role}".strip(), parked, woken, peak))
+        waiting = [tenant for tenant in table.rows if tenant not in awake and tenant.part not in dropped]
+        host = max(sum(sizes[t.role][t.part] for t in waiting if place in table.places[t.role]) for place in places)
+        found.append(StageMemory(f"{name} {role}".strip(), parked, woken, peak, host))
     return found[len(stages) :]
 
 

@@ -9,7 +9,7 @@ from openrl.cluster.planner import plan_placement, role_requests
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.trainer.memory_log import MemoryLog, show
 from openrl.trainer.plan import Memory
-from openrl.trainer.plan_sleep import stages, walk
+from openrl.trainer.plan_sleep import dropped_parts, stages, walk
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import sleeping
 from tests.unit.test_config_checks import GRPO, PPO, ppo
@@ -32,7 +32,7 @@ def table_of(words: str) -> tuple[ResidencyTable, list[tuple[str, str]]]:
 
 
 def peaks(words: str) -> dict[str, int]:
-    return {found.stage: found.peak for found in walk(*table_of(words), SIZES)}
+    return {found.stage: found.peak for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))}
 
 
 def test_peaks_of_one_place_by_hand():
@@ -60,6 +60,18 @@ def test_peaks_of_one_place_by_hand():
         "forward actor": 13,
         "train actor": 93,
     }
+
+
+def test_what_sleeps_waits_on_the_host_unless_it_is_dropped():
+    def waiting(words: str) -> dict[str, int]:
+        return {found.stage: found.host for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))}
+
+    assert waiting(f"{GRPO} {BOTH}") == {
+        "publish": 60, "collect": 60, "forward reference": 60 + 10, "forward actor": 60 + 10, "train actor": 10,
+    }  # fmt: skip
+    assert waiting(f"{GRPO} {BOTH} --vllm_sleep_level 2") == {
+        "publish": 60, "collect": 60, "forward reference": 60, "forward actor": 60, "train actor": 0,
+    }  # fmt: skip
 
 
 def test_actor_and_critic_train_in_turn():
