@@ -68,6 +68,7 @@ def config_of(args: argparse.Namespace, folder: Path, **changes: object) -> PPOC
         "label_key": "label",
         "remote_rm_url": folder / "reward.py",
         "vllm_num_engines": 1,
+        "no_expand_n_samples": True,  # as bare vLLM is asked
         "device": "cpu",
         "param_dtype": "fp32",
         "zero_stage": args.zero_stage,
@@ -295,7 +296,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=24, help="of every response")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--zero_stage", type=int, default=2)
+    parser.add_argument("--zero_stage", type=int, default=0)
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
     parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")

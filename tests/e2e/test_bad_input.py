@@ -209,6 +209,11 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
             "leave --ref_num_gpus_per_node out",
         ),
         (
+            {"vllm_tensor_parallel_size": 3},
+            "--vllm_tensor_parallel_size 3 does not divide the 2 attention heads of the model",
+            "--vllm_tensor_parallel_size 1 or 2",
+        ),
+        (
             {"vllm_enable_sleep": True},
             "--vllm_enable_sleep: the engines share no place: nobody could use what they free",
             "--colocate_all_models",
