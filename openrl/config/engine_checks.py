@@ -37,8 +37,17 @@ SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
 MOST_SERVED_RANK = 512
 """The largest rank of adapters that vLLM has room for."""
 
-RESERVED = ("logprobs_mode", "worker_extension_cls", "distributed_executor_backend")
-"""Fields that training and placement depend on."""
+RESERVED = (
+    "logprobs_mode",
+    "worker_extension_cls",
+    "distributed_executor_backend",
+    "weight_transfer_config",
+    "enable_lora",
+    "max_lora_rank",
+    "max_loras",
+    "max_cpu_loras",
+)
+"""Fields that training, weight sync and placement depend on."""
 
 
 @check(PPOConfig)
