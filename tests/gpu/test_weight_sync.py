@@ -22,8 +22,6 @@ from tests.experience import engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 
 GPUS = torch.cuda.device_count()
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(GPUS < 1, reason="needs a GPU")]
-
 TOKENS = [5, 9, 14, 7, 33, 21, 8, 60, 41, 12]
 BUCKET = 40_000  # several for the tiny model
 
@@ -89,14 +87,16 @@ def gap(policy: tuple[Path, ModelWorker], out: Path, backend: str | None, device
 
 
 @pytest.mark.parametrize(("backend", "transport"), [(None, "ipc"), ("gloo", "host")])
-def test_an_engine_on_the_trainers_gpu(policy, tmp_path, backend, transport):
+def test_an_engine_on_the_trainers_gpu(policy, tmp_path, record_property, backend, transport):
     found, difference = gap(policy, tmp_path / "out", backend, device=0)
+    record_property(f"log-prob gap after a sync by {found}", f"{difference:.1e}")
     assert found == transport and difference < 1e-3
 
 
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
-def test_an_engine_on_a_gpu_of_its_own(policy, tmp_path):
+def test_an_engine_on_a_gpu_of_its_own(policy, tmp_path, record_property):
     found, difference = gap(policy, tmp_path / "out", None, device=1)
+    record_property(f"log-prob gap after a sync by {found}", f"{difference:.1e}")
     assert found == "nccl" and difference < 1e-3
 
 
