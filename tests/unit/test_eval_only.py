@@ -22,6 +22,8 @@ from openrl.types import Prompt
 class Pipeline:
     """Knows only what an evaluation may ask for; anything else is an AttributeError."""
 
+    sync = SimpleNamespace(way="shared host memory")
+
     def __init__(self):
         self.asked = []
 
