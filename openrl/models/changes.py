@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.integrations.liger import apply_liger_kernel
 
 from openrl.config.model import ModelChangeFlags
 from openrl.errors import Gathered, UserError
@@ -79,10 +80,12 @@ def freeze(model: nn.Module, pattern: str, prefix: str = "") -> None:
 
 def use_liger_kernels(hf: PreTrainedModel) -> None:
     """Norms, rotary embeddings and MLPs; not the loss, which log-probs take the place of. Raises UserError if the
-    package does not know the architecture."""
-    from liger_kernel.transformers import _apply_liger_kernel_to_instance
-    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
-
-    if hf.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
+    package does not know the architecture, of which it only logs."""
+    before = _replaced_forwards(hf)
+    apply_liger_kernel(hf, {"cross_entropy": False, "fused_linear_cross_entropy": False})
+    if _replaced_forwards(hf) == before:
         raise UserError(f"--use_liger_kernel: there are no kernels for {hf.config.model_type}", "leave it out")
-    _apply_liger_kernel_to_instance(model=hf, cross_entropy=False, fused_linear_cross_entropy=False)
+
+
+def _replaced_forwards(model: nn.Module) -> dict[str, object]:
+    return {name: vars(module)["forward"] for name, module in model.named_modules() if "forward" in vars(module)}
