@@ -179,7 +179,7 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
 
 
 LAYOUTS = {
-    2: "pipeline.kl.coef pipeline.rewards.count pipeline.rewards.mean pipeline.rewards.squares pipeline.version step "
+    3: "pipeline.kl.coef pipeline.rewards.count pipeline.rewards.mean pipeline.rewards.squares pipeline.version step "
     "stream.data stream.epoch stream.position stream.seed stream.shuffle stream.size totals.eval_pass_after "
     "totals.eval_pass_before totals.samples totals.tokens"
 }

@@ -155,9 +155,14 @@ def test_every_role_with_two_actor_ranks(task, tmp_path):
         "max_steps": 2,
         "save_hf_ckpt": True,
         "save_steps": 2,
+        "adam_offload": True,
+        "param_offload": True,
+        "enable_ema": True,
+        "save_value_network": True,
     }
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
     records = metrics(tmp_path)
+    assert AutoModelForSequenceClassification.from_pretrained(f"{tmp_path}_critic").num_labels == 1
     assert [m["step"] for m in records] == [1, 2]
     for name in ("critic/value_loss", "actor/policy_loss", "actor/kl", "rollout/reward"):
         assert all(abs(m[name]) < 100 for m in records), name
