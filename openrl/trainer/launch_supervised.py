@@ -33,6 +33,7 @@ from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised_trainer import SupervisedTrainer
 from openrl.training.build import ModelSpec
+from openrl.training.deepspeed_config import check_overrides
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
 
@@ -72,6 +73,7 @@ def prepare(config: Any) -> SupervisedInputs:
     device = resolve_device(config.device)
     check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
+    check_overrides(config.deepspeed, config.model.param_dtype, device)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     task = task_of(config, tokenizer)
     examples = load_examples(config, task)

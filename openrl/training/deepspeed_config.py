@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,23 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
         **({"tensor_parallel": {"autotp_size": facts.tp_size}} if facts.tp_size > 1 else {}),
     }
     return merged(settings, flags.ds_config_overrides)
+
+
+def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
+    """Raises UserError for what --ds_config_overrides asks of a section of settings that has no such field. Imports
+    DeepSpeed, which takes seconds, if there is something to check."""
+    if not flags.ds_config_overrides:
+        return
+    os.environ["DS_ACCELERATOR"] = device  # read when it is imported
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    facts = EngineFacts(parameters=1, hidden_size=1, dtype=dtype, device=device, ranks=flags.zpg, trained=True)
+    try:
+        DeepSpeedConfig(deepspeed_config(flags, facts))
+    except (ValueError, AssertionError) as error:
+        raise UserError(
+            f"--ds_config_overrides: DeepSpeed refuses it: {error}", "see deepspeed.ai/docs/config-json"
+        ) from error
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

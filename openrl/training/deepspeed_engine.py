@@ -1,4 +1,4 @@
-"""One rank of a model under DeepSpeed. The only module that imports deepspeed.
+"""One rank of a model under DeepSpeed.
 
 Four kinds of DeepSpeed optimizer hide behind one engine: a plain one on the parameters (stage 0, fp32 or adamw_bf16),
 fp32 masters beside the parameters (stage 0, bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage

@@ -4,7 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from openrl.config.learning import DeepSpeedFlags
+from openrl.errors import UserError
 from openrl.training.build import build_engine
+from openrl.training.deepspeed_config import check_overrides
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
 from openrl.types import StepPlan
@@ -97,3 +100,12 @@ def test_nan_is_found_in_weights_on_the_host(checkpoint):
     engine = build_engine(engine_spec(checkpoint, zero_stage=3, optim=OPTIM, param_offload=True))
     poison(engine, "hf.model.layers.1.mlp.up_proj.weight")
     assert engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]
+
+
+def test_settings_that_deepspeed_does_not_have_are_refused():
+    def asked(**section):
+        return DeepSpeedFlags(ds_config_overrides={"zero_optimization": section})
+
+    check_overrides(asked(reduce_bucket_size=5e7), "bf16", "cpu")
+    with pytest.raises(UserError, match="reduce_bucket_sze"):
+        check_overrides(asked(reduce_bucket_sze=5e7), "bf16", "cpu")
