@@ -4,6 +4,9 @@
 
 runs the real pipeline of ``step_breakdown`` on a CPU, one step of each shape (prompts x tokens of every response) after the
 other, so that a busy machine slows all shapes alike. Writes the metrics of each step with its shape, one line a step.
+
+``--in_process`` hosts all workers in this process, with transformers as the engine, and counts seconds of the processor: what
+the step takes on a quiet machine, however busy this one is.
 """
 
 from __future__ import annotations
@@ -13,18 +16,28 @@ import asyncio
 import json
 import sys
 import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.step_breakdown import config_of, make_task, pipeline_side
 from openrl.cli.run import silence
+from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
+from openrl.models.device import Device
+from openrl.rollout.engine import EngineSpec
+from openrl.tracking.progress import Stage
 from openrl.trainer.prepare import Inputs, prepare
+from openrl.trainer.roles import Roles, roles_of, workers
 
 KEPT = (
     *(f"time/{name}" for name in ("rollout", "annotate", "reward", "train", "sync", "step")),
     *(f"rollout/{name}" for name in ("samples", "tokens", "prompt_length", "response_length_max")),
 )
+
+MANY = 1_000_000
 
 
 def shape(word: str) -> tuple[int, int]:
@@ -32,8 +45,24 @@ def shape(word: str) -> tuple[int, int]:
     return prompts, tokens
 
 
+@asynccontextmanager
+async def in_process(config: PPOConfig, device: Device, steps: int, stage: Stage) -> AsyncIterator[Roles]:
+    """All worker groups in this process; the engine decodes all answers of a step together."""
+    groups: dict[str, WorkerGroup] = {}
+    for role, (worker_class, *args) in workers(config, device, steps).items():
+        made_of = [replace(a, max_num_seqs=MANY) if isinstance(a, EngineSpec) else a for a in args]
+        groups[role] = LocalGroup.create(role, 1, worker_class, *made_of)
+        await groups[role].call("start")
+    try:
+        yield roles_of(config, groups)
+    finally:
+        for group in groups.values():
+            await group.close()
+
+
 async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> None:
-    async with pipeline_side(config, inputs) as side:
+    where = {"start": in_process, "clock": time.process_time} if args.in_process else {}
+    async with pipeline_side(config, inputs, **where) as side:
         trainer = side.trainer
         args.output.write_text("")
         for number in range(args.warmup + args.rounds):
@@ -55,6 +84,7 @@ def main() -> int:
     parser.add_argument("--train_batch_size", type=int, default=128, help="rows of an optimizer step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
+    parser.add_argument("--in_process", action="store_true", help="no other processes, seconds of the processor")
     parser.add_argument("--colocated", action="store_true", help="all roles on one worker slot")
     parser.add_argument("--hidden_size", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -66,6 +96,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="openrl_stages_") as folder:
         make_task(args, Path(folder))
         changes = {"train_batch_size": args.train_batch_size, "colocate_all_models": args.colocated or None}
+        if args.in_process:
+            changes["rollout_backend"] = "hf"
         config = config_of(args, Path(folder), **changes)
         asyncio.run(run(args, config, prepare(config)))
     return 0

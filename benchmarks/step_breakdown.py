@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from io import StringIO
@@ -38,7 +38,7 @@ from openrl.config.placement import ENGINES
 from openrl.flags.parser import load
 from openrl.tracking.progress import Progress
 from openrl.trainer.checkpoints import Checkpoints
-from openrl.trainer.launch import build_trainer
+from openrl.trainer.launch import StartRoles, build_trainer
 from openrl.trainer.pipeline import Answers
 from openrl.trainer.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import Learned, RLTrainer
@@ -134,11 +134,17 @@ class Side:
 
 
 @asynccontextmanager
-async def pipeline_side(config: PPOConfig, inputs: Inputs, ignore_eos: bool = True) -> AsyncIterator[Side]:
-    """The running pipeline. With ``ignore_eos`` every response has its full length."""
+async def pipeline_side(
+    config: PPOConfig,
+    inputs: Inputs,
+    ignore_eos: bool = True,
+    start: StartRoles = start_roles,
+    clock: Callable[[], float] = time.perf_counter,
+) -> AsyncIterator[Side]:
+    """The running pipeline, over the worker groups of ``start``. With ``ignore_eos`` every response has its full length."""
     steps = 2 * (config.batch.max_steps or 0)
-    with Progress("breakdown", steps, (), console=Console(file=StringIO())) as progress:
-        async with start_roles(config, inputs.device, steps, progress.stage) as roles:
+    with Progress("breakdown", steps, (), console=Console(file=StringIO()), clock=clock) as progress:
+        async with start(config, inputs.device, steps, progress.stage) as roles:
             policy = Recorder(roles.policy)
             roles = replace(roles, policy=policy)
             trainer = build_trainer(config, inputs, roles, Checkpoints(config.checkpoint), progress)

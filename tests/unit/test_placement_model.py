@@ -5,6 +5,8 @@ import json
 import math
 import random
 from dataclasses import replace
+from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -26,6 +28,8 @@ from benchmarks.virtual_clock import run_virtually
 
 COSTS = Costs(0.01, 0.2e-3, 0.3e-3, 0.1e-3, sync=3.0, switch=5.0)
 EQUAL = Workload(COSTS, Lengths(500, prompt=100), samples=256)  # every answer has 500 tokens
+
+MEASURED = Path(__file__).parents[2] / "benchmarks/measured/in_process.jsonl"
 
 # -- closed forms ----------------------------------------------------------------------------------------------
 
@@ -171,6 +175,20 @@ def test_costs_are_found_again_in_steps_that_they_explain():
     assert found.decode_base == pytest.approx(0.02) and found.decode_per_sequence == pytest.approx(0.3e-3)
     assert found.train_per_token == pytest.approx(0.2e-3) and found.logprobs_per_token == pytest.approx(0.05e-3)
     assert found.sync == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("placement", [Placement(1), Placement(2, rollout_gpus=1)], ids=lambda p: p.name)
+@pytest.mark.parametrize("shape", ["16x48", "32x32", "64x16", "64x40"])
+def test_a_measured_step_is_predicted_from_steps_of_other_shapes(shape, placement):
+    """Steps of a real run on one core (``benchmarks/measure_stages.py --in_process --rounds 3``), where stages take turns as
+    in either placement. Costs are fitted without the shape that is predicted; the largest lies far outside the rest."""
+    steps = [json.loads(line) for line in MEASURED.read_text().splitlines()]
+    costs = fit_costs([step for step in steps if step["shape"] != shape])
+    left_out = [step for step in steps if step["shape"] == shape]
+    prompts, tokens = map(int, shape.split("x"))
+    work = Workload(costs, Lengths(tokens, prompt=left_out[0]["rollout/prompt_length"]), samples=8 * prompts)
+    measured = median(step["time/step"] for step in left_out)
+    assert simulate(work, placement).step_seconds == pytest.approx(measured, rel=0.15)
 
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
