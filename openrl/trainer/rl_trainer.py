@@ -1,4 +1,4 @@
-"""The loop of a reinforcement-learning run: the pipeline's stages in order, and around them logs, evaluation, checkpoints."""
+"""The loop of a reinforcement-learning run: two stages driven by a schedule, then logs, evaluation, checkpoints."""
 
 from __future__ import annotations
 
