@@ -171,9 +171,9 @@ def gradient(directory):
     return [torch.cat([r[n].flatten() for r in ranks]) for n in names]
 
 
-def assert_same_training(found, expected, *, by_group):
+def assert_same_training(found, expected, *, by_group, rel=1e-6):
     a, b = (load_file(d / "trained.safetensors") for d in (found, expected))
-    assert float(a.pop("grad_norm")) == pytest.approx(float(b.pop("grad_norm")), rel=1e-6)
+    assert float(a.pop("grad_norm")) == pytest.approx(float(b.pop("grad_norm")), rel=rel)
     assert a.keys() == b.keys()
     for name in a:  # Adam turns a rounding error in a gradient near zero into one of the size of a step
         torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")

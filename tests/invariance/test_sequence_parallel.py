@@ -139,7 +139,7 @@ def refused(checkpoint, sliding, root):
     with pytest.raises(UserError, match="its attention is eager"):
         build_engine(engine_spec(checkpoint, attention="eager", parallel=ulysses))
     mamba = root / "falcon_h1-tied-0"
-    with pytest.raises(UserError, match=r"--ulysses_size: .* parts do not add up to the whole"):
+    with pytest.raises(UserError, match=r"--ulysses_size: sequences of .* cannot be split"):
         build_engine(engine_spec(mamba, parallel=ulysses))
 
 
@@ -189,7 +189,9 @@ def test_training_under_deepspeed(four_ranks, engine_checkpoint, tmp_path):
     init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
     whole = one_rank(engine_checkpoint, tmp_path, 0, [[0, 1, 2, 3, 4, 5, 6, 7]])
     for name, (stage, flags, _) in ENGINES.items():
-        assert_same_training(four_ranks / name, whole, by_group=flags.ds_tensor_parallel_size == 1 and stage in (1, 2))
+        assert_same_training(
+            four_ranks / name, whole, by_group=flags.ds_tensor_parallel_size == 1 and stage in (1, 2), rel=1e-5
+        )
 
 
 def test_split_layers_in_bf16(four_ranks, engine_checkpoint):
