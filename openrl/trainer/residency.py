@@ -28,7 +28,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "publish": ("actor.param", "vllm.weights"),  # the cache sleeps on: two copies of the policy, and nothing else
     "save": ("*.param", "*.optim"),
     "load": ("*.param", "*.optim"),
-    "export": ("*.param",),
+    "export": ("*.param", "*.optim"),  # masters make room for a moving average
 }
 """What each stage of the pipeline needs; ``*`` is the role that the stage is entered for."""
 

@@ -266,6 +266,7 @@ class DeepSpeedEngine:
         sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in self.model.parameters())
         return sum(size * self.layout.tp_size if split else size for size, split in sizes)
 
+    @needs("param", "optim")
     def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
         with self._averaged():
             weights = {}
@@ -298,6 +299,7 @@ class DeepSpeedEngine:
             master.copy_(tensor)
         self._refresh_from_masters()
 
+    @needs("param")
     @torch.no_grad()
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}

@@ -40,8 +40,10 @@ def needs(*parts: str) -> Callable[[Method], Method]:
 
 
 def parameter_tensors(model: nn.Module) -> list[Tensor]:
-    """What --deepspeed_sleep_states calls param: parameters, and in ZeRO 3 this rank's shards of them."""
-    return [t for p in model.parameters() for t in (p, getattr(p, "ds_tensor", p))]
+    """What --deepspeed_sleep_states calls param: parameters, in ZeRO 3 this rank's shards of them, and --zpg's copies."""
+    names = ("data", "ds_tensor", "ds_secondary_tensor")
+    found = (getattr(p, name, None) for p in model.parameters() for name in names)
+    return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
 def gradient_tensors(parameters: Iterable[Tensor], optimizer: Any) -> list[Tensor]:

@@ -160,7 +160,7 @@ def test_what_needs_a_sleeping_part_is_refused(tmp_path, checkpoint):
     engine.park("optim")
     with pytest.raises(RuntimeError, match="train_step needs optim and grad"):
         engine.train_step(batch, plan, SupervisedUpdate())
-    for refused in (engine.save, engine.load):
+    for refused in (engine.save, engine.load, engine.export):
         with pytest.raises(RuntimeError, match="needs optim"):
             refused(tmp_path)
     engine.forward(batch, [[*range(8)]])

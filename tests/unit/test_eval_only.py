@@ -25,7 +25,7 @@ class Pipeline:
     sync = SimpleNamespace(way="shared host memory")
 
     def __init__(self):
-        self.asked = []
+        self.asked, self.sync = [], SimpleNamespace(way="nothing")
 
     async def publish(self):
         self.asked.append("publish")
