@@ -13,6 +13,7 @@ import psutil
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
@@ -36,11 +37,35 @@ class NodeReporter:
         return str(Path.cwd())
 
 
+class Engine:
+    """Where it lies, and where the processes would that vLLM starts for it."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self.context = context
+
+    def where(self) -> tuple[str, str]:
+        return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+
+    def workers(self) -> list[tuple[str, list[int]]]:
+        """As vLLM's executor over Ray does: one worker in each bundle of the group that it finds itself in."""
+        assert self.context.spans_nodes
+        share, group = float(os.environ["VLLM_RAY_PER_WORKER_GPUS"]), ray.util.get_current_placement_group()
+        place = ray.remote(lambda: (ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()))
+        return ray.get(
+            [
+                place.options(
+                    num_cpus=0, num_gpus=share, scheduling_strategy=PlacementGroupSchedulingStrategy(group, int(bundle))
+                ).remote()
+                for bundle in os.environ["VLLM_RAY_BUNDLE_INDICES"].split(",")
+            ]
+        )
+
+
 @pytest.fixture(scope="module")
 def address():
-    """Two nodes of three CPUs each."""
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
-    nodes.add_node(num_cpus=3)
+    """Two nodes of three CPUs each, which pass for owners of two GPUs."""
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "num_gpus": 2, "include_dashboard": False})
+    nodes.add_node(num_cpus=3, num_gpus=2)
     nodes.wait_for_nodes()
     processes = psutil.Process().children(recursive=True)
     yield nodes.address
@@ -75,6 +100,42 @@ def test_node_groups_lie_on_one_node_each(joined):
     assert {node for node, _ in engines} == set(nodes)  # one CPU was left on each
 
 
+COLOCATED = HybridFlags(colocate_all_models=True)
+
+
+async def start(cluster: RayCluster, sizes: EngineFlags) -> tuple[RayGroup, RayGroup]:
+    """An actor on all four GPUs, and the engines beside it."""
+    flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=2)
+    plan = plan_placement(role_requests(flags, COLOCATED, sizes, ["actor"]), "cuda", cluster.nodes())
+    reservation = await cluster.reserve(plan, timeout=60)
+    actor = await RayGroup.create(cluster, reservation, "actor", Engine, timeout=60)
+    return actor, await RayGroup.create(cluster, reservation, ENGINES, Engine, timeout=60)
+
+
+def test_an_engine_sees_the_gpus_of_all_its_places(joined):
+    async def scenario():
+        actor, engines = await start(joined[0], EngineFlags(vllm_tensor_parallel_size=2))
+        return await actor.call("where"), await engines.call("where")
+
+    actor, engines = asyncio.run(scenario())
+    assert [len(gpus.split(",")) for _, gpus in actor] == [1, 1, 1, 1]
+    for rank, (node, gpus) in enumerate(engines):
+        beside = actor[2 * rank : 2 * rank + 2]
+        assert [node, node] == [place for place, _ in beside]
+        assert gpus.split(",") == [own for _, own in beside] and set(gpus.split(",")) == {"0", "1"}
+
+
+def test_an_engine_on_two_nodes_finds_its_places(joined):
+    async def scenario():
+        actor, engines = await start(joined[0], EngineFlags(vllm_tensor_parallel_size=2, vllm_pipeline_parallel_size=2))
+        return await actor.call("where"), await engines.call("where"), await engines.call("workers")
+
+    actor, ((home, gpus),), (workers,) = asyncio.run(scenario())
+    assert [(node, str(*own)) for node, own in workers] == actor  # stage by stage beside the ranks of the actor
+    assert home == workers[0][0] == workers[1][0] != workers[2][0] == workers[3][0]
+    assert gpus == ""
+
+
 def reserve(cluster: RayCluster, requests: list[RoleRequest], timeout: float):
     plan = plan_placement(requests, "cpu", cluster.nodes())
     return asyncio.run(cluster.reserve(plan, timeout))
@@ -90,7 +151,7 @@ def test_a_plan_that_never_fits_ends_with_what_is_missing(joined):
         "  - needs 4 CPUs on one node for actor, the largest free node has 3",
         "  - needs 7 CPUs in all, the cluster has 6 free on 2 nodes",
     ]
-    assert lines[3].count("0 of 0 GPUs and 3 of 3 CPUs free") == 2  # what was granted in part is given back
+    assert lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2  # what was granted in part is given back
     reserve(cluster, [RoleRequest("actor", 2, 3)], timeout=60).release()
 
 

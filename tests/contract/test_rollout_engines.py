@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
 from openrl.types import Completion, Finish, Sampling
@@ -31,7 +32,9 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tied": ({"tied": True}, {"enable_prefix_caching": True}),
     "untied": ({"tied": False}, {"deterministic": True}),
     "experts": ({"tied": True, "arch": "qwen3_moe"}, {}),
+    "divided": ({"tied": True}, {"sizes": ParallelSizes(tensor=2)}),  # over two processes, one attention head on each
 }
+BENCHES = [(b, m) for b in ("hf", "vllm") for m in MODELS if (b, m) != ("hf", "divided")]
 
 
 @dataclass
@@ -131,7 +134,7 @@ def apart(directory: Path) -> str:
     return str(target)
 
 
-@pytest.fixture(scope="module", params=[(b, m) for b in ("hf", "vllm") for m in MODELS], ids="-".join)
+@pytest.fixture(scope="module", params=BENCHES, ids="-".join)
 def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
     backend, name = request.param
     shape, options = MODELS[name]
@@ -209,6 +212,27 @@ def test_seeds(bench: Bench) -> None:
     assert sample(1) != sample(2)
     unseeded = bench.generate([[7, 8, 9]] * 4, [Sampling(20, ignore_eos=True)] * 4)
     assert len({tuple(reply.token_ids) for reply in unseeded}) == 4
+
+
+def test_many_completions_by_one_request(bench: Bench) -> None:
+    """Each with the log-probs of its own tokens, none of them lost, all of them different draws."""
+    prompt, sampling = [7, 8, 9], Sampling(20, min_p=0.01, seed=3)
+
+    def many() -> list[Completion]:
+        return bench.run(bench.engine.generate_many(prompt, sampling, 6))
+
+    replies = many()
+    assert len(replies) == 6 and len({tuple(reply.token_ids) for reply in replies}) > 1
+    for reply in replies:
+        expected = bench.expected(prompt, reply.token_ids, sampling)
+        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
+    if bench.spec.deterministic:
+        assert [reply.token_ids for reply in many()] == [reply.token_ids for reply in replies]
+
+
+def test_prompt_and_completion_together_have_a_limit(bench: Bench) -> None:
+    (reply,) = bench.generate([[7] * 30], [Sampling(50, ignore_eos=True, max_len=40)])
+    assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 10)
 
 
 def test_greedy(bench: Bench) -> None:

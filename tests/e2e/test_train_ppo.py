@@ -117,6 +117,37 @@ def test_adapters_on_shared_places(task, tmp_path):
     ).stat().st_size
 
 
+def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
+    """One engine over the places of two actor ranks. Prompts are one request each, two more than wanted run at a time."""
+    changes = {
+        "colocate_all_models": True,
+        "actor_num_gpus_per_node": 2,
+        "vllm_tensor_parallel_size": 2,
+        "no_expand_n_samples": True,
+        "vllm_generate_batch_size": 10,
+        "vllm_max_inflight_per_engine": 9,
+        "max_len": 24,
+        "generate_max_len": None,
+        "max_steps": 2,
+        "eval_dataset": task / "prompts.jsonl",
+        "eval_steps": 2,
+        "eval_max_samples": 6,
+        "eval_batch_size": 4,
+        "eval_n_samples_per_prompt": 1,
+        "eval_generate_max_len": 30,
+        "system_envs": "OPENRL_TEST=1",
+    }
+    plan = run("train_ppo_ray", ppo_flags(task, tmp_path, **changes, dry_run=True))
+    rows = [line for line in plan.splitlines() if line.startswith("vllm ")]
+    assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
+    run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
+    records = metrics(tmp_path)
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)  # each half of the engine gets its half of a sync
+    assert [m["rollout/surplus_groups"] for m in records] == [2, 2]
+    assert [m["rollout/samples"] for m in records] == [32, 32]
+    assert records[1]["eval/response_length"] <= 30
+
+
 def kill_when(process, happened) -> None:
     """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it started."""
     family = psutil.Process(process.pid)
