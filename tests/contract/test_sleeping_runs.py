@@ -25,6 +25,7 @@ from openrl.trainer.memory_log import MemoryLog
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import Roles, role_models, roles_of, sleeping, waves, workers
 from tests.e2e.runs import make_task, metrics, ppo_flags, untimed
+from tests.e2e.test_sleep import STEP
 
 pytestmark = pytest.mark.slow
 
@@ -121,6 +122,9 @@ def test_sleep_changes_no_bit_of_a_run(task, awake, tmp_path, capsys, mode):
     assert [edge for edge in edges if edge.startswith("load")] and edges.count("sync") == 3
     moved = [sum(edge.startswith(direction) for edge in edges) for direction in ("park", "wake")]
     assert min(moved) >= 4  # each of two steps moves something out and in
+    if mode == "all, everything asleep":
+        first = edges.index(STEP[0])
+        assert edges[first : first + len(STEP)] == STEP
     assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= metrics(tmp_path)[-1].keys()
 
 
