@@ -22,7 +22,9 @@ class LoadFlags(WeightFlags):
     """How a model is loaded that computes something."""
 
     attn_implementation: str | None = flag(
-        None, "Attention of Hugging Face models. None: flash_attention_2 if installed on a GPU, else sdpa."
+        None,
+        "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is installed, or for packed rows "
+        "varlen, torch's own; else sdpa.",
     )
     disable_fast_tokenizer: bool = flag(
         False, "Load the slow (Python) tokenizer, where transformers still has one; else a warning."

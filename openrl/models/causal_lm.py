@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import is_flash_attn_2_available
 
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
+from openrl.models.attention import chosen_attention
 from openrl.models.experts import load_balancing
 from openrl.models.logprobs import LogprobHead, of_next, to_next
 from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
@@ -105,7 +105,8 @@ def load_causal_lm(
     Raises UserError if there is no such model, weights are missing, or the architecture treats its logits in a way that
     this package does not know.
     """
-    hf = load_pretrained(AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit, **settings)
+    how = {"packing": packing, "load_in_4bit": load_in_4bit}
+    hf = load_pretrained(AutoModelForCausalLM, path, flags, device, **how, **settings)
     with torch.no_grad(), attention_of_a_cpu(hf):
         expected = _plain_logprobs(hf)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()
@@ -127,20 +128,19 @@ def load_pretrained(
     device: str,
     may_lack: str = "",
     load_in_4bit: bool = False,
+    packing: bool = False,
     **settings: Any,
 ) -> PreTrainedModel:
     """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout off, on the CPU.
 
-    ``settings`` are fields of the model's config, or what else ``from_pretrained`` takes.
+    ``packing`` says that rows are going to be packed, ``settings`` are fields of the model's config, or what else
+    ``from_pretrained`` takes.
     """
-    attention = flags.attn_implementation
-    if attention is None and device == "cuda" and flags.param_dtype != "fp32" and is_flash_attn_2_available():
-        attention = "flash_attention_2"
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]
             path,
             dtype=DTYPES[flags.param_dtype],
-            attn_implementation=attention,
+            attn_implementation=chosen_attention(flags, device, packing),
             trust_remote_code=flags.trust_remote_code,
             quantization_config=nf4(DTYPES[flags.param_dtype]) if load_in_4bit else None,
             output_loading_info=True,
