@@ -1,0 +1,85 @@
+"""Packed rows under the attention kernels of a GPU, and the memory of logits there."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers.utils import is_flash_attn_2_available
+
+from openrl.models.logprobs import token_logprobs
+from openrl.models.outputs import LogitTransform
+from openrl.training.build import build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.updates import SupervisedUpdate
+from openrl.types import StepPlan
+from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.tiny import tiny_model_dir
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
+
+LENGTHS = (120, 70, 9, 5, 333, 40, 64, 100)
+CUT = [[3, 0, -1, 6], [5, 1, 2], [-1], [7, 4]]
+KERNELS = {
+    "flash_attention_2": pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed"),
+    "varlen": (),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank():
+    init_distributed(0, 1, "127.0.0.1", 0, "cuda", timeout=60)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "mistral"])
+def checkpoint(request, tmp_path_factory):
+    """Grouped heads; mistral also looks at 64 tokens only."""
+    fields = {"sliding_window": 64} if request.param == "mistral" else {}
+    return tiny_model_dir(tmp_path_factory.mktemp("m"), arch=request.param, head_dim=64, **fields)
+
+
+def build(checkpoint, **fields):
+    return build_engine(replace(engine_spec(checkpoint, **fields), device="cuda"))
+
+
+@pytest.mark.parametrize("attention", [pytest.param(name, marks=marks) for name, marks in KERNELS.items()])
+def test_packed_rows_are_those_of_padded_sdpa(checkpoint, attention):
+    """bf16 against fp32, of the same weights: as near as sdpa in bf16 itself, which rounds alike."""
+    batch = ragged_batch(LENGTHS)
+    dtypes = (("fp32", "sdpa", False), ("bf16", "sdpa", False), ("bf16", attention, True))
+    exact, padded, packed = (
+        build(checkpoint, dtype=dtype, attention=name, packing=packing).forward(batch, CUT)
+        for dtype, name, packing in dtypes
+    )
+    gaps = [(found - exact)[batch.loss_mask].abs() for found in (padded, packed)]
+    assert float(gaps[1].mean()) < 1.5 * float(gaps[0].mean()) + 1e-3
+    assert float(gaps[1].max()) < 2 * float(gaps[0].max()) + 0.01
+
+
+@pytest.mark.parametrize("attention", [pytest.param(name, marks=marks) for name, marks in KERNELS.items()])
+def test_a_packed_step_has_the_gradient_of_a_padded_one(checkpoint, attention):
+    batch = ragged_batch(LENGTHS)
+    norms = []
+    for name, packing in (("sdpa", False), (attention, True)):
+        engine = build(checkpoint, dtype="bf16", attention=name, packing=packing, optim=optim_spec())
+        report = engine.train_step(batch, StepPlan(CUT, counts_of(batch)), SupervisedUpdate())
+        norms.append([report[name].value for name in ("loss", "grad_norm")])
+    assert norms[1] == pytest.approx(norms[0], rel=0.02)
+
+
+def test_chunks_bound_the_memory_of_logits():
+    """At 4,096 x 151,936 in bf16, forward and backward: at most 30 % of all at once, and twice the tokens take no more
+    than their own states."""
+    peaks = {}
+    for tokens, chunk in ((4096, 0), (4096, 1024), (8192, 1024)):
+        torch.cuda.empty_cache()
+        states = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.randn(151_936, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.randint(0, 151_936, (tokens,))
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        logprobs, entropies, _ = token_logprobs(states, weight, None, targets, LogitTransform(), chunk, entropy=True)
+        (logprobs + 0.1 * entropies).sum().backward()
+        peaks[tokens, chunk] = torch.cuda.max_memory_allocated() - before
+    print({key: f"{peak / 2**30:.2f} GiB" for key, peak in peaks.items()})
+    assert peaks[4096, 1024] < 0.3 * peaks[4096, 0]
+    assert peaks[8192, 1024] < peaks[4096, 1024] + 64 * 2**20
