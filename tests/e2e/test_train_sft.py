@@ -50,8 +50,20 @@ def test_resume_equals_the_uninterrupted_run(tmp_path):
     refused = run("train_sft", [*flags, "--load_checkpoint"], code=1)
     assert "cannot resume the data order: the checkpoint has as many rows, but others" in refused
 
-    run("train_sft", [*make_flags(tmp_path, tmp_path / "packed"), "--packing_samples"])
-    assert [m["loss"] for m in metrics(tmp_path / "packed")] == pytest.approx(losses, rel=1e-4)
+
+def test_dynamic_batches_train_alike(tmp_path):
+    """Packed micro-batches of at most 40 tokens, and padded ones of 16 rows."""
+    found = {}
+    for name, words in (("padded", ()), ("dynamic", ("--use_dynamic_batch", "--train_max_tokens_per_gpu", "40"))):
+        flags = [*make_flags(tmp_path, tmp_path / name), *words]
+        if words:
+            at = flags.index("--micro_train_batch_size")
+            del flags[at : at + 2]
+        assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
+        found[name] = metrics(tmp_path / name)
+    for padded, dynamic in zip(found["padded"], found["dynamic"], strict=True):
+        assert dynamic["loss"] == pytest.approx(padded["loss"], rel=1e-4)
+        assert dynamic["perf/padding_waste"] == 0 and dynamic["perf/micro_batches"] > padded["perf/micro_batches"] == 2
 
 
 def test_evaluation_is_the_loss_of_transformers_over_all_answer_tokens(tmp_path):
