@@ -47,8 +47,8 @@ def chunked(
     return logprobs, entropies if with_gradient else entropies.detach()
 
 
-def measure(chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, with_gradient: bool, path: str) -> None:
-    """In a child: write the rise of memory in bytes and the results to ``path``. ``chunk_size`` 0: the plain version."""
+def measure(chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, with_gradient: bool) -> Figures:
+    """The rise of this process's memory in bytes, and the results. ``chunk_size`` 0: the plain version."""
     g = torch.Generator().manual_seed(0)
     states = torch.randn(tokens, hidden_size, generator=g).requires_grad_()
     weight = (torch.randn(vocabulary, hidden_size, generator=g) / hidden_size**0.5).requires_grad_()
@@ -65,7 +65,11 @@ def measure(chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, wit
     rise = memory("VmHWM") - before
     assert states.grad is not None and weight.grad is not None
     grads = {"gradient of states": states.grad, "gradient of head": weight.grad}
-    torch.save((rise, {"log-probs": logprobs.detach(), "entropies": entropies.detach()} | grads), path)
+    return rise, {"log-probs": logprobs.detach(), "entropies": entropies.detach()} | grads
+
+
+def measure_into(path: str, *args: int) -> None:
+    torch.save(measure(*args), path)
 
 
 def memory(field: str) -> int:
@@ -78,7 +82,7 @@ def memory(field: str) -> int:
 def in_a_child(*args: int | bool) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/figures.pt"
-        process = torch.multiprocessing.get_context("spawn").Process(target=measure, args=(*args, path))
+        process = torch.multiprocessing.get_context("spawn").Process(target=measure_into, args=(path, *args))
         process.start()
         process.join()
         if process.exitcode:

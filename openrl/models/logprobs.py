@@ -134,6 +134,7 @@ class _Chunked(torch.autograd.Function):
             logits = transform(F.linear(states[rows], weight, bias))
             parts.append(_score(logits, targets[rows], entropy))
             kls += [] if reference is None else [full_kl(logits, *reference(rows))]
+            del logits  # else the next chunk's would stand beside them
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
         kl = torch.zeros_like(logprobs) if reference is None else torch.cat(kls)
@@ -164,6 +165,7 @@ class _Chunked(torch.autograd.Function):
                     grad_weight[part] += of_raw[:, part].T @ states[rows]
             if grad_bias is not None:
                 grad_bias += of_raw.sum(0)
+            del of_raw
         return (
             grad_states,
             grad_weight.to(weight.dtype) if grad_weight is not None else None,

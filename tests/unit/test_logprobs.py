@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.logprob_memory import measure
 from openrl.models.logprobs import LogprobHead, of_next, to_next, token_logprobs
 from openrl.models.outputs import LogitTransform
 from openrl.models.reference import FrozenHead, distributions, reference_columns
@@ -144,3 +145,15 @@ def test_no_chunk_of_the_kl_outlives_it():
     kept = [tuple(t.shape) for t in kl.grad_fn.saved_tensors]
     assert sorted(shape for shape in kept if 11 in shape) == [(11,), (11, 6)]
     assert {name: tuple(c.shape) for name, c in columns.items()} == {"ref_ids": (9, 3), "ref_support": (9, 4)}
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_memory_does_not_grow_with_the_number_of_tokens(with_gradient):
+    """Forward and backward, 51 MB a chunk of logits: two of them and change, three with a gradient of the entropy. Blocks of
+    this size go back to the kernel as soon as they are freed."""
+    chunk = 256 * 50_000 * 4
+    rises = [measure(256, tokens, 50_000, 16, with_gradient)[0] / chunk for tokens in (512, 1024)]
+    plain = measure(0, 1024, 50_000, 16, with_gradient)[0] / chunk
+    assert max(rises) < (3.5 if with_gradient else 2.5)
+    assert abs(rises[1] - rises[0]) < 0.5
+    assert plain > 8  # 4 chunks of logits, and as many of log-probs
