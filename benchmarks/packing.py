@@ -95,12 +95,13 @@ def main() -> None:
         make_model(tokenizer, args.hidden_size, args.layers).save_pretrained(name)
         padded, packed = build(Path(name), packing=False), build(Path(name), packing=True)
         for size in args.micro_batch_sizes:
-            plan = plan_steps(batch, 1, args.rows, size).steps[0][0]
-            pairs = [(seconds(padded, batch, plan), seconds(packed, batch, plan)) for _ in range(args.pairs + 1)][1:]
+            dealt = plan_steps(batch, 1, args.rows, size)
+            shard, plan = batch.select(dealt.shards[0]), dealt.steps[0][0]
+            pairs = [(seconds(padded, shard, plan), seconds(packed, shard, plan)) for _ in range(args.pairs + 1)][1:]
             ratios = sorted(a / b for a, b in pairs)
             speeds = [f"{tokens / median(times):,.0f}" for times in zip(*pairs, strict=True)]
             ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
-            table.add_row(str(size), f"{padding(batch, plan):.0%}", *speeds, ratio)
+            table.add_row(str(size), f"{padding(shard, plan):.0%}", *speeds, ratio)
     Console().print(
         f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32, one thread, {args.pairs} interleaved pairs, median"
     )

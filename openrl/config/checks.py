@@ -202,10 +202,9 @@ def supervised_attention_fits(config: SupervisedConfig, given: Given) -> Problem
 
 def _attention(config: PPOConfig | SupervisedConfig) -> Problems:
     name = config.model.attn_implementation or ""
-    of_a_gpu = name.startswith("flash_attention") or name == "varlen"
-    if of_a_gpu and config.model.param_dtype == "fp32":
+    if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
         yield Problem(("attn_implementation", "param_dtype"), f"{name} knows no fp32", "--attn_implementation sdpa")
-    if of_a_gpu and config.device.device == "cpu":
+    if name.startswith("flash_attention") and config.device.device == "cpu":
         yield Problem(("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa")
 
 

@@ -23,8 +23,8 @@ class LoadFlags(WeightFlags):
 
     attn_implementation: str | None = flag(
         None,
-        "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is installed, or for packed rows "
-        "varlen, torch's own; else sdpa.",
+        "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is installed, else sdpa, or for "
+        "packed rows varlen, which computes each sample alone.",
     )
     disable_fast_tokenizer: bool = flag(
         False, "Load the slow (Python) tokenizer, where transformers still has one; else a warning."

@@ -1,18 +1,20 @@
-"""Which attention a model runs, and one that transformers lacks: torch's kernel for rows that stand end to end.
+"""Which attention a model runs, and one that transformers lacks: each sample of a packed row by itself.
 
-With --packing_samples sdpa computes every pair of tokens of the packed row and masks those of different samples, so its
-work grows with the square of the micro-batch. ``varlen`` is torch's own flash attention with boundaries: it computes each
-sample's pairs alone and needs nothing installed, where flash_attention_2 needs the package flash-attn.
+sdpa and eager attention compute every pair of tokens of a packed row and mask those of different samples, so their work
+and their mask grow with the square of the micro-batch. ``varlen`` computes each sample's pairs alone: on a GPU in one call
+of torch's flash attention with boundaries, which needs no package, elsewhere sample after sample.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.flash_attention import get_target_dtype
 from transformers.utils import is_flash_attn_2_available
 
@@ -23,15 +25,24 @@ VARLEN = "varlen"
 AMPERE = (8, 0)  # the oldest GPUs that torch's flash attention runs on
 
 
-def chosen_attention(flags: LoadFlags, device: str, packing: bool) -> str | None:
-    """--attn_implementation, else the fastest that is there; None leaves it to transformers, which takes sdpa."""
-    if flags.attn_implementation is not None:
-        return flags.attn_implementation
-    if device != "cuda" or flags.param_dtype == "fp32":
-        return None
-    if is_flash_attn_2_available():
-        return "flash_attention_2"
-    return VARLEN if packing and torch.cuda.get_device_capability() >= AMPERE else None
+def asked_attention(flags: LoadFlags, device: str) -> str | None:
+    """What a model is loaded with: --attn_implementation, else flash attention where it is installed and runs. None leaves
+    it to transformers, which takes sdpa for most architectures."""
+    on_gpu = device == "cuda" and flags.param_dtype != "fp32"
+    installed = flags.attn_implementation is None and on_gpu and is_flash_attn_2_available()
+    return "flash_attention_2" if installed else flags.attn_implementation
+
+
+def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
+    """A model that is going to run packed rows takes ``varlen`` where it would run sdpa, unless sdpa was asked for."""
+    plain = hf.config.get_text_config() is hf.config and getattr(hf.config, "attn_logit_softcapping", None) is None
+    left_to_us = flags.attn_implementation is None and hf.config._attn_implementation == "sdpa"
+    if left_to_us and plain and (device == "cpu" or _kernel_runs(flags.param_dtype)):
+        hf.set_attn_implementation(VARLEN)
+
+
+def _kernel_runs(dtype: str) -> bool:
+    return dtype != "fp32" and torch.cuda.get_device_capability() >= AMPERE
 
 
 def varlen_attention(
@@ -59,33 +70,57 @@ def varlen_attention(
         max_length_q: tokens of the longest.
 
     Returns:
-        (R, S, heads, D), and no weights. Raises UserError for what the kernel does not know.
+        (R, S, heads, D), and no weights. Raises UserError for what it does not know.
     """
-    rows, heads, length, _ = query.shape
-    if softcap is not None or s_aux is not None or key.shape[2] != length:
-        what = (
-            "cached keys" if key.shape[2] != length else "capped logits" if softcap is not None else "attention sinks"
-        )
-        raise UserError(f"--attn_implementation {VARLEN} knows no {what}", "--attn_implementation sdpa")
-    if cu_seq_lens_q is None or max_length_q is None:
-        cu_seq_lens_q = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
-        max_length_q = length
+    unknown = {
+        "cached keys": key.shape[2] != query.shape[2],
+        "capped logits": softcap is not None,
+        "attention sinks": s_aux is not None,
+        "attention in both directions": not getattr(module, "is_causal", True),
+    }
+    if found := [what for what, there in unknown.items() if there]:
+        raise UserError(f"--attn_implementation {VARLEN} knows no {found[0]}", "--attn_implementation sdpa")
     half = get_target_dtype(query, module) or query.dtype  # adapters may leave activations in fp32
-    q, k, v = (x.transpose(1, 2).flatten(0, 1).to(half) for x in (query, key, value))
-    out = varlen_attn(
-        q,
-        k,
-        v,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=key.shape[1] != heads,
-    )
+    if query.is_cuda and half != torch.float32:
+        tensors = (query.to(half), key.to(half), value.to(half))
+        return _by_kernel(*tensors, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
+    starts = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
+    return _one_by_one(query, key, value, starts, scaling, sliding_window), None
+
+
+def _by_kernel(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    starts: Tensor | None,
+    longest: int | None,
+    scaling: float | None,
+    window: int | None,
+) -> Tensor:
+    rows, heads, length, _ = query.shape
+    if starts is None or longest is None:
+        starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
+        longest = length
+    tensors = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
+    span = (-1 if window is None else window - 1, 0)  # tokens to the left and to the right; without any this is causal
+    grouped = key.shape[1] != heads
+    out = varlen_attn(*tensors, starts, starts, longest, longest, scale=scaling, window_size=span, enable_gqa=grouped)
     assert isinstance(out, Tensor)
-    return out.view(rows, length, heads, -1), None
+    return out.view(rows, length, heads, -1)
+
+
+def _one_by_one(
+    query: Tensor, key: Tensor, value: Tensor, starts: list[int], scaling: float | None, window: int | None
+) -> Tensor:
+    grouped, parts = key.shape[1] != query.shape[1], []
+    for start, end in pairwise(starts):
+        q, k, v = (x[:, :, start:end] for x in (query, key, value))
+        mask = None
+        if window is not None and end - start > window:
+            mask = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).tril().triu(1 - window)
+        how = {"is_causal": mask is None, "scale": scaling, "enable_gqa": grouped}
+        parts.append(F.scaled_dot_product_attention(q, k, v, mask, **how))  # type: ignore[arg-type]
+    return torch.cat(parts, 2).transpose(1, 2)
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:

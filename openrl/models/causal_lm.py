@@ -13,7 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
-from openrl.models.attention import chosen_attention
+from openrl.models.attention import asked_attention, pack_attention
 from openrl.models.experts import load_balancing
 from openrl.models.logprobs import LogprobHead, of_next, to_next
 from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
@@ -140,7 +140,7 @@ def load_pretrained(
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]
             path,
             dtype=DTYPES[flags.param_dtype],
-            attn_implementation=chosen_attention(flags, device, packing),
+            attn_implementation=asked_attention(flags, device),
             trust_remote_code=flags.trust_remote_code,
             quantization_config=nf4(DTYPES[flags.param_dtype]) if load_in_4bit else None,
             output_loading_info=True,
@@ -155,6 +155,8 @@ def load_pretrained(
             f"{path}: {len(missing)} weights are not in the checkpoint, e.g. {missing[0]}",
             "point the flag at a complete checkpoint of this architecture",
         )
+    if packing:
+        pack_attention(model, flags, device)
     _disable_dropout(model)
     keep_differentiable(model)
     return model.eval()

@@ -51,7 +51,7 @@ AttentionInterface.register("forgets_boundaries", forgets_boundaries)
 AttentionMaskInterface.register("forgets_boundaries", sdpa_mask)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager", None])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_log_probs_are_those_of_rows_alone(tmp_path, batch, arch, attention):
     path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])

@@ -1,51 +1,67 @@
-"""Which attention a model gets, and torch's kernel for packed rows as transformers calls it.
+"""Which attention a model gets, and what packed rows get of it.
 
 The kernel itself needs a GPU (tests/gpu/test_attention.py); here a plain version with the same arguments stands for it.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
-from openrl.config.commands import PPOConfig
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models import attention
-from openrl.models.attention import chosen_attention, varlen_attention
+from openrl.models.attention import _by_kernel, _one_by_one, asked_attention, pack_attention, varlen_attention
+from openrl.models.causal_lm import load_pretrained
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from tests.experience import engine_spec, ragged_batch
 from tests.tiny import tiny_model_dir
-from tests.unit.test_config_checks import PPO, said
 
 
 @pytest.mark.parametrize(
-    ("device", "dtype", "installed", "capability", "packing", "expected"),
+    ("device", "dtype", "installed", "expected"),
     [
-        ("cpu", "bf16", True, (9, 0), True, None),
-        ("cuda", "fp32", True, (9, 0), True, None),
-        ("cuda", "bf16", True, (9, 0), True, "flash_attention_2"),
-        ("cuda", "fp16", True, (9, 0), False, "flash_attention_2"),
-        ("cuda", "bf16", False, (9, 0), True, "varlen"),
-        ("cuda", "bf16", False, (9, 0), False, None),  # nothing to gain: padded rows have no boundaries
-        ("cuda", "fp16", False, (7, 5), True, None),
+        ("cpu", "bf16", True, None),
+        ("cuda", "fp32", True, None),
+        ("cuda", "bf16", True, "flash_attention_2"),
+        ("cuda", "fp16", False, None),
     ],
 )
-def test_the_choice(monkeypatch, device, dtype, installed, capability, packing, expected):
+def test_what_a_model_is_loaded_with(monkeypatch, device, dtype, installed, expected):
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    assert chosen_attention(LoadFlags(param_dtype=dtype), device, packing) == expected
-    assert chosen_attention(LoadFlags(param_dtype=dtype, attn_implementation="eager"), device, packing) == "eager"
+    assert asked_attention(LoadFlags(param_dtype=dtype), device) == expected
+    assert asked_attention(LoadFlags(param_dtype=dtype, attn_implementation="eager"), device) == "eager"
 
 
 @pytest.mark.parametrize(
-    "words", ["--attn_implementation varlen --param_dtype fp32", "--attn_implementation varlen --device cpu"]
+    ("arch", "asked", "device", "dtype", "capability", "expected"),
+    [
+        ("qwen3", None, "cpu", "fp32", None, "varlen"),
+        ("qwen3", "sdpa", "cpu", "fp32", None, "sdpa"),
+        ("gemma2", None, "cpu", "fp32", None, "sdpa"),  # caps its logits
+        ("qwen3", None, "cuda", "bf16", (9, 0), "varlen"),
+        ("qwen3", None, "cuda", "fp16", (7, 5), "sdpa"),
+        ("qwen3", None, "cuda", "fp32", (9, 0), "sdpa"),
+    ],
 )
-def test_the_kernel_needs_a_gpu_and_a_half_type(words):
-    (problem,) = said(PPOConfig, f"{PPO} {words}")
-    assert problem.startswith("--attn_implementation, --") and "--attn_implementation sdpa" in problem
+def test_what_packed_rows_run(monkeypatch, tmp_path, arch, asked, device, dtype, capability, expected):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    flags = LoadFlags(param_dtype=dtype, attn_implementation=asked)
+    hf = load_pretrained(AutoModelForCausalLM, str(tiny_model_dir(tmp_path, arch=arch)), flags, "cpu")
+    assert hf.config._attn_implementation == "sdpa"
+    pack_attention(hf, flags, device)
+    assert hf.config._attn_implementation == expected
 
 
-def one_by_one(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
+def test_padded_rows_are_left_alone(tmp_path):
+    spec = engine_spec(tiny_model_dir(tmp_path))
+    assert build_engine(spec).model.hf.config._attn_implementation == "sdpa"
+    assert build_engine(replace(spec, packing=True)).model.hf.config._attn_implementation == "varlen"
+
+
+def token_by_token(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
     """``torch.nn.attention.varlen.varlen_attn`` by its documentation, one sequence, head and token at a time."""
     assert cu_q is cu_k and max_q == max_k == int(cu_q.diff().max()) and cu_q.dtype == torch.int32
     assert enable_gqa == (query.shape[1] != key.shape[1])
@@ -67,26 +83,46 @@ def one_rank():
     init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
 
 
+CUT = [[3, 0, -1, 6], [5, 1, 2], [7, 4]]
+
+
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize(
     ("arch", "fields"), [("qwen3", {}), ("llama", {"num_key_value_heads": 2}), ("mistral", {"sliding_window": 4})]
 )
-def test_models_get_what_sdpa_gives(monkeypatch, tmp_path, arch, fields, packing):
-    monkeypatch.setattr(attention, "varlen_attn", one_by_one)
+def test_models_get_what_sdpa_gives(tmp_path, arch, fields, packing):
     path, batch = tiny_model_dir(tmp_path, arch=arch, **fields), ragged_batch()
-    cut = [[3, 0, -1, 6], [5, 1, 2], [7, 4]]
     expected, found = (
-        build_engine(engine_spec(path, attention=name, packing=packing)).forward(batch, cut)
-        for name in ("sdpa", "varlen")
+        build_engine(engine_spec(path, attention=name, packing=packed)).forward(batch, CUT)
+        for name, packed in (("sdpa", False), ("varlen", packing))
     )
     assert float(expected.abs().max()) > 1
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 
 
-def test_what_the_kernel_does_not_know_is_refused():
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("boundaries", [[0, 5, 6, 11], None])
+def test_the_kernel_is_called_as_documented(monkeypatch, window, boundaries):
+    """One token, head and sequence at a time in its place, against sample after sample."""
+    monkeypatch.setattr(attention, "varlen_attn", token_by_token)
+    g = torch.Generator().manual_seed(0)
+    rows = 1 if boundaries else 2
+    query, key, value = (torch.randn(rows, heads, 11, 8, generator=g) for heads in (4, 2, 2))
+    starts = torch.tensor(boundaries, dtype=torch.int32) if boundaries else None
+    found = _by_kernel(query, key, value, starts, 5 if boundaries else None, 0.3, window)
+    expected = _one_by_one(query, key, value, boundaries or [0, 11], 0.3, window)
+    assert found.shape == (rows, 11, 4, 8)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+
+
+def test_what_is_not_known_is_refused():
     query = torch.zeros(1, 2, 3, 8)
     for more, what in (({"softcap": 30.0}, "capped logits"), ({"s_aux": query}, "attention sinks")):
         with pytest.raises(UserError, match=what):
             varlen_attention(torch.nn.Linear(1, 1), query, query, query, None, **more)
+    both_ways = torch.nn.Linear(1, 1)
+    both_ways.is_causal = False
+    with pytest.raises(UserError, match="attention in both directions"):
+        varlen_attention(both_ways, query, query, query, None)
     with pytest.raises(UserError, match="cached keys"):
         varlen_attention(torch.nn.Linear(1, 1), query[:, :, :1], query, query, None)
