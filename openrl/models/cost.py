@@ -23,12 +23,19 @@ def cost_of(config: PretrainedConfig) -> RowCost:
     Layers are taken for gated ones that all look at every token; a model with plain or sliding ones is near enough.
     """
     text = config.get_text_config()
-    hidden, layers, heads = text.hidden_size, text.num_hidden_layers, text.num_attention_heads
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    hidden, layers, heads = text.hidden_size, text.num_hidden_layers, _mean(getattr(text, "num_attention_heads", None))
+    if not heads:
+        return RowCost()  # no attention in it
+    head_dim = getattr(text, "head_dim", None) or hidden / heads
+    kv_heads = _mean(getattr(text, "num_key_value_heads", None)) or heads
     attention = 2 * hidden * head_dim * (heads + kv_heads)
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    inner = _mean(getattr(text, "intermediate_size", None)) or 4 * hidden
     if experts := getattr(text, "num_experts_per_tok", None):
         inner = experts * (getattr(text, "moe_intermediate_size", None) or inner)
     passed = layers * (attention + 3 * hidden * inner) + hidden * text.vocab_size
     return RowCost(layers * heads * head_dim / passed)
+
+
+def _mean(sizes: float | list[float] | None) -> float | None:
+    """Some architectures have a size for each layer."""
+    return sum(sizes) / len(sizes) if isinstance(sizes, list) else sizes

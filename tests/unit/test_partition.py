@@ -112,6 +112,15 @@ def test_attention_of_published_models():
     assert cost_of(PretrainedConfig(**mixture)).attention == pytest.approx(48 * 4096 / (3.3e9 - 0.3e9), rel=0.03)
 
 
+def test_models_of_other_shapes_have_a_cost():
+    shape = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 10}
+    assert cost_of(PretrainedConfig(**shape)) == RowCost()  # a state-space model
+    one, by_layer = (
+        cost_of(PretrainedConfig(**shape, num_attention_heads=2, intermediate_size=sizes)) for sizes in (24, [16, 32])
+    )
+    assert one == by_layer == RowCost(2 * 8 / (2 * (4 * 8 * 8 + 3 * 8 * 24) + 80))
+
+
 def test_a_long_row_costs_more_than_its_tokens():
     cost = RowCost(1 / 1000)
     assert [cost(n) for n in (0, 10, 1000, 2000)] == [0, 10.1, 2000, 6000]
