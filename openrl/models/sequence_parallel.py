@@ -29,10 +29,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from openrl.config.parallel import ParallelFlags
 from openrl.errors import UserError
+from openrl.models.attention import VARLEN
 from openrl.models.packing import PACKABLE_LAYERS, Rows
 from openrl.models.ring_attention import Ring, ring_attention
 
-SPLITTABLE = ("sdpa", "flash_attention_2", "flash_attention_3")
+SPLITTABLE = ("sdpa", VARLEN, "flash_attention_2", "flash_attention_3")
 """Attention that Ulysses can run on some of the heads."""
 
 
@@ -123,8 +124,8 @@ class WholeSequence:
         return self._masks[window]
 
     @cached_property
-    def flash_inputs(self) -> dict[str, Any]:
-        """Boundaries of packed sequences, as flash attention takes them."""
+    def boundaries(self) -> dict[str, Any]:
+        """Of packed sequences, as flash attention and ``varlen`` take them."""
         if not self.packed:
             return {}
         starts = torch.tensor(self.starts, dtype=torch.int32, device=self.positions.device)
@@ -195,16 +196,16 @@ def ulysses_attention(
     repeats = split.size // math.gcd(key.shape[1], split.size)
     key, value = (x.repeat_interleave(repeats, 1) if repeats > 1 else x for x in (key, value))
     query, key, value = (_Exchanged.apply(x, split.group, True) for x in (query, key, value))
-    flash = split.inner.startswith("flash")
-    more |= {"position_ids": sequence.positions} | (sequence.flash_inputs if flash else {})
-    # sdpa repeats key-value heads by what the module says of them; flash attention counts them
+    by_boundaries = split.inner != "sdpa"
+    more |= {"position_ids": sequence.positions} | (sequence.boundaries if by_boundaries else {})
+    # sdpa repeats key-value heads by what the module says of them; the others count them
     heads = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
     found, _ = ALL_ATTENTION_FUNCTIONS[split.inner](
-        module if flash else heads,
+        module if by_boundaries else heads,
         query,
         key,
         value,
-        None if flash else sequence.mask(sliding_window),
+        None if by_boundaries else sequence.mask(sliding_window),
         sliding_window=sliding_window,
         **more,
     )
