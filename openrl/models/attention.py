@@ -12,10 +12,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
-from transformers.integrations.flash_attention import get_target_dtype
 from transformers.utils import is_flash_attn_2_available
 
 from openrl.config.model import LoadFlags
@@ -46,7 +45,7 @@ def _kernel_runs(dtype: str) -> bool:
 
 
 def varlen_attention(
-    module: nn.Module,
+    module: Any,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -80,10 +79,9 @@ def varlen_attention(
     }
     if found := [what for what, there in unknown.items() if there]:
         raise UserError(f"--attn_implementation {VARLEN} knows no {found[0]}", "--attn_implementation sdpa")
-    half = get_target_dtype(query, module) or query.dtype  # adapters may leave activations in fp32
-    if query.is_cuda and half != torch.float32:
-        tensors = (query.to(half), key.to(half), value.to(half))
-        return _by_kernel(*tensors, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
+    if query.is_cuda and module.config.dtype != torch.float32:
+        query, key, value = (x.to(module.config.dtype) for x in (query, key, value))  # adapters may leave fp32
+        return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
     starts = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
     return _one_by_one(query, key, value, starts, scaling, sliding_window), None
 
