@@ -11,13 +11,13 @@ of tokens, and the largest differences between the two. The plain version takes 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import os
 import re
 import tempfile
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
-os.environ["MALLOC_MMAP_THRESHOLD_"] = "1000000"  # of children: what is freed goes back to the kernel
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from torch import Tensor
 from openrl.models.logprobs import token_logprobs
 from openrl.models.outputs import LogitTransform
 
+M_MMAP_THRESHOLD = -3  # of malloc.h
 Figures = tuple[float, dict[str, Tensor]]  # bytes, results
 
 
@@ -49,6 +50,7 @@ def chunked(
 
 def measure(chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, with_gradient: bool) -> Figures:
     """The rise of this process's memory in bytes, and the results. ``chunk_size`` 0: the plain version."""
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)  # what is freed goes back to the kernel
     g = torch.Generator().manual_seed(0)
     states = torch.randn(tokens, hidden_size, generator=g).requires_grad_()
     weight = (torch.randn(vocabulary, hidden_size, generator=g) / hidden_size**0.5).requires_grad_()

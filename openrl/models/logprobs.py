@@ -32,6 +32,10 @@ def to_next(values: Tensor) -> Tensor:
     return values.roll(1, 1)
 
 
+ROW_BLOCK = 128
+"""Tokens of a chunk that are scored at a time, so that beside the chunk's logits no matrix of their size is made."""
+
+
 class LogprobHead(nn.Module):
     """Takes the place of a model's output head and owns its parameters, under the same names.
 
@@ -132,8 +136,9 @@ class _Chunked(torch.autograd.Function):
         parts, kls = [], []
         for rows in _chunks(len(targets), chunk_size):
             logits = transform(F.linear(states[rows], weight, bias))
-            parts.append(_score(logits, targets[rows], entropy))
-            kls += [] if reference is None else [full_kl(logits, *reference(rows))]
+            for own, inside in _blocks(rows, len(logits)):
+                parts.append(_score(logits[inside], targets[own], entropy))
+                kls += [] if reference is None else [full_kl(logits[inside], *reference(own))]
             del logits  # else the next chunk's would stand beside them
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
@@ -153,12 +158,17 @@ class _Chunked(torch.autograd.Function):
         grad_bias = torch.zeros(bias.shape, dtype=exact, device=bias.device) if bias is not None else None
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
-            up = [None if g is None else g[rows, None] for g in (grad_logprobs, grad_entropies)]
-            gradient = _score_gradient(logits, targets[rows], log_partition[rows, None], entropies[rows, None], *up)
-            if grad_kl is not None:
-                gradient += full_kl_gradient(logits, *ctx.reference(rows)) * grad_kl[rows, None]
-            of_raw = ctx.transform.backward(gradient, logits).to(states.dtype)
-            del logits, gradient
+            for own, inside in _blocks(rows, len(logits)):  # the gradient takes the place of the logits
+                block, up = (
+                    logits[inside],
+                    [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)],
+                )
+                gradient = _score_gradient(block, targets[own], log_partition[own, None], entropies[own, None], *up)
+                if grad_kl is not None:
+                    gradient += full_kl_gradient(block, *ctx.reference(own)) * grad_kl[own, None]
+                block.copy_(ctx.transform.backward(gradient, block))
+            of_raw = logits.to(states.dtype)
+            del logits, block, gradient
             torch.mm(of_raw, weight, out=grad_states[rows])
             if grad_weight is not None:
                 for part in _chunks(len(weight), HEAD_BLOCK):
@@ -193,6 +203,12 @@ def _score_gradient(
     else:
         gradient.mul_(0 if grad_logprobs is None else grad_logprobs)
     return gradient if grad_logprobs is None else gradient.scatter_add_(1, targets[:, None], grad_logprobs)
+
+
+def _blocks(rows: slice, count: int) -> list[tuple[slice, slice]]:
+    """Parts of a chunk of ``count`` tokens: where they stand among all tokens, and in the chunk."""
+    inside = _chunks(count, ROW_BLOCK)
+    return [(slice(rows.start + part.start, rows.start + min(part.stop, count)), part) for part in inside]
 
 
 def _chunks(n: int, size: int) -> list[slice]:

@@ -149,11 +149,10 @@ def test_no_chunk_of_the_kl_outlives_it():
 
 @pytest.mark.parametrize("with_gradient", [False, True])
 def test_memory_does_not_grow_with_the_number_of_tokens(with_gradient):
-    """Forward and backward, 51 MB a chunk of logits: two of them and change, three with a gradient of the entropy. Blocks of
-    this size go back to the kernel as soon as they are freed."""
+    """Forward and backward, one matrix of logits at a time, of 51 MB here, and blocks of it."""
     chunk = 256 * 50_000 * 4
     rises = [measure(256, tokens, 50_000, 16, with_gradient)[0] / chunk for tokens in (512, 1024)]
     plain = measure(0, 1024, 50_000, 16, with_gradient)[0] / chunk
-    assert max(rises) < (3.5 if with_gradient else 2.5)
+    assert max(rises) < 3  # blocks are half of it here, and an eighth at the default of 1,024 tokens
     assert abs(rises[1] - rises[0]) < 0.5
     assert plain > 8  # 4 chunks of logits, and as many of log-probs
