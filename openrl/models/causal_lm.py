@@ -105,8 +105,9 @@ def load_causal_lm(
     Raises UserError if there is no such model, weights are missing, or the architecture treats its logits in a way that
     this package does not know.
     """
-    how = {"packing": packing, "load_in_4bit": load_in_4bit}
-    hf = load_pretrained(AutoModelForCausalLM, path, flags, device, **how, **settings)
+    hf = load_pretrained(
+        AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings
+    )
     with torch.no_grad(), attention_of_a_cpu(hf):
         expected = _plain_logprobs(hf)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()

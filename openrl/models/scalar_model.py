@@ -143,8 +143,7 @@ def load_scalar_model(
     normal with standard deviation 1 / (hidden size + 1), from ``fresh_head_seed``. With None a missing head is a
     UserError. ``fp32_head`` takes the head's product in fp32.
     """
-    how = {"packing": packing, "load_in_4bit": load_in_4bit}
-    hf = load_pretrained(AutoModel, path, flags, device, **how, **settings)
+    hf = load_pretrained(AutoModel, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings)
     head_name, weight = stored_head(path, flags, head_prefix)
     if weight is None and fresh_head_seed is None:
         raise UserError(
