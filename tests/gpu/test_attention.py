@@ -15,8 +15,6 @@ from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
-
 LENGTHS = (120, 70, 9, 5, 333, 40, 64, 100)
 CUT = [[3, 0, -1, 6], [5, 1, 2], [-1], [7, 4]]
 KERNELS = {
@@ -66,7 +64,7 @@ def test_a_packed_step_has_the_gradient_of_a_padded_one(checkpoint, attention):
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
 
 
-def test_chunks_bound_the_memory_of_logits():
+def test_chunks_bound_the_memory_of_logits(record_property):
     """At 4,096 x 151,936 in bf16, forward and backward: at most 30 % of all at once, and twice the tokens take no more
     than their own states."""
     peaks = {}
@@ -80,6 +78,8 @@ def test_chunks_bound_the_memory_of_logits():
         logprobs, entropies, _ = token_logprobs(states, weight, None, targets, LogitTransform(), chunk, entropy=True)
         (logprobs + 0.1 * entropies).sum().backward()
         peaks[tokens, chunk] = torch.cuda.max_memory_allocated() - before
-    print({key: f"{peak / 2**30:.2f} GiB" for key, peak in peaks.items()})
+        record_property(
+            f"peak of logits, {tokens} tokens, chunks of {chunk}", f"{peaks[tokens, chunk] / 2**30:.2f} GiB"
+        )
     assert peaks[4096, 1024] < 0.3 * peaks[4096, 0]
     assert peaks[8192, 1024] < peaks[4096, 1024] + 64 * 2**20
