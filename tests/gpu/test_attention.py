@@ -72,7 +72,7 @@ def test_chunks_bound_the_memory_of_logits(record_property):
         torch.cuda.empty_cache()
         states = torch.randn(tokens, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         weight = torch.randn(151_936, 256, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        targets = torch.randint(0, 151_936, (tokens,))
+        targets = torch.randint(0, 151_936, (tokens,), device="cuda")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
         logprobs, entropies, _ = token_logprobs(states, weight, None, targets, LogitTransform(), chunk, entropy=True)
