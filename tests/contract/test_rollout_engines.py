@@ -98,7 +98,9 @@ def slow_logprobs(logits: Tensor, seen: list[int], sampling: Sampling) -> Tensor
     ranked = probs.argsort(descending=True).tolist()
     kept, mass = [], 0.0
     for rank, token in enumerate(ranked):
-        if (sampling.top_k > 0 and rank >= sampling.top_k) or mass >= sampling.top_p * probs.sum():
+        if (sampling.top_k > 0 and rank >= sampling.top_k) or (
+            sampling.top_p < 1 and mass >= sampling.top_p * probs.sum()
+        ):
             break
         kept.append(token)
         mass += probs[token].item()
