@@ -12,23 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from openrl.config import (  # noqa: F401  importing them registers their rules
-    batch_checks,
-    checks,
-    deepspeed_checks,
-    engine_checks,
-    environment,
-    idle,
-    inference_checks,
-    lora_checks,
-    parallel_checks,
-    placement_checks,
-    reward_checks,
-    sampling_checks,
-    selection,
-    sleep_checks,
-    supervised_checks,
-)
+import openrl.config.all_rules  # noqa: F401
 from openrl.errors import UserError
 from openrl.flags.parser import load
 

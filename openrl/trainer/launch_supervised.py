@@ -13,8 +13,8 @@ from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.config.model import ModelChangeFlags
-from openrl.config.parallel_checks import shards_divide
 from openrl.config.rollout import RankFlags
+from openrl.config.rules.parallel import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.changes import check_changes

@@ -14,11 +14,11 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.config import derived
-from openrl.config.batch_checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig, SupervisedConfig
-from openrl.config.parallel_checks import shards_divide
 from openrl.config.placement import parallel_sizes
 from openrl.config.presets import PRESETS
+from openrl.config.rules.batches import ranks_share_a_step
+from openrl.config.rules.parallel import shards_divide
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty

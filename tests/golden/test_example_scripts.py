@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.config import batch_checks, checks, idle, inference_checks, supervised_checks  # noqa: F401  importing them registers their rules
+import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import COMMANDS
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags

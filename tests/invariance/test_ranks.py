@@ -171,12 +171,16 @@ def gradient(directory):
     return [torch.cat([r[n].flatten() for r in ranks]) for n in names]
 
 
-def assert_same_training(found, expected, *, by_group, rel=1e-6):
+def assert_same_training(found, expected, *, by_group, rel=1e-6, strays=0):
+    """``strays`` elements of each tensor may have a gradient so near zero that Adam, which divides by its size, turns a
+    rounding error into a visible one; a step is never longer than the learning rate."""
     a, b = (load_file(d / "trained.safetensors") for d in (found, expected))
     assert float(a.pop("grad_norm")) == pytest.approx(float(b.pop("grad_norm")), rel=rel)
     assert a.keys() == b.keys()
-    for name in a:  # Adam turns a rounding error in a gradient near zero into one of the size of a step
-        torch.testing.assert_close(a[name], b[name], rtol=1e-5, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
+    for name in a:
+        gap = (a[name] - b[name]).abs()
+        assert gap.max() <= 2 * OPTIM.learning_rate, name
+        assert (gap > 2e-5 + 1e-5 * b[name].abs()).sum() <= strays, name
     if by_group:
         parts = gradient(expected)
         for flat in gradient(found):

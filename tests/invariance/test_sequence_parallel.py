@@ -181,4 +181,4 @@ def test_training_under_deepspeed(four_ranks, engine_checkpoint, tmp_path):
     init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
     whole = one_rank(engine_checkpoint, tmp_path, 0, [[0, 1, 2, 3, 4, 5, 6, 7]])
     for name, (stage, _, _) in ENGINES.items():
-        assert_same_training(four_ranks / name, whole, by_group=stage in (1, 2), rel=1e-5)
+        assert_same_training(four_ranks / name, whole, by_group=stage in (1, 2), rel=1e-5, strays=4)

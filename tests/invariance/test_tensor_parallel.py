@@ -48,7 +48,7 @@ def test_split_layers_train_as_whole_ones(tmp_path):
     norm = engine.train_step(batch, StepPlan([list(range(8))], counts_of(batch)), UPDATE)["grad_norm"].value
     for name, (*_, dtype) in CASES.items():
         if dtype == "fp32":
-            assert_same_training(tmp_path / name, whole, by_group=False, rel=1e-5)
+            assert_same_training(tmp_path / name, whole, by_group=False, rel=1e-5, strays=4)
         else:  # bf16 has three digits
             found = load_file(tmp_path / name / "trained.safetensors")["grad_norm"]
             assert float(found) == pytest.approx(norm, rel=0.03)

@@ -11,12 +11,12 @@ import pytest
 
 from openrl.cli.run import command, find_user_error
 from openrl.config import derived
-from openrl.config.batch_checks import largest_divisor, nearest_divisor, ranks_share_a_step
 from openrl.config.commands import PPOConfig, SFTConfig
-from openrl.config.environment import is_local, output_problems
-from openrl.config.idle import IDLE
 from openrl.config.learning import RolloutBatchFlags, SupervisedBatchFlags
 from openrl.config.reward import bearer_token
+from openrl.config.rules.batches import largest_divisor, nearest_divisor, ranks_share_a_step
+from openrl.config.rules.environment import is_local, output_problems
+from openrl.config.rules.idle import IDLE
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import dump_yaml
@@ -397,7 +397,7 @@ def test_earlier_checkpoints(here, tmp_path):
 
 
 def test_missing_packages(here, monkeypatch):
-    monkeypatch.setattr("openrl.config.environment.find_spec", lambda name: None)
+    monkeypatch.setattr("openrl.config.rules.environment.find_spec", lambda name: None)
     found = "\n".join(said(PPOConfig, f"{here} --use_wandb --use_tensorboard tb", environment=True))
     for package in ("ray", "vllm", "deepspeed", "wandb", "tensorboard"):
         assert f"the package {package} is not installed" in found

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from openrl.config import idle, inference_checks  # noqa: F401  importing them registers the rules
+import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import COMMANDS
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags

@@ -10,10 +10,10 @@ from transformers import AutoConfig
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config import derived
-from openrl.config.batch_checks import ranks_share_a_step
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.parallel import ParallelFlags
+from openrl.config.rules.batches import ranks_share_a_step
 from openrl.errors import UserError
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+import openrl.config.all_rules  # noqa: F401
 from openrl.cluster.planner import plan_placement, role_requests
-from openrl.config import derived, engine_checks, placement_checks  # noqa: F401  importing registers rules
+from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import parallel_sizes
 from tests.unit.test_config_checks import settle

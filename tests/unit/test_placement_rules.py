@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrl.config import placement_checks  # noqa: F401  importing it registers its rules
+import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import PPOConfig
 from tests.unit.test_config_checks import GRPO, PPO, ppo, said
 

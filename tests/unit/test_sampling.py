@@ -2,7 +2,8 @@
 
 import pytest
 
-from openrl.config import derived, engine_checks, sampling_checks  # noqa: F401  importing registers rules
+import openrl.config.all_rules  # noqa: F401
+from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.sampling import Lengths, SamplingFlags
 from openrl.rollout.engine import room_for

@@ -4,7 +4,8 @@ import os
 
 import pytest
 
-from openrl.config import derived, lora_checks, supervised_checks  # noqa: F401  importing them registers their rules
+import openrl.config.all_rules  # noqa: F401
+from openrl.config import derived
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
 from openrl.training.distributed import Launch
 from tests.unit.test_config_checks import settle

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from openrl.config import checks, engine_checks, environment
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
-from openrl.config.environment import MODEL_FILES, TOKENIZER_FILES, model_problems, output_problems
 from openrl.config.reward import TOKEN_VARIABLE, bearer_token
-from openrl.config.reward_checks import file_problems, source_problems, token_problems
 from openrl.config.reward_plan import reward_sources, split
+from openrl.config.rules import engines, environment, learning
+from openrl.config.rules.environment import MODEL_FILES, TOKENIZER_FILES, model_problems, output_problems
+from openrl.config.rules.rewards import file_problems, source_problems, token_problems
 from openrl.errors import UserError
 from openrl.flags.checks import Problem, check
 
@@ -21,7 +21,7 @@ Answering = BatchInferenceConfig | EvaluateConfig
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
 
-for rule in (checks.template_has_a_place, checks.probabilities_match_prompt_data):
+for rule in (learning.template_has_a_place, learning.probabilities_match_prompt_data):
     check(BatchInferenceConfig, EvaluateConfig)(rule)
 for rule in (environment.policy_exists, environment.prompts_exist, environment.template_files_exist):
     check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
@@ -109,7 +109,7 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
 
 @check(BatchInferenceConfig, EvaluateConfig)
 def answers_fit_the_engine(config: Answering, given: Given) -> Problems:
-    yield from engine_checks.samples_fit(config.engine.vllm_max_model_len, config.sampling.lengths.both)
+    yield from engines.samples_fit(config.engine.vllm_max_model_len, config.sampling.lengths.both)
 
 
 @check(BatchInferenceConfig, EvaluateConfig)

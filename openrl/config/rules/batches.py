@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from openrl.config.commands import SUPERVISED, PPOConfig, SupervisedConfig
 from openrl.config.derived import actor_world, in_pairs, most_tokens, samples_per_step
-from openrl.config.parallel_checks import shards_divide
+from openrl.config.rules.parallel import shards_divide
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]

@@ -1,0 +1,24 @@
+"""Importing this registers every rule that spans flags."""
+
+from __future__ import annotations
+
+from openrl.config.rules import (  # noqa: F401
+    batches,
+    deepspeed,
+    engines,
+    environment,
+    idle,
+    idle_data,
+    idle_learning,
+    idle_machine,
+    inference,
+    learning,
+    lora,
+    parallel,
+    placement,
+    rewards,
+    sampling,
+    selection,
+    sleep,
+    supervised,
+)
