@@ -19,7 +19,7 @@ class ParallelFlags:
         1, "Key-value heads per round of the ring; more are faster and take more memory.", bounds="> 0"
     )
     ds_tensor_parallel_size: int = flag(
-        1, "Ranks that split each layer in training (DeepSpeed AutoTP); bf16 and fp16, ZeRO 0 to 2.", bounds="> 0"
+        1, "Ranks that split each layer in training (DeepSpeed AutoTP); bf16 and fp16, ZeRO 1 or 2.", bounds="> 0"
     )
 
     @property

@@ -23,7 +23,7 @@ TENSOR = ParallelFlags(ds_tensor_parallel_size=2)
 CASES = {  # name: (ZeRO stage, flags, packed, type)
     "1": (1, TENSOR, False, "fp32"),
     "2-ulysses": (2, ParallelFlags(ds_tensor_parallel_size=2, ulysses_size=2), True, "fp32"),
-    "0-bf16": (0, TENSOR, False, "bf16"),
+    "1-bf16": (1, TENSOR, False, "bf16"),
     "2-bf16": (2, TENSOR, False, "bf16"),
 }
 

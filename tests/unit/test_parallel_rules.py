@@ -45,7 +45,7 @@ FOUR = " --actor_num_gpus_per_node 4"
         (FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8", "layers with adapters or 4-bit weights are not split"),
         (FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8 --load_in_4bit", "adapters or 4-bit weights are not split"),
         (FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0", "a rank has parts of them"),
-        (FOUR + " --ds_tensor_parallel_size 2 --optimizer adamw_bf16 --zero_stage 0", "on one rank's parts"),
+        (FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0", "the norm of its own parts' gradients"),
         (FOUR + " --ring_head_stride 2", "no effect: there is no ring"),
         (
             FOUR + " --ulysses_size 2 --train_batch_size 129",

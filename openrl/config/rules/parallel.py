@@ -73,12 +73,12 @@ def layers_can_be_split(config: PPOConfig | SupervisedConfig, given: Given) -> P
     if config.deepspeed.zero_stage == 3:
         message = "ZeRO stage 3 splits every parameter already"
         yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 2")
+    if config.deepspeed.zero_stage == 0:
+        message = "without ZeRO a rank measures, and clips, the norm of its own parts' gradients"
+        yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 1")
     if config.lora.load_in_4bit or config.lora.adapts:
         flags = ("load_in_4bit",) if config.lora.load_in_4bit else ("lora_rank",)
         yield Problem((TENSOR, *flags), "layers with adapters or 4-bit weights are not split", f"--{TENSOR} 1")
     if config.optim.optimizer == "muon":
         message = "Muon orthogonalises whole matrices, and a rank has parts of them"
         yield Problem((TENSOR, "optimizer"), message, "--optimizer adamw")
-    if config.optim.optimizer == "adamw_bf16" and config.deepspeed.zero_stage == 0:
-        message = "without ZeRO the norm of its gradients is measured on one rank's parts"
-        yield Problem((TENSOR, "optimizer", "zero_stage"), message, "--zero_stage 1")
