@@ -131,7 +131,7 @@ def outcomes(task, tmp_path_factory):
         left = {}
         with started(task, out, **flags) as bench:
             for i, case in enumerate(cases):
-                steps = bench(out / str(i), **flags, **case.flags)
+                steps = bench(out / str(i), **(flags | case.flags))
                 left[case] = Outcome(untimed(steps), load_file(out / str(i) / "model.safetensors"))
         return left
 
