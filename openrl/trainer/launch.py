@@ -28,6 +28,7 @@ from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.pipeline import Pipeline
+from openrl.trainer.plan_sleep import dropped_parts
 from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.rl_trainer import RLTrainer
@@ -132,6 +133,7 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         collecting=config.collecting,
         frozen_actor_steps=derived.frozen_actor_steps(config),
         ptx=build_ptx(config, inputs),
+        engines_forget="weights" in dropped_parts(config),
     )
 
 

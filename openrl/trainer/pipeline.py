@@ -16,6 +16,8 @@ Prompt          data/prompts          PromptStream.take(n) -> [Prompt]
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -37,7 +39,7 @@ from openrl.config.run import DebugFlags
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.rewards.combined import Weighing
-from openrl.tracking.metrics import Metric, merge_all
+from openrl.tracking.metrics import Metric, Sum, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.collector import Collector, Counts, Judge, OnGroup, Replace, as_it_is, every, keep_all
 from openrl.trainer.credit import Credit
@@ -100,7 +102,9 @@ class Pipeline:
         collecting: CollectFlags,
         frozen_actor_steps: int = 0,
         ptx: SupervisedMix | None = None,
+        engines_forget: bool = False,
     ) -> None:
+        """``engines_forget``: their weights wait nowhere while they sleep."""
         self.roles, self.sampling, self.mismatch, self.credit, self.losses = roles, sampling, mismatch, credit, losses
         self.batch, self.cut, self.debug = batch, cut, debug
         self.sync, self.pad_id = sync, pad_id
@@ -110,6 +114,7 @@ class Pipeline:
         self.reward, self.weighing = reward, weighing
         self.param_dtype, self.guard = param_dtype, guard
         self.frozen_actor_steps, self.ptx = frozen_actor_steps, ptx
+        self.engines_forget, self.resent = engines_forget, 0
         self.version = 0
 
     # -- collect ------------------------------------------------------------------------------------
@@ -125,7 +130,7 @@ class Pipeline:
     ) -> list[Group]:
         """Scored answers to each prompt, in the order of the prompts, then to those that replaced some; see Collector."""
         judge = self._judge(len(prompts), request)
-        async with self.residency.stage("collect"):
+        async with self._collecting():
             return await self.collector.collect(prompts, request, on_group, replace, judge, wanted, counts)
 
     async def generate(self, prompts: list[Prompt], request: CollectRequest, on_group: OnGroup) -> Answers:
@@ -135,7 +140,7 @@ class Pipeline:
         """
         generated: asyncio.Future[list[Group]] = asyncio.get_running_loop().create_future()
         judge = self._judge(len(prompts), request)
-        async with self.residency.stage("collect"):
+        async with self._collecting():
             work = self.collector.collect(prompts, request, on_group, judge=judge, generated=generated)
             scoring = asyncio.create_task(work, name="score")
             try:
@@ -144,6 +149,16 @@ class Pipeline:
                 await cancelled([scoring])
                 raise
         return Answers(generated.result(), scoring)
+
+    @asynccontextmanager
+    async def _collecting(self) -> AsyncIterator[None]:
+        """The stage in which engines answer. Who forgot the weights since they were sent gets them again, as the same
+        version: a checkpoint and the check after the first sync lie between a sync and the next answers."""
+        if self.engines_forget and self.residency.sleeps(ENGINES, "weights"):
+            await self._send(self.version)
+            self.resent += 1
+        async with self.residency.stage("collect"):
+            yield
 
     def _judge(self, prompts: int, request: CollectRequest) -> Judge:
         """What completes a group that has arrived: reward models, if there are any; then failed rewards are counted."""
@@ -272,10 +287,15 @@ class Pipeline:
 
     async def publish(self) -> dict[str, Metric]:
         """Give the policy's weights to every engine, as the next version; what that took."""
-        async with self.residency.stage("publish"):
-            measured = await self.sync.send(self.version + 1)
-            await self.residency.edge("sync", "actor", ENGINES)
+        measured = await self._send(self.version + 1)
         self.version += 1
+        again, self.resent = self.resent, 0
+        return measured | ({"sync/resent": Sum(float(again))} if again else {})
+
+    async def _send(self, version: int) -> dict[str, Metric]:
+        async with self.residency.stage("publish"):
+            measured = await self.sync.send(version)
+            await self.residency.edge("sync", "actor", ENGINES)
         return measured
 
     async def check_sync(self, prompts: list[Prompt], max_tokens: int = 16) -> float:
@@ -285,7 +305,7 @@ class Pipeline:
         """
         plain = Sampling(min(max_tokens, self.sampling.max_tokens), self.sampling.temperature)
         request = CollectRequest(1, plain, seed=(self.debug.seed, 0), scored=False)
-        async with self.residency.stage("collect"):
+        async with self._collecting():
             groups = await self.collector.collect(prompts, request, lambda done, total: None)
         batch = collate(groups, self.pad_id)
         logprobs = (await self._columns(self.roles.policy, batch, 0))["column"]

@@ -164,6 +164,9 @@ class Residency:
             async with self._left:
                 self._left.notify_all()
 
+    def sleeps(self, role: str, part: str) -> bool:
+        return Tenant(role, part) in {*self.table.rows} - self.awake
+
     def _in_the_way_of(self, entered: _Entered) -> bool:
         earlier = self._entered[: self._entered.index(entered)]
         return any(self.table.exclude(other.needs, entered.needs) for other in earlier)

@@ -30,6 +30,7 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
         vllm_gpu_memory_utilization=0.3,
         log_memory=True,
         max_steps=2,
+        save_steps=1,
     )
     edges = [(found["edge"], float(found["free"])) for found in EDGE.finditer(run("train_ppo_ray", flags))]
     steps = metrics(tmp_path / "out")
@@ -44,6 +45,7 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
             f"{m['perf/park_seconds']:.2f}, {m['perf/wake_seconds']:.2f}",
         )
         assert m["actor/nonfinite_steps"] == 0 and m["actor/logprob_gap"] < 0.02
+        assert m.get("sync/resent", 0) == level - 1  # after the first check, and after the checkpoint of step 1
     for edge, free in edges:
         record_property(f"free GiB after {edge}", free)
     rises = [(edge, now - before) for (_, before), (edge, now) in itertools.pairwise(edges)]

@@ -16,6 +16,7 @@ DEEPSPEED = "--deepspeed_enable_sleep"
     [
         f"{ALL} {VLLM} {DEEPSPEED} --ref_reward_offload",
         f"{ALL} {VLLM} --vllm_sleep_level 2",
+        f"{PPO} --colocate_all_models --device cpu {VLLM} --vllm_sleep_level 2 --freezing_actor_steps 2",
         f"{ALL} {DEEPSPEED} --deepspeed_sleep_states param",
         f"{GRPO} --colocate_actor_ref {DEEPSPEED} --ref_reward_offload --zero_stage 1",
         f"{GRPO} --placement actor=0;ref=1;vllm=0 {VLLM} {DEEPSPEED}",
@@ -52,8 +53,6 @@ def test_sound_sleep(words):
          "in host memory anyway", "--deepspeed_sleep_states grad"),
         (f"{ALL} {VLLM} --vllm_sleep_level 2 --lora_rank 4 --lora_sync adapter", "vllm_sleep_level, --lora_sync",
          "never sent", "--vllm_sleep_level 1"),
-        (f"{PPO} --colocate_all_models --device cpu {VLLM} --vllm_sleep_level 2 --freezing_actor_steps 2",
-         "vllm_sleep_level, --freezing_actor_steps", "while the actor is frozen", "--vllm_sleep_level 1"),
         (f"{GRPO} --colocate_all_models --actor_num_gpus_per_node 1 {VLLM} --vllm_sleep_level 2 --vllm_quantization fp8"
          " --enable_vllm_is_correction", "vllm_sleep_level, --vllm_quantization", "scales are made",
          "--vllm_sleep_level 1"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import frozen_actor_steps, model_roles, ref_reward_sleeps, roles_on_shared_places
+from openrl.config.derived import model_roles, ref_reward_sleeps, roles_on_shared_places
 from openrl.config.placement import ENGINES
 from openrl.flags.checks import Problem, check
 
@@ -36,7 +36,6 @@ def dropped_weights_are_sent_again(config: PPOConfig, given: frozenset[str]) -> 
     if not config.hybrid.vllm_enable_sleep or config.hybrid.vllm_sleep_level == 1:
         return
     against = {
-        "freezing_actor_steps": (frozen_actor_steps(config) > 0, "no weights are sent while the actor is frozen"),
         "weight_sync_interval": (config.engine.weight_sync_interval > 1, "weights are not sent after every step"),
         "lora_sync": (config.lora.lora_sync == "adapter", "the base of an adapter is never sent"),
         "vllm_quantization": (config.engine.vllm_quantization is not None, "scales are made when a model is loaded"),

@@ -1,0 +1,159 @@
+"""Engines that forget their weights when they sleep: parts come and go as vLLM lets them, and nobody answers with nothing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from openrl.cluster.group import LocalGroup
+from openrl.cluster.rollout_worker import CollectRequest
+from openrl.config.placement import ENGINES
+from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
+from openrl.tracking.metrics import Last
+from openrl.trainer.launch import build_pipeline
+from openrl.trainer.residency import Residency, ResidencyTable
+from openrl.trainer.roles import roles_of, sleeping
+from openrl.training.state import WHOLE
+from openrl.types import Finish, Group, Prompt, Sampling, Trajectory
+from tests.unit.test_config_checks import GRPO, ppo
+from tests.unit.test_overlap import INPUTS
+from tests.unit.test_residency import plan
+
+PROMPT = Prompt("p", [5], "x")
+
+
+class LLM:
+    """vLLM's rules of sleep: as a whole, from fully awake alone before 0.32; tag by tag back, without content at level 2."""
+
+    def __init__(self, by_parts: bool) -> None:
+        self.asleep: set[str] = set()
+        self.content = True
+        if by_parts:
+            self.release_kv_cache_memory = None  # what tells the versions apart
+
+    async def reset_prefix_cache(self) -> bool:
+        return True
+
+    async def sleep(self, level: int) -> None:
+        if "weights" in self.asleep or (self.asleep and not hasattr(self, "release_kv_cache_memory")):
+            return  # "Executor is already sleeping": a warning, and nothing happens
+        self.content &= level == 1
+        self.asleep = {*TAGS.values()}
+
+    async def wake_up(self, tags: list[str]) -> None:
+        if self.asleep >= {*tags}:
+            self.asleep -= {*tags}
+
+
+class Engine:
+    """A rollout worker around the real book-keeping of sleep; its weights are the version sent last."""
+
+    def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
+        self.llm, self.log, self.version = llm, log, 0
+        self.sleep = VLLMSleep(llm, level, on_cpu=False)
+
+    async def park(self, *parts) -> None:
+        await self.sleep.park(*parts)
+
+    async def wake(self, *parts) -> None:
+        await self.sleep.wake(*parts)
+
+    def load(self, version: int) -> None:
+        self.sleep.require("a weight sync", "weights")
+        assert "weights" not in self.llm.asleep
+        self.llm.content, self.version = True, version
+        self.sleep.synced()
+        self.log.append(f"send {version}")
+
+    async def collect(self, prompts, request):
+        self.sleep.begin()
+        assert not self.llm.asleep and self.llm.content
+        self.sleep.end()
+        self.log.append(f"answer by {self.version}")
+        yield [(i, Group(p, [Trajectory(p, [5, 6], [False, True], [0.0, -1.0], Finish.STOP)])) for i, p in prompts]
+
+
+class Model:
+    """Parts that come and go, and checkpoints, without content."""
+
+    def __init__(self, context) -> None:
+        pass
+
+    def park(self, *parts) -> None:
+        pass
+
+    wake = park
+
+    def save(self, directory, parts) -> None:
+        pass
+
+
+class Sync:
+    def __init__(self, engines: LocalGroup) -> None:
+        self.engines = engines
+
+    async def send(self, version: int):
+        await self.engines.call("load", version)
+        return {"perf/sync_bytes": Last(8.0)}
+
+
+@pytest.mark.parametrize("by_parts", [True, False])
+@pytest.mark.parametrize(("level", "again"), [(1, 0), (2, 2)])
+def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, again):
+    """Step by step: sent, answered, trained; with a pass after the first answers and a checkpoint before the third."""
+    words = f"{GRPO} --init_kl_coef 0 --colocate_all_models --actor_num_gpus_per_node 1 --save_path {tmp_path}"
+    config = ppo(f"{words} --vllm_enable_sleep --vllm_sleep_level {level} --deepspeed_enable_sleep")
+    log: list[str] = []
+
+    async def scenario():
+        groups = {ENGINES: LocalGroup.create(ENGINES, 1, Engine, LLM(by_parts), level, log)}
+        groups["actor"] = LocalGroup.create("actor", 1, Model)
+        residency = Residency(ResidencyTable.of(plan(vllm=(0,), actor=(0,)), sleeping(config)))
+        for role, group in groups.items():
+            await residency.started(role, group)
+        pipeline = build_pipeline(config, INPUTS, roles_of(config, groups, residency))
+        pipeline.sync = Sync(groups[ENGINES])
+
+        async def answer():
+            await pipeline.collect([PROMPT], CollectRequest(1, Sampling(4), scored=False), lambda done, total: None)
+
+        async def train():
+            async with residency.stage("train", "actor"):
+                log.append("train")
+            return await pipeline.publish()
+
+        measured = [await pipeline.publish()]
+        await answer()
+        async with residency.stage("forward", "actor"):
+            log.append("compare")
+        await answer()
+        measured.append(await train())
+        await pipeline.save(tmp_path, WHOLE)
+        await answer()
+        await answer()
+        measured.append(await train())
+        return [m["sync/resent"].value if "sync/resent" in m else 0 for m in measured]
+
+    resent = asyncio.run(scenario())
+    once_more = [["send 1"], ["send 2"]] if again else [[], []]
+    assert log == [
+        "send 1", "answer by 1", "compare", *once_more[0], "answer by 1", "train", "send 2",
+        *once_more[1], "answer by 2", "answer by 2", "train", "send 3",
+    ]  # fmt: skip
+    assert resent == [0, again // 2, again // 2]
+
+
+def test_an_engine_that_forgot_refuses_until_it_is_sent_everything():
+    async def scenario():
+        sleep = VLLMSleep(LLM(by_parts=True), 2, on_cpu=False)
+        await sleep.park("weights", "cache")
+        with pytest.raises(RuntimeError, match="a request needs weights and cache"):
+            sleep.begin()
+        await sleep.wake("weights", "cache")
+        with pytest.raises(RuntimeError, match="dropped its weights when it slept, and none were sent since"):
+            sleep.begin()
+        sleep.synced()
+        sleep.begin()
+
+    asyncio.run(scenario())
