@@ -36,7 +36,7 @@ from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.engine import EngineSpec, engine_spec
+from openrl.rollout.engine import EngineSpec, check_engine_kwargs, engine_spec
 from openrl.rollout.parallel import check_parallel
 from openrl.types import Finish, Group, Prompt, Trajectory
 
@@ -70,6 +70,7 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
     device = resolve_device(config.device)
     sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
     check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
+    check_engine_kwargs(config.engine.vllm_engine_kwargs)
     plan = reward_plan(config.reward, reward_models(config))
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)

@@ -41,7 +41,7 @@ from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.engine import engine_spec
+from openrl.rollout.engine import check_engine_kwargs, engine_spec
 from openrl.rollout.parallel import check_parallel
 from openrl.types import Prompt
 
@@ -67,6 +67,7 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     device = resolve_device(config.device)
     sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
     check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
+    check_engine_kwargs(config.engine.vllm_engine_kwargs)
     plan = reward_plan(config.reward, config.rm.reward_pretrain)
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)

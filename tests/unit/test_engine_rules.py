@@ -29,6 +29,8 @@ from tests.unit.test_config_checks import PPO, ppo, said, settle
         ("--vllm_enable_expert_parallel", "vllm_enable_expert_parallel", "one place holds all", "--vllm_tensor_parallel_size 2"),
         ("--vllm_engine_kwargs {\"tensor_parallel_size\":2}", "vllm_engine_kwargs, --vllm_tensor_parallel_size",
          "has a flag of its own", "--vllm_tensor_parallel_size 2"),
+        ("--vllm_engine_kwargs {\"enable_sleep_mode\":false}", "vllm_engine_kwargs", "placement depend on", "leave it out"),
+        ("--full_determinism --enable_prefix_caching", "enable_prefix_caching", "shares no prefix", "--full_determinism out"),
         ("--rollout_backend hf --vllm_load_format dummy", "vllm_load_format", "it is vLLM's", "--rollout_backend vllm"),
         ("--vllm_sync_backend nccl --device cpu", "vllm_sync_backend, --device", "NCCL connects GPUs", "--vllm_sync_backend gloo"),
         ("--lora_sync adapter", "lora_sync", "no adapters are trained", "--lora_rank 16"),

@@ -63,6 +63,12 @@ def test_what_is_right_passes(line):
         (f"{BATCH} --eval_task generate --max_num_seqs 8", "it is vLLM's, and --eval_task is another"),
         (f"{BATCH} --eval_task generate --system_prompt x", "plain text without --apply_chat_template"),
         (f"{BATCH} --eval_task generate --reward_pretrain a/b --reward_timeout 5", "neither a reward function nor a"),
+        (
+            f"{BATCH} --eval_task generate_vllm --vllm_engine_kwargs '{{\"max_num_seqs\": 4}}'",
+            "max_num_seqs has a flag of its own",
+        ),
+        (f'{EVALUATE} --vllm_engine_kwargs \'{{"logprobs_mode": "raw"}}\'', "depend on logprobs_mode"),
+        (f"{EVALUATE} --full_determinism --vllm_max_num_seqs 4", "runs each request alone"),
         (f"{EVALUATE} --rollout_backend hf --enforce_eager", "it is vLLM's, and --rollout_backend is hf"),
         (f"{EVALUATE} --reward_max_retries 2", "there is no reward server"),
         ("serve_rm --reward_pretrain a/b --reward_num_workers 2", "neither a reward function nor a verifier"),

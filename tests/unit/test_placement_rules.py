@@ -64,6 +64,11 @@ def test_placement_rules(words, flags, message, fix):
     assert message in problem and fix in problem
 
 
+def test_a_placement_of_nobody():
+    problems = said(PPOConfig, f"{GRPO} --placement ;")
+    assert [name in problem for name, problem in zip(("actor", "ref", "vllm"), problems, strict=True)] == [True] * 3
+
+
 def test_the_actor_has_as_many_ranks_as_explicit_places():
     words = f"{GRPO} --placement actor=0-2;ref=0-2;vllm=3"
     (problem,) = said(PPOConfig, words)

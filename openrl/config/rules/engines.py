@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
 from openrl.config.derived import longest_sequence, lora_rank
 from openrl.config.placement import parallel_sizes
 from openrl.flags.checks import Problem, check
+from openrl.flags.schema import collect_flags
 
 OWN_FLAGS = {
     "model": "pretrain",
+    "tokenizer": "tokenizer_path",
     "hf_overrides": "model_config_overrides",
     "dtype": "vllm_dtype",
     "max_model_len": "vllm_max_model_len",
@@ -42,6 +44,7 @@ RESERVED = (
     "worker_extension_cls",
     "distributed_executor_backend",
     "weight_transfer_config",
+    "enable_sleep_mode",
     "enable_lora",
     "max_lora_rank",
     "max_loras",
@@ -50,10 +53,13 @@ RESERVED = (
 """Fields that training, weight sync and placement depend on."""
 
 
-@check(PPOConfig)
-def engine_kwargs_are_further_ones(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+@check(PPOConfig, BatchInferenceConfig, EvaluateConfig)
+def engine_kwargs_are_further_ones(
+    config: PPOConfig | BatchInferenceConfig | EvaluateConfig, given: frozenset[str]
+) -> Iterator[Problem]:
+    flags = {spec.name for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
-        if flag := OWN_FLAGS.get(name):
+        if (flag := OWN_FLAGS.get(name)) in flags:
             yield Problem(("vllm_engine_kwargs", flag), f"{name} has a flag of its own", f"--{flag} {value}")
         elif name in RESERVED:
             yield Problem(("vllm_engine_kwargs",), f"training and placement depend on {name}", "leave it out")

@@ -54,6 +54,7 @@ add(
     Idle(
         (
             "vllm_load_format", "vllm_pipeline_parallel_size", "vllm_data_parallel_size", "vllm_enable_expert_parallel",
+            "vllm_sync_backend",
         ),
         lambda config: config.engine.rollout_backend == "vllm",
         "it is vLLM's, and --rollout_backend is hf",
@@ -65,6 +66,13 @@ add(
         "it is vLLM's, and --eval_task is another",
         "--eval_task generate_vllm",
         (BatchInferenceConfig,),
+    ),
+    Idle(
+        ("vllm_max_num_seqs", "enable_prefix_caching"),
+        lambda config: not config.debug.full_determinism,
+        "--full_determinism runs each request alone and shares no prefix",
+        "leave --full_determinism out",
+        (PPOConfig, EvaluateConfig, BatchInferenceConfig),
     ),
     Idle(
         ("vllm_sleep_level",),

@@ -40,7 +40,7 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Ite
     for role in sorted(places.keys() - run):
         yield Problem(("placement",), f"{FLAG_NAMES[role]} has a place, but this run has none of it")
     taken = set().union(*places.values())
-    if unused := sorted(set(range(max(taken))) - taken):
+    if unused := sorted(set(range(max(taken, default=0))) - taken):
         yield Problem(("placement",), f"nobody is on {', '.join(map(str, unused))}", "number the places without gaps")
     if ENGINES in places:
         yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
