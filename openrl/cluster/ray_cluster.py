@@ -33,6 +33,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
+from openrl.config.derived import cluster_address
 from openrl.config.rollout import ClusterFlags
 from openrl.errors import UserError
 
@@ -199,11 +200,6 @@ async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> b
             if time.monotonic() >= deadline:
                 return False
     return True
-
-
-def cluster_address(flags: ClusterFlags) -> str | None:
-    """The cluster to join: --ray_address, else $RAY_ADDRESS; None: start one."""
-    return flags.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def this_machine() -> Node:

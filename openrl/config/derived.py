@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype
 from openrl.config.placement import FLAG_NAMES, explicit_places, leaders
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
-from openrl.config.rollout import HybridFlags, PlacementFlags, RankFlags, SleepState
+from openrl.config.rollout import ClusterFlags, HybridFlags, PlacementFlags, RankFlags, SleepState
 from openrl.config.shaping import NormScope
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
@@ -185,6 +186,11 @@ def compared_dtype(config: PPOConfig) -> Dtype:
 def process_environment(flags: PlacementFlags) -> dict[str, str]:
     """--system_envs as name -> value."""
     return dict(pair.split("=", 1) for pair in flags.system_envs)
+
+
+def cluster_address(flags: ClusterFlags) -> str | None:
+    """The cluster to join: --ray_address, else $RAY_ADDRESS; None: start one."""
+    return flags.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:

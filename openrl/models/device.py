@@ -12,12 +12,16 @@ from openrl.errors import UserError
 Device = Literal["cpu", "cuda"]
 
 
-def resolve_device(flags: DeviceFlags) -> Device:
-    """--device, with auto settled. Raises UserError for cuda where there is none."""
+def resolve_device(flags: DeviceFlags, joined: bool = False) -> Device:
+    """--device, with auto settled by this machine. Raises UserError for cuda where there is none, unless models run on the
+    nodes of a cluster that is ``joined``: which GPUs those have is for the placement to find out."""
     if flags.device == "cpu":
         return "cpu"
-    if torch.cuda.is_available():
+    if torch.cuda.is_available() or (flags.device == "cuda" and joined):
         return "cuda"
     if flags.device == "cuda":
-        raise UserError("--device cuda: torch finds no GPU here", "--device cpu, or a CUDA build of torch")
+        raise UserError(
+            "--device cuda: torch finds no GPU here",
+            "--device cpu, a CUDA build of torch, or --ray_address of a cluster that has GPUs",
+        )
     return "cpu"

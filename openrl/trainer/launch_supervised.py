@@ -70,7 +70,8 @@ def prepare(config: Any) -> SupervisedInputs:
                 "python -m without a launcher, or leave the flags of Ray out",
             )
         launch.take_own_gpu()
-    device = resolve_device(config.device)
+    joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
+    device = resolve_device(config.device, joined)
     check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
     check_overrides(config.deepspeed, config.model.param_dtype, device)

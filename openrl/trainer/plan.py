@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
 from openrl.cluster.placement import PlacementPlan, text_table
 from openrl.cluster.planner import plan_placement, role_requests
-from openrl.cluster.ray_cluster import cluster_address, this_machine
+from openrl.cluster.ray_cluster import this_machine
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFlags
@@ -23,7 +23,7 @@ from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.cut import rollout_cut, supervised_cut
-from openrl.trainer.plan_sleep import dropped_parts, stages, walk
+from openrl.trainer.plan_sleep import StageMemory, dropped_parts, stages, walk
 from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
@@ -58,6 +58,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         *sleep_table(config, plan, memory),
+        *room_remarks(stage_by_stage(config, plan, memory), gpu_memory() if plan.device == "cuda" else None),
         "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
     ]
     return "\n\n".join(parts)
@@ -65,7 +66,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
 
 def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
     """What stands in the way of the plan, or what to know about it."""
-    if address := cluster_address(flags):
+    if address := derived.cluster_address(flags):
         return [f"The cluster at {address} was not asked; this is the plan for nodes like this machine."]
     if plan.device == "cpu":
         return plan.notes(os.cpu_count() or 1)
@@ -296,13 +297,16 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
 
 
 def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
-    """One GPU of an engine: its part of the weights, and the key-value cache that vLLM sets aside for good."""
+    """One GPU of an engine: its part of the weights, and the key-value cache that vLLM sets aside for good; without the
+    cache where no GPU is at hand to tell its size."""
     weights = shape.parameters * BYTES[spec.dtype] // (spec.sizes.tensor * spec.sizes.pipeline)
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":
         return Memory(weights, cache=int(spec.kv_cache_gb * 2**30))
-    share = int(torch.cuda.get_device_properties(0).total_memory * spec.gpu_memory_utilization)
+    if (capacity := gpu_memory()) is None:  # the GPUs are those of a cluster, which was not asked
+        return Memory(weights)
+    share = int(capacity * spec.gpu_memory_utilization)
     return Memory(weights, cache=max(share - weights, 0))
 
 
@@ -322,15 +326,35 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
 
 def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[str]:
     """Who sleeps and wakes before each stage, and what that leaves on a place; nothing if nobody sleeps."""
-    table = ResidencyTable.of(plan, sleeping(config))
-    if not table.rows:
+    if not ResidencyTable.of(plan, sleeping(config)).rows:
         return []
-    sizes = {role: m.by_part() for role, m in memory.items()}
-    walked = walk(table, stages(config), sizes, dropped_parts(config))
+    walked = stage_by_stage(config, plan, memory)
     rows = [(w.stage, _names(w.parked), _names(w.woken), size(w.peak), size(w.host)) for w in walked]
     place = "GPU" if plan.device == "cuda" else "place"
     header = ("stage", "goes to sleep", "wakes up", f"most on one {place}", f"of one {place} on the host")
     return [text_table("A step, stage by stage", header, rows)]
+
+
+def stage_by_stage(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[StageMemory]:
+    sizes = {role: m.by_part() for role, m in memory.items()}
+    return walk(ResidencyTable.of(plan, sleeping(config)), stages(config), sizes, dropped_parts(config))
+
+
+def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
+    """That the fullest GPU has no room for the fullest stage; ``capacity`` in bytes, None: not known."""
+    fullest = max(walked, key=lambda found: found.peak)
+    if capacity is None or fullest.peak <= capacity:
+        return []
+    return [
+        f"Does not fit: a GPU here has {size(capacity)}, and {fullest.stage} takes {size(fullest.peak)} of one before anything "
+        "that is not counted. Let more sleep (--vllm_enable_sleep, --deepspeed_enable_sleep, --ref_reward_offload), divide "
+        "more (--zero_stage 3), or lower --vllm_gpu_memory_utilization."
+    ]
+
+
+def gpu_memory() -> int | None:
+    """Bytes of a GPU of this machine, if it has one."""
+    return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 
 def _names(tenants: list[Tenant]) -> str:

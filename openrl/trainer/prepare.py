@@ -59,7 +59,7 @@ class Inputs:
 
 def prepare(config: PPOConfig) -> Inputs:
     """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not fit."""
-    device = resolve_device(config.device)
+    device = resolve_device(config.device, joined=derived.cluster_address(config.placement) is not None)
     gathered = Gathered()
     with gathered:
         world = derived.actor_world(config.placement, device)

@@ -180,6 +180,7 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
     groups: dict[str, WorkerGroup] = {}
     try:
         check_ranks(config, {role: len(plan.rows[role]) for role in models})
+        print(plan.render(), flush=True)
         with stage("start"):
             reservation = await cluster.reserve(plan, config.placement.placement_timeout)
             made_of = workers(config, device, optimizer_steps, plan)

@@ -17,8 +17,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
-from openrl.cluster.ray_cluster import RayCluster, cluster_address, join_cluster, open_cluster
+from openrl.cluster.ray_cluster import RayCluster, join_cluster, open_cluster
 from openrl.cluster.ray_group import RayGroup
+from openrl.config.derived import cluster_address
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 from openrl.errors import UserError

@@ -10,7 +10,9 @@ from transformers import AutoModelForCausalLM
 from openrl.cluster.placement import Node
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
+from openrl.config.rollout import DeviceFlags
 from openrl.errors import UserError
+from openrl.models.device import resolve_device
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.plan import (
     Memory,
@@ -98,6 +100,16 @@ def test_an_engine_holds_weights_and_its_cache():
     spec = EngineSpec("m", dtype="fp32", kv_cache_gb=0.5)
     assert engine_memory(SHAPE, spec, "vllm") == Memory(4000, cache=2**29)
     assert engine_memory(SHAPE, spec, "hf") == Memory(4000)
+
+
+def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
+    """From a node without a GPU: --device cuda holds if a cluster is joined, and what a cache takes stays open."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert resolve_device(DeviceFlags(device="cuda"), joined=True) == "cuda"
+    assert resolve_device(DeviceFlags(), joined=True) == "cpu"
+    with pytest.raises(UserError, match=r"finds no GPU here[\s\S]*--ray_address"):
+        resolve_device(DeviceFlags(device="cuda"))
+    assert engine_memory(SHAPE, EngineSpec("", dtype="bf16", device="cuda"), "vllm") == Memory(2000)
 
 
 def test_micro_batches_round_up_per_rank():

@@ -8,7 +8,7 @@ import torch
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.trainer.memory_log import MemoryLog, show
-from openrl.trainer.plan import Memory
+from openrl.trainer.plan import Memory, room_remarks
 from openrl.trainer.plan_sleep import dropped_parts, stages, walk
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import sleeping
@@ -60,6 +60,13 @@ def test_peaks_of_one_place_by_hand():
         "forward actor": 13,
         "train actor": 93,
     }
+
+
+def test_a_stage_without_room_is_named():
+    walked = walk(*table_of(f"{GRPO} {BOTH}"), SIZES, dropped_parts(ppo(f"{GRPO} {BOTH}")))
+    (remark,) = room_remarks(walked, 102)
+    assert "a GPU here has 102 B, and train actor takes 103 B" in remark and "--zero_stage 3" in remark
+    assert room_remarks(walked, 103) == room_remarks(walked, None) == []
 
 
 def test_what_sleeps_waits_on_the_host_unless_it_is_dropped():
