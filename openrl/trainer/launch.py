@@ -28,7 +28,7 @@ from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.pipeline import Pipeline
-from openrl.trainer.plan_sleep import dropped_parts
+from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu
 from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.rl_trainer import RLTrainer
@@ -53,7 +53,8 @@ async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_rol
     run_dir, console = Path(config.checkpoint.save_path), Console()
     os.environ |= derived.process_environment(config.placement)
     write_config(config, run_dir)
-    for line in [*start_lines(config), *(report.line() for report in inputs.reports)]:
+    reports = (report.line() for report in inputs.reports)
+    for line in [*start_lines(config), *lines_on_a_cpu(config, inputs.device), *reports]:
         console.print(line, highlight=False)
     name = run_name(config.logging, "ppo")
     steps = derived.total_steps(config.batch, len(inputs.prompts))

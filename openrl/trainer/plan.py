@@ -23,7 +23,7 @@ from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.cut import rollout_cut, supervised_cut
-from openrl.trainer.plan_sleep import StageMemory, dropped_parts, stages, walk
+from openrl.trainer.plan_sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
 from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
@@ -51,6 +51,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
         *start_lines(config),
+        *lines_on_a_cpu(config, inputs.device),
         *(report.line() for report in inputs.reports),
         plan.render(),
         *placement_remarks(config.placement, plan),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -39,6 +40,23 @@ def stages(config: PPOConfig) -> list[tuple[str, str]]:
 def dropped_parts(config: PPOConfig) -> set[str]:
     """Parts whose content waits nowhere while they sleep."""
     return {"grad", "cache", *(["weights"] if config.hybrid.vllm_sleep_level == 2 else [])}
+
+
+def lines_on_a_cpu(config: PPOConfig, device: str) -> list[str]:
+    """What sleep comes to where there is no GPU to free, as far as flags ask for it."""
+    hybrid = config.hybrid
+    if device != "cpu":
+        return []
+    lines = []
+    if hybrid.vllm_enable_sleep and config.engine.rollout_backend == "vllm":
+        lines.append("sleep on a CPU: engines give the pages of their cache back, and keep their weights at any level")
+    elif hybrid.vllm_enable_sleep:
+        lines.append("sleep on a CPU: engines of transformers keep no cache and free nothing")
+    if hybrid.deepspeed_enable_sleep or derived.ref_reward_sleeps(config):
+        lines.append(f"sleep on a CPU: states of models wait in files under {tempfile.gettempdir()}")
+    if derived.ref_reward_streams(config):
+        lines.append("--ref_reward_offload on a CPU frees nothing: weights are in host memory already")
+    return lines
 
 
 def walk(

@@ -9,7 +9,7 @@ from openrl.cluster.planner import plan_placement, role_requests
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.trainer.memory_log import MemoryLog, show
 from openrl.trainer.plan import Memory, room_remarks
-from openrl.trainer.plan_sleep import dropped_parts, stages, walk
+from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu, stages, walk
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import sleeping
 from tests.unit.test_config_checks import GRPO, PPO, ppo
@@ -104,6 +104,27 @@ def test_flags_say_which_tenants_there_are():
     }  # fmt: skip
     shared = "--placement actor=0;ref=0;vllm=1 --deepspeed_enable_sleep --ref_reward_offload"
     assert rows(f"{GRPO} {shared}") == {"actor.optim", "actor.grad", "reference.param"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--colocate_all_models", []),
+        ("--colocate_all_models --vllm_enable_sleep", ["pages of their cache"]),
+        ("--colocate_all_models --vllm_enable_sleep --rollout_backend hf", ["free nothing"]),
+        (
+            "--colocate_all_models --vllm_enable_sleep --deepspeed_enable_sleep",
+            ["pages of their cache", "wait in files"],
+        ),
+        ("--colocate_actor_ref --ref_reward_offload --zero_stage 2", ["wait in files"]),
+        ("--ref_reward_offload --zero_stage 3", ["frees nothing"]),
+    ],
+)
+def test_a_cpu_says_what_sleep_comes_to(words, said):
+    config = ppo(f"{GRPO} {words} --device cpu")
+    lines = lines_on_a_cpu(config, "cpu")
+    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
+    assert lines_on_a_cpu(config, "cuda") == []
 
 
 class Engine:
