@@ -6,7 +6,6 @@ are started once, and get their first weights back before each case.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import shutil
@@ -18,19 +17,12 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from openrl.cli import train_ppo_ray
-from openrl.cli.run import command
-from openrl.config.commands import PPOConfig
-from openrl.config.placement import ENGINES
 from openrl.extension_points import advantage_estimators, policy_losses
-from openrl.flags.parser import read_request, resolve
-from openrl.flags.schema import collect_flags
 from openrl.tracking.aliases import ALIASES
 from openrl.trainer.checkpoints import SCHEMA_VERSION
-from openrl.trainer.launch import train
-from openrl.trainer.prepare import prepare
-from openrl.trainer.roles import Roles, roles_of, start_roles
-from tests.e2e.runs import make_task, metrics, ppo_flags, untimed
+from openrl.trainer.roles import roles_of
+from tests.e2e.bench import Bench, started
+from tests.e2e.runs import make_task, metrics, untimed
 
 SMALL = {
     "full_determinism": True,
@@ -46,29 +38,22 @@ REQUIRED = {"dro": {"dro_beta": 0.1}}  # options without a default
 
 
 @dataclass
-class Bench:
-    """Runs the command in this process, over worker groups that are alive."""
+class Cases(Bench):
+    """Trained roles get their first weights back before each run, which is quicker than to build them anew."""
 
-    runner: asyncio.Runner
-    task: Path
-    roles: Roles
-    first: Path  # what the trained roles were when they started
+    first: Path
 
     def __call__(self, out: Path, **changes: object) -> list[dict[str, float]]:
         """The metrics of each step, once exit code and artefacts are right."""
-        argv = ppo_flags(self.task, out, **(SMALL | changes))
-        run = lambda config, inputs: self.runner.run(train(config, inputs, self.lend))  # noqa: E731
-        assert command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv) == 0
+        steps = super().__call__(out, **(SMALL | changes))
         self.check_artefacts(out)
-        return metrics(out)
+        return steps
 
     @contextlib.asynccontextmanager
     async def lend(self, config, device, optimizer_steps, stage):
-        r = self.roles
-        groups = {"actor": r.policy, "critic": r.critic, "reference": r.reference, ENGINES: r.rollout}
         for role in ("actor", "critic"):
-            await groups[role].call("load", str(self.first / role))
-        yield roles_of(config, groups)
+            await self.groups[role].call("load", str(self.first / role))
+        yield roles_of(config, self.groups)
 
     def check_artefacts(self, out: Path) -> None:
         names = ("model.safetensors", "config.yaml", "samples.jsonl", "summary.json", "reward.png", "tokenizer.json")
@@ -80,18 +65,10 @@ class Bench:
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     task, first = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("first")
-    words = ppo_flags(task, first / "out", **(SMALL | FULL_KL | {"advantage_estimator": "gae"}))
-    everything, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
-    assert not problems
-    with asyncio.Runner() as runner:
-        starting = start_roles(everything, prepare(everything).device, 1000, lambda name: contextlib.nullcontext())
-        roles = runner.run(starting.__aenter__())
-        try:
-            for role, group in {"actor": roles.policy, "critic": roles.critic}.items():
-                runner.run(group.call("save", str(first / role)))
-            yield Bench(runner, task, roles, first)
-        finally:
-            runner.run(starting.__aexit__(None, None, None))
+    with started(task, first / "out", **(SMALL | FULL_KL | {"advantage_estimator": "gae"})) as alive:
+        for role in ("actor", "critic"):
+            alive.runner.run(alive.groups[role].call("save", str(first / role)))
+        yield Cases(alive.runner, task, alive.groups, alive.residency, first)
 
 
 def check(steps: list[dict[str, float]]) -> None:
