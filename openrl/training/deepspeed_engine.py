@@ -282,21 +282,16 @@ class DeepSpeedEngine:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The moving average in the place of the weights, where there is one; then the weights again. Masters that are
-        asleep wake meanwhile: stages that export have as much room as those that train."""
+        """The moving average in the place of the weights, where there is one; then the weights again."""
         if self._average is None:
             yield
             return
-        if asleep := "optim" in self.sleep:
-            self.wake("optim")
         own = [master.detach().to("cpu", copy=True) for master in self._masters()]
         self._put(self._average.tensors)
         try:
             yield
         finally:
             self._put(own)
-            if asleep:
-                self.park("optim")
 
     @torch.no_grad()
     def _put(self, tensors: Iterable[Tensor]) -> None:
