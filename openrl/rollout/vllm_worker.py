@@ -41,9 +41,16 @@ class WeightSyncExtension:
         """Load buckets (see ``SentBucket.message``), the ``first`` and the ``last`` of a sync among them or not.
 
         Returns {"lost": why a bucket could not be opened, "changed": tensors that arrived other than they were sent;
-        nothing of these buckets is then loaded. "absent": with the last, engine parameters that got no weight}. Raises what vLLM raises for names or shapes that
-        it does not know; the model is then half loaded and must not be used.
+        nothing of these buckets is then loaded. "absent": with the last, engine parameters that got no weight}. Raises
+        what vLLM raises for names or shapes that it does not know; the model is then half loaded and must not be used.
+        Replicas of one engine raise RuntimeError instead of a report: vLLM hands on that of the first replica alone.
         """
+        report = self._openrl_load(messages, first, last)
+        if any(report.values()) and self.vllm_config.parallel_config.data_parallel_size > 1:
+            raise RuntimeError("; ".join(f"{kind}: {', '.join(found)}" for kind, found in report.items() if found))
+        return report
+
+    def _openrl_load(self, messages: list[dict[str, Any]], first: bool, last: bool) -> dict[str, list[str]]:
         from vllm.config import set_current_vllm_config
 
         sent = [read_message(message) for message in messages]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 
+from openrl.rollout.vllm_worker import WeightSyncExtension
 from openrl.types import WeightManifest
 from openrl.weights import cuda_ipc
 from openrl.weights.buckets import Bucket, checksum, pack
@@ -201,3 +203,21 @@ def test_rebuilding_takes_what_torch_takes():
         "event_sync_required",
     )
     assert names[1:7] == ("tensor_size", "tensor_stride", "tensor_offset", "storage_cls", "dtype", "storage_device")
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_no_replica_of_an_engine_keeps_a_complaint_to_itself(replicas):
+    """vLLM hands on what the first replica returns, and what any of them raises."""
+
+    class Worker(WeightSyncExtension):
+        vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=replicas))
+        _openrl_receiver = SimpleNamespace(open=lambda sent: bucket.data)
+
+    bucket = pack([("a", torch.ones(4))], 1, lambda size: torch.zeros(size, dtype=torch.uint8))
+    message = SentBucket(bucket.manifest, {}, (checksum(torch.zeros(4)),)).message()
+    if replicas == 1:
+        report = Worker().openrl_load_weights([message], True, True)
+        assert report == {"lost": [], "changed": ["a"], "absent": []}
+    else:
+        with pytest.raises(RuntimeError, match=r"^changed: a$"):
+            Worker().openrl_load_weights([message], True, True)
