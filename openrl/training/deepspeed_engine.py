@@ -1,9 +1,4 @@
-"""One rank of a model under DeepSpeed.
-
-Four kinds of DeepSpeed optimizer hide behind one engine: a plain one on the parameters (stage 0, fp32 or adamw_bf16),
-fp32 masters beside the parameters (stage 0, bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage
-3). What differs between them is in ``_masters`` and ``_refresh_from_masters``; the rest is the same code.
-"""
+"""One rank of a model under DeepSpeed. What differs between ZeRO stages is in ``masters.py``."""
 
 from __future__ import annotations
 
@@ -11,12 +6,12 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, replace
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -35,6 +30,7 @@ from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
 from openrl.training.export import write_model
+from openrl.training.masters import Masters
 from openrl.training.moving_average import MovingAverage
 from openrl.training.optimizers import OptimSpec, build_optimizer, build_scheduler, clip_and_measure
 from openrl.training.sleep import Sleep, movable, needs
@@ -101,11 +97,11 @@ class DeepSpeedEngine:
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
         self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
-        if self.stage == 0 and not self._clips_itself:
-            self._mend_stage_0(grad_accum_dtype(flags, low_masters))
+        self._masters = Masters(self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself)
+        self._masters.mend(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
         if optim.average is not None:
-            self._average = MovingAverage(self._masters(), optim.average)
+            self._average = MovingAverage(self._masters.tensors(), optim.average)
 
     def _facts(self, max_norm: float = 0.0, low_masters: bool = False) -> EngineFacts:
         hidden = self.model.hf.config.get_text_config().hidden_size
@@ -114,22 +110,10 @@ class DeepSpeedEngine:
         facts = EngineFacts(count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters)
         return replace(facts, tp_size=self.layout.tp_size)
 
-    @torch.no_grad()
-    def _mend_stage_0(self, grad_dtype: str) -> None:
-        """Two things that DeepSpeed does in stage 0 below fp32, and in no other: it adds micro-batches up in the
-        type of the parameters, and it makes the optimizer's state by a step with zero gradients, which decays the
-        weights once and leaves Adam's bias correction one step ahead."""
-        self._inner.state.clear()
-        optimizer = self._engine.optimizer
-        for parameters, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
-            for parameter, master in zip(parameters, masters, strict=True):
-                parameter.grad_dtype = DTYPES[grad_dtype]
-                master.copy_(parameter)
-
     # ---- taking turns on a device
 
     def park(self, *parts: SleepState) -> None:
-        trained = (self._inner, self._masters(), self._engine.optimizer) if self.optim is not None else ()
+        trained = (self._inner, self._masters.tensors(), self._engine.optimizer) if self.optim is not None else ()
         for part in parts:
             self.sleep.park(part, movable(part, self.model, *trained))
 
@@ -193,15 +177,15 @@ class DeepSpeedEngine:
             micro_batch = _to(part.batch.select(rows), self.device)
             loss, of_micro_batch = part.loss_of(self._run, micro_batch, part.plan.counts)
             metrics.append(of_micro_batch)
-            self._engine.backward(loss * self._missing_loss_scale(), scale_wrt_gas=False)
+            self._engine.backward(loss * self._masters.missing_loss_scale(), scale_wrt_gas=False)
         rate = self._scheduler.get_last_lr()[0]
-        searching = getattr(self._loss_scaler(), "cur_scale", 1.0) > 1.0
+        searching = self._masters.loss_scale().get("cur_scale", 1.0) > 1.0
         norm = self._apply_gradients()
         finite = math.isfinite(norm)
         if finite:
             self._scheduler.step()
             if self._average is not None:
-                self._average.update(self._masters())
+                self._average.update(self._masters.tensors())
             metrics.append({"grad_norm": Mean(norm, 1.0)})
         if self.layout.rank == 0:  # all ranks agree, one of them counts
             metrics.append({"nonfinite_steps": Sum(float(not finite and not searching))})
@@ -219,13 +203,9 @@ class DeepSpeedEngine:
                 return norm
             self._engine.step()
             return norm
-        scale = self._missing_loss_scale()
+        scale = self._masters.missing_loss_scale()
         self._engine.step()
         return float(self._engine.get_global_grad_norm()) / scale if self._engine.was_step_applied() else math.inf
-
-    def _missing_loss_scale(self) -> float:
-        """DeepSpeed scales fp16 losses itself, except in stage 0, where it only undoes the scale."""
-        return self._engine.optimizer.loss_scale if self.stage == 0 and self.dtype == "fp16" else 1.0
 
     # ---- weights
 
@@ -286,18 +266,16 @@ class DeepSpeedEngine:
         if self._average is None:
             yield
             return
-        own = [master.detach().to("cpu", copy=True) for master in self._masters()]
-        self._put(self._average.tensors)
+        if asleep := "optim" in self.sleep:
+            self.wake("optim")
+        own = [master.detach().to("cpu", copy=True) for master in self._masters.tensors()]
+        self._masters.put(self._average.tensors)
         try:
             yield
         finally:
-            self._put(own)
-
-    @torch.no_grad()
-    def _put(self, tensors: Iterable[Tensor]) -> None:
-        for master, tensor in zip(self._masters(), tensors, strict=True):
-            master.copy_(tensor)
-        self._refresh_from_masters()
+            self._masters.put(own)
+            if asleep:
+                self.park("optim")
 
     @needs("param")
     @torch.no_grad()
@@ -320,11 +298,11 @@ class DeepSpeedEngine:
     @needs("param", "optim")
     def save(self, directory: Path, parts: StateParts = WHOLE) -> None:
         tensors, values = random_state(self.device) if parts.random else ({}, {})
-        tensors |= optimizer_tensors(self._inner, self._masters(), state=parts.optimizer)
+        tensors |= optimizer_tensors(self._inner, self._masters.tensors(), state=parts.optimizer)
         tensors |= self._average.named() if self._average else {}
         values |= self._shape()
         if parts.optimizer:
-            values |= {"scheduler": self._scheduler.state_dict(), "loss_scaler": _plain(self._loss_scaler())}
+            values |= {"scheduler": self._scheduler.state_dict(), "loss_scaler": self._masters.loss_scale()}
         write_rank_state(directory, self.layout.rank, tensors, values)
         dist.barrier()
 
@@ -333,15 +311,15 @@ class DeepSpeedEngine:
         tensors, values = read_rank_state(directory, self.layout.rank, self._shape(), parts)
         if parts.random:
             restore_random_state(self.device, tensors, values)
-        restore_optimizer_tensors(self._inner, self._masters(), tensors, state=parts.optimizer)
-        self._refresh_from_masters()
+        restore_optimizer_tensors(self._inner, self._masters.tensors(), tensors, state=parts.optimizer)
+        self._masters.refresh()
         if self._average:
             self._average.load(tensors)
         if parts.optimizer:
             self._scheduler.load_state_dict(values["scheduler"])
             for group, rate in zip(self._inner.param_groups, self._scheduler.get_last_lr(), strict=True):
                 group["lr"] = rate
-            vars(self._loss_scaler()).update(values["loss_scaler"])
+            self._masters.set_loss_scale(values["loss_scaler"])
         dist.barrier()
 
     def _shape(self) -> dict[str, Any]:
@@ -354,38 +332,6 @@ class DeepSpeedEngine:
             "--enable_ema": self._average is not None,
             "parameters": self.parameter_count(),
         }
-
-    def _loss_scaler(self) -> Any:
-        """The object that holds fp16's dynamic loss scale; an empty one where there is no scaling."""
-        optimizer = self._engine.optimizer
-        name = "loss_scale_config" if self.stage == 0 else "loss_scaler"
-        return getattr(optimizer, name) if self.dtype == "fp16" else SimpleNamespace()
-
-    def _masters(self) -> list[Tensor]:
-        """This rank's fp32 masters: what the inner optimizer steps on."""
-        if self.stage == 3:  # listed in the optimizer's groups during a step only
-            return self._engine.optimizer.fp32_partitioned_groups_flat
-        return [p for group in self._inner.param_groups for p in group["params"]]
-
-    @torch.no_grad()
-    def _refresh_from_masters(self) -> None:
-        """Bring parameters in line with masters that were just overwritten."""
-        optimizer = self._engine.optimizer
-        if self.stage == 3:
-            persistent = optimizer.persistent_parameters
-            if persistent:
-                persistent[0].partition(persistent)
-            optimizer.invalidate_secondary_tensor()  # the copies of --zpg, which partitioning has made of old values
-            for i in range(len(optimizer.fp16_groups)):
-                optimizer._reassign_or_swap_out_partitioned_parameters(i)
-            if persistent:
-                persistent[0].all_gather(persistent)
-        elif self.stage > 0:
-            optimizer.update_lp_params()
-        elif not self._clips_itself:
-            for parameters, masters in zip(optimizer.fp16_groups, optimizer.fp32_groups, strict=True):
-                for parameter, master in zip(parameters, masters, strict=True):
-                    parameter.copy_(master)
 
 
 def _deepspeed() -> ModuleType:
@@ -412,10 +358,6 @@ def _layer_of(name: str) -> str:
     adapter."""
     found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else re.split(r"\.(base_layer|lora_[AB])\.", name)[0]
-
-
-def _plain(holder: Any) -> dict[str, Any]:
-    return {name: value for name, value in vars(holder).items() if isinstance(value, (bool, int, float))}
 
 
 def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:

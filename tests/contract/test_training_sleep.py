@@ -46,8 +46,8 @@ def held(engine):
     states = [v for state in engine._inner.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
     parts = {
         "param": parameter_tensors(engine.model),
-        "optim": [*engine._masters(), *states],
-        "grad": gradient_tensors([*engine.model.parameters(), *engine._masters()], engine._engine.optimizer),
+        "optim": [*engine._masters.tensors(), *states],
+        "grad": gradient_tensors([*engine.model.parameters(), *engine._masters.tensors()], engine._engine.optimizer),
     }
     return {part: sum(t.untyped_storage().nbytes() for t in tensors) for part, tensors in parts.items()}
 
