@@ -22,9 +22,17 @@ from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_mo
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from openrl.config.lora import LoRAFlags
 from openrl.errors import UserError
+
+PLAIN = {
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
+    "r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "lora_alpha",
+    "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights", "eva_config", "runtime_config",
+}  # fmt: skip
+"""Fields of an adapter's config that leave it W x + scale * B A x; any other is refused, unless it has peft's default."""
 
 TRAINED, START = "default", "start"  # names of adapters: the one that learns, and a frozen one to begin with
 
@@ -42,9 +50,11 @@ class Adapters:
         given = START in next(iter(self.layers.values())).scaling
         for layer in self.layers.values():
             layer.set_adapter(START, inference_mode=True) if given else layer.enable_adapters(False)
-        yield
-        for layer in self.layers.values():
-            layer.set_adapter(TRAINED) if given else layer.enable_adapters(True)
+        try:
+            yield
+        finally:
+            for layer in self.layers.values():
+                layer.set_adapter(TRAINED) if given else layer.enable_adapters(True)
 
     def merged(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of whole layers by their names in ``hf`` -> those of a model without adapters, W + scale * B A."""
@@ -55,7 +65,8 @@ class Adapters:
             if layer and kind == "weight":
                 low = [named[f"{layer}.{part}.{TRAINED}.weight"].float() for part in ("lora_B", "lora_A")]
                 change = self.layers[layer].scaling[TRAINED] * (low[0] @ low[1])
-                weight = (weight.float() + change).to(weight.dtype)
+                flipped = getattr(self.layers[layer], "fan_in_fan_out", False)  # GPT-2 keeps its weights (in, out)
+                weight = (weight.float() + (change.T if flipped else change)).to(weight.dtype)
             result[name.replace(".base_layer.", ".")] = weight
         return result
 
@@ -140,19 +151,26 @@ def _read_config(path: str) -> LoraConfig:
         config = PeftConfig.from_pretrained(path)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"--lora_adapter_path: no adapter in {path}: {error}") from error
-    unknown = [
-        name for name in ("use_dora", "modules_to_save", "trainable_token_indices") if getattr(config, name, None)
-    ]
-    if not isinstance(config, LoraConfig) or unknown:
-        what = f"with {unknown[0]}" if unknown else f"of type {config.peft_type}"
-        raise UserError(f"--lora_adapter_path: an adapter {what} cannot be trained here", "a plain LoRA adapter")
-    return config
+    if not isinstance(config, LoraConfig):
+        raise _not_plain(f"of type {config.peft_type}")
+    plain = LoraConfig()
+    for name in sorted(vars(plain).keys() - PLAIN):
+        if getattr(config, name) != getattr(plain, name):
+            raise _not_plain(f"with {name}")
+    if config.init_lora_weights not in (True, False, "gaussian", "orthogonal", "eva"):  # the others change the base too
+        raise _not_plain(f"with init_lora_weights {config.init_lora_weights}")
+    return replace(config, init_lora_weights=True)
+
+
+def _not_plain(what: str) -> UserError:
+    return UserError(f"--lora_adapter_path: an adapter {what} cannot be trained here", "a plain LoRA adapter")
 
 
 def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second of two is meant
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # by itself, where weights are (in, out)
             inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
         raise UserError(
@@ -161,10 +179,14 @@ def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags
     for path, module in hf.named_modules():
         if isinstance(module, LoraLayer) and len(module.lora_embedding_A):
             raise UserError(f"--target_modules: {path} is not a linear layer", f"names such as {_linear_names(hf)}")
+    if isinstance(hf.get_output_embeddings(), LoraLayer):
+        raise UserError("--target_modules: the output head takes no adapter", f"names such as {_linear_names(hf)}")
 
 
 def _linear_names(hf: PreTrainedModel) -> str:
-    names = {name.rpartition(".")[2] for name, module in hf.named_modules() if isinstance(module, nn.Linear)}
+    head, kinds = hf.get_output_embeddings(), (nn.Linear, Conv1D)
+    layers = {name: module for name, module in hf.named_modules() if isinstance(module, kinds) and module is not head}
+    names = {name.rpartition(".")[2] for name in layers}
     return " ".join(sorted(names - {"lora_A", "lora_B", TRAINED, START, "base_layer"})[:8])
 
 

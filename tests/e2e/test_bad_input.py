@@ -178,10 +178,12 @@ def test_adapters_that_no_layer_takes(attempt, task, tmp_path, prog):
     flags = flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="query_key_value")
     message = attempt(flags, prog=prog)
     assert message.startswith(f"{prog}: --target_modules query_key_value: Target modules ")
-    assert "try: names such as down_proj gate_proj k_proj lm_head o_proj q_proj up_proj v_proj" in message
+    assert "try: names such as down_proj gate_proj k_proj o_proj q_proj up_proj v_proj" in message
     assert message.endswith("nothing was started\n")
     message = attempt(flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="embed_tokens"), prog=prog)
     assert "--target_modules: model.embed_tokens is not a linear layer" in message
+    message = attempt(flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="lm_head"), prog=prog)
+    assert "--target_modules: the output head takes no adapter" in message
 
 
 @pytest.mark.parametrize("prog", COMMANDS)
