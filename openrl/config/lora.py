@@ -18,7 +18,8 @@ class LoRAFlags(QuantizationFlags):
     lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
     target_modules: tuple[str, ...] = flag(
-        ("all-linear",), "Module names that get adapters; all-linear: every linear layer but the head."
+        ("all-linear",),
+        "Module names that get adapters; all-linear: every linear layer but the head. Experts of a mixture get none.",
     )
     lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
     lora_adapter_path: str | None = flag(None, "Adapter to start from; rank, scale and targets come from it.")

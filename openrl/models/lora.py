@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, inject_adapter_in_model
 from peft.tuners.lora import LoraLayer
+from peft.tuners.lora.layer import ParamWrapper
 from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -33,6 +34,9 @@ PLAIN = {
     "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights", "eva_config", "runtime_config",
 }  # fmt: skip
 """Fields of an adapter's config that leave it W x + scale * B A x; any other is refused, unless it has peft's default."""
+
+OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""Names by which peft means the fused weights of experts and their router, in models that have such."""
 
 TRAINED, START = "default", "start"  # names of adapters: the one that learns, and a frozen one to begin with
 
@@ -106,7 +110,7 @@ def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, pr
     --lora_adapter_path does not fit.
     """
     given = flags.lora_adapter_path
-    config, names = (_new_config(flags), [TRAINED]) if given is None else (_read_config(given), [TRAINED, START])
+    config, names = (_new_config(flags, hf), [TRAINED]) if given is None else (_read_config(given), [TRAINED, START])
     hf.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -128,22 +132,29 @@ def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
     if not flags.adapts:
         return
     given = flags.lora_adapter_path
-    config = _new_config(flags) if given is None else _read_config(given)
     with torch.device("meta"):
         settings = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
         hf = AutoModelForCausalLM.from_config(settings, trust_remote_code=trust_remote_code)
+        config = _new_config(flags, hf) if given is None else _read_config(given)
         _inject(config, hf, TRAINED, flags)
 
 
-def _new_config(flags: LoRAFlags) -> LoraConfig:
-    all_linear = flags.target_modules == ("all-linear",)
+def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> LoraConfig:
     return LoraConfig(
         r=flags.lora_rank,
         lora_alpha=flags.lora_alpha,
         lora_dropout=flags.lora_dropout,
-        target_modules="all-linear" if all_linear else list(flags.target_modules),
+        target_modules=_targets(flags, hf),
         exclude_modules=flags.lora_exclude_modules,
     )
+
+
+def _targets(flags: LoRAFlags, hf: PreTrainedModel) -> str | list[str]:
+    """For peft, whose "all-linear" has the weights of experts in it too, which are no layers of their own."""
+    if flags.target_modules != ("all-linear",):
+        return list(flags.target_modules)
+    fused = any(".experts." in name and parameter.dim() == 3 for name, parameter in hf.named_parameters())
+    return sorted(_linear_names(hf) - OF_EXPERTS) if fused else "all-linear"
 
 
 def _read_config(path: str) -> LoraConfig:
@@ -173,21 +184,30 @@ def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags
             warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # by itself, where weights are (in, out)
             inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
-        raise UserError(
-            f"--target_modules {' '.join(flags.target_modules)}: {error}", f"names such as {_linear_names(hf)}"
-        ) from error
+        raise UserError(f"--target_modules {' '.join(flags.target_modules)}: {error}", _some_names(hf)) from error
     for path, module in hf.named_modules():
+        if isinstance(module, ParamWrapper):
+            raise _untargetable(f"{path} belongs to a mixture of experts and takes no adapter", hf)
         if isinstance(module, LoraLayer) and len(module.lora_embedding_A):
-            raise UserError(f"--target_modules: {path} is not a linear layer", f"names such as {_linear_names(hf)}")
+            raise _untargetable(f"{path} is not a linear layer", hf)
     if isinstance(hf.get_output_embeddings(), LoraLayer):
-        raise UserError("--target_modules: the output head takes no adapter", f"names such as {_linear_names(hf)}")
+        raise _untargetable("the output head takes no adapter", hf)
 
 
-def _linear_names(hf: PreTrainedModel) -> str:
+def _untargetable(why: str, hf: PreTrainedModel) -> UserError:
+    return UserError(f"--target_modules: {why}", _some_names(hf))
+
+
+def _some_names(hf: PreTrainedModel) -> str:
+    return f"names such as {' '.join(sorted(_linear_names(hf))[:8])}"
+
+
+def _linear_names(hf: PreTrainedModel) -> set[str]:
+    """With or without adapters in them; not the output head."""
     head, kinds = hf.get_output_embeddings(), (nn.Linear, Conv1D)
+    head = getattr(head, "base_layer", head)
     layers = {name: module for name, module in hf.named_modules() if isinstance(module, kinds) and module is not head}
-    names = {name.rpartition(".")[2] for name in layers}
-    return " ".join(sorted(names - {"lora_A", "lora_B", TRAINED, START, "base_layer"})[:8])
+    return {name.removesuffix(".base_layer").rpartition(".")[2] for name in layers if ".lora_" not in name}
 
 
 def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> None:

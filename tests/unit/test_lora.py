@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModel, AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from openrl.config.lora import LoRAFlags
 from openrl.errors import UserError
@@ -18,6 +18,11 @@ from tests.tiny import tiny_model_dir
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     return tiny_model_dir(tmp_path_factory.mktemp("base"), tied=False)
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory) -> Path:
+    return tiny_model_dir(tmp_path_factory.mktemp("mixture"), arch="qwen3_moe", tied=False)
 
 
 def load(path: Path):
@@ -47,6 +52,22 @@ def test_merged_weights_are_those_of_peft(base, arch):
             torch.testing.assert_close(merged[f"{name}.weight"], expected)
             assert not torch.allclose(expected, layer.base_layer.weight)
     assert not any("lora" in name or "base_layer" in name for name in merged)
+
+
+def test_a_mixture_of_experts_has_adapters_on_its_linear_layers(mixture):
+    """peft would wrap the fused weights of experts as well, whose names and changes are other ones than a layer's."""
+    hf = load(mixture)
+    names = {name for name, _ in hf.named_parameters()}
+    adapters = randomized(hf)
+    assert {name.rpartition(".")[2] for name in adapters.layers} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert adapters.merged(dict(hf.named_parameters())).keys() == names
+    for targets in (("gate_proj", "up_proj", "down_proj"), ("q_proj", "gate")):
+        with pytest.raises(UserError, match=r"experts.*\n.*names such as k_proj o_proj q_proj v_proj"):
+            check_targets(LoRAFlags(lora_rank=4, target_modules=targets), str(mixture), False)
+
+
+def test_a_backbone_without_a_head_has_adapters(base):
+    assert add_adapters(AutoModel.from_pretrained(base), LoRAFlags(lora_rank=4), str(base), 0, "model.").layers
 
 
 def test_a_failure_while_adapters_are_off_leaves_them_on(base):
