@@ -7,6 +7,7 @@ of torch's flash attention with boundaries, which needs no package, elsewhere sa
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.utils import is_flash_attn_2_available
 
 from openrl.config.model import LoadFlags
@@ -30,6 +32,18 @@ def asked_attention(flags: LoadFlags, device: str) -> str | None:
     on_gpu = device == "cuda" and flags.param_dtype != "fp32"
     installed = flags.attn_implementation is None and on_gpu and is_flash_attn_2_available()
     return "flash_attention_2" if installed else flags.attn_implementation
+
+
+def check_attention(flags: LoadFlags) -> None:
+    """Raises UserError if --attn_implementation is no attention of transformers and, without a slash, no kernel of the Hub."""
+    name = flags.attn_implementation
+    known = {"eager", *(key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if not key.startswith(("paged", "openrl")))}
+    if name is not None and name not in known and "/" not in name:
+        near = get_close_matches(name, known, 1)
+        raise UserError(
+            f"--attn_implementation: there is no attention {name!r}, but {', '.join(sorted(known))}",
+            f"--attn_implementation {near[0] if near else 'sdpa'}",
+        )
 
 
 def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:

@@ -17,6 +17,7 @@ from openrl.config.rollout import RankFlags
 from openrl.config.rules.parallel import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
+from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
@@ -72,6 +73,7 @@ def prepare(config: Any) -> SupervisedInputs:
         launch.take_own_gpu()
     joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
     device = resolve_device(config.device, joined)
+    check_attention(config.model)
     check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
     check_overrides(config.deepspeed, config.model.param_dtype, device)

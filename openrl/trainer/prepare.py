@@ -28,6 +28,7 @@ from openrl.errors import Gathered, UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.flags.values import show
+from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
@@ -68,6 +69,8 @@ def prepare(config: PPOConfig) -> Inputs:
     with gathered:
         if config.mixture.aux_loss_coef:
             check_mixture(config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        check_attention(config.model)
     with gathered:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     with gathered:

@@ -7,6 +7,8 @@ parameter of a split layer that gathers it.
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 from transformers import AutoConfig
 
@@ -45,9 +47,10 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
         )
         raise _unsplittable(path, size, why)
     heads = text.num_attention_heads
-    for name, count in (("attention", heads), ("key-value", getattr(text, "num_key_value_heads", None) or heads)):
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    for name, count in (("attention", heads), ("key-value", kv_heads)):
         if count % size:
-            fitting = next(n for n in range(size, 0, -1) if count % n == 0)
+            fitting = next(n for n in range(size, 0, -1) if math.gcd(heads, kv_heads) % n == 0)
             raise UserError(
                 f"--ds_tensor_parallel_size {size}: {count} {name} heads of {path} do not divide among {size} ranks",
                 f"--ds_tensor_parallel_size {fitting}",

@@ -12,7 +12,14 @@ from transformers import AutoModelForCausalLM
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models import attention
-from openrl.models.attention import _by_kernel, _one_by_one, asked_attention, pack_attention, varlen_attention
+from openrl.models.attention import (
+    _by_kernel,
+    _one_by_one,
+    asked_attention,
+    check_attention,
+    pack_attention,
+    varlen_attention,
+)
 from openrl.models.causal_lm import load_pretrained
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
@@ -33,6 +40,18 @@ def test_what_a_model_is_loaded_with(monkeypatch, device, dtype, installed, expe
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
     assert asked_attention(LoadFlags(param_dtype=dtype), device) == expected
     assert asked_attention(LoadFlags(param_dtype=dtype, attn_implementation="eager"), device) == "eager"
+
+
+@pytest.mark.parametrize(
+    "name", [None, "eager", "sdpa", "varlen", "flash_attention_2", "kernels-community/flash-attn2"]
+)
+def test_attention_that_there_is(name):
+    check_attention(LoadFlags(attn_implementation=name))
+
+
+def test_a_name_that_no_attention_has():
+    with pytest.raises(UserError, match=r"no attention 'flash_atention_2', but eager(?!.*openrl)[^$]*_attention_2$"):
+        check_attention(LoadFlags(attn_implementation="flash_atention_2"))
 
 
 @pytest.mark.parametrize(

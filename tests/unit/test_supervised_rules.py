@@ -36,6 +36,7 @@ REFUSED = [
 ADAPTERS = {
     "--lora_alpha 32": "no effect: no adapters are trained",
     "--lora_adapter_path a --lora_rank 8": "rank, scale and targets come from the adapter",
+    "--lora_rank 8 --lora_exclude_modules [": "'[' is no regular expression",
     "--load_in_4bit": "4-bit weights cannot be trained themselves",
     "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights compute in bf16",
     "--load_in_4bit --lora_rank 8 --zero_stage 3": "stage 3 shards weights without what unpacks 4-bit ones",

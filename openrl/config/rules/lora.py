@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
@@ -20,6 +21,18 @@ def adapters_have_one_shape(config: PPOConfig | SupervisedConfig, given: frozens
             )
     elif lora.lora_rank == 0 and (asked := tuple(name for name in SHAPE if name in given)):
         yield Problem(asked, "no effect: no adapters are trained", "leave it out, or --lora_rank 16")
+
+
+@check(*TRAINING)
+def excluded_modules_can_be_matched(config: PPOConfig | SupervisedConfig, given: frozenset[str]) -> Iterator[Problem]:
+    pattern = config.lora.lora_exclude_modules
+    if pattern is None:
+        return
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        message = f"{pattern!r} is no regular expression: {error}"
+        yield Problem(("lora_exclude_modules",), message, "'.*\\.(k|v)_proj'")
 
 
 @check(*TRAINING)
