@@ -97,6 +97,11 @@ class Adapters:
         )
 
 
+def of_adapter(name: str) -> bool:
+    """Whether a parameter belongs to the adapters that an adapter's file holds, frozen or not."""
+    return f".{TRAINED}." in name
+
+
 def peft_name(name: str) -> str:
     """The name of a parameter in peft's files: without the adapter's own name."""
     return "base_model.model." + name.replace(f".{TRAINED}.", ".")
@@ -123,7 +128,7 @@ def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, pr
     if given is not None:
         _load(hf, given, names, prefix)
     for name, parameter in hf.named_parameters():
-        parameter.requires_grad_(f".{TRAINED}." in name)
+        parameter.requires_grad_(of_adapter(name))
     return adapters
 
 

@@ -23,7 +23,7 @@ from openrl.config.learning import DeepSpeedFlags
 from openrl.config.rollout import SleepState
 from openrl.models.causal_lm import DTYPES, CausalLM
 from openrl.models.checkpointing import recompute
-from openrl.models.lora import whole
+from openrl.models.lora import of_adapter, whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
@@ -280,8 +280,8 @@ class DeepSpeedEngine:
     @needs("param")
     @torch.no_grad()
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        yield from self.model.to_adapter(self._full(trained)).items()
+        parts = {name: p for name, p in self.model.named_parameters() if p.requires_grad or of_adapter(name)}
+        yield from self.model.to_adapter(self._full(parts)).items()
 
     def adapter_config(self) -> dict[str, Any]:
         assert self.model.adapters is not None

@@ -74,7 +74,8 @@ class TrainEngine(Protocol):
         once. Gathered layer by layer: every rank iterates to the end, each gets the tensors."""
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """What is trained of a model with adapters, whole, under the names in peft's files; every rank gets the tensors."""
+        """The adapters of a model and what else of it is trained, whole, under the names in peft's files; every rank gets
+        the tensors."""
 
     def adapter_config(self) -> dict[str, Any]:
         """What peft writes into adapter_config.json beside those."""

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.lora import LoRAFlags
+from openrl.config.model import ModelChangeFlags
 from openrl.errors import UserError
 from openrl.models.lora import keep_differentiable
 from openrl.training.build import build_engine
@@ -103,6 +104,31 @@ def test_a_run_goes_on_from_a_save_and_from_an_exported_adapter(checkpoint, tmp_
     torch.testing.assert_close(
         started.forward(batch, ROWS, at_start=True), saved
     )  # the reference is what it began with
+
+
+@pytest.mark.parametrize(("arch", "stage"), [("qwen3_moe", 3), ("gpt2", 2)])
+def test_other_layers_export_what_they_compute(tmp_path, arch, stage):
+    """Experts, which have no adapters, and weights that are stored (in, out)."""
+    spec = engine_spec(tiny_model_dir(tmp_path, arch=arch), zero_stage=stage, optim=optim_spec(), lora=LORA)
+    engine, batch = trained(spec), batch_of()
+    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, at_start=True)
+    engine.export(tmp_path / "out")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    torch.testing.assert_close(hf_logprobs(merged, batch), now, atol=2e-5, rtol=1e-5)
+    assert float((now - start).abs().max()) > 1e-2
+
+
+def test_frozen_adapters_are_in_the_file_too(checkpoint, tmp_path):
+    changes = ModelChangeFlags(freeze_modules=r"layers\.0\.")
+    engine = trained(engine_spec(checkpoint, optim=optim_spec(), lora=LORA, changes=changes))
+    engine.export(tmp_path)
+    stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
+    frozen = {name: tensor for name, tensor in stored.items() if ".layers.0." in name}
+    assert len(frozen) == len(stored) / 2
+    assert all(not tensor.any() for name, tensor in frozen.items() if "lora_B" in name)
+    started = LoRAFlags(lora_adapter_path=str(tmp_path / "adapter"))
+    again = trained(engine_spec(checkpoint, lora=started), steps=0)
+    torch.testing.assert_close(again.forward(batch_of(), ROWS), engine.forward(batch_of(), ROWS))
 
 
 def test_a_critic_keeps_its_head_beside_the_adapter(checkpoint, tmp_path):
