@@ -122,6 +122,8 @@ def test_sound_flags_have_no_problems(words):
          "--grad_accum_dtype None"),
         ("--ds_config_overrides {\"zero_optimization\":{\"stage\":3}}", "ds_config_overrides, --zero_stage",
          "zero_optimization.stage has a flag of its own", "--zero_stage"),
+        ("--ds_config_overrides {\"tensor_parallel\":{\"autotp_size\":2}}", "ds_config_overrides, --ds_tensor_parallel_size",
+         "tensor_parallel has a flag of its own", "--ds_tensor_parallel_size"),
         ("--ds_config_overrides {\"gradient_accumulation_steps\":2}", "ds_config_overrides",
          "the training engine depends on gradient_accumulation_steps", "leave it out"),
         ("--gradient_checkpointing --gradient_checkpointing_num_layers 4", "gradient_checkpointing_num_layers, "

@@ -19,6 +19,8 @@ OWN_FLAGS = {
     "zero_optimization.offload_param": "param_offload",
     "zero_optimization.overlap_comm": "overlap_comm",
     "zero_optimization.zero_hpz_partition_size": "zpg",
+    "tensor_parallel": "ds_tensor_parallel_size",
+    "sequence_parallel_size": "ulysses_size",
     "data_types": "grad_accum_dtype",
     "gradient_clipping": "max_norm",
     "bf16": "param_dtype",
@@ -30,12 +32,7 @@ OWN_FLAGS = {
 }
 """Setting of DeepSpeed -> the flag that sets it."""
 
-RESERVED = (
-    "gradient_accumulation_steps",
-    "zero_allow_untested_optimizer",
-    "zero_force_ds_cpu_optimizer",
-    "zero_optimization.offload_optimizer",
-)
+RESERVED = ("gradient_accumulation_steps", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
 """Settings that the training engine depends on."""
 
 
