@@ -34,7 +34,7 @@ from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised_trainer import SupervisedTrainer
 from openrl.training.build import ModelSpec
-from openrl.training.deepspeed_config import check_overrides
+from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.distributed import Launch
 from openrl.training.optimizers import OptimSpec
 
@@ -76,6 +76,7 @@ def prepare(config: Any) -> SupervisedInputs:
     check_attention(config.model)
     check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
+    check_device(config.model.param_dtype, device)
     check_overrides(config.deepspeed, config.model.param_dtype, device)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     task = task_of(config, tokenizer)

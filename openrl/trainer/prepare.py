@@ -40,7 +40,7 @@ from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
 from openrl.trainer.ptx import load_ptx
-from openrl.training.deepspeed_config import check_overrides
+from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
 
@@ -77,6 +77,8 @@ def prepare(config: PPOConfig) -> Inputs:
         check_models_split(config, model_paths(config))
     with gathered:
         check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
+    with gathered:
+        check_device(config.model.param_dtype, device)
     with gathered:
         check_overrides(config.deepspeed, config.model.param_dtype, device)
     with gathered:

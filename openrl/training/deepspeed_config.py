@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from openrl.config.learning import DeepSpeedFlags
 from openrl.errors import UserError
 
@@ -52,6 +54,12 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
         **({"tensor_parallel": {"autotp_size": facts.tp_size}} if facts.tp_size > 1 else {}),
     }
     return merged(settings, flags.ds_config_overrides)
+
+
+def check_device(dtype: str, device: str) -> None:
+    """Raises UserError if DeepSpeed does not train this type on this device."""
+    if device == "cpu" and dtype == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        raise UserError("--param_dtype fp16: this CPU has no arithmetic in it", "--param_dtype bf16, or fp32")
 
 
 def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:

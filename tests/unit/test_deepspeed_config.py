@@ -1,10 +1,11 @@
 """What flags turn on in DeepSpeed, as data."""
 
 import pytest
+import torch
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.errors import UserError
-from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
+from openrl.training.deepspeed_config import EngineFacts, check_device, deepspeed_config
 
 
 def config(
@@ -80,3 +81,11 @@ def test_micro_batches_are_counted_by_the_engine():
     settings = config(max_norm=0.5)
     assert settings["gradient_clipping"] == 0.5
     assert (settings["train_micro_batch_size_per_gpu"], settings["gradient_accumulation_steps"]) == (1, 1)
+
+
+def test_a_cpu_without_fp16_is_told_of_before_the_start(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_fp16_supported", lambda: False)
+    with pytest.raises(UserError, match=r"--param_dtype fp16: this CPU has no arithmetic in it\n.*--param_dtype bf16"):
+        check_device("fp16", "cpu")
+    check_device("bf16", "cpu")
+    check_device("fp16", "cuda")
