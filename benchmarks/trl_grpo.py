@@ -73,12 +73,39 @@ def digits(texts: list[str]) -> list[float]:
 # -- TRL ----------------------------------------------------------------------------------------------
 
 
+def trl_settings(work: Work, folder: str) -> Any:
+    from trl import GRPOConfig
+
+    return GRPOConfig(
+        output_dir=folder,
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        per_device_train_batch_size=work.rows,
+        num_generations=work.samples,
+        max_completion_length=work.tokens,
+        generation_kwargs=None if work.free else {"min_new_tokens": work.tokens},
+        learning_rate=work.learning_rate,
+        lr_scheduler_type="constant",
+        adam_beta2=0.95,
+        beta=0.0,
+        shuffle_dataset=False,
+        logging_steps=1,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        log_level="error",
+        max_steps=len(work.prompts) * work.samples // work.rows,
+        model_init_kwargs={"dtype": torch.float32},
+    )
+
+
 def serve_trl(connection: Connection, work: Work) -> None:
     """Each message but None asks for one training step, answered with a Step; None ends it."""
     torch.set_num_threads(1)
     from datasets import Dataset
     from transformers import AutoTokenizer, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
 
     sampled = [0]
 
@@ -103,32 +130,10 @@ def serve_trl(connection: Connection, work: Work) -> None:
             self.wait(control)
 
     with tempfile.TemporaryDirectory(prefix="trl_") as folder:
-        settings = GRPOConfig(
-            output_dir=folder,
-            use_cpu=True,
-            bf16=False,
-            gradient_checkpointing=False,
-            per_device_train_batch_size=work.rows,
-            num_generations=work.samples,
-            max_completion_length=work.tokens,
-            generation_kwargs=None if work.free else {"min_new_tokens": work.tokens},
-            learning_rate=work.learning_rate,
-            lr_scheduler_type="constant",
-            adam_beta2=0.95,
-            beta=0.0,
-            shuffle_dataset=False,
-            logging_steps=1,
-            report_to="none",
-            save_strategy="no",
-            disable_tqdm=True,
-            log_level="error",
-            max_steps=len(work.prompts) * work.samples // work.rows,
-            model_init_kwargs={"dtype": torch.float32},
-        )
         trainer = GRPOTrainer(
             work.model,
             reward,
-            settings,
+            trl_settings(work, folder),
             Dataset.from_list([{"prompt": text} for text in work.prompts]),
             processing_class=AutoTokenizer.from_pretrained(work.model),
             callbacks=[OneAtATime()],
