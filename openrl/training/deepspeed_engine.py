@@ -266,16 +266,12 @@ class DeepSpeedEngine:
         if self._average is None:
             yield
             return
-        if asleep := "optim" in self.sleep:
-            self.wake("optim")
         own = [master.detach().to("cpu", copy=True) for master in self._masters.tensors()]
         self._masters.put(self._average.tensors)
         try:
             yield
         finally:
             self._masters.put(own)
-            if asleep:
-                self.park("optim")
 
     @needs("param")
     @torch.no_grad()

@@ -149,9 +149,6 @@ class Sleep:
         self._device = device
         self._parked: dict[str, _Parked] = {}
 
-    def __contains__(self, part: str) -> bool:
-        return part in self._parked
-
     def require(self, what: str, parts: Iterable[str]) -> None:
         """Raises RuntimeError if one of ``parts`` is asleep: its tensors have no memory."""
         if asleep := [part for part in parts if part in self._parked]:
