@@ -77,6 +77,20 @@ def test_a_skipped_step_leaves_the_average_as_it_is(tmp_path, checkpoint, batch)
     assert averages and all(torch.equal(before[name], after[name]) for name in averages)
 
 
+def test_masters_that_slept_are_exported_as_before(tmp_path, checkpoint, batch):
+    engine = build_engine(engine_spec(checkpoint, zero_stage=2, dtype="bf16", optim=optim_spec(average=BETA)))
+    step(engine, batch)
+    engine.export(tmp_path / "awake")
+    engine.park("optim")
+    with pytest.raises(RuntimeError, match="export needs optim"):
+        engine.export(tmp_path / "asleep")
+    engine.wake("optim")
+    engine.export(tmp_path / "again")
+    first, second = (load_file(tmp_path / when / "model.safetensors") for when in ("awake", "again"))
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert step(engine, batch)["nonfinite_steps"].value == 0
+
+
 def test_an_average_cannot_join_halfway(tmp_path, checkpoint):
     build_engine(engine_spec(checkpoint, optim=optim_spec())).save(tmp_path)
     with pytest.raises(UserError, match="--enable_ema False, this run has True"):
