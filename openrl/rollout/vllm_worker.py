@@ -84,7 +84,7 @@ class _Session:
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         self._model = model
-        self._wanted = {name for name, _ in model.named_parameters()}
+        self._wanted = {parameter_key(name) for name, _ in model.named_parameters()}
         self._loaded: set[str] | None = set()  # None: the model does not tell
         _forget_expert_kernels(model)
         initialize_layerwise_reload(model)
@@ -93,7 +93,9 @@ class _Session:
         if not buckets:
             return
         loaded = self._model.load_weights(chain.from_iterable(bucket.tensors() for bucket in buckets))
-        self._loaded = None if self._loaded is None or loaded is None else self._loaded | loaded
+        self._loaded = (
+            None if self._loaded is None or loaded is None else self._loaded | set(map(parameter_key, loaded))
+        )
 
     def end(self, model_config: Any) -> list[str]:
         """Names of parameters that got no weight; vLLM itself only logs them."""
@@ -102,6 +104,11 @@ class _Session:
         finalize_layerwise_reload(self._model, model_config)
         _repack_heads(self._model)
         return [] if self._loaded is None else sorted(self._wanted - self._loaded)
+
+
+def parameter_key(name: str) -> str:
+    """A parameter as every ``load_weights`` may name it: of experts vLLM 0.28 leaves the inner module out, 0.32 does not."""
+    return name.replace(".routed_experts.", ".")
 
 
 # vLLM's CPU kernels work on packed copies. A reload packs linear layers again, but neither of the following two.
