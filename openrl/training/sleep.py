@@ -170,8 +170,7 @@ class Sleep:
         self._parked[part] = _Parked([(storage, storage.nbytes()) for storage in chosen], kept)
         for storage in chosen:
             storage.resize_(0)
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
+        _give_back(self._device)
 
     def wake(self, *parts: str) -> None:
         """Raises RuntimeError if a part is awake, or if there is no room for it; then it is still asleep."""
@@ -184,6 +183,14 @@ class Sleep:
             for storage, _ in parked.storages:
                 parked.kept.restore(_bytes(storage))
             del self._parked[part]
+
+
+def _give_back(device: torch.device) -> None:
+    """Freed memory goes from the allocator to the system. glibc keeps holes between what is in use unless it is asked."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
