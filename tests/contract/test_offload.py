@@ -8,29 +8,15 @@ from openrl.config.learning import DeepSpeedFlags
 from openrl.errors import UserError
 from openrl.training.build import build_engine
 from openrl.training.deepspeed_config import check_overrides
-from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
 from openrl.types import StepPlan
-from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
-from tests.tiny import tiny_model_dir
+from tests.experience import counts_of, engine_spec, optim_spec, poison
 
 THIRDS = [[0, 1, 2], [3, 4], [5, 6, 7]]
 OPTIM = optim_spec(max_norm=0.5)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
-
-
-@pytest.fixture(scope="module")
-def batch():
-    return ragged_batch()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def three_steps(spec, batch):

@@ -9,7 +9,6 @@ from transformers.masking_utils import sdpa_mask
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.errors import UserError
 from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
 from openrl.training.updates import PolicyUpdate, ValueUpdate
 from openrl.types import StepPlan
 from tests.contract.test_train_engine import plain_logprobs
@@ -27,19 +26,7 @@ ARCHITECTURES = {
 CUT = [[3, 0, -1, 6], [5, 1, 2], [-1], [7, 4]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
-
-
-@pytest.fixture(scope="module")
-def batch():
-    return ragged_batch()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def forgets_boundaries(module, query, key, value, attention_mask, **kwargs):

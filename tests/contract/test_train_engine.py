@@ -16,7 +16,6 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.errors import UserError
 from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
 from openrl.training.engine import StepPart
 from openrl.training.mismatch import compare, shown, split
 from openrl.training.optimizers import build_optimizer, build_scheduler
@@ -39,19 +38,7 @@ ARCHITECTURES = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
-
-
-@pytest.fixture(scope="module")
-def batch():
-    return ragged_batch()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return tiny_model_dir(tmp_path_factory.mktemp("models"))
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def plain_logprobs(path, batch, temperature=1.0, attention=None):
