@@ -22,7 +22,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.step_breakdown import config_of, make_task, pipeline_side
+from benchmarks.step_breakdown import config_of, make_task, model_options, pipeline_side
 from openrl.cli.run import silence
 from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.config.commands import PPOConfig
@@ -86,19 +86,16 @@ def main() -> int:
     parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
     parser.add_argument("--in_process", action="store_true", help="no other processes, seconds of the processor")
     parser.add_argument("--colocated", action="store_true", help="all roles on one worker slot")
-    parser.add_argument("--hidden_size", type=int, default=128)
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--zero_stage", type=int, default=0)
+    model_options(parser)
     args = parser.parse_args()
     args.prompts, args.tokens = (max(s[i] for s in args.shapes) for i in (0, 1))
-    args.pairs = args.rounds * len(args.shapes)
     silence()
     with tempfile.TemporaryDirectory(prefix="openrl_stages_") as folder:
         make_task(args, Path(folder))
         changes = {"train_batch_size": args.train_batch_size, "colocate_all_models": args.colocated or None}
         if args.in_process:
             changes["rollout_backend"] = "hf"
-        config = config_of(args, Path(folder), **changes)
+        config = config_of(args, Path(folder), (args.warmup + args.rounds) * len(args.shapes), **changes)
         asyncio.run(run(args, config, prepare(config)))
     return 0
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import Generic, TypeVar
 
 import torch
 
 PAUSE_S = 1.5  # between measurements: vLLM's processes may spin for a second after their last work
 DRIFT = 0.10  # of the reference product: a machine whose speed varies by more has other work
+ATTEMPTS = 4  # pairs measured for each that is wanted, at most
 
 
 def reference_seconds(products: int = 40) -> float:
@@ -23,26 +27,65 @@ def reference_seconds(products: int = 40) -> float:
     return median(times)
 
 
-class Drift:
-    """Looks at the speed of the machine now and then."""
+T = TypeVar("T")
 
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
 
-    def look(self) -> None:
-        self.seconds.append(reference_seconds())
+class QuietPairs(Generic[T]):
+    """Pairs, of which those count that were measured while the machine had no other work.
+
+        quiet = QuietPairs(wanted=5, warmup=2)
+        for second_first in quiet:
+            quiet.add(measure(second_first))
+
+    goes on until enough are kept, or ``ATTEMPTS`` times as many were measured. A pair is left out if a reference product
+    right before or after it took over 10 % longer than the fastest of the run: what decides is never the pair itself.
+    """
+
+    def __init__(self, wanted: int, warmup: int = 0) -> None:
+        self.wanted, self.warmup = wanted, warmup
+        self._pairs: list[T] = []
+        self._products: list[float] = []  # the slower of the two around each pair
 
     @property
-    def share(self) -> float:
-        return max(self.seconds) / min(self.seconds) - 1
+    def most(self) -> int:
+        """Pairs that are measured if none is quiet."""
+        return self.warmup + ATTEMPTS * self.wanted
+
+    def __iter__(self) -> Iterator[bool]:
+        """For each pair to measure, whether its second side goes first: it takes turns."""
+        for i in range(self.most):
+            if len(self.kept) == self.wanted:
+                return
+            before = reference_seconds()
+            yield bool(i % 2)
+            self._products.append(max(before, reference_seconds()))
+            print(f"pair {i + 1}: {len(self.kept)} of {self.wanted} kept", file=sys.stderr, flush=True)
+
+    def add(self, pair: T) -> None:
+        self._pairs.append(pair)
+
+    @property
+    def kept(self) -> list[T]:
+        counted = list(zip(self._pairs, self._products, strict=False))[self.warmup :]
+        return [pair for pair, product in counted if product <= (1 + DRIFT) * min(self._products)]
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.kept)} of {len(self._pairs) - self.warmup} pairs kept: around the others a reference product took "
+            f"over {DRIFT:.0%} longer than its fastest"
+        )
 
     def verdict(self) -> str:
-        """Why figures mean nothing; empty where they do."""
-        if self.share <= DRIFT:
-            return ""
-        return f"no figures: a reference product drifted by {self.share:.0%}, the machine had other work"
+        """Why there are no figures; empty where there are."""
+        return "" if len(self.kept) == self.wanted else f"no figures, the machine had other work: {self}"
 
 
 def spread(figures: Sequence[float], digits: int = 3) -> str:
     """Median (smallest to largest)."""
     return f"{median(figures):.{digits}f} ({min(figures):.{digits}f} to {max(figures):.{digits}f})"
+
+
+def pair_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
+    parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")

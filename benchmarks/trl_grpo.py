@@ -31,8 +31,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch; every process started from 
 import torch
 
 from benchmarks.bare import Bare
-from benchmarks.pairs import PAUSE_S, Drift, spread
-from benchmarks.step_breakdown import Side, config_of, make_task, pipeline_side
+from benchmarks.pairs import PAUSE_S, QuietPairs, pair_options, spread
+from benchmarks.step_breakdown import STAGES, Side, config_of, make_task, model_options, pipeline_side, work_options
 from openrl.cli.run import silence
 from openrl.trainer.prepare import prepare
 
@@ -150,6 +150,7 @@ class Pair:
     ours: Step
     theirs: Step
     passes: int  # of our policy, besides those of its update
+    stages: dict[str, float]  # seconds of our step
 
     @property
     def ratio(self) -> float:
@@ -157,23 +158,24 @@ class Pair:
         return self.theirs.seconds / self.ours.seconds
 
 
-async def measure(side: Side, trl: Bare, drift: Drift, trl_first: bool) -> Pair:
-    drift.look()
+async def measure(side: Side, trl: Bare, trl_first: bool) -> Pair:
     theirs = trl.ask("step") if trl_first else None
     time.sleep(PAUSE_S)
     side.policy.latest.clear()
     values = await side.step()
     time.sleep(PAUSE_S)
     ours = Step(values["time/step"], int(values["rollout/tokens"]))
-    return Pair(ours, theirs or trl.ask("step"), int("columns" in side.policy.latest))
+    passes, stages = int("columns" in side.policy.latest), {name: values[f"time/{name}"] for name in STAGES}
+    return Pair(ours, theirs or trl.ask("step"), passes, stages)
 
 
-async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift]:
-    rate, steps = 1e-5, args.warmup + args.pairs
-    write_prompts(folder / "prompts.jsonl", steps * args.prompts)
+async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -> None:
+    rate = 1e-5
+    write_prompts(folder / "prompts.jsonl", quiet.most * args.prompts)
     config = config_of(
         args,
         folder,
+        quiet.most,
         prompt_data=folder / "prompts.jsonl",
         label_key=None,
         prompt_max_len=64,
@@ -185,6 +187,8 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift
         micro_train_batch_size=args.micro,
         actor_learning_rate=rate,
         packing_samples=args.packed or None,
+        enable_prefix_caching=True,
+        vllm_block_size=32,
     )
     inputs = prepare(config)
     work = Work(
@@ -197,20 +201,19 @@ async def run(args: argparse.Namespace, folder: Path) -> tuple[list[Pair], Drift
         rate,
     )
     trl = Bare(serve_trl, work)
-    drift = Drift()
     try:
         async with pipeline_side(config, inputs, ignore_eos=not args.free) as side:
             trl.ready()
-            pairs = [await measure(side, trl, drift, bool(i % 2)) for i in range(steps)]
+            for trl_first in quiet:
+                quiet.add(await measure(side, trl, trl_first))
     finally:
         trl.close()
-    return pairs[args.warmup :], drift
 
 
 # -- report -------------------------------------------------------------------------------------------
 
 
-def report(pairs: list[Pair], args: argparse.Namespace, parameters: int) -> str:
+def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: str) -> str:
     rows = args.prompts * args.samples
     sides = (("openrl", [p.ours for p in pairs]), ("TRL", [p.theirs for p in pairs]))
     ratios = [p.ratio for p in pairs]
@@ -230,39 +233,36 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int) -> str:
                 for name, steps in sides
             ),
             "",
+            "openrl's stages: " + ", ".join(f"{name} {median(p.stages[name] for p in pairs):.2f} s" for name in STAGES),
             f"samples/s, openrl to TRL: {spread(ratios, 2)}",
             f"forward passes of the policy besides its update: {sum(p.passes for p in pairs)}; no reference model",
+            quiet,
         ]
     )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--samples", type=int, default=4, help="per prompt")
-    parser.add_argument("--tokens", type=int, default=64, help="of every response, or at most with --free")
-    parser.add_argument("--free", action="store_true", help="responses end by themselves")
-    parser.add_argument("--hidden_size", type=int, default=256)
-    parser.add_argument("--layers", type=int, default=5)
+    work_options(parser, prompts=8, samples=4, tokens=64)
+    parser.add_argument("--free", action="store_true", help="responses end by themselves, at --tokens at the latest")
+    model_options(parser, hidden_size=256, layers=5)
     parser.add_argument("--micro", type=int, default=8, help="rows of a micro-batch of openrl; TRL's is the whole step")
     parser.add_argument("--packed", action="store_true", help="openrl trains with --packing_samples")
-    parser.add_argument("--zero_stage", type=int, default=0)
-    parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--warmup", type=int, default=2, help="pairs that are not counted")
-    parser.add_argument("--cores", type=int, nargs="+", help="the only cores to run on")
+    pair_options(parser)
     args = parser.parse_args()
     if args.cores:
         os.sched_setaffinity(0, args.cores)
     silence()
     with tempfile.TemporaryDirectory(prefix="openrl_trl_") as name:
         make_task(args, Path(name))
-        pairs, drift = asyncio.run(run(args, Path(name)))
+        quiet: QuietPairs[Pair] = QuietPairs(args.pairs, args.warmup)
+        asyncio.run(run(args, Path(name), quiet))
         from safetensors import safe_open
 
         with safe_open(Path(name) / "model/model.safetensors", "pt") as stored:
             parameters = sum(stored.get_tensor(key).numel() for key in stored.keys())  # noqa: SIM118
-    print(drift.verdict() or report(pairs, args, parameters))
-    return int(bool(drift.verdict()))
+    print(quiet.verdict() or report(quiet.kept, args, parameters, str(quiet)))
+    return int(bool(quiet.verdict()))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.pairs import Drift, spread
+from benchmarks.pairs import QuietPairs, spread
 from openrl.weights.buckets import Bucket, cut, pack
 from openrl.weights.transport import Route, make_receiver, make_sender, read_message
 
@@ -101,23 +101,23 @@ def main() -> None:
     answer()
     first, calls = sync(0)  # takes the pages
     copy_twice()
-    drift, pairs = Drift(), []
-    drift.look()
-    for version in range(1, args.pairs + 1):
-        pairs.append((sync(version)[0], copy_twice()))
-        drift.look()
+    quiet: QuietPairs[tuple[float, float]] = QuietPairs(args.pairs)
+    for version, _ in enumerate(quiet, 1):
+        quiet.add((sync(version)[0], copy_twice()))
     ours.send(None)
     engine.join(PATIENCE_S)
 
     console = Console()
-    if reason := drift.verdict():
+    if reason := quiet.verdict():
         console.print(reason)
         raise SystemExit(1)
+    pairs = quiet.kept
     console.print(
         f"{size / MIB:.0f} MiB of {len(weights)} tensors in {calls} calls (bytes / bucket = {math.ceil(size / MIB / args.bucket_mb)})",
         f"sync {1000 * median(a for a, _ in pairs):.0f} ms, two copies {1000 * median(b for _, b in pairs):.0f} ms, "
         f"ratio {spread([a / b for a, b in pairs], 2)} over {args.pairs} pairs; the first sync, which takes the pages: "
         f"{1000 * first:.0f} ms",
+        str(quiet),
         sep="\n",
     )
 

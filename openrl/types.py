@@ -230,7 +230,8 @@ class ExperienceBatch:
         """
         index = torch.tensor([max(r, 0) for r in rows], dtype=torch.long)
         dummy = torch.tensor([r < 0 for r in rows], dtype=torch.bool)
-        width = max([1] + [int(self.attention_mask[r].sum()) for r in rows if r >= 0])
+        lengths = self.attention_mask.sum(-1)[index].masked_fill(dummy, 1)
+        width = max(1, int(lengths.max())) if rows else 1
         columns: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)

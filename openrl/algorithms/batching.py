@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,13 +24,13 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     rows = [(number, group, t) for number, group in enumerate(groups) for t in group.trajectories]
     trajectories = [t for _, _, t in rows]
     width = max((len(t.token_ids) for t in trajectories), default=1)
-    loss_mask = pad([torch.tensor(trained_mask(t, group), dtype=torch.bool) for _, group, t in rows], width, False)
+    loss_mask = pad([trained_mask(t, group) for _, group, t in rows], width, False, torch.bool)
     scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
-        token_ids=pad([torch.tensor(t.token_ids) for t in trajectories], width, pad_id),
-        attention_mask=pad([torch.ones(len(t.token_ids), dtype=torch.bool) for t in trajectories], width, False),
+        token_ids=pad([t.token_ids for t in trajectories], width, pad_id, torch.long),
+        attention_mask=_inside([t.token_ids for t in trajectories], width),
         loss_mask=loss_mask,
-        rollout_logprobs=pad([torch.tensor(t.rollout_logprobs) for t in trajectories], width, 0.0),
+        rollout_logprobs=pad([t.rollout_logprobs for t in trajectories], width, 0.0, torch.float32),
         group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.long),
         rewards=torch.tensor([0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]),
         truncated=torch.tensor([t.finish is Finish.LENGTH for t in trajectories], dtype=torch.bool),
@@ -81,7 +82,7 @@ def _invalid(trajectory: Trajectory) -> float | None:
 def _process_rewards(scores: list[Score], width: int) -> Tensor | None:
     if all(s.token_rewards is None for s in scores):
         return None
-    return pad([torch.tensor(s.token_rewards or [], dtype=torch.float32) for s in scores], width, 0.0)
+    return pad([s.token_rewards or [] for s in scores], width, 0.0, torch.float32)
 
 
 def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
@@ -110,12 +111,16 @@ def trained_mask(trajectory: Trajectory, group: Group) -> list[bool]:
     return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
 
 
-def pad(rows: list[Tensor], width: int, value: float) -> Tensor:
-    """Stack (L,) tensors into (B, width), filled up on the right."""
-    result = torch.full((len(rows), width), value, dtype=rows[0].dtype if rows else torch.long)
-    for target, row in zip(result, rows, strict=True):
-        target[: len(row)] = row
-    return result
+def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:
+    """Rows of numbers as (B, width), filled up on the right. One tensor of all numbers: one for each row takes ten times as
+    long."""
+    result = torch.full((len(rows), width), value, dtype=dtype)
+    return result.masked_scatter_(_inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype))
+
+
+def _inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
+    """(B, width) bool: where the rows have numbers."""
+    return torch.arange(width) < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
 
 
 def turn_ids(loss_mask: Tensor) -> Tensor:

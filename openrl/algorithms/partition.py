@@ -33,6 +33,8 @@ def balanced_parts(costs: Sequence[float], parts: int, equal_counts: bool = Fals
     With ``equal_counts`` parts also hold equally many, give or take one, and each one of every ``parts`` like costs.
     """
     falling = sorted(range(len(costs)), key=lambda i: -costs[i])
+    if parts == 1:
+        return [falling]
     width = parts if equal_counts else 1
     deals = [[(costs[i], [i]) for i in falling[start : start + width]] for start in range(0, len(falling), width)]
     heap = [(-_spread(deal, parts), number, deal) for number, deal in enumerate(deals)]

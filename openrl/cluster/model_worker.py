@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 from openrl.cluster.group import WorkerContext
 from openrl.config.rollout import SleepState
 from openrl.errors import UserError
-from openrl.models.memory import MemoryUse, memory_use
+from openrl.models.memory import MemoryUse, memory_use, settle
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
@@ -45,9 +44,10 @@ class ModelWorker:
         init_distributed(c.rank, c.world_size, c.master_addr, c.master_port, self.spec.device, timeout)
         if hasattr(self, "engine"):
             del self.engine
-            gc.collect()  # an engine and its hooks hold each other, and the next model needs the room
+            settle()  # an engine and its hooks hold each other, and the next model needs the room
         self.engine: TrainEngine = build_engine(spec or self.spec)
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
+        settle()
 
     def park(self, *parts: SleepState) -> None:
         """Free the memory of these parts of the models here, on their device."""

@@ -309,11 +309,14 @@ def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
 
     On a CPU the ranks of a role share the cores; Ray's default is one thread. Roles mostly take turns, but not always:
     where two of them meet, threads that spin while they wait for each other would keep the cores from those that they
-    wait for. On a cluster of our own, collectives stay on the loopback interface.
+    wait for. glibc gives memory back to the system between two micro-batches if nothing lies above it: with huge pages,
+    which it takes by default for nothing, touching it again costs one fault for 2 MB instead of 512 (a sixth of a
+    forward pass). On a cluster of our own, collectives stay on the loopback interface.
     """
     env: dict[str, str] = {}
     if device == "cpu":
         env |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)), "OMP_WAIT_POLICY": "passive"}
+        env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     if local:
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
     return {name: os.environ.get(name, value) for name, value in env.items()}

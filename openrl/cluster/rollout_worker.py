@@ -16,7 +16,7 @@ from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.models.memory import MemoryUse, memory_use
+from openrl.models.memory import MemoryUse, memory_use, settle
 from openrl.rewards.build import build_reward
 from openrl.rollout.engine import EnginePart, EngineSpec, start_engine
 from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
@@ -102,6 +102,7 @@ class RolloutWorker:
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
+        settle()
 
     async def collect(self, prompts: list[tuple[int, Prompt]], request: CollectRequest) -> AsyncIterator[list[Arrival]]:
         """Yield (position, group) as groups finish, each scored. Once nothing is left to generate, groups whose rewards

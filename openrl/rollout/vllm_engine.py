@@ -179,6 +179,7 @@ class VLLMEngine:
             ignore_eos=sampling.ignore_eos,
             seed=sampling.seed,
             logprobs=0,  # the sampled token's alone
+            flat_logprobs=True,  # as lists of numbers instead of an object per token
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,  # else the last output may hold only some of the n
         )
@@ -189,9 +190,10 @@ class VLLMEngine:
     def _completion(self, reply: Any, oldest: int) -> Completion:
         if reply.finish_reason not in _FINISH:
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
-        sampled = list(reply.token_ids)
-        logprobs = [entry[token].logprob for token, entry in zip(sampled, reply.logprobs, strict=True)]
-        return Completion(sampled, logprobs, _FINISH[reply.finish_reason], (oldest, self.policy_version))
+        sampled, found = list(reply.token_ids), reply.logprobs
+        if list(found.token_ids) != sampled:
+            raise RuntimeError("vLLM gave log-probs of other tokens than it sampled")
+        return Completion(sampled, list(found.logprobs), _FINISH[reply.finish_reason], (oldest, self.policy_version))
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         from vllm import SamplingParams

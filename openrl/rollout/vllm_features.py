@@ -19,6 +19,7 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.v1.engine.async_llm", "AsyncLLM.add_lora", ("lora_request",)),
     ("vllm.v1.engine.async_llm", "AsyncLLM.remove_lora", ("lora_id",)),
     ("vllm.engine.arg_utils", "AsyncEngineArgs", ("worker_extension_cls", "logprobs_mode", "kv_cache_memory_bytes")),
+    ("vllm.sampling_params", "SamplingParams", ("flat_logprobs", "output_kind")),
     ("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload", ("model",)),
     ("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload", ()),
     ("vllm.config", "set_current_vllm_config", ("vllm_config",)),

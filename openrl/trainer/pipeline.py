@@ -239,11 +239,16 @@ class Pipeline:
         return batch.replace(old_logprobs=batch.rollout_logprobs) if self.losses.old_logprobs == "engine" else batch
 
     async def _filled(self, batch: ExperienceBatch, models: list[Filling]) -> ExperienceBatch:
-        """The batch with the column of each model, by the name given, and what else is asked of it, side by side."""
+        """The batch with the column of each model, by the name given, and what else is asked of it. Roles that share a
+        place go one after the other: together they would be no faster, and need the room of both."""
         present = [(name, group, model, want) for name, group, model, want in models if group is not None]
-        found = await all_or_first_error(self._columns(g, batch, m, *want) for _, g, m, want in present)
-        columns = {name: more.pop("column") for (name, *_), more in zip(present, found, strict=True)}
-        return batch.replace(**columns, **{name: column for more in found for name, column in more.items()})
+        columns: dict[str, Tensor] = {}
+        for roles in self.residency.table.rounds(dict.fromkeys(group.role for _, group, _, _ in present)):
+            turn = [filling for filling in present if filling[1].role in roles]
+            found = await all_or_first_error(self._columns(g, batch, m, *want) for _, g, m, want in turn)
+            columns |= {name: more.pop("column") for (name, *_), more in zip(turn, found, strict=True)}
+            columns |= {name: column for more in found for name, column in more.items()}
+        return batch.replace(**columns)
 
     async def _columns(
         self, group: WorkerGroup, batch: ExperienceBatch, model: ModelChoice, *want: Want

@@ -22,6 +22,7 @@ from openrl.config.model import ModelChangeFlags
 from openrl.config.placement import ENGINES, parallel_sizes
 from openrl.config.reward import bearer_token
 from openrl.models.device import Device
+from openrl.models.memory import settle
 from openrl.rollout.engine import EngineSpec, engine_spec
 from openrl.tracking.progress import Stage
 from openrl.trainer.memory_log import MemoryLog
@@ -191,6 +192,7 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
                 groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
                 for role in wave:
                     await residency.started(role, groups[role])
+        settle()
         yield roles_of(config, groups, residency)
     finally:
         await all_or_first_error(group.close() for group in groups.values())

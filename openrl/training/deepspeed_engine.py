@@ -97,6 +97,8 @@ class DeepSpeedEngine:
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
         self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
+        if self.stage == 0 and self.layout.world_size == 1:
+            self._engine.enable_backward_allreduce = False  # it copies all gradients there and back, also for one rank
         self._masters = Masters(self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself)
         self._masters.mend(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
