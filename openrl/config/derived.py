@@ -147,6 +147,11 @@ def lora_rank(flags: LoRAFlags) -> int:
     return json.loads(path.read_text())["r"] if path.is_file() else 16  # on the Hub: peft reads it where it is used
 
 
+def critic_adapters(flags: LoRAFlags) -> LoRAFlags:
+    """The adapter of --lora_adapter_path is the policy's; a critic gets a new one of its rank."""
+    return replace(flags, lora_rank=lora_rank(flags), lora_adapter_path=None)
+
+
 def needs_reward_model(config: PPOConfig) -> bool:
     return config.others.reward_pretrain is not None
 

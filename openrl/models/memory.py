@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 from dataclasses import dataclass
 
@@ -36,6 +37,8 @@ def settle() -> None:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
+    atexit.unregister(gc.unfreeze)
+    atexit.register(gc.unfreeze)  # what is alive at the end is reported as lost by some libraries
 
 
 def _resident(process: psutil.Process) -> int:

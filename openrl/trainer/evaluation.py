@@ -16,6 +16,7 @@ from openrl.types import Group, Prompt, Sampling
 Collect = Callable[[list[Prompt], CollectRequest, OnGroup], Awaitable[list[Group]]]
 
 PASS_RATE = "eval/pass_rate"  # over all sources; the figure that reports and pictures show
+LENGTH = "eval/response_length"
 
 
 class Evaluation:
@@ -39,6 +40,17 @@ class Evaluation:
         return eval_metrics(groups)
 
 
+def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
+    """What an evaluation of these prompts is going to measure of their answers."""
+    sources = dict.fromkeys(prompt.source for prompt in prompts)
+    kinds = ["mean", "best"] if samples > 1 else ["mean"]
+    return [PASS_RATE, LENGTH, *(_of_source(source, kind, samples) for kind in kinds for source in sources)]
+
+
+def _of_source(source: str, kind: str, samples: int) -> str:
+    return f"val-core/{source}/acc/{kind}@{samples}"
+
+
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     """Mean verdict and length over all answers, and per source under the name ``val-core/<source>/acc/mean@N``; the mean
     of each prompt's best answer as ``best@N``, for N > 1.
@@ -57,12 +69,12 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
         lengths += [t.response_length for t in group.trajectories]
     samples = max((len(g.trajectories) for g in groups), default=0)
     metrics: dict[str, Metric] = {
-        f"val-core/{source}/acc/mean@{samples}": Mean(sum(v), len(v)) for source, v in verdicts.items()
+        _of_source(source, "mean", samples): Mean(sum(v), len(v)) for source, v in verdicts.items()
     }
     if samples > 1:
-        metrics |= {f"val-core/{source}/acc/best@{samples}": Mean(sum(v), len(v)) for source, v in best.items()}
+        metrics |= {_of_source(source, "best", samples): Mean(sum(v), len(v)) for source, v in best.items()}
     everything = [v for source in verdicts.values() for v in source]
     metrics[PASS_RATE] = Mean(sum(everything), len(everything))
-    metrics["eval/response_length"] = Mean(sum(lengths), len(lengths))
+    metrics[LENGTH] = Mean(sum(lengths), len(lengths))
     metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))
     return metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from openrl.models.sequence_parallel import check_shape
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
+from openrl.trainer.evaluation import metric_names
 from openrl.trainer.ptx import load_ptx
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
@@ -74,6 +76,8 @@ def prepare(config: PPOConfig) -> Inputs:
     with gathered:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     with gathered:
+        check_critic_adapters(config)
+    with gathered:
         check_models_split(config, model_paths(config))
     with gathered:
         check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
@@ -95,6 +99,7 @@ def prepare(config: PPOConfig) -> Inputs:
     with gathered:
         inputs = read_data(config, device)
         check_steps(config, len(inputs.prompts))
+        check_best_metric(config, inputs.eval_prompts)
     gathered.raise_all()
     inputs = replace(inputs, row_cost=cost)
     check_prompts(rewards, inputs.prompts)
@@ -146,6 +151,29 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
         raise UserError(
             f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and the run has {steps}",
             f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
+        )
+
+
+def check_critic_adapters(config: PPOConfig) -> None:
+    """Raises UserError if the layers of --critic_pretrain cannot have the adapters that the policy's can."""
+    path = config.others.critic_pretrain
+    if path is None or "critic" not in derived.model_roles(config):
+        return
+    try:
+        check_targets(derived.critic_adapters(config.lora), path, config.model.trust_remote_code)
+    except UserError as error:
+        raise UserError(f"--critic_pretrain {path}: {error.message}", error.remedy) from None  # one message is shown
+
+
+def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
+    """Raises UserError if --best_metric_key is no figure of the evaluation: no checkpoint would ever be the best."""
+    key = config.checkpoint.best_metric_key
+    known = metric_names(eval_prompts, config.evaluation.eval_n_samples_per_prompt)
+    if eval_prompts and key not in (*known, "none"):
+        near = get_close_matches(key, known, 1) or known
+        raise UserError(
+            f"--best_metric_key: the evaluation has no figure {key!r}, but {', '.join(known)}",
+            f"--best_metric_key {near[0]}",
         )
 
 

@@ -64,8 +64,7 @@ class RoleModel:
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
     """Every model of the run, by role."""
     others, policy, lora = config.others, config.model.pretrain, config.lora
-    # the adapter of --lora_adapter_path is the policy's; a critic gets a new one of its rank
-    fresh = replace(lora, lora_rank=derived.lora_rank(lora), lora_adapter_path=None)  # type: ignore[type-var]
+    fresh = derived.critic_adapters(lora)
     table = {
         "actor": RoleModel(
             "logprobs",

@@ -14,6 +14,7 @@ from pathlib import Path
 import datasets
 import psutil
 import pytest
+from transformers import GPT2Config
 
 from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
@@ -186,6 +187,15 @@ def test_adapters_that_no_layer_takes(attempt, task, tmp_path, prog):
     assert "--target_modules: the output head takes no adapter" in message
 
 
+def test_adapters_that_no_layer_of_the_critic_takes(attempt, task, tmp_path):
+    critic = shutil.copytree(task / "model", tmp_path / "critic")
+    GPT2Config(n_layer=1, n_embd=32, n_head=2).save_pretrained(critic)
+    changes = {"lora_rank": 4, "target_modules": "q_proj", "critic_pretrain": critic, "advantage_estimator": "gae"}
+    message = attempt(flags_of("train_ppo_ray", task, tmp_path / "out", **changes))
+    assert f"--critic_pretrain {critic}: --target_modules q_proj: Target modules" in message
+    assert "try: names such as c_attn c_fc c_proj" in message
+
+
 @pytest.mark.parametrize("prog", COMMANDS)
 def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
     message = attempt(flags_of(prog, task, tmp_path / "out", load_in_4bit=True, param_dtype="bf16"), prog=prog)
@@ -293,6 +303,13 @@ def test_rows_that_cannot_be_used_are_named(attempt, task, tmp_path):
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = attempt(ppo_flags(task, tmp_path / "out", prompt_data=tmp_path / "rows.jsonl"))
     assert "rows 1, 2: input: empty" in message
+
+
+def test_a_figure_that_the_evaluation_does_not_have(attempt, task, tmp_path):
+    evaluated = {"eval_dataset": task / "prompts.jsonl", "eval_steps": 1, "best_metric_key": "eval/passrate"}
+    message = attempt(flags_of("train_ppo_ray", task, tmp_path / "out", **evaluated))
+    assert "--best_metric_key: the evaluation has no figure 'eval/passrate', but eval/pass_rate, " in message
+    assert "val-core/default/acc/mean@" in message and "try: --best_metric_key eval/pass_rate" in message
 
 
 def test_fewer_prompts_than_a_step_takes(attempt, task, tmp_path):

@@ -17,7 +17,7 @@ from openrl.extension_points import advantage_estimators
 from openrl.tracking.metrics import Mean, Sum, to_floats
 from openrl.trainer.collector import Collector
 from openrl.trainer.credit import Credit
-from openrl.trainer.evaluation import eval_metrics
+from openrl.trainer.evaluation import eval_metrics, metric_names
 from openrl.trainer.rl_trainer import due
 from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.waiting import all_or_first_error
@@ -97,7 +97,9 @@ def test_eval_metrics():
         group("b", 1, (6, Score(0.0, 1.0)), (8, Score(0.0, 1.0)), source="easy"),
         group("c", 1, (5, Score(0.5)), (5, None), source="hard"),
     ]
-    assert to_floats(eval_metrics(groups)) == {
+    measured = to_floats(eval_metrics(groups))
+    assert {*metric_names([g.prompt for g in groups], 2)} == measured.keys() - {"eval/reward_failures"}
+    assert measured == {
         "val-core/easy/acc/mean@2": 0.75,
         "val-core/hard/acc/mean@2": 0.5,
         "val-core/easy/acc/best@2": 1.0,  # each prompt's best: 1 and 1
