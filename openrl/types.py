@@ -230,7 +230,7 @@ class ExperienceBatch:
         """
         index = torch.tensor([max(r, 0) for r in rows], dtype=torch.long)
         dummy = torch.tensor([r < 0 for r in rows], dtype=torch.bool)
-        lengths = self.attention_mask.sum(-1)[index].masked_fill(dummy, 1)
+        lengths = self.attention_mask[index].sum(-1).masked_fill(dummy, 1)
         width = max(1, int(lengths.max())) if rows else 1
         columns: dict[str, Any] = {}
         for f in fields(self):
