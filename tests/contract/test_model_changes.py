@@ -12,23 +12,15 @@ from openrl.errors import UserError
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import recompute
 from openrl.training.build import build_engine
-from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate, ValueUpdate
 from openrl.types import StepPlan
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import counts_of, engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 
 HALVES = [[0, 2, 4, 6], [1, 3, 5, 7]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
-
-
-@pytest.fixture(scope="module")
-def batch():
-    return ragged_batch()
+pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 @pytest.fixture(scope="module")
