@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap, TrainingPlan, split_rows
 from openrl.algorithms.partition import RowCost
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.models.cost import cost_of
 from openrl.trainer.cut import Cut, work_metrics
 from openrl.types import StepCounts, StepPlan
@@ -52,10 +53,10 @@ def figures(
     lengths: Sequence[int], ranks: int, size: MicroBatchSize, dealt: RowCost, cost: RowCost, packed: bool
 ) -> Figures:
     """Rows dealt by one cost, weighed by another."""
-    split = split_rows(lengths, ranks, size, dealt)
+    split = split_rows(RowSizes(lengths, dealt), ranks, size)
     counts = StepCounts(sum(lengths), len(lengths), ranks)
     plan = TrainingPlan(split.shards, [[StepPlan(micro_batches, counts) for micro_batches in split.micro_batches]])
-    metrics = work_metrics(lengths, plan, Cut(size, size, cost, packed))
+    metrics = work_metrics(RowSizes(lengths, cost), plan, Cut(size, size, cost, packed))
     return Figures(
         *(float(metrics[f"perf/{n}"].value or 0) for n in ("padding_waste", "rank_imbalance", "micro_batches"))
     )

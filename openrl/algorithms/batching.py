@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, first_fit
+from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.errors import UserError
 from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, StepPlan, Trajectory
 
@@ -176,15 +178,16 @@ def plan_steps(
     All ranks run the same number of micro-batches, the costliest first: where rows run out a micro-batch is ``[-1]``, one
     dummy row. Raises UserError for a row that a ``TokenCap`` has no room for.
     """
-    n = len(batch)
+    n, sizes = len(batch), RowSizes.of(batch, cost)
     orders = [
         torch.randperm(n, generator=generator).tolist() if generator is not None else list(range(n))
         for _ in range(epochs)
     ]
     rows_of_steps = [order[i : i + train_batch_size] for order in orders for i in range(0, n, train_batch_size)]
-    lengths, tokens = batch.lengths.tolist(), batch.response_lengths.tolist()
-    shards, cuts = _deal(rows_of_steps, lengths, [cost(n) for n in lengths], dp_size, micro_batch_size)
-    steps = []
+    shards, cuts = _deal(
+        [_bundles(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size, micro_batch_size
+    )
+    tokens, steps = batch.response_lengths.tolist(), []
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
         trained = [tokens[row] for row in rows if tokens[row]]
         counts = StepCounts(tokens=sum(trained), sequences=len(trained), dp_size=dp_size)
@@ -199,74 +202,124 @@ def plan_pairs(
 
     ``StepCounts.sequences`` counts pairs with a trained token in the first row, ``tokens`` those of both rows.
     """
-    lengths, costs = batch.lengths.tolist(), [cost(n) for n in batch.lengths.tolist()]
-    pairs = range(len(batch) // 2)
-    sizes = [lengths[2 * p] + lengths[2 * p + 1] for p in pairs]
-    shards, cuts = _deal(
-        [list(pairs)], sizes, [costs[2 * p] + costs[2 * p + 1] for p in pairs], dp_size, micro_batch_size
-    )
+    sizes = RowSizes.of(batch, cost)
+    pairs = [Bundle.of((row, row + 1), sizes, count=1) for row in range(0, len(batch), 2)]
+    shards, (cut,) = _deal([pairs], dp_size, micro_batch_size, nothing=[DUMMY, DUMMY])
     trained = batch.response_lengths
     counts = StepCounts(int(trained.sum()), int((trained[::2] > 0).sum()), dp_size)
+    return TrainingPlan(shards, [[StepPlan(micro, counts) for micro in cut]])
 
-    def both(pairs: list[int]) -> list[int]:
-        return [row for p in pairs for row in ((2 * p, 2 * p + 1) if p >= 0 else (-1, -1))]
 
-    step = [StepPlan([both(micro) for micro in of_rank], counts) for of_rank in cuts[0]]
-    return TrainingPlan([both(shard) for shard in shards], [step])
+@dataclass(frozen=True)
+class Bundle:
+    """Rows that stay in one micro-batch."""
+
+    rows: tuple[int, ...]
+    count: int  # what it is to a micro-batch that holds so many rows, or pairs
+    tokens: int  # that it computes
+    cost: float
+
+    @classmethod
+    def of(cls, rows: Sequence[int], sizes: RowSizes, count: int | None = None) -> Self:
+        return cls(tuple(rows), len(rows) if count is None else count, sizes.tokens(rows), sizes.costs(rows))
+
+
+def _bundles(rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize) -> list[Bundle]:
+    """Each row by itself; or, if siblings share what they begin with, groups in as large parts as balance allows: of halves,
+    quarters and so on, those that give the busiest rank the least to do."""
+    if sizes.groups is None:
+        return [Bundle.of([row], sizes) for row in rows]
+    groups: dict[int, list[int]] = {}
+    for row in rows:
+        groups.setdefault(sizes.groups[row], []).append(row)
+    most = max(map(len, groups.values()), default=1)
+    limits = {
+        min(-(-most // 2**halvings), size if isinstance(size, int) else most) for halvings in range(most.bit_length())
+    }
+    ways = [
+        [part for group in groups.values() for part in _parts(group, sizes, limit, size)] for limit in sorted(limits)
+    ]
+    return min(
+        reversed(ways), key=lambda bundles: max(sum(b.cost for b in rank) for rank in _by_rank(bundles, dp_size, size))
+    )
+
+
+def _parts(group: list[int], sizes: RowSizes, limit: int, size: MicroBatchSize) -> list[Bundle]:
+    """A group's rows in bundles of at most ``limit`` that a micro-batch has room for."""
+    parts: list[list[int]] = []
+    for row in group:
+        if (
+            parts
+            and len(parts[-1]) < limit
+            and (isinstance(size, int) or sizes.tokens([*parts[-1], row]) <= size.tokens)
+        ):
+            parts[-1].append(row)
+        else:
+            parts.append([row])
+    return [Bundle.of(part, sizes) for part in parts]
 
 
 def _deal(
-    steps: list[list[int]], sizes: Sequence[int], costs: Sequence[float], dp_size: int, micro_batch_size: MicroBatchSize
+    steps: list[list[Bundle]],
+    dp_size: int,
+    size: MicroBatchSize,
+    nothing: list[int] = [DUMMY],  # noqa: B006
 ) -> tuple[list[list[int]], list[list[list[list[int]]]]]:
-    """Rows (or pairs) of each step to ranks and micro-batches. ``sizes`` are their tokens.
+    """Bundles of each step to ranks and micro-batches; ``nothing`` is what a rank without rows runs.
 
-    Returns each rank's shard, [-1] if it is empty, and [step][rank][micro-batch] of indices into the shard.
+    Returns each rank's shard and [step][rank][micro-batch] of indices into the shard.
     """
-    cuts = [
-        _micro_batches(_by_rank(rows, costs, dp_size, micro_batch_size), sizes, costs, micro_batch_size)
-        for rows in steps
-    ]
+    cuts = [_micro_batches(_by_rank(bundles, dp_size, size), size, nothing) for bundles in steps]
     shards, indexed = [], []
     for rank in range(dp_size):
-        shard = [row for row in dict.fromkeys(row for cut in cuts for rows in cut[rank] for row in rows) if row >= 0]
-        place = {row: i for i, row in enumerate(shard)} | {-1: -1}
+        shard = [
+            row for row in dict.fromkeys(row for cut in cuts for rows in cut[rank] for row in rows) if row != DUMMY
+        ]
+        place = {row: i for i, row in enumerate(shard)} | {DUMMY: DUMMY}
         indexed.append([[[place[row] for row in rows] for rows in cut[rank]] for cut in cuts])
-        shards.append(shard or [-1])
+        shards.append(shard or nothing)
     return shards, [list(ranks) for ranks in zip(*indexed, strict=True)]
 
 
-def _by_rank(rows: list[int], costs: Sequence[float], dp_size: int, size: MicroBatchSize) -> list[list[int]]:
-    parts = balanced_parts([costs[row] for row in rows], dp_size, equal_counts=isinstance(size, int))
-    return [[rows[i] for i in part] for part in parts]
+def _by_rank(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[list[Bundle]]:
+    alike = len({bundle.count for bundle in bundles}) == 1
+    parts = balanced_parts([bundle.cost for bundle in bundles], dp_size, equal_counts=isinstance(size, int) and alike)
+    return [[bundles[i] for i in part] for part in parts]
 
 
-def _micro_batches(
-    rows_of: list[list[int]], sizes: Sequence[int], costs: Sequence[float], size: MicroBatchSize
-) -> list[list[list[int]]]:
-    """[rank][micro-batch][row]: the costliest first, [-1] for ranks that run out of rows."""
-    if isinstance(size, TokenCap):
-        cut = _capped(rows_of, sizes, costs, size.tokens)
-    else:
-        cut = []
-        for rows in rows_of:  # like lengths together: what is padded is padded to the longest
-            rows = sorted(rows, key=lambda row: -sizes[row])
-            cut.append([rows[i : i + size] for i in range(0, len(rows), size)])
+def _micro_batches(ranks: list[list[Bundle]], size: MicroBatchSize, nothing: list[int]) -> list[list[list[int]]]:
+    """[rank][micro-batch][row]: the costliest first, ``nothing`` for ranks that run out of rows."""
+    cut = _capped(ranks, size.tokens) if isinstance(size, TokenCap) else [_counted(bundles, size) for bundles in ranks]
     count = max(1, *map(len, cut))
-    return [micro + [[-1]] * (count - len(micro)) for micro in cut]
+    return [
+        [[row for bundle in micro for row in bundle.rows] for micro in of_rank] + [nothing] * (count - len(of_rank))
+        for of_rank in cut
+    ]
 
 
-def _capped(rows_of: list[list[int]], sizes: Sequence[int], costs: Sequence[float], cap: int) -> list[list[list[int]]]:
+def _counted(bundles: list[Bundle], size: int) -> list[list[Bundle]]:
+    """Like lengths together: what is padded is padded to the longest."""
+    cut: list[list[Bundle]] = []
+    for bundle in sorted(bundles, key=lambda bundle: -bundle.tokens):
+        if cut and sum(b.count for b in cut[-1]) + bundle.count <= size:
+            cut[-1].append(bundle)
+        else:
+            cut.append([bundle])
+    return cut
+
+
+def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
     """As few micro-batches as the fullest rank needs, on all ranks, of like cost within each."""
-    if (longest := max((sizes[row] for rows in rows_of for row in rows), default=0)) > cap:
+    if (longest := max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)) > cap:
         raise UserError(
             f"a row of {longest} tokens (a pair: both rows) does not fit into a micro-batch of {cap}", REMEDY
         )
-    count = max(len(first_fit([sizes[row] for row in rows], cap)) for rows in rows_of)
+    count = max(len(first_fit([bundle.tokens for bundle in bundles], cap)) for bundles in ranks)
     cut = []
-    for rows in rows_of:
-        parts = capped_parts([sizes[row] for row in rows], [costs[row] for row in rows], cap, count)
-        micro = [[rows[i] for i in part] for part in parts if part]
-        cut.append(sorted(micro, key=lambda rows: -sum(costs[row] for row in rows)))
+    for bundles in ranks:
+        parts = capped_parts([b.tokens for b in bundles], [b.cost for b in bundles], cap, count)
+        micro = [[bundles[i] for i in part] for part in parts if part]
+        cut.append(sorted(micro, key=lambda of_micro: -sum(b.cost for b in of_micro)))
     return cut
 
 
@@ -278,12 +331,10 @@ class RowSplit:
     micro_batches: list[list[list[int]]]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
 
 
-def split_rows(
-    lengths: Sequence[int], dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost = PER_TOKEN
-) -> RowSplit:
+def split_rows(sizes: RowSizes, dp_size: int, micro_batch_size: MicroBatchSize) -> RowSplit:
     """Deal rows to ranks as ``plan_steps`` deals those of one optimizer step."""
-    costs = [cost(n) for n in lengths]
-    shards, (cut,) = _deal([list(range(len(lengths)))], lengths, costs, dp_size, micro_batch_size)
+    rows = list(range(len(sizes.lengths)))
+    shards, (cut,) = _deal([_bundles(rows, sizes, dp_size, micro_batch_size)], dp_size, micro_batch_size)
     return RowSplit(shards, cut)
 
 

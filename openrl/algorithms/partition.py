@@ -20,6 +20,7 @@ class RowCost:
     """
 
     attention: float = 0.0
+    shared: bool = False  # what the rows of a group begin with is computed once (``row_sizes.RowSizes``)
 
     def __call__(self, tokens: int) -> float:
         return tokens + self.attention * tokens * tokens

@@ -43,6 +43,7 @@ from openrl.config.learning import (
     PtxFlags,
     RolloutBatchFlags,
     RolloutDynamicBatchFlags,
+    SharedPackingFlags,
     SupervisedBatchFlags,
 )
 from openrl.config.lora import LoRAFlags, PolicyLoRAFlags, QuantizationFlags
@@ -98,7 +99,7 @@ class PPOConfig:
     collecting: CollectFlags = part(CollectFlags)
     sampling: SamplingFlags = part(SamplingFlags)
     batch: RolloutBatchFlags = part(RolloutBatchFlags)
-    packing: PackingFlags = part(PackingFlags)
+    packing: SharedPackingFlags = part(SharedPackingFlags)
     dynamic: RolloutDynamicBatchFlags = part(RolloutDynamicBatchFlags)
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     parallel: ParallelFlags = part(ParallelFlags)
@@ -169,6 +170,7 @@ class RMConfig(SupervisedConfig):
     data: PreferenceDataFlags = part(PreferenceDataFlags)
     reward_loss: PairRewardFlags = part(PairRewardFlags)
     batch: SupervisedBatchFlags = part(SupervisedBatchFlags, max_epochs=1, micro_train_batch_size=1)
+    packing: SharedPackingFlags = part(SharedPackingFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=9e-6)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_rm")
 
@@ -182,6 +184,7 @@ class DPOConfig(SupervisedConfig):
     data: PreferenceDataFlags = part(PreferenceDataFlags)
     preference: PreferenceFlags = part(PreferenceFlags)
     batch: SupervisedBatchFlags = part(SupervisedBatchFlags, max_epochs=1)
+    packing: SharedPackingFlags = part(SharedPackingFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=1e-5)
     evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags, eval_split="test")
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_dpo")

@@ -17,9 +17,9 @@ from openrl.config.commands import (
     ServeConfig,
     SupervisedConfig,
 )
-from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SharedPackingFlags, SupervisedBatchFlags
 from openrl.config.lora import LoRAFlags
-from openrl.config.model import Dtype
+from openrl.config.model import Dtype, ModelFlags
 from openrl.config.placement import FLAG_NAMES, explicit_places, leaders
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
 from openrl.config.rollout import ClusterFlags, HybridFlags, PlacementFlags, RankFlags, SleepState
@@ -64,7 +64,18 @@ def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
 
 def packs(config: PPOConfig | SupervisedConfig) -> bool:
     """Whether micro-batches run as one row without padding."""
-    return config.packing.packing_samples or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
+    asked = config.packing.packing_samples or shares_prefixes(config)
+    return asked or config.dynamic.use_dynamic_batch or config.parallel.ring_attn_size > 1
+
+
+def shares_prefixes(config: PPOConfig | SupervisedConfig) -> bool:
+    """Whether the answers to a prompt share what they begin with."""
+    return isinstance(config.packing, SharedPackingFlags) and config.packing.prefix_grouper
+
+
+def loaded(config: PPOConfig | SupervisedConfig) -> ModelFlags:
+    """How models are loaded: for shared prefixes with the one attention that knows them."""
+    return replace(config.model, attn_implementation="varlen") if shares_prefixes(config) else config.model
 
 
 def most_tokens(config: PPOConfig | SupervisedConfig, cap: int) -> int:

@@ -55,6 +55,15 @@ class PackingFlags:
 
 
 @group("Batch")
+class SharedPackingFlags(PackingFlags):
+    prefix_grouper: bool = flag(
+        False,
+        "Compute what the answers to a prompt begin with, the prompt and maybe more, once for those in a micro-batch, forward "
+        "and backward: the same gradient from fewer tokens. Turns --packing_samples on; runs --attn_implementation varlen.",
+    )
+
+
+@group("Batch")
 class DynamicBatchFlags:
     use_dynamic_batch: bool = flag(
         False,

@@ -8,7 +8,6 @@ of torch's flash attention with boundaries, which needs no package, elsewhere sa
 from __future__ import annotations
 
 from difflib import get_close_matches
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -70,7 +69,10 @@ def varlen_attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    key_places: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each sequence, for transformers' ``AttentionInterface``.
@@ -80,7 +82,9 @@ def varlen_attention(
         attention_mask: never made for this attention; right padding needs none.
         sliding_window: tokens that each looks at, itself included.
         cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and the end; None: each row is one.
-        max_length_q: tokens of the longest.
+        cu_seq_lens_k: the same of their keys. A sequence with more keys than queries goes on where others ended.
+        max_length_q, max_length_k: tokens of the longest.
+        key_places: (K,) int64, where in the row the keys of all sequences stand, one after the other; None: as they are.
 
     Returns:
         (R, S, heads, D), and no weights. Raises UserError for what it does not know.
@@ -93,44 +97,47 @@ def varlen_attention(
     }
     if found := [what for what, there in unknown.items() if there]:
         raise UserError(f"--attn_implementation {VARLEN} knows no {found[0]}", "--attn_implementation sdpa")
+    if key_places is not None:
+        key, value = (x.index_select(2, key_places) for x in (key, value))
     if query.is_cuda and module.config.dtype != torch.float32:
         query, key, value = (x.to(module.config.dtype) for x in (query, key, value))  # adapters may leave fp32
-        return _by_kernel(query, key, value, cu_seq_lens_q, max_length_q, scaling, sliding_window), None
-    starts = [0, query.shape[2]] if cu_seq_lens_q is None else cu_seq_lens_q.tolist()
-    return _one_by_one(query, key, value, starts, scaling, sliding_window), None
+        ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        return _by_kernel(query, key, value, ends, scaling, sliding_window), None
+    lengths = [[query.shape[2]] if ends is None else ends.diff().tolist() for ends in (cu_seq_lens_q, cu_seq_lens_k)]
+    return _one_by_one(query, key, value, lengths, scaling, sliding_window), None
+
+
+Ends = tuple[Tensor | None, Tensor | None, int | None, int | None]
+"""Of queries and keys: starts and end of the sequences, and the length of the longest."""
 
 
 def _by_kernel(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    starts: Tensor | None,
-    longest: int | None,
-    scaling: float | None,
-    window: int | None,
+    query: Tensor, key: Tensor, value: Tensor, ends: Ends, scaling: float | None, window: int | None
 ) -> Tensor:
     rows, heads, length, _ = query.shape
-    if starts is None or longest is None:
+    if ends[0] is None:
         starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
-        longest = length
+        ends = (starts, starts, length, length)
     tensors = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     span = (-1 if window is None else window - 1, 0)  # tokens to the left and to the right; without any this is causal
     grouped = key.shape[1] != heads
-    out = varlen_attn(*tensors, starts, starts, longest, longest, scale=scaling, window_size=span, enable_gqa=grouped)
+    out = varlen_attn(*tensors, *ends, scale=scaling, window_size=span, enable_gqa=grouped)  # type: ignore[arg-type]
     assert isinstance(out, Tensor)
     return out.view(rows, length, heads, -1)
 
 
 def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, starts: list[int], scaling: float | None, window: int | None
+    query: Tensor, key: Tensor, value: Tensor, lengths: list[list[int]], scaling: float | None, window: int | None
 ) -> Tensor:
-    grouped, parts = key.shape[1] != query.shape[1], []
-    for start, end in pairwise(starts):
-        q, k, v = (x[:, :, start:end] for x in (query, key, value))
+    of_queries, of_keys = lengths
+    parts = []
+    for q, k, v in zip(query.split(of_queries, 2), key.split(of_keys, 2), value.split(of_keys, 2), strict=True):
+        n, m = q.shape[2], k.shape[2]
         mask = None
-        if window is not None and end - start > window:
-            mask = torch.ones(end - start, end - start, dtype=torch.bool, device=q.device).tril().triu(1 - window)
-        how = {"is_causal": mask is None, "scale": scaling, "enable_gqa": grouped}
+        if n < m or (window is not None and m > window):
+            mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+            mask = mask if window is None else mask.triu(m - n + 1 - window)
+        how = {"is_causal": mask is None, "scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
         parts.append(F.scaled_dot_product_attention(q, k, v, mask, **how))  # type: ignore[arg-type]
     return torch.cat(parts, 2).transpose(1, 2)
 

@@ -30,6 +30,7 @@ class CausalLM(nn.Module):
     def __init__(self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False) -> None:
         super().__init__()
         self.hf, self.packing = hf, packing
+        self.shares = False  # packed rows of a group share what they begin with
         self.adapters: Adapters | None = None
         self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
@@ -39,15 +40,21 @@ class CausalLM(nn.Module):
             raise UserError(f"{type(hf).__name__} does not let its output head be replaced", "use another architecture")
 
     def forward(
-        self, token_ids: Tensor, attention_mask: Tensor, want: Sequence[Want] = (), reference: Sequence[Tensor] = ()
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        groups: Tensor | None = None,
+        want: Sequence[Want] = (),
+        reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Log-probs (b, T) fp32, and what else is wanted.
 
         Args:
             token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
+            groups: (b,) int64, equal for rows that may share what they begin with; None: none does.
             reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
         """
-        rows = arrange(token_ids, attention_mask, self.packing)
+        rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         part = self.split(rows)
         balance = {"output_router_logits": True} if "balance" in want else {}
         found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **part.inputs, **balance)
@@ -63,7 +70,7 @@ class CausalLM(nn.Module):
         columns = {name: rows.columns(to_next(part.whole(column))) for name, column in found_columns.items()}
         if balance:
             assert self.balancing is not None  # checked before the run starts
-            logits = part.whole_logits(found.router_logits)
+            logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
             columns["balance"] = self.balancing(logits, None if self.packing else attention_mask)
         return columns.pop("logprobs"), columns
 

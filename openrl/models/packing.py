@@ -3,6 +3,8 @@
 Packed, the real tokens of all rows stand end to end and positions start again at 0 with each row. Attention must not
 cross such a start: transformers makes a block-diagonal mask of the positions (eager, sdpa, flex_attention), and flash
 attention takes the boundaries as ``cu_seq_lens``. ``check_packing`` finds the models that do otherwise.
+
+Rows of a group begin alike, with the prompt: where asked, that is computed once, and every row attends to it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PretrainedConfig
 
+from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
 
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}  # the others count from the start of the whole row
@@ -26,15 +29,21 @@ class Rows:
     """What a backbone runs on, and the way back. R rows of S tokens: (b, T) as they came, or (1, N) packed."""
 
     token_ids: Tensor  # (R, S) int64
-    predicted: Tensor  # (R, S) bool: real tokens but for the first of each sequence
+    predicted: Tensor  # (R, S) bool: tokens whose predecessor in the row predicts them, padding left out
     inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
     columns: Callable[[Tensor], Tensor]  # (R, S, ...), something per token -> (b, T, ...), 0 on padding
     arranged: Callable[[Tensor], Tensor]  # the way there, (b, T, ...) -> (R, S, ...)
+    real: Callable[[Tensor], Tensor] = lambda values: values  # packed: (N, ...) -> one for each real token of all rows
 
 
-def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool) -> Rows:
-    """Right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or as they are."""
-    return _packed(token_ids, attention_mask) if packing else _padded(token_ids, attention_mask)
+def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool, groups: Tensor | None = None) -> Rows:
+    """Right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or as they are.
+
+    With ``groups`` (b,), packed rows that follow each other and have an equal number share what they begin with.
+    """
+    if not packing:
+        return _padded(token_ids, attention_mask)
+    return _packed(token_ids, attention_mask) if groups is None else _shared(token_ids, attention_mask, groups)
 
 
 def _padded(token_ids: Tensor, attention_mask: Tensor) -> Rows:
@@ -55,25 +64,67 @@ def _like(mask: Tensor, values: Tensor) -> Tensor:
     return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
 
 
+def _placed(values: Tensor, mask: Tensor) -> Tensor:
+    """(N, ...) of the True places of a mask (b, T) -> (b, T, ...), 0 elsewhere."""
+    blank = torch.zeros(mask.shape + values.shape[1:], dtype=values.dtype, device=values.device)
+    return blank.masked_scatter(_like(mask, blank), values)
+
+
 def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
-    lengths = attention_mask.sum(-1)
-    longest = int(lengths.max())
-    starts = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)  # and the end
     positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[attention_mask][None]
-    inputs = {
-        "position_ids": positions,
-        "cu_seq_lens_q": starts,
-        "cu_seq_lens_k": starts,
-        "max_length_q": longest,
-        "max_length_k": longest,
+    return Rows(
+        token_ids[attention_mask][None],
+        positions > 0,
+        {"position_ids": positions} | _boundaries(attention_mask.sum(-1)),
+        lambda values: _placed(values[0], attention_mask),
+        lambda values: values[attention_mask][None],
+    )
+
+
+def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
+    """Of sequences with so many queries that look at so many keys, the last query at all of them; None: as many."""
+    of_queries = (F.pad(queries.cumsum(0), (1, 0)).to(torch.int32), int(queries.max()))  # starts and the end, longest
+    of_keys = of_queries if keys is None else (F.pad(keys.cumsum(0), (1, 0)).to(torch.int32), int(keys.max()))
+    return {
+        "cu_seq_lens_q": of_queries[0],
+        "cu_seq_lens_k": of_keys[0],
+        "max_length_q": of_queries[1],
+        "max_length_k": of_keys[1],
     }
 
-    def columns(values: Tensor) -> Tensor:
-        blank = torch.zeros(attention_mask.shape + values.shape[2:], dtype=values.dtype, device=values.device)
-        return blank.masked_scatter(_like(attention_mask, values), values)
 
+def _shared(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Rows:
+    """Rows of one group that follow each other as [what they begin with | own part | own part | ...].
+
+    Own parts count positions on from the beginning, and look at it and at themselves: their keys are gathered, as
+    ``key_places`` says. Each begins with the last shared token once more, which stands before, and so predicts, the row's
+    first own token: everywhere else a token's predecessor is its neighbour, as in other packed rows.
+    """
+    index = torch.arange(token_ids.shape[1], device=token_ids.device)
+    run = F.pad((groups[1:] != groups[:-1]).cumsum(0), (1, 0))
+    heads = F.pad(run[1:] != run[:-1], (1, 0), value=True)  # the first row of each run holds what it shares
+    head, siblings = (x[run] for x in (heads.nonzero()[:, 0], run.bincount()))
+    shared = common_prefixes(token_ids, attention_mask, run)[:, None]
+    shared = shared.where(saved_tokens(siblings[:, None], shared) > 0, 0)
+    first = (shared - 1).clamp(min=0)  # of the row's own part
+
+    # two parts of each row, (b, 2, T): what it holds for its run, and its own
+    parts = torch.stack([(index < shared) & heads[:, None], attention_mask & (index >= first)], 1)
+    number = (parts.flatten().cumsum(0) - 1).view(parts.shape)
+    place = number[head, 0].where(index < shared, number[:, 1])[attention_mask]  # of each real token
+    seen = torch.stack([parts[:, 0], attention_mask], 1)
+    keys = torch.stack([number[:, 0], number[head, 0].where(index < first, number[:, 1])], 1)[seen]
+    source = parts.nonzero()
+    positions = source[:, 2]
+    begins = torch.stack([torch.zeros_like(first), first], 1).expand_as(parts)[parts]
+    lengths = [x.sum(-1)[parts.any(-1)] for x in (parts, seen)]
     return Rows(
-        token_ids[attention_mask][None], positions > 0, inputs, columns, lambda values: values[attention_mask][None]
+        token_ids[source[:, 0], positions][None],
+        (positions > begins)[None],
+        {"position_ids": positions[None], "key_places": keys} | _boundaries(*lengths),
+        lambda values: _placed(values[0][place], attention_mask),
+        lambda values: values[source[:, 0], positions][None],
+        lambda values: values[place],
     )
 
 
@@ -101,6 +152,27 @@ def check_packing(path: str, config: PretrainedConfig, run: Callable[[Tensor, Te
     reach = float(((after[:, 6:] if after.dim() > 1 else after) - alone)[..., tail].abs().max())
     if not gap <= 0.1 * reach:
         raise _unpackable(path, f"attention crosses from one packed row into the next ({gap:.2g} of {reach:.2g})")
+
+
+_ALIKE = torch.stack([torch.arange(1, 13), torch.tensor([*range(1, 7), *range(12, 6, -1)])])
+
+
+@torch.no_grad()
+def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
+    """Raises UserError if rows that share their beginning get another result than packed without sharing.
+
+    ``run`` as for ``check_packing``, and with groups (b,). A gap is held against what another beginning changes.
+    """
+    mask = _ALIKE > 0
+    changed = torch.cat([_ALIKE[:, :6].flip(1), _ALIKE[:, 6:]], 1)
+    shared, alone, other = run(_ALIKE, mask, torch.zeros(2, dtype=torch.long)), run(_ALIKE, mask), run(changed, mask)
+    tail = slice(6, None) if alone.dim() > 1 else slice(None)
+    gap, reach = (float((x - alone)[..., tail].abs().max()) for x in (shared, other))
+    if not gap <= 0.1 * reach:
+        raise UserError(
+            f"--prefix_grouper: rows of {path} cannot share their beginning: it gives another result ({gap:.2g} of {reach:.2g})",
+            "leave --prefix_grouper out",
+        )
 
 
 def _unpackable(path: str, why: str) -> UserError:

@@ -41,6 +41,7 @@ class ScalarModel(nn.Module):
     ) -> None:
         super().__init__()
         self.hf, self.head_name, self.packing = hf, head_name, packing
+        self.shares = False  # packed rows of a group share what they begin with
         self.adapters: Adapters | None = None
         self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
@@ -49,7 +50,7 @@ class ScalarModel(nn.Module):
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(self, rows: Rows, balance: bool = False) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def scalars(self, rows: Rows, balance: bool = False) -> tuple[Tensor, list[Tensor]]:
         """(R, S) the head's output at every token, in at least fp32, and for ``balance`` what the router of each layer
         said, (R * S, experts)."""
         part = self.split(rows)
@@ -57,7 +58,7 @@ class ScalarModel(nn.Module):
         found = self.hf(input_ids=part.token_ids, use_cache=False, **part.inputs, **wanted)
         column = self.head(found.last_hidden_state)[..., 0]
         scalars = part.whole(column.to(torch.promote_types(column.dtype, torch.float32)))
-        return scalars, part.whole_logits(found.router_logits) if balance else ()
+        return scalars, [rows.real(x) for x in part.whole_logits(found.router_logits)] if balance else []
 
     @property
     def config(self) -> PretrainedConfig:
@@ -98,10 +99,12 @@ class FullPrecisionLinear(nn.Linear):
 
 
 class ValueModel(ScalarModel):
-    def forward(self, token_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def forward(
+        self, token_ids: Tensor, attention_mask: Tensor, groups: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
         describes. 0 at index 0 and on padding."""
-        rows = arrange(token_ids, attention_mask, self.packing)
+        rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         shifted = to_next(self.scalars(rows)[0])
         return rows.columns(shifted.masked_fill(~rows.predicted, 0)), {}
 
@@ -110,11 +113,16 @@ class RewardModel(ScalarModel):
     mean, std = 0.0, 1.0  # of its rewards, where they are to be normalised
 
     def forward(
-        self, token_ids: Tensor, attention_mask: Tensor, want: Sequence[Want] = (), reference: Sequence[Tensor] = ()
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        groups: Tensor | None = None,
+        want: Sequence[Want] = (),
+        reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by ``std``; and "balance" if
         it is wanted."""
-        rows = arrange(token_ids, attention_mask, self.packing)
+        rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         last = attention_mask.sum(-1, keepdim=True) - 1
         scalars, logits = self.scalars(rows, "balance" in want)
         more = {}

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from openrl.algorithms.batching import collate, plan_steps, rescored
 from openrl.algorithms.policy_losses import mark_tokens
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.cluster.rollout_worker import CollectRequest
@@ -285,7 +286,7 @@ class Pipeline:
         self.guard.check(role, step, batch, plan, reports)
         _, measured = split(merge_all(report for rank in reports for report in rank))
         totals, _ = split(merge_all(rank[0] for rank in reports))  # before the first optimizer step, weights sampled
-        work = work_metrics(batch.lengths.tolist(), plan, cut) if role == "actor" else {}
+        work = work_metrics(RowSizes.of(batch, cut.cost), plan, cut) if role == "actor" else {}
         return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals) | work
 
     # -- publish ------------------------------------------------------------------------------------

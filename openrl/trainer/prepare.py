@@ -276,7 +276,11 @@ def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
     if flags.ds_tensor_parallel_size > 1:
         lines.append(f"each layer is split over {flags.ds_tensor_parallel_size} ranks")
     if derived.packs(config) and not config.packing.packing_samples:
-        name = "use_dynamic_batch" if config.dynamic.use_dynamic_batch else "ring_attn_size"
+        ways = {
+            "prefix_grouper": derived.shares_prefixes(config),
+            "use_dynamic_batch": config.dynamic.use_dynamic_batch,
+        }
+        name = next((name for name, on in ways.items() if on), "ring_attn_size")
         lines.append(f"--{name} turns --packing_samples on: a micro-batch runs as one row without padding")
     return lines
 

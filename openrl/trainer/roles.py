@@ -89,7 +89,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
     return ModelSpec(
         kind=role.kind,
         path=role.path,
-        model=config.model,
+        model=derived.loaded(config),
         deepspeed=config.deepspeed,
         optim=optim,
         device=device,
@@ -99,6 +99,7 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         normalise=role.kind == "rewards" and config.reward.normalize_reward,
         parallel=config.parallel,
         packing=derived.packs(config),
+        shares=derived.shares_prefixes(config),
         streamed=role.rate is None and derived.ref_reward_streams(config),
         kl_top_k=derived.full_kl_top_k(config),
         kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,

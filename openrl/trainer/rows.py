@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.models.outputs import Want
@@ -26,7 +27,7 @@ async def columns_of_rows(
     group: RankGroup, batch: ExperienceBatch, cut: Cut, model: ModelChoice, *want: Want
 ) -> dict[str, Tensor]:
     """``forward_rows``'s column as "column", and what else is asked for, each under its own name, (B, T, ...)."""
-    split = split_rows(batch.lengths.tolist(), data_ranks(group), cut.forward, cut.cost)
+    split = split_rows(RowSizes.of(batch, cut.cost), data_ranks(group), cut.forward)
     ranks = zip(split.shards, split.micro_batches, strict=True)
     parts = await group.scatter("columns", [(batch.select(rows), micro, model, *want) for rows, micro in ranks])
     width = batch.token_ids.shape[1]

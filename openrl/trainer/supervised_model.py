@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.supervised_losses import answer_logprobs
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, with_reference
@@ -43,7 +44,7 @@ class SupervisedModel:
         reports = await update_rows(self.group, batch, plan, self.task.update)
         self.guard.check("model", step, batch, plan, reports)
         metrics = merge_all(report for rank in reports for report in rank)
-        return to_floats(metrics | work_metrics(batch.lengths.tolist(), plan, self.cut))
+        return to_floats(metrics | work_metrics(RowSizes.of(batch, self.cut.cost), plan, self.cut))
 
     async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
         """The task's metrics over all examples, under eval/."""

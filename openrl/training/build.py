@@ -19,7 +19,7 @@ from openrl.config.parallel import ParallelFlags
 from openrl.models.causal_lm import CausalLM, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
-from openrl.models.packing import check_packing
+from openrl.models.packing import check_packing, check_sharing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model, stored_moments
 from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
@@ -49,6 +49,7 @@ class ModelSpec:
     fp32_head: bool = False  # the scalar head's product in fp32
     parallel: ParallelFlags = ParallelFlags()
     packing: bool = False  # micro-batches run as one row without padding
+    shares: bool = False  # packed rows of a group share what they begin with
     changes: ModelChangeFlags = ModelChangeFlags()  # of the model's config, kernels and trained parameters
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
     streamed: bool = False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
@@ -97,6 +98,7 @@ def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
         )
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)
+    model.shares = spec.shares
     prefix = "" if spec.kind == "logprobs" else f"{model.hf.base_model_prefix}."
     if spec.lora is not None and spec.lora.adapts:
         model.adapters = add_adapters(model.hf, spec.lora, spec.path, spec.seed, prefix)
@@ -135,4 +137,6 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
         check_split(spec.path, model, engine.column)
     if spec.packing:
         check_packing(spec.path, model.hf.config, engine.column)
+    if spec.shares:
+        check_sharing(spec.path, engine.column)
     return engine

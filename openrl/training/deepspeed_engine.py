@@ -148,12 +148,12 @@ class DeepSpeedEngine:
             raise ValueError("forward needs at least one micro-batch")
         return found
 
-    def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The model's column for right-padded (b, T) tokens; on the device."""
-        return self._engine(token_ids.to(self.device), attention_mask.to(self.device))[0]
+    def column(self, *tokens: Tensor) -> Tensor:
+        """The model's column for right-padded token_ids and attention_mask (b, T), and maybe groups (b,); on the device."""
+        return self._engine(*(column.to(self.device) for column in tokens))[0]
 
     def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens = (batch.token_ids.to(self.device), batch.attention_mask.to(self.device))
+        tokens = [column.to(self.device) for column in (batch.token_ids, batch.attention_mask, batch.group_ids)]
         if not want:
             return self._engine(*tokens)
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []

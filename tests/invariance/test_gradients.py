@@ -1,4 +1,5 @@
-"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, by rows or by tokens, padded or packed.
+"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, by rows or by tokens, padded or packed, with
+what rows have in common computed for each or once.
 
 Every policy loss under every aggregation, and every other term of a loss, in fp64 on a model that computes nothing in less.
 DeepSpeed reduces no fp64, so ranks average their gradients here by a plain all-reduce; ``test_ranks`` has DeepSpeed in
@@ -26,7 +27,9 @@ from openrl.algorithms.policy_losses import (
     SelectingLoss,
     mark_tokens,
 )
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.extension_points import policy_losses, preference_losses
+from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
 from openrl.models.scalar_model import RewardModel, ValueModel
 from openrl.training.distributed import close_distributed, init_distributed
@@ -39,11 +42,20 @@ from tests.tiny import tiny_model_dir
 pytestmark = pytest.mark.slow
 
 LENGTHS = (12, 7, 9, 5, 12, 4, 8)  # seven rows: the second of two ranks has a row less, and once a dummy
-# By ranks: (micro-batches of a rank, rows or tokens of one, whether they are packed). Pairs are two rows: they fill more.
+GROUPS = (0, 0, 0, 1, 1, 2, 2)
+BEGINNINGS = (
+    PROMPT,
+    PROMPT + 1,
+    PROMPT,
+)  # tokens that the rows of a group have in common, in one also of their answers
+# By ranks: (micro-batches of a rank, rows or tokens of one, how they run). Pairs are two rows: they fill more.
+PADDED, PACKED, SHARED = (False, False), (True, False), (True, True)
 CUTS = {
-    1: ((1, 7, False), (1, 7, True), (2, 4, True), (4, 2, False), (None, TokenCap(24), True)),
-    2: ((1, 4, True), (2, 2, False), (4, 1, True), (None, TokenCap(24), True), (None, TokenCap(40), True)),
-}
+    1: ((1, 7, PADDED), (1, 7, PACKED), (2, 4, PACKED), (4, 2, PADDED), (None, TokenCap(24), PACKED),
+        (1, 7, SHARED), (None, 3, SHARED), (None, TokenCap(24), SHARED)),
+    2: ((1, 4, PACKED), (2, 2, PADDED), (4, 1, PACKED), (None, TokenCap(24), PACKED), (None, TokenCap(40), PACKED),
+        (None, 4, SHARED), (None, TokenCap(24), SHARED)),
+}  # fmt: skip
 BY_COST = RowCost(0.1)
 MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 OPTIONS = {  # where the defaults would act on no token of so few
@@ -107,9 +119,10 @@ CASES = dict([*policy_cases(), *other_cases()])
 def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardModel]:
     """{column: model}, fp64."""
     g = torch.Generator().manual_seed(5)
-    backbone = AutoModel.from_pretrained(checkpoint, dtype=torch.float64)
+    how = {"dtype": torch.float64, "attn_implementation": VARLEN}
+    backbone = AutoModel.from_pretrained(checkpoint, **how)
     head = torch.randn(1, backbone.config.hidden_size, generator=g, dtype=torch.float64)
-    policy = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float64)
+    policy = AutoModelForCausalLM.from_pretrained(checkpoint, **how)
     return {
         "logprobs": CausalLM(policy, temperature=0.8, chunk_size=16).eval(),
         "values": ValueModel(backbone, "score", head).eval(),
@@ -121,7 +134,7 @@ def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardMo
 def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
     """Two turns in some rows, a row that trains nothing, weights of rows and tokens, and an old policy near enough that
     some tokens are clipped and some are not."""
-    batch = ragged_batch(LENGTHS)
+    batch = alike(ragged_batch(LENGTHS))
     mask = batch.loss_mask.clone()
     mask[:, 5:7] = False
     mask[3] = False
@@ -132,7 +145,7 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         parameter += 0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64)
     reference = CausalLM(other, temperature=0.8, chunk_size=16).eval()
     reference.hf.get_output_embeddings().top_k = 4
-    ref_logprobs, distributions = reference(ids, attention, ("reference",))
+    ref_logprobs, distributions = reference(ids, attention, None, ("reference",))
     return batch.replace(
         loss_mask=mask,
         turn_ids=turn_ids(mask),
@@ -143,6 +156,14 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         is_weights=torch.rand(mask.shape, generator=g),
         **distributions,
     )
+
+
+def alike(batch: ExperienceBatch) -> ExperienceBatch:
+    """The rows of a group begin alike."""
+    ids = batch.token_ids.clone()
+    for row, group in enumerate(GROUPS):
+        ids[row, : BEGINNINGS[group]] = ids[GROUPS.index(group), : BEGINNINGS[group]]
+    return batch.replace(token_ids=ids, group_ids=torch.tensor(GROUPS))
 
 
 def batch_of(case: Case, batch: ExperienceBatch) -> ExperienceBatch:
@@ -171,11 +192,14 @@ def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) 
     ranks."""
     batch = batch_of(case, batch)
     found = []
-    for count, size, model.packing in CUTS[ranks]:
+    for count, size, (model.packing, model.shares) in CUTS[ranks]:
+        cost = replace(BY_COST, shared=model.shares)
         if case.pairs:
-            plan = plan_pairs(batch, ranks, size, BY_COST)
+            plan = plan_pairs(batch, ranks, size, cost)
         else:
-            plan = plan_steps(batch, ranks, len(batch), size, cost=BY_COST)
+            plan = plan_steps(batch, ranks, len(batch), size, cost=cost)
+        sizes = RowSizes.of(batch, cost)
+        assert (sizes.tokens(range(len(batch))) < sum(sizes.lengths)) == model.shares
         shard, own = batch.select(plan.shards[rank]), plan.steps[0][rank]
         assert count in (None, len(own.micro_batches))
         model.zero_grad()
@@ -192,7 +216,7 @@ def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) 
 
 
 def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
-    tokens = (micro.token_ids, micro.attention_mask)
+    tokens = (micro.token_ids, micro.attention_mask, micro.group_ids)
     return model(*tokens, want, micro.reference if "full_kl" in want else ()) if want else model(*tokens)
 
 

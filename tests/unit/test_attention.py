@@ -128,8 +128,10 @@ def test_the_kernel_is_called_as_documented(monkeypatch, window, boundaries):
     rows = 1 if boundaries else 2
     query, key, value = (torch.randn(rows, heads, 11, 8, generator=g) for heads in (4, 2, 2))
     starts = torch.tensor(boundaries, dtype=torch.int32) if boundaries else None
-    found = _by_kernel(query, key, value, starts, 5 if boundaries else None, 0.3, window)
-    expected = _one_by_one(query, key, value, boundaries or [0, 11], 0.3, window)
+    longest = 5 if boundaries else None
+    found = _by_kernel(query, key, value, (starts, starts, longest, longest), 0.3, window)
+    lengths = starts.diff().tolist() if boundaries else [11]
+    expected = _one_by_one(query, key, value, [lengths, lengths], 0.3, window)
     assert found.shape == (rows, 11, 4, 8)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 

@@ -8,6 +8,7 @@ import torch
 
 from openrl.algorithms.batching import TokenCap, collate, join_rows, plan_pairs, plan_steps, split_rows, turn_ids
 from openrl.algorithms.partition import RowCost
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.errors import UserError
 from openrl.types import Finish, Group, Prompt, Score, StepCounts, Trajectory
 from tests.batches import random_batch
@@ -217,7 +218,7 @@ def test_a_row_beyond_the_cap_is_refused(plan):
 
 def test_forward_passes_keep_to_their_cap_and_to_cost():
     lengths = [64, 32, 16, 16, 8, 8, 8, 8, 4, 4]
-    split = split_rows(lengths, 2, TokenCap(64), RowCost(0.01))
+    split = split_rows(RowSizes(lengths, RowCost(0.01)), 2, TokenCap(64))
     assert sorted(row for shard in split.shards for row in shard) == list(range(10))
     for shard, micros in zip(split.shards, split.micro_batches, strict=True):
         assert all(sum(lengths[shard[i]] for i in rows if i >= 0) <= 64 for rows in micros)
@@ -260,7 +261,7 @@ def test_a_rank_without_rows_gets_a_dummy_that_can_be_selected():
 @pytest.mark.parametrize("dp_size", [1, 2, 4, 20])
 def test_forward_passes_come_back_in_order(dp_size, micro):
     batch = random_batch(3)
-    split = split_rows(batch.lengths.tolist(), dp_size, micro)
+    split = split_rows(RowSizes(batch.lengths.tolist()), dp_size, micro)
     assert len({len(rank) for rank in split.micro_batches}) == 1
     columns = []
     for shard, micros in zip(split.shards, split.micro_batches, strict=True):
@@ -280,7 +281,7 @@ def test_forward_passes_come_back_in_order(dp_size, micro):
 
 
 def test_forward_work_is_spread_by_length():
-    split = split_rows([9, 1, 8, 2, 7, 3, 6, 4], 2, 8)
+    split = split_rows(RowSizes([9, 1, 8, 2, 7, 3, 6, 4]), 2, 8)
     loads = [sum([9, 1, 8, 2, 7, 3, 6, 4][row] for row in shard) for shard in split.shards]
     assert loads == [20, 20]
 

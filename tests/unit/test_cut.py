@@ -8,11 +8,12 @@ import pytest
 from benchmarks.padding import LONGEST, QWEN3_8B, figures, lognormal_lengths
 from openrl.algorithms.batching import PER_TOKEN, TokenCap, TrainingPlan, plan_pairs, plan_steps
 from openrl.algorithms.partition import RowCost
+from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import LocalGroup
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from openrl.errors import UserError
 from openrl.models.cost import cost_of, row_cost
-from openrl.trainer.cut import Cut, rollout_cut, supervised_cut, tokens_of, work_metrics
+from openrl.trainer.cut import Cut, rollout_cut, supervised_cut, work_metrics
 from openrl.trainer.launch import build_pipeline
 from openrl.trainer.prepare import start_lines
 from openrl.trainer.roles import Roles, model_spec, role_models
@@ -133,21 +134,20 @@ def test_figures_by_hand():
     ranks = [StepPlan([[0, 1], [2]], counts), StepPlan([[0], [-1]], counts)]
     plan = TrainingPlan([[0, 1, 2], [3]], [ranks])
     lengths = [5, 3, 2, 4]
-    found = work_metrics(lengths, plan, Cut(2, 2))
+    found = work_metrics(RowSizes(lengths), plan, Cut(2, 2))
     assert found["perf/padding_waste"].value == pytest.approx(3 / 17)  # 2 x 5 + 2 and 4 + 1, of which 14 are real
     assert found["perf/rank_imbalance"].value == pytest.approx(10 / 7)
     assert found["perf/micro_batches"].value == 2
-    packed = work_metrics(lengths, plan, Cut(2, 2, RowCost(0.1), packed=True))
+    packed = work_metrics(RowSizes(lengths, RowCost(0.1)), plan, Cut(2, 2, packed=True))
     assert packed["perf/padding_waste"].value == pytest.approx(1 / 15)
     busy, idle = 7.5 + 3.9 + 2.4, 5.6
     assert packed["perf/rank_imbalance"].value == pytest.approx(2 * busy / (busy + idle))
-    assert tokens_of([5, 3, 0], packed=False) == 15 and tokens_of([5, 3, 0], packed=True) == 9
 
 
 def test_figures_are_means_over_steps():
     batch = random_batch(3)
     for plan in (plan_steps(batch, 2, 4, 2, epochs=2), plan_pairs(batch.select(list(range(12))), 2, 2)):
-        metrics = work_metrics(batch.lengths.tolist(), plan, Cut(2, 2))
+        metrics = work_metrics(RowSizes.of(batch, RowCost()), plan, Cut(2, 2))
         assert metrics["perf/rank_imbalance"].weight == len(plan.steps)
         assert metrics["perf/rank_imbalance"].value >= 1
         assert 0 <= metrics["perf/padding_waste"].value < 0.5

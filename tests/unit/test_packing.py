@@ -28,6 +28,34 @@ def test_rows_stand_end_to_end_and_come_back():
     assert torch.equal(plain.columns(ids + 1), (ids + 1) * mask)
 
 
+def test_siblings_stand_behind_what_they_begin_with():
+    """[5 6 7 | 7 8 | 7 9 4] and a row of another group: the last common token stands again before each row's own."""
+    ids = torch.tensor([[5, 6, 7, 8, 0], [5, 6, 7, 9, 4], [5, 6, 3, 0, 0]])
+    groups = torch.tensor([4, 4, 2])
+    rows = arrange(ids, ids > 0, packing=True, groups=groups)
+    assert rows.token_ids.tolist() == [[5, 6, 7, 7, 8, 7, 9, 4, 5, 6, 3]]
+    assert rows.inputs["position_ids"].tolist() == [[0, 1, 2, 2, 3, 2, 3, 4, 0, 1, 2]]
+    assert rows.predicted.long().tolist() == [[0, 1, 1, 0, 1, 0, 1, 1, 0, 1, 1]]
+    assert rows.inputs["cu_seq_lens_q"].tolist() == [0, 3, 5, 8, 11]
+    assert rows.inputs["cu_seq_lens_k"].tolist() == [0, 3, 7, 12, 15]
+    assert rows.inputs["key_places"].tolist() == [0, 1, 2, 0, 1, 3, 4, 0, 1, 5, 6, 7, 8, 9, 10]
+    assert (rows.inputs["max_length_q"], rows.inputs["max_length_k"]) == (3, 5)
+    assert torch.equal(rows.columns(rows.token_ids), ids)
+    assert torch.equal(rows.arranged(ids), rows.token_ids)
+    assert rows.real(rows.token_ids[0]).tolist() == [5, 6, 7, 8, 5, 6, 7, 9, 4, 5, 6, 3]
+
+
+def test_siblings_apart_or_with_little_in_common_share_nothing():
+    ids = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0], [5, 6, 7, 3]])
+    apart = arrange(ids, ids > 0, packing=True, groups=torch.tensor([1, 2, 1]))
+    together = arrange(ids, ids > 0, packing=True, groups=torch.tensor([1, 1, 1]))  # not a token
+    for rows in (apart, together):
+        plain = arrange(ids, ids > 0, packing=True)
+        assert torch.equal(rows.token_ids, plain.token_ids) and torch.equal(rows.predicted, plain.predicted)
+        assert rows.inputs["key_places"].tolist() == list(range(10))
+        assert rows.inputs["cu_seq_lens_q"].tolist() == rows.inputs["cu_seq_lens_k"].tolist() == [0, 4, 6, 10]
+
+
 def test_the_flag_reaches_every_model():
     words = "--pretrain m --prompt_data d --remote_rm_url r.py"
     for packing, more in ((True, " --packing_samples"), (False, "")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import TRAINING
+from openrl.config.commands import TRAINING, DPOConfig
 from openrl.config.derived import (
     FLOORED_SCHEDULES,
     estimator,
@@ -15,12 +15,26 @@ from openrl.config.derived import (
     needs_reference,
     optimizer_steps_per_rollout,
     policy_is_reference,
+    rated,
     reward_norm_scopes,
     whiten_advantages,
 )
 from openrl.config.rules.idle import Idle, add
 
 add(
+    Idle(
+        ("prefix_grouper",),
+        lambda config: config.batch.n_samples_per_prompt > 1,
+        "a prompt has one answer, which shares it with no other",
+        "--n_samples_per_prompt 8",
+    ),
+    Idle(
+        ("prefix_grouper",),
+        lambda config: not rated(config),
+        "the chosen --loss takes answers one by one",
+        "--loss dpo",
+        (DPOConfig,),
+    ),
     Idle(
         ("shuffle_mini_batch",),
         lambda config: optimizer_steps_per_rollout(config.batch) > 1,

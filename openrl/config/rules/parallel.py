@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
-from openrl.config.derived import model_roles, role_world, under_ray
+from openrl.config.derived import model_roles, role_world, shares_prefixes, under_ray
 from openrl.config.parallel import ParallelFlags
 from openrl.config.placement import FLAG_NAMES
 from openrl.flags.checks import Problem, check
@@ -61,6 +61,20 @@ def split_attention_is_replaced(config: PPOConfig | SupervisedConfig, given: Giv
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
         yield Problem(flags, f"{name} cannot run on parts of a sequence", "--attn_implementation sdpa")
+
+
+@check(*TRAINING)
+def shared_prefixes_have_their_attention(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+    if not shares_prefixes(config):
+        return
+    name = config.model.attn_implementation
+    if name not in (None, "varlen"):
+        message = f"{name} knows no rows that share what they begin with"
+        yield Problem(("prefix_grouper", "attn_implementation"), message, "--attn_implementation varlen")
+    if config.parallel.sequence_size > 1:
+        split = tuple(flag for flag in asked(config.parallel) if flag in SPLITS)
+        message = "rows that are split over ranks do not share what they begin with"
+        yield Problem(("prefix_grouper", *split), message, "leave --prefix_grouper out")
 
 
 @check(*TRAINING)
