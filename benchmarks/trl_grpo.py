@@ -186,7 +186,8 @@ async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -
         train_batch_size=args.prompts * args.samples,
         micro_train_batch_size=args.micro,
         actor_learning_rate=rate,
-        packing_samples=args.packed or None,
+        packing_samples=args.rows == "packed" or None,
+        prefix_grouper=args.rows == "shared" or None,
         enable_prefix_caching=True,
         vllm_block_size=32,
     )
@@ -247,7 +248,8 @@ def main() -> int:
     parser.add_argument("--free", action="store_true", help="responses end by themselves, at --tokens at the latest")
     model_options(parser, hidden_size=256, layers=5)
     parser.add_argument("--micro", type=int, default=8, help="rows of a micro-batch of openrl; TRL's is the whole step")
-    parser.add_argument("--packed", action="store_true", help="openrl trains with --packing_samples")
+    ways = "of openrl: padded, --packing_samples, or --prefix_grouper"
+    parser.add_argument("--rows", choices=("padded", "packed", "shared"), default="shared", help=ways)
     pair_options(parser)
     args = parser.parse_args()
     if args.cores:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import os
+import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -41,6 +43,11 @@ SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as an 
 
 class PlainHost:
     """The actor around a worker whose methods are plain: one call at a time, on the main thread."""
+
+    def __init__(self) -> None:
+        # A cluster as ``start_cluster`` makes it ignores the end of children in its workers, and in their children in turn:
+        # every exit code would read 0. By libc, since the actors of coroutines are made beside the main thread.
+        ctypes.CDLL(None).signal(signal.SIGCHLD, ctypes.c_void_p(signal.SIG_DFL))
 
     def where(self) -> tuple[str, int, int]:
         """(address of the node, a port that is free on it, process id)"""

@@ -63,6 +63,11 @@ class PlainWorker:
     def pid_of_child(self) -> int:
         return subprocess.Popen(["sleep", "600"]).pid
 
+    def exit_code_of_grandchild(self) -> int:
+        """As a child learns it: it inherits how its parent hears of ends."""
+        ask = f"import subprocess; print(subprocess.run({[sys.executable, '-c', 'raise SystemExit(7)']}).returncode)"
+        return int(subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout)
+
     def describe(self) -> tuple[WorkerContext, str | None, bool]:
         return self.context, os.environ.get("OMP_NUM_THREADS"), "group_test_plugin" in sys.modules
 
@@ -103,6 +108,9 @@ class AsyncWorker:
         if self.context.rank == rank:
             await asyncio.Event().wait()
         return self.context.rank
+
+    async def exit_code_of_grandchild(self) -> int:
+        return await asyncio.to_thread(PlainWorker.exit_code_of_grandchild, self)
 
     async def pid_then_hang(self) -> object:
         yield os.getpid()
@@ -389,6 +397,17 @@ def test_a_worker_killed_between_items_is_named(cluster):
 def test_this_process_still_learns_how_its_own_children_ended(cluster):
     """Ray ignores SIGCHLD in the driver, which would turn every exit code into 0 or None."""
     assert subprocess.run([sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
+
+
+@pytest.mark.parametrize("worker_class", [PlainWorker, AsyncWorker])
+def test_workers_learn_how_their_children_ended(cluster, worker_class):
+    """Else a compiler that fails in vLLM's processes, or a program that a reward runs, seems to succeed."""
+
+    async def scenario():
+        async with ray_group(cluster, worker_class) as group:
+            return await group.call("exit_code_of_grandchild")
+
+    assert set(asyncio.run(scenario())) == {7}
 
 
 def test_closing_ends_the_workers_and_their_children(cluster):
