@@ -44,6 +44,14 @@ def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> Experienc
     )
 
 
+def alike(batch: ExperienceBatch, groups: tuple[int, ...], beginnings: tuple[int, ...]) -> ExperienceBatch:
+    """The batch with ``beginnings[g]`` tokens that the rows of group g begin with."""
+    ids = batch.token_ids.clone()
+    for row, group in enumerate(groups):
+        ids[row, : beginnings[group]] = ids[groups.index(group), : beginnings[group]]
+    return batch.replace(token_ids=ids * batch.attention_mask, group_ids=torch.tensor(groups))
+
+
 def counts_of(batch: ExperienceBatch, dp_size: int = 1) -> StepCounts:
     return StepCounts(int(batch.loss_mask.sum()), int(batch.loss_mask.any(-1).sum()), dp_size)
 
@@ -74,6 +82,7 @@ def engine_spec(
     gradient_checkpointing: bool = False,
     attention: str | None = None,
     packing: bool = False,
+    shares: bool = False,
     kl_top_k: int | None = None,
     kl_reference: str | None = None,
     lora: LoRAFlags | None = None,
@@ -90,6 +99,7 @@ def engine_spec(
         dist_timeout=60,
         **flags,
     )
+    attention = "varlen" if shares and attention is None else attention
     model = ModelFlags(pretrain=str(path), param_dtype=dtype, attn_implementation=attention)
     return ModelSpec(
         kind,
@@ -100,7 +110,8 @@ def engine_spec(
         "cpu",
         seed=0,
         temperature=temperature,
-        packing=packing,
+        packing=packing or shares,
+        shares=shares,
         kl_top_k=kl_top_k,
         kl_reference=kl_reference,
         lora=lora,

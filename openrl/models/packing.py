@@ -165,7 +165,14 @@ def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
     """
     mask = _ALIKE > 0
     changed = torch.cat([_ALIKE[:, :6].flip(1), _ALIKE[:, 6:]], 1)
-    shared, alone, other = run(_ALIKE, mask, torch.zeros(2, dtype=torch.long)), run(_ALIKE, mask), run(changed, mask)
+    try:
+        shared, alone, other = (
+            run(_ALIKE, mask, torch.zeros(2, dtype=torch.long)),
+            run(_ALIKE, mask),
+            run(changed, mask),
+        )
+    except UserError as error:
+        raise UserError(f"--prefix_grouper: {path}: {error.message}", "leave --prefix_grouper out") from error
     tail = slice(6, None) if alone.dim() > 1 else slice(None)
     gap, reach = (float((x - alone)[..., tail].abs().max()) for x in (shared, other))
     if not gap <= 0.1 * reach:

@@ -135,8 +135,8 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
             check_sum(spec.path, tp_size, probe(engine.column), of_whole_layers)
     if layout.sp_size > 1:
         check_split(spec.path, model, engine.column)
-    if spec.packing:
-        check_packing(spec.path, model.hf.config, engine.column)
     if spec.shares:
         check_sharing(spec.path, engine.column)
+    if spec.packing:
+        check_packing(spec.path, model.hf.config, engine.column)
     return engine

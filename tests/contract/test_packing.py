@@ -8,11 +8,12 @@ from transformers.masking_utils import sdpa_mask
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.errors import UserError
+from openrl.models.attention import varlen_attention
 from openrl.training.build import build_engine
 from openrl.training.updates import PolicyUpdate, ValueUpdate
 from openrl.types import StepPlan
 from tests.contract.test_train_engine import plain_logprobs
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 
 ARCHITECTURES = {
@@ -34,6 +35,14 @@ def forgets_boundaries(module, query, key, value, attention_mask, **kwargs):
     return sdpa_attention_forward(module, query, key, value, None, is_causal=True, **kwargs)
 
 
+def forgets_beginnings(module, query, key, value, attention_mask, *, key_places=None, **kwargs):
+    """Every row's own part sees itself alone."""
+    kwargs["cu_seq_lens_k"] = kwargs.get("cu_seq_lens_q")
+    return varlen_attention(module, query, key, value, attention_mask, **kwargs)
+
+
+AttentionInterface.register("forgets_beginnings", forgets_beginnings)
+AttentionMaskInterface.register("forgets_beginnings", lambda *args, **kwargs: None)
 AttentionInterface.register("forgets_boundaries", forgets_boundaries)
 AttentionMaskInterface.register("forgets_boundaries", sdpa_mask)
 
@@ -57,18 +66,71 @@ def test_scalars_are_those_of_padded_rows(tmp_path, checkpoint, batch, kind):
     torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
 
 
+SIBLINGS = (0, 0, 1, 0, 2, 1, 2, 1)  # rows of CUT that follow each other and are of one group: 3 0, 5 (1) 2, 4 alone
+WITH_SIBLINGS = [[3, 0, 1, -1, 6, 4], [5, 2, 7], [-1]]
+
+
+def with_beginnings(batch):
+    """Three groups, of which the rows begin with four, three and six equal tokens."""
+    return alike(batch, SIBLINGS, (4, 3, 6))
+
+
+@pytest.mark.parametrize("arch", sorted(ARCHITECTURES.keys() - {"gemma2"}))  # its logits are capped
+def test_rows_that_share_their_beginning(tmp_path, batch, arch):
+    """Also beyond a window, which is shorter than a beginning."""
+    batch = with_beginnings(batch)
+    path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])
+    engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5, shares=True))
+    tokens = []
+    engine.model.hf.get_input_embeddings().register_forward_hook(
+        lambda module, args, out: tokens.append(args[0].numel())
+    )
+    found = engine.forward(batch, WITH_SIBLINGS)
+    torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7, None), rtol=0, atol=1e-5)
+    whole = [sum(max(int(batch.lengths[row]), 1) if row >= 0 else 1 for row in rows) for rows in WITH_SIBLINGS]
+    assert tokens[0] < whole[0] and tokens[1] < whole[1] and tokens[2] == 1
+
+
+@pytest.mark.parametrize("kind", ["values", "rewards"])
+def test_scalars_of_rows_that_share_their_beginning(tmp_path, checkpoint, batch, kind):
+    build_engine(engine_spec(checkpoint, "values")).export(tmp_path)
+    columns = [
+        build_engine(engine_spec(tmp_path, kind, shares=shares)).forward(with_beginnings(batch), WITH_SIBLINGS)
+        for shares in (False, True)
+    ]
+    torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
+
+
+def test_attention_that_does_not_look_at_the_shared_beginning_is_refused(checkpoint, batch):
+    """It takes the keys as they stand in the row: right for rows that share nothing."""
+    with pytest.raises(UserError, match=r"--prefix_grouper: rows of .* cannot share their beginning"):
+        build_engine(engine_spec(checkpoint, attention="forgets_beginnings", shares=True))
+
+
+def test_capped_logits_are_refused(tmp_path):
+    path = tiny_model_dir(tmp_path, arch="gemma2", query_pre_attn_scalar=32)
+    with pytest.raises(UserError, match=r"--prefix_grouper: .* knows no capped logits"):
+        build_engine(engine_spec(path, shares=True))
+
+
+def ways_to_run():
+    """(how rows run, gradient checkpointing)"""
+    return [({"packing": True}, False), ({"packing": True}, True), ({"shares": True}, False), ({"shares": True}, True)]
+
+
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", ["logprobs", "values"])
 def test_training_is_that_of_padded_rows(checkpoint, batch, kind, stage):
     """Two steps with an entropy term, with and without gradient checkpointing."""
+    batch = with_beginnings(batch)
     ppo = PolicyUpdate("ppo", PPOOptions(), "seq-mean-token-mean", entropy_coef=0.1)
     update = ppo if kind == "logprobs" else ValueUpdate(0.0, "token-mean")
-    plan = StepPlan(CUT, counts_of(batch))
+    plan = StepPlan(WITH_SIBLINGS, counts_of(batch))
     trained = []
-    for packing, checkpointing in ((False, False), (True, False), (True, True)):
+    for rows, checkpointing in [({}, False), *ways_to_run()]:
         optim = optim_spec(learning_rate=1e-3)
         spec = engine_spec(
-            checkpoint, kind, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, packing=packing
+            checkpoint, kind, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, **rows
         )
         engine = build_engine(spec)
         reports = [engine.train_step(batch, plan, update) for _ in range(2)]

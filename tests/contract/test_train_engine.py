@@ -23,7 +23,7 @@ from openrl.training.preference_updates import PairRewardUpdate
 from openrl.training.updates import PolicyUpdate, PtxUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.types import StepCounts, StepPlan
 from openrl.weights.transport import Route
-from tests.experience import counts_of, engine_spec, optim_spec, poison, ragged_batch
+from tests.experience import alike, counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.invariance.test_preferences import batch_of_pairs
 from tests.tiny import tiny_model_dir
 
@@ -396,22 +396,26 @@ def switch_loss(path, rows, experts=4, chosen=2):
 
 
 @pytest.mark.parametrize(
-    ("arch", "stage", "packing", "checkpointing"),
-    [("qwen3_moe", 0, False, False), ("qwen3_moe", 3, True, True), ("mixtral", 2, False, True)],
+    ("arch", "stage", "run", "checkpointing"),
+    [
+        ("qwen3_moe", 0, {}, False),
+        ("qwen3_moe", 3, {"packing": True}, True),
+        ("qwen3_moe", 0, {"shares": True}, False),
+        ("mixtral", 2, {}, True),
+    ],
 )
-def test_the_load_balancing_loss(tmp_path, batch, arch, stage, packing, checkpointing):
+def test_the_load_balancing_loss(tmp_path, batch, arch, stage, run, checkpointing):
     """Padding left out, weighed by trained tokens, and it falls where it is all that is trained on."""
     overrides = {"num_local_experts": 4, "num_experts_per_tok": 2} if arch == "mixtral" else {}
     path = tiny_model_dir(tmp_path, arch=arch, **overrides)
+    batch = alike(batch, (0, 0, 0, 0, 1, 1, 1, 1), (3, 3))
     rows = [batch.token_ids[i, :n] for i, n in enumerate(batch.lengths.tolist())]
     tokens = [int(batch.loss_mask[half].sum()) for half in halves(batch)]
     expected = sum(
         switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(halves(batch), tokens, strict=True)
     )
     optim = optim_spec(learning_rate=3e-3)
-    engine = build_engine(
-        engine_spec(path, zero_stage=stage, packing=packing, optim=optim, gradient_checkpointing=checkpointing)
-    )
+    engine = build_engine(engine_spec(path, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, **run))
     update = balanced(PolicyUpdate("ppo", PPOOptions(), "token-mean", rl_coef=0.0), 1.0)
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
     found = [engine.train_step(batch, plan, update)["aux_loss"].value for _ in range(6)]

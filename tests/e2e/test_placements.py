@@ -1,7 +1,7 @@
 """Where ranks live changes no number of a run, on the real Ray, DeepSpeed and vLLM.
 
 Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3,
-LoRA on and off, rows padded, packed and cut by tokens leave what the same flags leave where nothing is shared, bit for
+LoRA on and off, rows padded, packed, with shared prompts and cut by tokens leave what the same flags leave where nothing is shared, bit for
 bit. Places that are named one by one overlap in part, and what shares them sleeps. In the suite each start sees both ZeRO
 stages, with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each start sees all
 twelve combinations.
@@ -33,6 +33,7 @@ EXPLICIT = {1: "actor=0;critic=0;ref=1;reward=1;vllm=0", 2: "actor=0-1;critic=1-
 ROWS: dict[str, dict[str, object]] = {
     "padded": {},
     "packed": {"packing_samples": True},
+    "shared": {"prefix_grouper": True},
     "dynamic": {
         "use_dynamic_batch": True,
         "train_max_tokens_per_gpu": 40,  # the longest sample has 24
@@ -62,9 +63,10 @@ def cases_of(placement: str, ranks: int) -> tuple[Case, ...]:
     """All, or two that differ in everything; other ones in each start, as far as they go."""
     if os.environ.get("OPENRL_FULL_MATRIX"):
         return CASES
-    first = PLACEMENTS.index(placement) + RANKS.index(ranks)
+    p, r = PLACEMENTS.index(placement), RANKS.index(ranks)
+    picked = ((turn, p + r + turn, p + 2 * r + turn) for turn in (0, 1))
     return tuple(
-        Case(*(values[(first * (i > 0) + turn) % len(values)] for i, values in enumerate(VALUES))) for turn in (0, 1)
+        Case(*(values[n % len(values)] for n, values in zip(numbers, VALUES, strict=True))) for numbers in picked
     )
 
 

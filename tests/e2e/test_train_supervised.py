@@ -78,6 +78,14 @@ def test_a_resume_equals_the_uninterrupted_run(task, whole, case):
     ]
 
 
+@pytest.mark.parametrize("case", ["rm", "dpo"])
+def test_pairs_share_their_prompt(task, whole, tmp_path, case):
+    """The same losses from fewer tokens."""
+    _, lines = train(task, tmp_path, case, "--prefix_grouper")
+    assert all(line["perf/shared_tokens"] > 0.05 for line in lines)
+    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in whole[case][1]], rel=1e-4)
+
+
 def test_the_reward_model_is_one_for_transformers_and_for_the_reward_role(task, whole):
     out = task / "rm"
     tokenizer, flags = AutoTokenizer.from_pretrained(out), ModelFlags(pretrain=str(out), param_dtype="fp32")

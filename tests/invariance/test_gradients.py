@@ -36,7 +36,7 @@ from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from openrl.types import ExperienceBatch, PreferenceBatch
-from tests.experience import PROMPT, free_port, ragged_batch
+from tests.experience import PROMPT, alike, free_port, ragged_batch
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -134,7 +134,7 @@ def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardMo
 def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
     """Two turns in some rows, a row that trains nothing, weights of rows and tokens, and an old policy near enough that
     some tokens are clipped and some are not."""
-    batch = alike(ragged_batch(LENGTHS))
+    batch = alike(ragged_batch(LENGTHS), GROUPS, BEGINNINGS)
     mask = batch.loss_mask.clone()
     mask[:, 5:7] = False
     mask[3] = False
@@ -156,14 +156,6 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         is_weights=torch.rand(mask.shape, generator=g),
         **distributions,
     )
-
-
-def alike(batch: ExperienceBatch) -> ExperienceBatch:
-    """The rows of a group begin alike."""
-    ids = batch.token_ids.clone()
-    for row, group in enumerate(GROUPS):
-        ids[row, : BEGINNINGS[group]] = ids[GROUPS.index(group), : BEGINNINGS[group]]
-    return batch.replace(token_ids=ids, group_ids=torch.tensor(GROUPS))
 
 
 def batch_of(case: Case, batch: ExperienceBatch) -> ExperienceBatch:

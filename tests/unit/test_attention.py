@@ -3,6 +3,7 @@
 The kernel itself needs a GPU (tests/gpu/test_attention.py); here a plain version with the same arguments stands for it.
 """
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -82,18 +83,20 @@ def test_padded_rows_are_left_alone(tmp_path):
 
 def token_by_token(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
     """``torch.nn.attention.varlen.varlen_attn`` by its documentation, one sequence, head and token at a time."""
-    assert cu_q is cu_k and max_q == max_k == int(cu_q.diff().max()) and cu_q.dtype == torch.int32
+    for ends, longest in ((cu_q, max_q), (cu_k, max_k)):
+        assert longest == int(ends.diff().max()) and ends.dtype == torch.int32
     assert enable_gqa == (query.shape[1] != key.shape[1])
     left, right = window_size
     assert right == 0
     result = torch.zeros_like(query)
-    for start, end in zip(cu_q.tolist(), cu_q.tolist()[1:], strict=False):
-        for head in range(query.shape[1]):
+    bounds = (itertools.pairwise(ends.tolist()) for ends in (cu_q, cu_k))
+    for (start, end), (k_start, k_end) in zip(*bounds, strict=True):
+        for head, t in itertools.product(range(query.shape[1]), range(start, end)):
             shared = head * key.shape[1] // query.shape[1]
-            for t in range(start, end):
-                first = start if left < 0 else max(start, t - left)
-                scores = key[first : t + 1, shared] @ query[t, head] * (scale or query.shape[-1] ** -0.5)
-                result[t, head] = scores.softmax(-1) @ value[first : t + 1, shared]
+            last = k_end - (end - t) + 1  # the last query sees the last key
+            first = k_start if left < 0 else max(k_start, last - 1 - left)
+            scores = key[first:last, shared] @ query[t, head] * (scale or query.shape[-1] ** -0.5)
+            result[t, head] = scores.softmax(-1) @ value[first:last, shared]
     return result
 
 
@@ -120,18 +123,22 @@ def test_models_get_what_sdpa_gives(tmp_path, arch, fields, packing):
 
 
 @pytest.mark.parametrize("window", [None, 3])
-@pytest.mark.parametrize("boundaries", [[0, 5, 6, 11], None])
-def test_the_kernel_is_called_as_documented(monkeypatch, window, boundaries):
+@pytest.mark.parametrize(
+    ("of_queries", "of_keys"),
+    [([5, 1, 5], None), (None, None), ([5, 2, 4], [5, 6, 8])],
+    ids=["packed", "padded", "shared"],
+)
+def test_the_kernel_is_called_as_documented(monkeypatch, window, of_queries, of_keys):
     """One token, head and sequence at a time in its place, against sample after sample."""
     monkeypatch.setattr(attention, "varlen_attn", token_by_token)
     g = torch.Generator().manual_seed(0)
-    rows = 1 if boundaries else 2
-    query, key, value = (torch.randn(rows, heads, 11, 8, generator=g) for heads in (4, 2, 2))
-    starts = torch.tensor(boundaries, dtype=torch.int32) if boundaries else None
-    longest = 5 if boundaries else None
-    found = _by_kernel(query, key, value, (starts, starts, longest, longest), 0.3, window)
-    lengths = starts.diff().tolist() if boundaries else [11]
-    expected = _one_by_one(query, key, value, [lengths, lengths], 0.3, window)
+    lengths = [of_queries or [11], of_keys or of_queries or [11]]
+    rows = 1 if of_queries else 2
+    query, key, value = (torch.randn(rows, n, sum(lengths[n < 4]), 8, generator=g) for n in (4, 2, 2))
+    starts = [torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32) for each in lengths]
+    ends = (*starts, *map(max, lengths)) if of_queries else (None,) * 4
+    found = _by_kernel(query, key, value, ends, 0.3, window)
+    expected = _one_by_one(query, key, value, lengths, 0.3, window)
     assert found.shape == (rows, 11, 4, 8)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
 

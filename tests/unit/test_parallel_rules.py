@@ -8,9 +8,10 @@ import pytest
 from transformers import AutoConfig
 
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
+from openrl.algorithms.partition import RowCost
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config import derived
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.rules.batches import ranks_share_a_step
@@ -19,7 +20,7 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.models.sequence_parallel import check_shape
 from openrl.trainer import launch_supervised
-from openrl.trainer.cut import rollout_cut
+from openrl.trainer.cut import rollout_cut, supervised_cut
 from openrl.trainer.plan import batch_rows
 from openrl.trainer.prepare import check_ranks, split_lines
 from openrl.trainer.roles import model_spec, role_models
@@ -47,6 +48,9 @@ FOUR = " --actor_num_gpus_per_node 4"
         (FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0", "a rank has parts of them"),
         (FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0", "the norm of its own parts' gradients"),
         (FOUR + " --ring_head_stride 2", "no effect: there is no ring"),
+        (FOUR + " --ulysses_size 2 --prefix_grouper", "rows that are split over ranks do not share"),
+        (" --prefix_grouper --attn_implementation sdpa", "sdpa knows no rows that share what they begin with"),
+        (" --prefix_grouper --n_samples_per_prompt 1", "no effect: a prompt has one answer"),
         (
             FOUR + " --ulysses_size 2 --train_batch_size 129",
             "129 samples do not divide among 2 blocks of 2 actor ranks",
@@ -104,6 +108,26 @@ def test_a_ring_packs_and_says_so():
     config, _ = settle(SFTConfig, SFT + " --output_key o --num_gpus_per_node 2 --ring_attn_size 2")
     spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
     assert spec.packing and spec.parallel.ring_attn_size == 2
+
+
+def test_shared_beginnings_pack_and_choose_the_attention():
+    config = ppo(GRPO + " --prefix_grouper")
+    assert split_lines(config) == [
+        "--prefix_grouper turns --packing_samples on: a micro-batch runs as one row without padding"
+    ]
+    for role in role_models(config).values():
+        spec = model_spec(config, role, "cpu", 10)
+        assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
+    assert rollout_cut(config, RowCost(0.1)).cost == RowCost(0.1, shared=True)
+    plain = ppo(GRPO + " --packing_samples")
+    assert not model_spec(plain, role_models(plain)["actor"], "cpu", 10).shares
+    assert rollout_cut(plain, RowCost(0.1)).cost == RowCost(0.1)
+    for command, more in ((DPOConfig, ""), (RMConfig, "")):
+        config, _ = settle(command, "--pretrain m --dataset d --prefix_grouper" + more)
+        spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
+        assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
+        assert supervised_cut(config, RowCost()).cost.shared
+    assert "takes answers one by one" in str(said(DPOConfig, "--pretrain m --dataset d --loss kto --prefix_grouper"))
 
 
 @pytest.mark.parametrize(
