@@ -85,7 +85,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enable_prefix_caching": spec.enable_prefix_caching and not spec.deterministic,
         "trust_remote_code": spec.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "openrl.rollout.vllm_worker.WeightSyncExtension",
+        "worker_extension_cls": "openrl.rollout.vllm_worker.WorkerExtension",
+        "weight_transfer_config": {"backend": "openrl"},  # ``vllm_transfer.BACKEND``, which that module registers
         "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -260,8 +261,8 @@ class VLLMEngine:
                 "--vllm_sync_backend nccl with --lora_sync merge, and engines on GPUs of their own or on all of the actor's",
             )
         self._route = route
-        arguments = (route.message() | {"adapter": None}, first_rank)
-        await self._while_alive(self._llm.collective_rpc("openrl_connect", args=arguments))
+        connection = {"route": route.message() | {"adapter": None}, "first_rank": first_rank}
+        await self._while_alive(self._llm.collective_rpc("init_weight_transfer_engine", args=(connection,)))
 
     async def load_bucket(self, sent: SentBucket) -> None:
         self._sleep.require("a weight sync", "weights")

@@ -1,7 +1,7 @@
 """What openrl asks of vLLM beyond generating: looked for by name, in one place, before an engine starts.
 
-Meant are versions 0.26 to 0.32; the tests run on 0.32. vLLM's own weight-transfer engines are not among it: their constructors, their messages
-and their sessions changed from version to version, while the reload that they are built on did not.
+Meant are versions 0.26 to 0.32; the tests run on 0.32. Of its weight transfer the part in the workers is asked for, which has
+been the same in all of them; the trainer's part, which changed from version to version, is ours.
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.v1.engine.async_llm", "AsyncLLM.reset_prefix_cache", ()),
     ("vllm.v1.engine.async_llm", "AsyncLLM.add_lora", ("lora_request",)),
     ("vllm.v1.engine.async_llm", "AsyncLLM.remove_lora", ("lora_id",)),
-    ("vllm.engine.arg_utils", "AsyncEngineArgs", ("worker_extension_cls", "logprobs_mode", "kv_cache_memory_bytes")),
+    (
+        "vllm.engine.arg_utils",
+        "AsyncEngineArgs",
+        ("worker_extension_cls", "weight_transfer_config", "logprobs_mode", "kv_cache_memory_bytes"),
+    ),
     ("vllm.sampling_params", "SamplingParams", ("flat_logprobs", "output_kind")),
     ("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload", ("model",)),
     ("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload", ()),
+    ("vllm.distributed.weight_transfer", "WeightTransferEngine", ("config", "vllm_config", "device", "model")),
+    ("vllm.distributed.weight_transfer", "WeightTransferEngineFactory.register_engine", ("name", "module_path_or_cls")),
+    ("vllm.v1.worker.gpu_worker", "Worker.init_weight_transfer_engine", ("init_info",)),
+    ("vllm.v1.worker.gpu_worker", "Worker.start_weight_update", ()),
+    ("vllm.v1.worker.gpu_worker", "Worker.update_weights", ("update_info",)),
+    ("vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", ()),
     ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
 )
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
+from openrl.rollout.vllm_engine import VLLMEngine
 from openrl.types import Completion, Finish, Sampling
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.transport import Route, Sender, SentBucket, make_sender
@@ -352,6 +353,25 @@ def test_bytes_from_another_machine(bench: Bench) -> None:
     test_logprobs_of_given_tokens(bench)
     bench.sync(weights, version + 1)
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+
+
+def test_vllm_keeps_the_session(bench: Bench) -> None:
+    """Its worker refuses what is out of order, and goes on."""
+    if not isinstance(bench.engine, VLLMEngine):
+        pytest.skip("sessions are vLLM's")
+    messages = [sent.message() for sent in bench.buckets(checkpoint(bench.directory), 1)]
+
+    def load(messages: list[dict[str, Any]], first: bool, last: bool) -> None:
+        bench.run(bench.engine._llm.collective_rpc("openrl_load_weights", args=(messages, first, last)))
+
+    with pytest.raises(Exception, match="start_weight_update must be called before"):
+        load(messages, first=False, last=False)
+    load(messages[:2], first=True, last=False)
+    with pytest.raises(Exception, match="while a weight update is already active"):
+        load(messages, first=True, last=False)
+    load(messages[2:], first=False, last=True)
+    bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
+    test_logprobs_of_given_tokens(bench)
 
 
 def arrivals(bench: Bench, order: list[int]) -> list[Completion]:

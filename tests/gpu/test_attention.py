@@ -12,15 +12,20 @@ from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
 from openrl.types import StepPlan
-from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 
 LENGTHS = (120, 70, 9, 5, 333, 40, 64, 100)
-CUT = [[3, 0, -1, 6], [5, 1, 2], [-1], [7, 4]]
+GROUPS, BEGINNINGS = (0, 1, 1, 0, 2, 1, 0, 2), (3, 7, 50)  # tokens that the rows of a group begin with
+WITH_SIBLINGS = [[3, 0, 6], [-1], [5, 1, 2], [7, 4]]
 KERNELS = {
     "flash_attention_2": pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed"),
     "varlen": (),
 }
+WAYS = [
+    *(pytest.param({"attention": name, "packing": True}, marks=marks, id=name) for name, marks in KERNELS.items()),
+    pytest.param({"shares": True}, id="shared"),
+]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,27 +44,27 @@ def build(checkpoint, **fields):
     return build_engine(replace(engine_spec(checkpoint, **fields), device="cuda"))
 
 
-@pytest.mark.parametrize("attention", [pytest.param(name, marks=marks) for name, marks in KERNELS.items()])
-def test_packed_rows_are_those_of_padded_sdpa(checkpoint, attention):
+@pytest.mark.parametrize("way", WAYS)
+def test_packed_rows_are_those_of_padded_sdpa(checkpoint, way):
     """bf16 against fp32, of the same weights: as near as sdpa in bf16 itself, which rounds alike."""
-    batch = ragged_batch(LENGTHS)
-    dtypes = (("fp32", "sdpa", False), ("bf16", "sdpa", False), ("bf16", attention, True))
+    batch = alike(ragged_batch(LENGTHS), GROUPS, BEGINNINGS)
+    sdpa = {"attention": "sdpa"}
     exact, padded, packed = (
-        build(checkpoint, dtype=dtype, attention=name, packing=packing).forward(batch, CUT)
-        for dtype, name, packing in dtypes
+        build(checkpoint, dtype=dtype, **how).forward(batch, WITH_SIBLINGS)
+        for dtype, how in (("fp32", sdpa), ("bf16", sdpa), ("bf16", way))
     )
     gaps = [(found - exact)[batch.loss_mask].abs() for found in (padded, packed)]
     assert float(gaps[1].mean()) < 1.5 * float(gaps[0].mean()) + 1e-3
     assert float(gaps[1].max()) < 2 * float(gaps[0].max()) + 0.01
 
 
-@pytest.mark.parametrize("attention", [pytest.param(name, marks=marks) for name, marks in KERNELS.items()])
-def test_a_packed_step_has_the_gradient_of_a_padded_one(checkpoint, attention):
-    batch = ragged_batch(LENGTHS)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_packed_step_has_the_gradient_of_a_padded_one(checkpoint, way):
+    batch = alike(ragged_batch(LENGTHS), GROUPS, BEGINNINGS)
     norms = []
-    for name, packing in (("sdpa", False), (attention, True)):
-        engine = build(checkpoint, dtype="bf16", attention=name, packing=packing, optim=optim_spec())
-        report = engine.train_step(batch, StepPlan(CUT, counts_of(batch)), SupervisedUpdate())
+    for how in ({"attention": "sdpa"}, way):
+        engine = build(checkpoint, dtype="bf16", optim=optim_spec(), **how)
+        report = engine.train_step(batch, StepPlan(WITH_SIBLINGS, counts_of(batch)), SupervisedUpdate())
         norms.append([report[name].value for name in ("loss", "grad_norm")])
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
 

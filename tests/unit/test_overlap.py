@@ -246,52 +246,64 @@ def test_forward_passes_of_a_step_are_counted(tmp_path, words, passes):
 
 
 class Meeting:
-    """Trains once the other role has begun; takes down who began and ended."""
+    """Works once the other role has begun; takes down who began and ended."""
 
     def __init__(self, context, log, meet):
         self.role, self.log, self.meet = context.role, log, meet
 
-    async def update(self, batch, plans, loss_of, also=None):
+    async def work(self):
         self.log.append(f"{self.role} begins")
         self.meet[self.role].set()
         if self.meet["together"]:
             await asyncio.gather(self.meet["actor"].wait(), self.meet["critic"].wait())
         self.log.append(f"{self.role} ends")
+
+    async def update(self, batch, plans, loss_of, also=None):
+        await self.work()
         return [{"nonfinite_steps": Sum(0.0)} for _ in plans]
 
+    async def columns(self, batch, micro_batches, model=0, *want):
+        await self.work()
+        return {"column": torch.zeros(batch.token_ids.shape)}
 
-def train_both(tmp_path, places, together):
-    """Who began and ended when actor and critic train, each waiting for the other to begin if ``together``."""
+
+TRAIN, ANNOTATE = (
+    (lambda pipeline, batch: pipeline.update(batch, 1)),
+    (lambda pipeline, batch: pipeline.annotate(batch)),
+)
+
+
+def both(tmp_path, work, places, together):
+    """Who began and ended when actor and critic work, each waiting for the other to begin if ``together``."""
     log = []
 
     async def scenario():
         meet = {"actor": asyncio.Event(), "critic": asyncio.Event(), "together": together}
         actor, critic = (LocalGroup.create(role, 1, Meeting, log, meet, timeout=60) for role in ("actor", "critic"))
-        flags = f"--rollout_batch_size 8 --train_batch_size 8 --max_steps 9 --init_kl_coef 0 --save_path {tmp_path}"
-        config = ppo(f"--pretrain m --prompt_data d --remote_rm_url r.py {flags}")
+        flags = "--rollout_batch_size 8 --train_batch_size 8 --max_steps 9 --init_kl_coef 0 --skip_old_logprob never"
+        config = ppo(f"--pretrain m --prompt_data d --remote_rm_url r.py {flags} --save_path {tmp_path}")
         residency = Residency(ResidencyTable({role: frozenset(p) for role, p in places.items()}))
         roles = Roles(policy=actor, rollout=actor, critic=critic, residency=residency)
-        await build_pipeline(config, INPUTS, roles).update(outcome_batch([1.0] * 8, list(range(8))), 1)
+        await work(build_pipeline(config, INPUTS, roles), outcome_batch([1.0] * 8, list(range(8))))
 
     run_virtually(scenario())
     return log
 
 
-def test_roles_with_places_of_their_own_train_side_by_side(tmp_path):
-    log = train_both(tmp_path, {"actor": [0, 1], "critic": [2]}, together=True)
-    assert log[:2] == ["actor begins", "critic begins"]
+@pytest.mark.parametrize("work", [TRAIN, ANNOTATE], ids=["train", "annotate"])
+def test_roles_with_places_of_their_own_work_side_by_side(tmp_path, work):
+    log = both(tmp_path, work, {"actor": [0, 1], "critic": [2]}, together=True)
+    assert {line.split()[1] for line in log[:2]} == {"begins"}
 
 
-def test_roles_that_share_a_place_take_turns(tmp_path):
+@pytest.mark.parametrize("work", [TRAIN, ANNOTATE], ids=["train", "annotate"])
+def test_roles_that_share_a_place_take_turns(tmp_path, work):
     places = {"actor": [0, 1], "critic": [1, 2]}
-    assert train_both(tmp_path, places, together=False) == [
-        "actor begins",
-        "actor ends",
-        "critic begins",
-        "critic ends",
-    ]
+    log = both(tmp_path, work, places, together=False)
+    assert [line.split()[1] for line in log] == ["begins", "ends"] * 2
+    assert {line.split()[0] for line in log[:2]} != {line.split()[0] for line in log[2:]}
     with pytest.raises(WorkerTimeout):
-        train_both(tmp_path, places, together=True)
+        both(tmp_path, work, places, together=True)
 
 
 def test_rounds_of_roles():

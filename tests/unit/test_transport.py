@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,7 +11,6 @@ import msgspec
 import pytest
 import torch
 
-from openrl.rollout.vllm_worker import WeightSyncExtension
 from openrl.types import WeightManifest
 from openrl.weights import cuda_ipc
 from openrl.weights.buckets import Bucket, checksum, pack
@@ -206,15 +206,21 @@ def test_rebuilding_takes_what_torch_takes():
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
-def test_no_replica_of_an_engine_keeps_a_complaint_to_itself(replicas):
+def test_no_replica_of_an_engine_keeps_a_complaint_to_itself(monkeypatch, replicas):
     """vLLM hands on what the first replica returns, and what any of them raises."""
-
-    class Worker(WeightSyncExtension):
-        vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=replicas))
-        _openrl_receiver = SimpleNamespace(open=lambda sent: bucket.data)
+    from openrl.rollout import vllm_transfer, vllm_worker
 
     bucket = pack([("a", torch.ones(4))], 1, lambda size: torch.zeros(size, dtype=torch.uint8))
     message = SentBucket(bucket.manifest, {}, (checksum(torch.zeros(4)),)).message()
+    transfer = object.__new__(vllm_transfer.BucketTransfer)
+    transfer.device, transfer._receiver = torch.device("cpu"), SimpleNamespace(open=lambda sent: bucket.data)
+    monkeypatch.setattr(vllm_worker, "set_current_vllm_config", lambda config: nullcontext())
+
+    class Worker(vllm_worker.WorkerExtension):
+        vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=replicas))
+        weight_transfer_engine = transfer
+        start_weight_update, update_weights = transfer.start_weight_update, transfer.update_weights
+
     if replicas == 1:
         report = Worker().openrl_load_weights([message], True, True)
         assert report == {"lost": [], "changed": ["a"], "absent": []}

@@ -41,6 +41,6 @@ def test_what_another_version_lacks_is_named(required, missing):
 
 @pytest.mark.parametrize("layer", ["experts.routed_experts", "experts"])
 def test_experts_have_one_name_whichever_vllm_reports_them(layer):
-    from openrl.rollout.vllm_worker import parameter_key
+    from openrl.rollout.vllm_transfer import parameter_key
 
     assert parameter_key(f"model.layers.0.mlp.{layer}.w13_weight") == "model.layers.0.mlp.experts.w13_weight"
