@@ -359,6 +359,8 @@ def test_vllm_keeps_the_session(bench: Bench) -> None:
     """Its worker refuses what is out of order, and goes on."""
     if not isinstance(bench.engine, VLLMEngine):
         pytest.skip("sessions are vLLM's")
+    if bench.spec.sizes.width > 1:
+        pytest.skip("an error in one of several workers leaves vLLM's executor out of step")
     messages = [sent.message() for sent in bench.buckets(checkpoint(bench.directory), 1)]
 
     def load(messages: list[dict[str, Any]], first: bool, last: bool) -> None:
