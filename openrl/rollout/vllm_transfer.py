@@ -99,6 +99,11 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     def shutdown(self) -> None:
         """Receivers hold what the sender lent them, and nothing of their own."""
 
+    @staticmethod
+    def trainer_send_weights(*args: Any, **kwargs: Any) -> None:
+        """Asked for by vLLM 0.26 alone, where one class has both ends; our other end is a ``Sender`` of ``openrl.weights``."""
+        raise NotImplementedError
+
 
 def parameter_key(name: str) -> str:
     """A parameter as every ``load_weights`` may name it: of experts vLLM 0.28 leaves the inner module out, 0.32 does not."""
