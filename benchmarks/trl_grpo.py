@@ -5,9 +5,9 @@
 
 The same model, prompts, reward, group size and learning rate, one optimizer step a rollout, no reference; one thread per
 process, ``--cores 0`` puts all of them on one core. openrl samples with vLLM and computes the prompt of a group once
-(``--rows``), TRL samples with transformers, as it does without a GPU. Steps alternate: one side waits while the other works. Prompts have 16 to 64 tokens, responses a fixed length, so
-that both sides sample and train the same number of tokens; ``--free`` lets responses end by themselves, which models of
-random weights do at random.
+(``--rows``), TRL samples with transformers, as it does without a GPU. Steps alternate: one side waits while the other works.
+Prompts have 16 to 64 tokens, responses a fixed length, so that both sides sample and train the same number of tokens;
+``--free`` lets responses end by themselves, which models of random weights do at random.
 """
 
 from __future__ import annotations

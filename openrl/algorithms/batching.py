@@ -170,6 +170,7 @@ def plan_steps(
     Every epoch shuffles all rows anew by ``generator`` (None: in order) and trains each exactly once. Which rows meet in
     a step depends neither on ``dp_size`` nor on ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost``
     (Karmarkar-Karp): ranks get equally many rows where micro-batches count rows, and any number where they count tokens.
+    Where siblings share what they begin with (``cost.shared``), they are kept together as far as that allows.
 
     A rank is shipped what it trains in any step, each row once. With one epoch every row thus travels to one rank; a
     later epoch deals anew, and a row travels again only if it meets another rank. Keeping rows on the rank of the first
@@ -184,9 +185,7 @@ def plan_steps(
         for _ in range(epochs)
     ]
     rows_of_steps = [order[i : i + train_batch_size] for order in orders for i in range(0, n, train_batch_size)]
-    shards, cuts = _deal(
-        [_bundles(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size, micro_batch_size
-    )
+    shards, cuts = _indexed([_cut(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size)
     tokens, steps = batch.response_lengths.tolist(), []
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
         trained = [tokens[row] for row in rows if tokens[row]]
@@ -203,8 +202,8 @@ def plan_pairs(
     ``StepCounts.sequences`` counts pairs with a trained token in the first row, ``tokens`` those of both rows.
     """
     sizes = RowSizes.of(batch, cost)
-    pairs = [Bundle.of((row, row + 1), sizes, count=1) for row in range(0, len(batch), 2)]
-    shards, (cut,) = _deal([pairs], dp_size, micro_batch_size, nothing=[DUMMY, DUMMY])
+    pairs = [Bundle.of((row, row + 1), sizes) for row in range(0, len(batch), 2)]
+    shards, (cut,) = _indexed([_dealt(pairs, dp_size, micro_batch_size)], dp_size, nothing=(DUMMY, DUMMY))
     trained = batch.response_lengths
     counts = StepCounts(int(trained.sum()), int((trained[::2] > 0).sum()), dp_size)
     return TrainingPlan(shards, [[StepPlan(micro, counts) for micro in cut]])
@@ -215,97 +214,84 @@ class Bundle:
     """Rows that stay in one micro-batch."""
 
     rows: tuple[int, ...]
-    count: int  # what it is to a micro-batch that holds so many rows, or pairs
     tokens: int  # that it computes
     cost: float
 
     @classmethod
-    def of(cls, rows: Sequence[int], sizes: RowSizes, count: int | None = None) -> Self:
-        return cls(tuple(rows), len(rows) if count is None else count, sizes.tokens(rows), sizes.costs(rows))
+    def of(cls, rows: Sequence[int], sizes: RowSizes) -> Self:
+        return cls(tuple(rows), sizes.tokens(rows), sizes.costs(rows))
 
 
-def _bundles(rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize) -> list[Bundle]:
-    """Each row by itself; or, if siblings share what they begin with, groups in as large parts as balance allows: of halves,
-    quarters and so on, those that give the busiest rank the least to do."""
+def _cut(rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
+    """[rank][micro-batch] of bundles: rows one by one, or siblings that share what they begin with together."""
     if sizes.groups is None:
-        return [Bundle.of([row], sizes) for row in rows]
+        return _dealt([Bundle.of([row], sizes) for row in rows], dp_size, size)
     groups: dict[int, list[int]] = {}
     for row in rows:
         groups.setdefault(sizes.groups[row], []).append(row)
-    most = max(map(len, groups.values()), default=1)
-    limits = {
-        min(-(-most // 2**halvings), size if isinstance(size, int) else most) for halvings in range(most.bit_length())
-    }
-    ways = [
-        [part for group in groups.values() for part in _parts(group, sizes, limit, size)] for limit in sorted(limits)
-    ]
-    return min(
-        reversed(ways), key=lambda bundles: max(sum(b.cost for b in rank) for rank in _by_rank(bundles, dp_size, size))
-    )
+    if isinstance(size, TokenCap):
+        return _dealt(_whole_or_in_parts(list(groups.values()), sizes, dp_size, size), dp_size, size)
+    # as many micro-batches of as many rows as without sharing: neighbours among the groups in a row
+    of_rank = -(-len(rows) // dp_size)
+    chunk = -(-of_rank // -(-of_rank // size)) if rows else size
+    order = list(chain.from_iterable(groups.values()))
+    return _dealt([Bundle.of(order[i : i + chunk], sizes) for i in range(0, len(order), chunk)], dp_size, 1)
 
 
-def _parts(group: list[int], sizes: RowSizes, limit: int, size: MicroBatchSize) -> list[Bundle]:
-    """A group's rows in bundles of at most ``limit`` that a micro-batch has room for."""
+def _whole_or_in_parts(groups: list[list[int]], sizes: RowSizes, dp_size: int, cap: TokenCap) -> list[Bundle]:
+    """Groups in as large parts as balance allows: of halves, quarters and so on, those that give the busiest rank the least
+    to do."""
+    most = max(map(len, groups), default=1)
+    limits = sorted({-(-most // 2**halvings) for halvings in range(most.bit_length())}, reverse=True)
+    ways = [[part for group in groups for part in _parts(group, sizes, limit, cap.tokens)] for limit in limits]
+    return min(ways, key=lambda bundles: max(sum(b.cost for b in rank) for rank in _by_rank(bundles, dp_size, False)))
+
+
+def _parts(group: list[int], sizes: RowSizes, limit: int, cap: int) -> list[Bundle]:
+    """A group's rows in bundles of at most ``limit`` rows and ``cap`` tokens."""
     parts: list[list[int]] = []
     for row in group:
-        if (
-            parts
-            and len(parts[-1]) < limit
-            and (isinstance(size, int) or sizes.tokens([*parts[-1], row]) <= size.tokens)
-        ):
+        if parts and len(parts[-1]) < limit and sizes.tokens([*parts[-1], row]) <= cap:
             parts[-1].append(row)
         else:
             parts.append([row])
     return [Bundle.of(part, sizes) for part in parts]
 
 
-def _deal(
-    steps: list[list[Bundle]],
-    dp_size: int,
-    size: MicroBatchSize,
-    nothing: list[int] = [DUMMY],  # noqa: B006
-) -> tuple[list[list[int]], list[list[list[list[int]]]]]:
-    """Bundles of each step to ranks and micro-batches; ``nothing`` is what a rank without rows runs.
-
-    Returns each rank's shard and [step][rank][micro-batch] of indices into the shard.
-    """
-    cuts = [_micro_batches(_by_rank(bundles, dp_size, size), size, nothing) for bundles in steps]
-    shards, indexed = [], []
-    for rank in range(dp_size):
-        shard = [
-            row for row in dict.fromkeys(row for cut in cuts for rows in cut[rank] for row in rows) if row != DUMMY
-        ]
-        place = {row: i for i, row in enumerate(shard)} | {DUMMY: DUMMY}
-        indexed.append([[[place[row] for row in rows] for rows in cut[rank]] for cut in cuts])
-        shards.append(shard or nothing)
-    return shards, [list(ranks) for ranks in zip(*indexed, strict=True)]
-
-
-def _by_rank(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[list[Bundle]]:
-    alike = len({bundle.count for bundle in bundles}) == 1
-    parts = balanced_parts([bundle.cost for bundle in bundles], dp_size, equal_counts=isinstance(size, int) and alike)
+def _by_rank(bundles: list[Bundle], dp_size: int, equal_counts: bool) -> list[list[Bundle]]:
+    parts = balanced_parts([bundle.cost for bundle in bundles], dp_size, equal_counts=equal_counts)
     return [[bundles[i] for i in part] for part in parts]
 
 
-def _micro_batches(ranks: list[list[Bundle]], size: MicroBatchSize, nothing: list[int]) -> list[list[list[int]]]:
-    """[rank][micro-batch][row]: the costliest first, ``nothing`` for ranks that run out of rows."""
-    cut = _capped(ranks, size.tokens) if isinstance(size, TokenCap) else [_counted(bundles, size) for bundles in ranks]
-    count = max(1, *map(len, cut))
-    return [
-        [[row for bundle in micro for row in bundle.rows] for micro in of_rank] + [nothing] * (count - len(of_rank))
-        for of_rank in cut
-    ]
+def _dealt(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
+    """[rank][micro-batch] of bundles, as many to a micro-batch as ``size`` allows."""
+    ranks = _by_rank(bundles, dp_size, isinstance(size, int))
+    if isinstance(size, TokenCap):
+        return _capped(ranks, size.tokens)
+    # like lengths together: what is padded is padded to the longest
+    falling = [sorted(bundles, key=lambda bundle: -bundle.tokens) for bundles in ranks]
+    return [[bundles[i : i + size] for i in range(0, len(bundles), size)] for bundles in falling]
 
 
-def _counted(bundles: list[Bundle], size: int) -> list[list[Bundle]]:
-    """Like lengths together: what is padded is padded to the longest."""
-    cut: list[list[Bundle]] = []
-    for bundle in sorted(bundles, key=lambda bundle: -bundle.tokens):
-        if cut and sum(b.count for b in cut[-1]) + bundle.count <= size:
-            cut[-1].append(bundle)
-        else:
-            cut.append([bundle])
-    return cut
+def _indexed(
+    steps: list[list[list[list[Bundle]]]], dp_size: int, nothing: tuple[int, ...] = (DUMMY,)
+) -> tuple[list[list[int]], list[list[list[list[int]]]]]:
+    """[step][rank][micro-batch] of bundles -> each rank's shard, and [step][rank][micro-batch] of indices into the shard.
+
+    In a step all ranks run equally many micro-batches: those that run out of rows run ``nothing``, which is also the shard
+    of a rank without any.
+    """
+    counts = [max(1, *map(len, ranks)) for ranks in steps]
+    shards, indexed = [], []
+    for rank in range(dp_size):
+        mine = [[[row for b in micro for row in b.rows] for micro in ranks[rank]] for ranks in steps]
+        shard = list(dict.fromkeys(row for cut in mine for rows in cut for row in rows))
+        place = {row: i for i, row in enumerate(shard)}
+        found = [[[place[row] for row in rows] for rows in cut] for cut in mine]
+        missing = [[list(nothing)] * (count - len(cut)) for count, cut in zip(counts, found, strict=True)]
+        indexed.append([cut + dummies for cut, dummies in zip(found, missing, strict=True)])
+        shards.append(shard or list(nothing))
+    return shards, [list(ranks) for ranks in zip(*indexed, strict=True)]
 
 
 def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
@@ -334,7 +320,7 @@ class RowSplit:
 def split_rows(sizes: RowSizes, dp_size: int, micro_batch_size: MicroBatchSize) -> RowSplit:
     """Deal rows to ranks as ``plan_steps`` deals those of one optimizer step."""
     rows = list(range(len(sizes.lengths)))
-    shards, (cut,) = _deal([_bundles(rows, sizes, dp_size, micro_batch_size)], dp_size, micro_batch_size)
+    shards, (cut,) = _indexed([_cut(rows, sizes, dp_size, micro_batch_size)], dp_size)
     return RowSplit(shards, cut)
 
 

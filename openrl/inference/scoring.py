@@ -19,7 +19,7 @@ from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.inference.batcher import MicroBatcher, check_room
 from openrl.models.device import Device
-from openrl.models.packing import check_packing
+from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
 from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure, ScoreRequest
@@ -116,7 +116,8 @@ def load_reward_model(
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)
     text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len)
     if packing:
-        check_packing(path, model.hf.config, text_model.column)
+        check_layers(path, model.hf.config)
+        check_packing(path, text_model.column)
     return text_model
 
 

@@ -49,12 +49,12 @@ def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
     """A model that is going to run packed rows takes ``varlen`` where it would run sdpa, unless sdpa was asked for."""
     plain = hf.config.get_text_config() is hf.config and getattr(hf.config, "attn_logit_softcapping", None) is None
     left_to_us = flags.attn_implementation is None and hf.config._attn_implementation == "sdpa"
-    if left_to_us and plain and (device == "cpu" or _kernel_runs(flags.param_dtype)):
+    if left_to_us and plain and (device == "cpu" or _kernel_runs(flags.param_dtype != "fp32")):
         hf.set_attn_implementation(VARLEN)
 
 
-def _kernel_runs(dtype: str) -> bool:
-    return dtype != "fp32" and torch.cuda.get_device_capability() >= AMPERE
+def _kernel_runs(half: bool) -> bool:
+    return half and torch.cuda.get_device_capability() >= AMPERE
 
 
 def varlen_attention(
@@ -99,7 +99,7 @@ def varlen_attention(
         raise UserError(f"--attn_implementation {VARLEN} knows no {found[0]}", "--attn_implementation sdpa")
     if key_places is not None:
         key, value = (x.index_select(2, key_places) for x in (key, value))
-    if query.is_cuda and module.config.dtype != torch.float32:
+    if query.is_cuda and _kernel_runs(module.config.dtype != torch.float32):
         query, key, value = (x.to(module.config.dtype) for x in (query, key, value))  # adapters may leave fp32
         ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         return _by_kernel(query, key, value, ends, scaling, sliding_window), None

@@ -13,7 +13,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from openrl.config.model import LoadFlags
 from openrl.errors import UserError
-from openrl.models.attention import asked_attention, pack_attention
+from openrl.models.attention import VARLEN, asked_attention, pack_attention
 from openrl.models.experts import load_balancing
 from openrl.models.logprobs import LogprobHead, of_next, to_next
 from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
@@ -154,10 +154,15 @@ def load_pretrained(
             output_loading_info=True,
             **settings,
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise UserError(
-            f"cannot load a model from {path!r}: {error}", "check the path and --attn_implementation"
-        ) from error
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        KeyError,
+    ) as error:  # KeyError: an architecture with attentions of its own
+        remedy = "check the path and --attn_implementation"
+        more = ", or leave --prefix_grouper out, which asks for varlen" if flags.attn_implementation == VARLEN else ""
+        raise UserError(f"cannot load a model from {path!r}: {error}", remedy + more) from error
     if missing := sorted(set(report["missing_keys"]) - {may_lack}):
         raise UserError(
             f"{path}: {len(missing)} weights are not in the checkpoint, e.g. {missing[0]}",

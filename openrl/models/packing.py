@@ -131,16 +131,20 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Rows:
 _PROBE = torch.arange(1, 13).view(2, 6)
 
 
+def check_layers(path: str, config: PretrainedConfig) -> None:
+    """Raises UserError if the model has layers that do not know where a packed row begins."""
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
+    if kinds:
+        raise _unpackable(path, f"layers of type {', '.join(sorted(kinds))} take all packed rows for one")
+
+
 @torch.no_grad()
-def check_packing(path: str, config: PretrainedConfig, run: Callable[[Tensor, Tensor], Tensor]) -> None:
+def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor]) -> None:
     """Raises UserError if the model, which packs, gives a row another result beside other rows than alone.
 
     ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. A gap between the two results
     is held against what the first row changes if it is put before the second as its context.
     """
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
-    if kinds:
-        raise _unpackable(path, f"layers of type {', '.join(sorted(kinds))} take all packed rows for one")
     second, context = _PROBE[1:], _PROBE.view(1, -1)
     try:
         beside = run(_PROBE, _PROBE > 0)[1:]
@@ -171,13 +175,14 @@ def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
             run(_ALIKE, mask),
             run(changed, mask),
         )
-    except UserError as error:
-        raise UserError(f"--prefix_grouper: {path}: {error.message}", "leave --prefix_grouper out") from error
+    except (UserError, TypeError, AttributeError) as error:  # of attention that is none of transformers' functions
+        why = error.message if isinstance(error, UserError) else error
+        raise UserError(f"--prefix_grouper: {path}: {why}", "leave --prefix_grouper out") from error
     tail = slice(6, None) if alone.dim() > 1 else slice(None)
     gap, reach = (float((x - alone)[..., tail].abs().max()) for x in (shared, other))
     if not gap <= 0.1 * reach:
         raise UserError(
-            f"--prefix_grouper: rows of {path} cannot share their beginning: it gives another result ({gap:.2g} of {reach:.2g})",
+            f"--prefix_grouper: rows of {path} cannot share their beginning: results differ ({gap:.2g} of {reach:.2g})",
             "leave --prefix_grouper out",
         )
 
@@ -185,5 +190,6 @@ def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
 def _unpackable(path: str, why: str) -> UserError:
     return UserError(
         f"--packing_samples: rows of {path} cannot be packed: {why}",
-        "leave --packing_samples out, or try another --attn_implementation",
+        "leave out --packing_samples and what turns it on (--use_dynamic_batch, --prefix_grouper), "
+        "or try another --attn_implementation",
     )

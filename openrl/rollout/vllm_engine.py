@@ -314,7 +314,8 @@ class VLLMEngine:
             sorted({entry for report in reports for entry in report[kind]}) for kind in ("lost", "changed", "absent")
         )
         if lost or changed:
-            self._broken = "" if first else "a weight sync broke off in the middle"
+            whole = first and all(report["lost"] or report["changed"] for report in reports)
+            self._broken = "" if whole else "a weight sync broke off in the middle"
             refuse_incomplete(lost, changed)
         if absent:
             self._broken = f"a weight sync left {len(absent)} parameters of vLLM's model unloaded: {_few(absent)}"

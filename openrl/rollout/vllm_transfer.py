@@ -2,8 +2,8 @@
 
 vLLM's worker keeps the session (start, any number of updates, finish) and refuses what is out of order; this engine opens
 buckets by any of the transports of ``openrl.weights`` and loads them by vLLM's layerwise reload, as its own engines do.
-Those are not used themselves: NCCL and CUDA IPC are all they have, nothing for a CPU, and none carries checksums or says
-which parameters got no weight.
+Those are not used themselves: none carries checksums or says which parameters got no weight, and their other ends, which belong
+into the trainer, changed from version to version.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
 
     _receiver: Receiver
     _wanted: set[str] | None = None  # parameters of the model; None: no bucket of this session was loaded yet
-    _loaded: set[str] | None  # those that got a weight; None: the model does not tell
+    _loaded: set[str] | None = None  # those that got a weight; None: the model does not tell
     absent: tuple[str, ...] = ()
     """Parameters that got no weight in the session that ended last; vLLM itself only logs them."""
 
@@ -92,9 +92,12 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         self._loaded = None if seen is None or loaded is None else seen | set(map(parameter_key, loaded))
 
     def finish_weight_update(self) -> None:
+        if self._wanted is None:
+            self.absent = tuple(name for name, _ in self.model.named_parameters())
+            return
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_heads(self.model)
-        self.absent = () if self._loaded is None else tuple(sorted((self._wanted or set()) - self._loaded))
+        self.absent = () if self._loaded is None else tuple(sorted(self._wanted - self._loaded))
 
     def shutdown(self) -> None:
         """Receivers hold what the sender lent them, and nothing of their own."""

@@ -19,7 +19,7 @@ from openrl.config.parallel import ParallelFlags
 from openrl.models.causal_lm import CausalLM, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
-from openrl.models.packing import check_packing, check_sharing
+from openrl.models.packing import check_layers, check_packing, check_sharing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model, stored_moments
 from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
@@ -117,6 +117,8 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     np.random.seed(spec.seed)
     torch.manual_seed(spec.seed)
     model = load_model(spec)
+    if spec.packing:
+        check_layers(spec.path, model.hf.config)
     tp_size = spec.parallel.ds_tensor_parallel_size
     layout = ParallelLayout(dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size)
     if tp_size > 1:
@@ -138,5 +140,5 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if spec.shares:
         check_sharing(spec.path, engine.column)
     if spec.packing:
-        check_packing(spec.path, model.hf.config, engine.column)
+        check_packing(spec.path, engine.column)
     return engine

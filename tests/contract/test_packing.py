@@ -75,16 +75,21 @@ def with_beginnings(batch):
     return alike(batch, SIBLINGS, (4, 3, 6))
 
 
+def count_tokens(engine):
+    """A list that gets the tokens of every forward pass from here on."""
+    computed = []
+    embedding = engine.model.hf.get_input_embeddings()
+    embedding.register_forward_hook(lambda module, args, out: computed.append(args[0].numel()))
+    return computed
+
+
 @pytest.mark.parametrize("arch", sorted(ARCHITECTURES.keys() - {"gemma2"}))  # its logits are capped
 def test_rows_that_share_their_beginning(tmp_path, batch, arch):
     """Also beyond a window, which is shorter than a beginning."""
     batch = with_beginnings(batch)
     path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])
     engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5, shares=True))
-    tokens = []
-    engine.model.hf.get_input_embeddings().register_forward_hook(
-        lambda module, args, out: tokens.append(args[0].numel())
-    )
+    tokens = count_tokens(engine)
     found = engine.forward(batch, WITH_SIBLINGS)
     torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7, None), rtol=0, atol=1e-5)
     whole = [sum(max(int(batch.lengths[row]), 1) if row >= 0 else 1 for row in rows) for rows in WITH_SIBLINGS]
@@ -94,17 +99,35 @@ def test_rows_that_share_their_beginning(tmp_path, batch, arch):
 @pytest.mark.parametrize("kind", ["values", "rewards"])
 def test_scalars_of_rows_that_share_their_beginning(tmp_path, checkpoint, batch, kind):
     build_engine(engine_spec(checkpoint, "values")).export(tmp_path)
-    columns = [
-        build_engine(engine_spec(tmp_path, kind, shares=shares)).forward(with_beginnings(batch), WITH_SIBLINGS)
-        for shares in (False, True)
-    ]
+    columns, tokens = [], []
+    for shares in (False, True):
+        engine = build_engine(engine_spec(tmp_path, kind, packing=True, shares=shares))
+        computed = count_tokens(engine)
+        columns.append(engine.forward(with_beginnings(batch), WITH_SIBLINGS))
+        tokens.append(sum(computed))
     torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
+    assert tokens[1] < tokens[0]
 
 
 def test_attention_that_does_not_look_at_the_shared_beginning_is_refused(checkpoint, batch):
     """It takes the keys as they stand in the row: right for rows that share nothing."""
     with pytest.raises(UserError, match=r"--prefix_grouper: rows of .* cannot share their beginning"):
         build_engine(engine_spec(checkpoint, attention="forgets_beginnings", shares=True))
+
+
+@pytest.mark.parametrize(
+    ("arch", "expected"),
+    [
+        ("gptj", "cannot load a model from .*leave --prefix_grouper out"),
+        ("bloom", "--prefix_grouper: rows of .* cannot share their beginning"),
+        ("falcon_h1", "layers of type hybrid"),
+    ],
+)
+def test_architectures_without_such_attention_are_refused(tmp_path, arch, expected):
+    fields = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16} if arch == "falcon_h1" else {"tied": False}
+    path = tiny_model_dir(tmp_path, arch=arch, **fields)
+    with pytest.raises(UserError, match=rf"(?s){expected}"):
+        build_engine(engine_spec(path, shares=True))
 
 
 def test_capped_logits_are_refused(tmp_path):

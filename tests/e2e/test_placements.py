@@ -1,10 +1,10 @@
 """Where ranks live changes no number of a run, on the real Ray, DeepSpeed and vLLM.
 
-Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3,
-LoRA on and off, rows padded, packed, with shared prompts and cut by tokens leave what the same flags leave where nothing is shared, bit for
-bit. Places that are named one by one overlap in part, and what shares them sleeps. In the suite each start sees both ZeRO
-stages, with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each start sees all
-twelve combinations.
+Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3, LoRA
+on and off, rows padded, packed, with shared prompts and cut by tokens leave what the same flags leave where nothing is
+shared, bit for bit. Places that are named one by one overlap in part, and what shares them sleeps. In the suite each start
+sees both ZeRO stages, with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each
+start sees all sixteen combinations.
 """
 
 from __future__ import annotations

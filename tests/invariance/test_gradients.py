@@ -1,5 +1,5 @@
-"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, by rows or by tokens, padded or packed, with
-what rows have in common computed for each or once.
+"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, by rows or by tokens,
+padded or packed, with what rows have in common computed for each or once.
 
 Every policy loss under every aggregation, and every other term of a loss, in fp64 on a model that computes nothing in less.
 DeepSpeed reduces no fp64, so ranks average their gradients here by a plain all-reduce; ``test_ranks`` has DeepSpeed in

@@ -144,6 +144,16 @@ def test_figures_by_hand():
     assert packed["perf/rank_imbalance"].value == pytest.approx(2 * busy / (busy + idle))
 
 
+def test_figures_of_shared_beginnings_by_hand():
+    """Siblings of 7 and 9 tokens with five in common compute 5 + 3 + 5 of their 16, beside another row and a dummy."""
+    plan = TrainingPlan([[0, 1, 2]], [[StepPlan([[0, 1], [2, -1]], StepCounts(20, 3, 1))]])
+    sizes = RowSizes([7, 9, 4], RowCost(shared=True), [0, 0, 1], [5, 5, 3])
+    found = work_metrics(sizes, plan, Cut(2, 2, packed=True))
+    assert found["perf/shared_tokens"].value == pytest.approx(3 / 20)
+    assert found["perf/padding_waste"].value == pytest.approx(1 / 18)
+    assert "perf/shared_tokens" not in work_metrics(RowSizes([7, 9, 4]), plan, Cut(2, 2, packed=True))
+
+
 def test_figures_are_means_over_steps():
     batch = random_batch(3)
     for plan in (plan_steps(batch, 2, 4, 2, epochs=2), plan_pairs(batch.select(list(range(12))), 2, 2)):

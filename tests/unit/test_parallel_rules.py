@@ -51,6 +51,7 @@ FOUR = " --actor_num_gpus_per_node 4"
         (FOUR + " --ulysses_size 2 --prefix_grouper", "rows that are split over ranks do not share"),
         (" --prefix_grouper --attn_implementation sdpa", "sdpa knows no rows that share what they begin with"),
         (" --prefix_grouper --n_samples_per_prompt 1", "no effect: a prompt has one answer"),
+        (" --prefix_grouper --micro_train_batch_size 1", "no effect: a micro-batch of one sample has nothing to share"),
         (
             FOUR + " --ulysses_size 2 --train_batch_size 129",
             "129 samples do not divide among 2 blocks of 2 actor ranks",

@@ -119,9 +119,26 @@ def test_a_group_is_cut_where_a_rank_would_wait_longer(prefix, expected):
     x 384 are less than 2 x 748. With 100 it takes 188, and half of one 144: 2 x 188 are less."""
     cost = RowCost(shared=True)
     sizes = RowSizes([110] * 24, cost, [row // 8 for row in range(24)], [prefix] * 24)
-    assert sorted(map(len, split_rows(sizes, 2, 8).shards)) == expected
+    assert sorted(map(len, split_rows(sizes, 2, TokenCap(2000)).shards)) == expected
     one = RowSizes([110] * 8, cost, [0] * 8, [prefix] * 8)
-    assert [len(shard) for shard in split_rows(one, 2, 8).shards] == [4, 4]
+    assert [len(shard) for shard in split_rows(one, 2, TokenCap(2000)).shards] == [4, 4]
+
+
+@pytest.mark.parametrize("shuffled", [False, True])
+@pytest.mark.parametrize(("n", "ranks", "size"), [(8, 8, 4), (3, 2, 4), (16, 2, 24), (6, 4, 4), (5, 3, 7)])
+def test_counted_micro_batches_are_as_many_as_without_sharing(n, ranks, size, shuffled):
+    """Also of chance siblings, where a rollout is several shuffled steps; ranks get equally many rows if steps divide."""
+    batch = batch_of_groups(2, sizes=(n,) * 24)
+    step = -(-len(batch) // 3)
+    plans = [
+        plan_steps(batch, ranks, step, size, 2, torch.Generator().manual_seed(0) if shuffled else None, cost)
+        for cost in (BY_GROUP, RowCost(0.1))
+    ]
+    for shared, alone in zip(*(plan.steps for plan in plans), strict=True):
+        assert len(shared[0].micro_batches) == len(alone[0].micro_batches)
+        rows = [[sum(i >= 0 for micro in rank.micro_batches for i in micro) for rank in way] for way in (shared, alone)]
+        assert sum(rows[0]) == sum(rows[1])
+        assert max(rows[0]) == max(rows[1]) or step % (ranks * size)
 
 
 def test_pairs_share_under_a_cap():

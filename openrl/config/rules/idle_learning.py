@@ -30,6 +30,12 @@ add(
     ),
     Idle(
         ("prefix_grouper",),
+        lambda config: config.dynamic.use_dynamic_batch or config.batch.micro_train_batch_size > 1,
+        "a micro-batch of one sample has nothing to share",
+        "--micro_train_batch_size 8",
+    ),
+    Idle(
+        ("prefix_grouper",),
         lambda config: not rated(config),
         "the chosen --loss takes answers one by one",
         "--loss dpo",

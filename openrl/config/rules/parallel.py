@@ -64,7 +64,7 @@ def split_attention_is_replaced(config: PPOConfig | SupervisedConfig, given: Giv
 
 
 @check(*TRAINING)
-def shared_prefixes_have_their_attention(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def prefixes_can_be_shared(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     if not shares_prefixes(config):
         return
     name = config.model.attn_implementation
