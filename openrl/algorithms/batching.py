@@ -223,28 +223,35 @@ class Bundle:
 
 
 def _cut(rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
-    """[rank][micro-batch] of bundles: rows one by one, or siblings that share what they begin with together."""
+    """[rank][micro-batch] of bundles: rows one by one, or, where siblings share what they begin with, groups in as large parts
+    as balance allows."""
     if sizes.groups is None:
         return _dealt([Bundle.of([row], sizes) for row in rows], dp_size, size)
     groups: dict[int, list[int]] = {}
     for row in rows:
         groups.setdefault(sizes.groups[row], []).append(row)
     if isinstance(size, TokenCap):
-        return _dealt(_whole_or_in_parts(list(groups.values()), sizes, dp_size, size), dp_size, size)
-    # as many micro-batches of as many rows as without sharing: neighbours among the groups in a row
+        most = max(map(len, groups.values()), default=1)
+        limits = sorted({-(-most // 2**halvings) for halvings in range(most.bit_length())}, reverse=True)
+        ways = [[part for group in groups.values() for part in _parts(group, sizes, n, size.tokens)] for n in limits]
+        return _dealt(_least_busy(ways, dp_size, False), dp_size, size)
+    # as many micro-batches of as many rows as without sharing: parts of the groups in a row
     of_rank = -(-len(rows) // dp_size)
-    chunk = -(-of_rank // -(-of_rank // size)) if rows else size
+    micro = -(-of_rank // -(-of_rank // size)) if rows else size
     order = list(chain.from_iterable(groups.values()))
-    return _dealt([Bundle.of(order[i : i + chunk], sizes) for i in range(0, len(order), chunk)], dp_size, 1)
+    divisors = [n for n in range(micro, 0, -1) if micro % n == 0]
+    ways = [[Bundle.of(order[i : i + n], sizes) for i in range(0, len(order), n)] for n in divisors]
+    chosen = _least_busy(ways, dp_size, True)
+    return _dealt(chosen, dp_size, micro // divisors[ways.index(chosen)])
 
 
-def _whole_or_in_parts(groups: list[list[int]], sizes: RowSizes, dp_size: int, cap: TokenCap) -> list[Bundle]:
-    """Groups in as large parts as balance allows: of halves, quarters and so on, those that give the busiest rank the least
-    to do."""
-    most = max(map(len, groups), default=1)
-    limits = sorted({-(-most // 2**halvings) for halvings in range(most.bit_length())}, reverse=True)
-    ways = [[part for group in groups for part in _parts(group, sizes, limit, cap.tokens)] for limit in limits]
-    return min(ways, key=lambda bundles: max(sum(b.cost for b in rank) for rank in _by_rank(bundles, dp_size, False)))
+def _least_busy(ways: list[list[Bundle]], dp_size: int, equal_counts: bool) -> list[Bundle]:
+    """The way that gives the busiest rank the least to do; the first of several."""
+
+    def busiest(bundles: list[Bundle]) -> float:
+        return max(sum(bundle.cost for bundle in rank) for rank in _by_rank(bundles, dp_size, equal_counts))
+
+    return min(ways, key=busiest)
 
 
 def _parts(group: list[int], sizes: RowSizes, limit: int, cap: int) -> list[Bundle]:

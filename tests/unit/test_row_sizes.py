@@ -124,6 +124,14 @@ def test_a_group_is_cut_where_a_rank_would_wait_longer(prefix, expected):
     assert [len(shard) for shard in split_rows(one, 2, TokenCap(2000)).shards] == [4, 4]
 
 
+def busiest(plan, step, sizes):
+    """What the busiest rank of a step has to do."""
+    return max(
+        sum(sizes.costs([shard[i] if i != DUMMY else DUMMY for i in micro]) for micro in rank.micro_batches)
+        for shard, rank in zip(plan.shards, step, strict=True)
+    )
+
+
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize(("n", "ranks", "size"), [(8, 8, 4), (3, 2, 4), (16, 2, 24), (6, 4, 4), (5, 3, 7)])
 def test_counted_micro_batches_are_as_many_as_without_sharing(n, ranks, size, shuffled):
@@ -137,6 +145,9 @@ def test_counted_micro_batches_are_as_many_as_without_sharing(n, ranks, size, sh
     for shared, alone in zip(*(plan.steps for plan in plans), strict=True):
         assert len(shared[0].micro_batches) == len(alone[0].micro_batches)
         rows = [[sum(i >= 0 for micro in rank.micro_batches for i in micro) for rank in way] for way in (shared, alone)]
+        assert busiest(plans[0], shared, RowSizes.of(batch, BY_GROUP)) <= busiest(
+            plans[1], alone, RowSizes.of(batch, RowCost(0.1))
+        )
         assert sum(rows[0]) == sum(rows[1])
         assert max(rows[0]) == max(rows[1]) or step % (ranks * size)
 
