@@ -15,6 +15,10 @@ from openrl.models.memory import memory_use
 from openrl.rollout.pages import free_pages
 from openrl.rollout.vllm_transfer import BucketTransfer, Refused
 
+# vLLM's attention in bf16 uses the tiles of AMX, and does not ask the kernel for them: where nothing else in its process has,
+# it dies of an illegal instruction. Nothing happens on a CPU without them.
+torch.cpu._init_amx()
+
 
 class WorkerExtension:
     """Mixed into ``vllm.v1.worker`` workers; the attributes and methods declared here are theirs."""
