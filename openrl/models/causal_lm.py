@@ -154,12 +154,7 @@ def load_pretrained(
             output_loading_info=True,
             **settings,
         )
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        KeyError,
-    ) as error:  # KeyError: an architecture with attentions of its own
+    except (OSError, ValueError, ImportError, KeyError) as error:  # KeyError: no attention of that name
         remedy = "check the path and --attn_implementation"
         more = ", or leave --prefix_grouper out, which asks for varlen" if flags.attn_implementation == VARLEN else ""
         raise UserError(f"cannot load a model from {path!r}: {error}", remedy + more) from error

@@ -102,10 +102,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     def shutdown(self) -> None:
         """Receivers hold what the sender lent them, and nothing of their own."""
 
-    @staticmethod
-    def trainer_send_weights(*args: Any, **kwargs: Any) -> None:
-        """Asked for by vLLM 0.26 alone, where one class has both ends; our other end is a ``Sender`` of ``openrl.weights``."""
-        raise NotImplementedError
+    trainer_send_weights = None  # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
 
 
 def parameter_key(name: str) -> str:
