@@ -1,7 +1,7 @@
 """Version and requirements of the distribution; everything else stands in pyproject.toml.
 
-The pins of requirements/*.txt are the one list of dependencies: the Makefile installs them, the extras repeat them.
-"""
+The pins of requirements/*.txt are the one list of dependencies: the Makefile installs them, the
+extras repeat them."""
 
 from pathlib import Path
 

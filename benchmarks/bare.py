@@ -68,7 +68,8 @@ def _main(serve: Callable[..., None], connection: Connection, *args: Any) -> Non
         connection.send(traceback.format_exc())
 
 
-# -- vLLM ---------------------------------------------------------------------------------------------
+# -- vLLM
+# ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,17 @@ class Generation:
     tokens: int
 
 
-def serve_vllm(connection: Connection, spec: EngineSpec, samples: int, tokens: int, temperature: float) -> None:
-    """Takes lists of prompts (token ids); answers each with a Generation; None ends it. One request per prompt, of n samples."""
+def serve_vllm(
+    connection: Connection, spec: EngineSpec, samples: int, tokens: int, temperature: float
+) -> None:
+    """Takes lists of prompts (token ids); answers each with a Generation; None ends it. One request
+    per prompt, of n samples."""
     asyncio.run(_serve_vllm(connection, spec, samples, tokens, temperature))
 
 
-async def _serve_vllm(connection: Connection, spec: EngineSpec, samples: int, tokens: int, temperature: float) -> None:
+async def _serve_vllm(
+    connection: Connection, spec: EngineSpec, samples: int, tokens: int, temperature: float
+) -> None:
     from openrl.rollout.vllm_engine import start_llm
 
     llm = start_llm(spec)
@@ -113,13 +119,16 @@ async def _serve_vllm(connection: Connection, spec: EngineSpec, samples: int, to
         while (prompts := await asyncio.to_thread(connection.recv)) is not None:
             call += 1
             started = time.perf_counter()
-            sampled = await asyncio.gather(*(complete(p, f"{call}-{i}") for i, p in enumerate(prompts)))
+            sampled = await asyncio.gather(
+                *(complete(p, f"{call}-{i}") for i, p in enumerate(prompts))
+            )
             connection.send(Generation(time.perf_counter() - started, sum(sampled)))
     finally:
         llm.shutdown()
 
 
-# -- PyTorch ------------------------------------------------------------------------------------------
+# -- PyTorch
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -144,7 +153,8 @@ class Training:
 
 
 class TorchLoop:
-    """Policy, reference and AdamW as anyone would write them in a page: transformers, autograd, nothing else."""
+    """Policy, reference and AdamW as anyone would write them in a page: transformers, autograd,
+    nothing else."""
 
     def __init__(self, path: str, optim: OptimSpec) -> None:
         from transformers import AutoModelForCausalLM
@@ -153,8 +163,13 @@ class TorchLoop:
         self.reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
         matrices = [p for p in self.policy.parameters() if p.dim() > 1]
         vectors = [p for p in self.policy.parameters() if p.dim() <= 1]
-        groups = [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(groups, lr=optim.learning_rate, betas=optim.betas, fused=True)
+        groups = [
+            {"params": matrices, "weight_decay": optim.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(
+            groups, lr=optim.learning_rate, betas=optim.betas, fused=True
+        )
         self.max_norm = optim.max_norm
 
     def step(self, work: TrainWork) -> Training:
@@ -168,7 +183,9 @@ class TorchLoop:
                 policy_loss, kl_loss = self._losses(work.update.select(rows), plan, work)
                 (policy_loss + work.kl_coef * kl_loss).backward()
                 loss, kl = loss + float(policy_loss.detach()), kl + float(kl_loss.detach())
-            norms.append(float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_norm)))
+            norms.append(
+                float(torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_norm))
+            )
             self.optimizer.step()
             self.optimizer.zero_grad()
         end = time.perf_counter()
@@ -190,8 +207,11 @@ class TorchLoop:
             column[torch.tensor(rows), : ids.shape[1]] = _logprobs(model, ids)
         return column
 
-    def _losses(self, batch: ExperienceBatch, plan: StepPlan, work: TrainWork) -> tuple[Tensor, Tensor]:
-        """PPO's clipped loss and the k3 estimate of the KL, both averaged over the tokens of the optimizer step."""
+    def _losses(
+        self, batch: ExperienceBatch, plan: StepPlan, work: TrainWork
+    ) -> tuple[Tensor, Tensor]:
+        """PPO's clipped loss and the k3 estimate of the KL, both averaged over the tokens of the
+        optimizer step."""
         logprobs = _logprobs(self.policy, batch.token_ids)
         ratio = (logprobs - batch.old_logprobs).exp()
         clipped = ratio.clamp(1 - work.eps_clip, 1 + work.eps_clip)

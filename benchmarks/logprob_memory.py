@@ -1,12 +1,13 @@
-"""Peak memory of log-probs and entropies at the output head, forward and backward, with and without chunks.
+"""Peak memory of log-probs and entropies at the output head, forward and backward, with and without
+chunks.
 
     python -m benchmarks.logprob_memory
 
-Every measurement is a process of its own that holds random hidden states and an output head, and reads from the kernel by
-how much its resident memory rises while log-probs, entropies and their gradients are computed in fp32. The plain version
-is what a training loop writes down first: all logits, log-softmax, gather. Prints the peaks, how they grow with the number
-of tokens, and the largest differences between the two. The plain version takes about 10 GB at 4,096 x 151,936.
-"""
+Every measurement is a process of its own that holds random hidden states and an output head, and
+reads from the kernel by how much its resident memory rises while log-probs, entropies and their
+gradients are computed in fp32. The plain version is what a training loop writes down first: all
+logits, log-softmax, gather. Prints the peaks, how they grow with the number of tokens, and the
+largest differences between the two. The plain version takes about 10 GB at 4,096 x 151,936."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ M_MMAP_THRESHOLD = -3  # of malloc.h
 Figures = tuple[float, dict[str, Tensor]]  # bytes, results
 
 
-def plain(states: Tensor, weight: Tensor, targets: Tensor, with_gradient: bool) -> tuple[Tensor, Tensor]:
+def plain(
+    states: Tensor, weight: Tensor, targets: Tensor, with_gradient: bool
+) -> tuple[Tensor, Tensor]:
     """All logits at once. ``with_gradient``: of the entropies too."""
     logprobs = F.linear(states, weight).log_softmax(-1)
     with torch.set_grad_enabled(with_gradient):
@@ -43,20 +46,27 @@ def plain(states: Tensor, weight: Tensor, targets: Tensor, with_gradient: bool) 
 def chunked(
     states: Tensor, weight: Tensor, targets: Tensor, with_gradient: bool, chunk_size: int
 ) -> tuple[Tensor, Tensor]:
-    logprobs, entropies, _ = token_logprobs(states, weight, None, targets, LogitTransform(), chunk_size, entropy=True)
+    logprobs, entropies, _ = token_logprobs(
+        states, weight, None, targets, LogitTransform(), chunk_size, entropy=True
+    )
     assert entropies is not None
     return logprobs, entropies if with_gradient else entropies.detach()
 
 
-def measure(chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, with_gradient: bool) -> Figures:
-    """The rise of this process's memory in bytes, and the results. ``chunk_size`` 0: the plain version."""
+def measure(
+    chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, with_gradient: bool
+) -> Figures:
+    """The rise of this process's memory in bytes, and the results. ``chunk_size`` 0: the plain
+    version."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)  # what is freed goes back to the kernel
     g = torch.Generator().manual_seed(0)
     states = torch.randn(tokens, hidden_size, generator=g).requires_grad_()
     weight = (torch.randn(vocabulary, hidden_size, generator=g) / hidden_size**0.5).requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,), generator=g)
     up = torch.randn(2, tokens, generator=g)
-    token_logprobs(states[:2], weight[:2], None, targets[:2] % 2, LogitTransform(), 1)[0].sum().backward()  # warm
+    token_logprobs(states[:2], weight[:2], None, targets[:2] % 2, LogitTransform(), 1)[
+        0
+    ].sum().backward()  # warm
     states.grad = weight.grad = None
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before = memory("VmRSS")
@@ -84,11 +94,15 @@ def memory(field: str) -> int:
 def in_a_child(*args: int | bool) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/figures.pt"
-        process = torch.multiprocessing.get_context("spawn").Process(target=measure_into, args=(path, *args))
+        process = torch.multiprocessing.get_context("spawn").Process(
+            target=measure_into, args=(path, *args)
+        )
         process.start()
         process.join()
         if process.exitcode:
-            raise RuntimeError(f"measuring {args} ended with {process.exitcode}: -9 is the kernel, out of memory")
+            raise RuntimeError(
+                f"measuring {args} ended with {process.exitcode}: -9 is the kernel, out of memory"
+            )
         return torch.load(path, weights_only=True)
 
 
@@ -97,17 +111,23 @@ def differences(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[s
     result = {}
     for name, tensor in expected.items():
         gap = found[name] - tensor
-        result[name] = float(gap.norm() / tensor.norm() if name.startswith("gradient") else gap.abs().max())
+        result[name] = float(
+            gap.norm() / tensor.norm() if name.startswith("gradient") else gap.abs().max()
+        )
     return result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--hidden_size", type=int, default=256)
     parser.add_argument("--chunk_sizes", type=int, nargs="+", default=[1024, 256])
-    parser.add_argument("--growth", type=int, nargs="*", default=[8192], help="further numbers of tokens, in chunks")
+    parser.add_argument(
+        "--growth", type=int, nargs="*", default=[8192], help="further numbers of tokens, in chunks"
+    )
     parser.add_argument("--entropy_gradient", action="store_true", help="of the entropies too")
     args = parser.parse_args()
 
@@ -123,9 +143,12 @@ def main() -> None:
             share = f"{rise / naive:.1%}" if same else ""
             table.add_row(f"chunks of {size:,}", f"{tokens:,}", f"{rise / 1e9:.2f}", share, *gaps)
     Console(width=120).print(
-        f"vocabulary {args.vocabulary:,}, hidden size {args.hidden_size}, fp32, entropies with{'' if args.entropy_gradient else 'out'} gradient"
+        f"vocabulary {args.vocabulary:,}, hidden size {args.hidden_size}, fp32, entropies"
+        f" with{'' if args.entropy_gradient else 'out'} gradient"
     )
-    Console(width=120).print(table, "last columns: largest difference to plain, of gradients relative", sep="\n")
+    Console(width=120).print(
+        table, "last columns: largest difference to plain, of gradients relative", sep="\n"
+    )
 
 
 if __name__ == "__main__":

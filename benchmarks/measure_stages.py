@@ -1,13 +1,14 @@
 """Stage times of steps of several shapes, for ``simulate_placement --metrics`` and its test.
 
-    python -m benchmarks.measure_stages --output steps.jsonl --shapes 16x48 64x16 32x32 64x40 --rounds 5
+    python -m benchmarks.measure_stages --output steps.jsonl --shapes 16x48 64x16 32x32 64x40
+    --rounds 5
 
-runs the real pipeline of ``step_breakdown`` on a CPU, one step of each shape (prompts x tokens of every response) after the
-other, so that a busy machine slows all shapes alike. Writes the metrics of each step with its shape, one line a step.
+runs the real pipeline of ``step_breakdown`` on a CPU, one step of each shape (prompts x tokens of
+every response) after the other, so that a busy machine slows all shapes alike. Writes the metrics
+of each step with its shape, one line a step.
 
-``--in_process`` hosts all workers in this process, with transformers as the engine, and counts seconds of the processor: what
-the step takes on a quiet machine, however busy this one is.
-"""
+``--in_process`` hosts all workers in this process, with transformers as the engine, and counts
+seconds of the processor: what the step takes on a quiet machine, however busy this one is."""
 
 from __future__ import annotations
 
@@ -46,7 +47,9 @@ def shape(word: str) -> tuple[int, int]:
 
 
 @asynccontextmanager
-async def in_process(config: PPOConfig, device: Device, steps: int, stage: Stage) -> AsyncIterator[Roles]:
+async def in_process(
+    config: PPOConfig, device: Device, steps: int, stage: Stage
+) -> AsyncIterator[Roles]:
     """All worker groups in this process; the engine decodes all answers of a step together."""
     groups: dict[str, WorkerGroup] = {}
     for role, (worker_class, *args) in workers(config, device, steps).items():
@@ -77,14 +80,22 @@ async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> No
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--shapes", type=shape, nargs="+", default=[(16, 48), (64, 16), (32, 32), (64, 40)])
+    parser.add_argument(
+        "--shapes", type=shape, nargs="+", default=[(16, 48), (64, 16), (32, 32), (64, 40)]
+    )
     parser.add_argument("--samples", type=int, default=8, help="per prompt")
-    parser.add_argument("--train_batch_size", type=int, default=128, help="rows of an optimizer step")
+    parser.add_argument(
+        "--train_batch_size", type=int, default=128, help="rows of an optimizer step"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=1, help="rounds that are not counted")
-    parser.add_argument("--in_process", action="store_true", help="no other processes, seconds of the processor")
+    parser.add_argument(
+        "--in_process", action="store_true", help="no other processes, seconds of the processor"
+    )
     parser.add_argument("--colocated", action="store_true", help="all roles on one worker slot")
     model_options(parser)
     args = parser.parse_args()
@@ -92,10 +103,15 @@ def main() -> int:
     silence()
     with tempfile.TemporaryDirectory(prefix="openrl_stages_") as folder:
         make_task(args, Path(folder))
-        changes = {"train_batch_size": args.train_batch_size, "colocate_all_models": args.colocated or None}
+        changes = {
+            "train_batch_size": args.train_batch_size,
+            "colocate_all_models": args.colocated or None,
+        }
         if args.in_process:
             changes["rollout_backend"] = "hf"
-        config = config_of(args, Path(folder), (args.warmup + args.rounds) * len(args.shapes), **changes)
+        config = config_of(
+            args, Path(folder), (args.warmup + args.rounds) * len(args.shapes), **changes
+        )
         asyncio.run(run(args, config, prepare(config)))
     return 0
 

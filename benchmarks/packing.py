@@ -2,11 +2,11 @@
 
     python -m benchmarks.packing
 
-builds two engines over one small random model, one of them with packing, and lets them take turns at the same step over
-rows of lognormal lengths. The plan is the trainer's: rows of like length share a micro-batch. Prints the share of padding
-and the median speed of each with their ratio, for small and large micro-batches. One thread; seconds are those of the
-processor, so that other work on the machine does not count.
-"""
+builds two engines over one small random model, one of them with packing, and lets them take turns
+at the same step over rows of lognormal lengths. The plan is the trainer's: rows of like length
+share a micro-batch. Prints the share of padding and the median speed of each with their ratio, for
+small and large micro-batches. One thread; seconds are those of the processor, so that other work on
+the machine does not count."""
 
 from __future__ import annotations
 
@@ -40,9 +40,16 @@ from openrl.types import ExperienceBatch, StepPlan
 def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
     """Random tokens; lengths are lognormal with a median of an eighth of the longest."""
     g = torch.Generator().manual_seed(0)
-    lengths = (longest / 8 * (spread * torch.randn(count, generator=g)).exp()).clamp(4, longest).int().tolist()
+    lengths = (
+        (longest / 8 * (spread * torch.randn(count, generator=g)).exp())
+        .clamp(4, longest)
+        .int()
+        .tolist()
+    )
     rows = [torch.randint(4, 20, (n,), generator=g).tolist() for n in lengths]
-    return collate([SupervisedRow(ids, [False] + [True] * (len(ids) - 1)) for ids in rows], pad_id=0)
+    return collate(
+        [SupervisedRow(ids, [False] + [True] * (len(ids) - 1)) for ids in rows], pad_id=0
+    )
 
 
 def build(folder: Path, packing: bool) -> DeepSpeedEngine:
@@ -58,7 +65,16 @@ def build(folder: Path, packing: bool) -> DeepSpeedEngine:
     )
     model = ModelFlags(pretrain=str(folder), param_dtype="fp32")
     return build_engine(
-        ModelSpec("logprobs", str(folder), model, DeepSpeedFlags(zero_stage=0), optim, "cpu", seed=0, packing=packing)
+        ModelSpec(
+            "logprobs",
+            str(folder),
+            model,
+            DeepSpeedFlags(zero_stage=0),
+            optim,
+            "cpu",
+            seed=0,
+            packing=packing,
+        )
     )
 
 
@@ -75,9 +91,13 @@ def padding(batch: ExperienceBatch, plan: StepPlan) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--spread", type=float, default=0.75, help="standard deviation of the logarithm of lengths")
+    parser.add_argument(
+        "--spread", type=float, default=0.75, help="standard deviation of the logarithm of lengths"
+    )
     parser.add_argument("--longest", type=int, default=256)
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 32")
     parser.add_argument("--layers", type=int, default=4)
@@ -97,13 +117,17 @@ def main() -> None:
         for size in args.micro_batch_sizes:
             dealt = plan_steps(batch, 1, args.rows, size)
             shard, plan = batch.select(dealt.shards[0]), dealt.steps[0][0]
-            pairs = [(seconds(padded, shard, plan), seconds(packed, shard, plan)) for _ in range(args.pairs + 1)][1:]
+            pairs = [
+                (seconds(padded, shard, plan), seconds(packed, shard, plan))
+                for _ in range(args.pairs + 1)
+            ][1:]
             ratios = sorted(a / b for a, b in pairs)
             speeds = [f"{tokens / median(times):,.0f}" for times in zip(*pairs, strict=True)]
             ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             table.add_row(str(size), f"{padding(shard, plan):.0%}", *speeds, ratio)
     Console().print(
-        f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32, one thread, {args.pairs} interleaved pairs, median"
+        f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32, one thread,"
+        f" {args.pairs} interleaved pairs, median"
     )
     Console().print(table, "rows: of a micro-batch; ratio: packed to padded", sep="\n")
 

@@ -1,13 +1,14 @@
-"""What of a training step is padding, and how even the ranks are: the trainer's own planning on rows of lognormal lengths.
+"""What of a training step is padding, and how even the ranks are: the trainer's own planning on
+rows of lognormal lengths.
 
     python -m benchmarks.padding
 
-plans one optimizer step over rows with a median of 6,144 and at most 65,536 tokens, for a few spreads of the logarithm of
-lengths: padded and packed micro-batches of some rows, and dynamic ones of at most so many tokens. Padding is the share of
-computed tokens that nobody needs, filled the share of the token cap that micro-batches use, imbalance what the busiest of
-the ranks costs over the mean one: with rows dealt in order, by tokens, and by cost (linear layers and attention, of a dense
-model of 8B parameters). Pure arithmetic: no model, no process.
-"""
+plans one optimizer step over rows with a median of 6,144 and at most 65,536 tokens, for a few
+spreads of the logarithm of lengths: padded and packed micro-batches of some rows, and dynamic ones
+of at most so many tokens. Padding is the share of computed tokens that nobody needs, filled the
+share of the token cap that micro-batches use, imbalance what the busiest of the ranks costs over
+the mean one: with rows dealt in order, by tokens, and by cost (linear layers and attention, of a
+dense model of 8B parameters). Pure arithmetic: no model, no process."""
 
 from __future__ import annotations
 
@@ -50,15 +51,25 @@ def lognormal_lengths(rows: int, spread: float, seed: int = 0) -> list[int]:
 
 
 def figures(
-    lengths: Sequence[int], ranks: int, size: MicroBatchSize, dealt: RowCost, cost: RowCost, packed: bool
+    lengths: Sequence[int],
+    ranks: int,
+    size: MicroBatchSize,
+    dealt: RowCost,
+    cost: RowCost,
+    packed: bool,
 ) -> Figures:
     """Rows dealt by one cost, weighed by another."""
     split = split_rows(RowSizes(lengths, dealt), ranks, size)
     counts = StepCounts(sum(lengths), len(lengths), ranks)
-    plan = TrainingPlan(split.shards, [[StepPlan(micro_batches, counts) for micro_batches in split.micro_batches]])
+    plan = TrainingPlan(
+        split.shards, [[StepPlan(micro_batches, counts) for micro_batches in split.micro_batches]]
+    )
     metrics = work_metrics(RowSizes(lengths, cost), plan, Cut(size, size, cost, packed))
     return Figures(
-        *(float(metrics[f"perf/{n}"].value or 0) for n in ("padding_waste", "rank_imbalance", "micro_batches"))
+        *(
+            float(metrics[f"perf/{n}"].value or 0)
+            for n in ("padding_waste", "rank_imbalance", "micro_batches")
+        )
     )
 
 
@@ -69,7 +80,9 @@ def in_order(lengths: Sequence[int], ranks: int, cost: RowCost) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1024, help="samples of an optimizer step")
     parser.add_argument("--ranks", type=int, default=32)
     parser.add_argument("--micro_train_batch_size", type=int, default=8)
@@ -79,25 +92,49 @@ def main() -> None:
 
     cost, cap = cost_of(QWEN3_8B), args.train_max_tokens_per_gpu
     table = Table(
-        "spread", "longest", "cut", "micro-batches", "padding", "filled", "dealt in order", "by tokens", "by cost"
+        "spread",
+        "longest",
+        "cut",
+        "micro-batches",
+        "padding",
+        "filled",
+        "dealt in order",
+        "by tokens",
+        "by cost",
     )
     for spread in args.spreads:
         lengths = lognormal_lengths(args.rows, spread)
         rows, tokens = args.micro_train_batch_size, TokenCap(cap)
-        for name, size, packed in (("padded", rows, False), ("packed", rows, True), ("dynamic", tokens, True)):
-            by_tokens, by_cost = (figures(lengths, args.ranks, size, by, cost, packed) for by in (PER_TOKEN, cost))
+        for name, size, packed in (
+            ("padded", rows, False),
+            ("packed", rows, True),
+            ("dynamic", tokens, True),
+        ):
+            by_tokens, by_cost = (
+                figures(lengths, args.ranks, size, by, cost, packed) for by in (PER_TOKEN, cost)
+            )
             filled = sum(lengths) / (by_cost.micro_batches * args.ranks * cap)
-            imbalance = (in_order(lengths, args.ranks, cost), by_tokens.imbalance, by_cost.imbalance)
+            imbalance = (
+                in_order(lengths, args.ranks, cost),
+                by_tokens.imbalance,
+                by_cost.imbalance,
+            )
             table.add_row(
                 *((f"{spread:g}", f"{max(lengths):,}") if name == "padded" else ("", "")),
-                f"{name}, {args.micro_train_batch_size} rows" if size is rows else f"{name}, {cap:,} tokens",
+                (
+                    f"{name}, {args.micro_train_batch_size} rows"
+                    if size is rows
+                    else f"{name}, {cap:,} tokens"
+                ),
                 f"{by_cost.micro_batches:g}",
                 f"{by_cost.padding:.2%}",
                 f"{filled:.0%}" if name == "dynamic" else "",
                 *(f"{value:.4f}" for value in imbalance),
             )
     Console(width=120).print(f"{args.rows:,} rows on {args.ranks} ranks")
-    Console(width=120).print(table, "last columns: cost of the busiest rank over the mean", sep="\n")
+    Console(width=120).print(
+        table, "last columns: cost of the busiest rank over the mean", sep="\n"
+    )
 
 
 if __name__ == "__main__":

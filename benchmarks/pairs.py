@@ -1,4 +1,5 @@
-"""What paired measurements share: pauses, the spread of figures, and whether the machine was quiet."""
+"""What paired measurements share: pauses, the spread of figures, and whether the machine was
+quiet."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ class QuietPairs(Generic[T]):
         for second_first in quiet:
             quiet.add(measure(second_first))
 
-    goes on until enough are kept, or ``ATTEMPTS`` times as many were measured. A pair is left out if a reference product
-    right before or after it took over 10 % longer than the fastest of the run: what decides is never the pair itself.
-    """
+    goes on until enough are kept, or ``ATTEMPTS`` times as many were measured. A pair is left out
+    if a reference product right before or after it took over 10 % longer than the fastest of the
+    run: what decides is never the pair itself."""
 
     def __init__(self, wanted: int, warmup: int = 0) -> None:
         self.wanted, self.warmup = wanted, warmup
@@ -59,7 +60,9 @@ class QuietPairs(Generic[T]):
             before = reference_seconds()
             yield bool(i % 2)
             self._products.append(max(before, reference_seconds()))
-            print(f"pair {i + 1}: {len(self.kept)} of {self.wanted} kept", file=sys.stderr, flush=True)
+            print(
+                f"pair {i + 1}: {len(self.kept)} of {self.wanted} kept", file=sys.stderr, flush=True
+            )
 
     def add(self, pair: T) -> None:
         self._pairs.append(pair)
@@ -71,13 +74,17 @@ class QuietPairs(Generic[T]):
 
     def __str__(self) -> str:
         return (
-            f"{len(self.kept)} of {len(self._pairs) - self.warmup} pairs kept: around the others a reference product took "
-            f"over {DRIFT:.0%} longer than its fastest"
+            f"{len(self.kept)} of {len(self._pairs) - self.warmup} pairs kept: around the others a"
+            f" reference product took over {DRIFT:.0%} longer than its fastest"
         )
 
     def verdict(self) -> str:
         """Why there are no figures; empty where there are."""
-        return "" if len(self.kept) == self.wanted else f"no figures, the machine had other work: {self}"
+        return (
+            ""
+            if len(self.kept) == self.wanted
+            else f"no figures, the machine had other work: {self}"
+        )
 
 
 def spread(figures: Sequence[float], digits: int = 3) -> str:

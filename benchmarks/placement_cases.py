@@ -1,9 +1,10 @@
-"""Published runs that were measured both colocated and asynchronous, as inputs of the placement model.
+"""Published runs that were measured both colocated and asynchronous, as inputs of the placement
+model.
 
-Engine costs are arithmetic about the hardware; what a source publishes about its stages sets the rest. The figure to
-predict is the ratio of the two steps, which no input states. Where a source publishes the training time of the
-asynchronous run by itself, that is an input too: its runs differ by more than the placement.
-"""
+Engine costs are arithmetic about the hardware; what a source publishes about its stages sets the
+rest. The figure to predict is the ratio of the two steps, which no input states. Where a source
+publishes the training time of the asynchronous run by itself, that is an input too: its runs differ
+by more than the placement."""
 
 from __future__ import annotations
 
@@ -11,7 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.placement_model import Costs, Lengths, Outcome, Placement, Workload, best_split, simulate
+from benchmarks.placement_model import (
+    Costs,
+    Lengths,
+    Outcome,
+    Placement,
+    Workload,
+    best_split,
+    simulate,
+)
 
 
 @dataclass(frozen=True)
@@ -23,7 +32,9 @@ class Case:
     colocated: Workload
     asynchronous: Workload
     gpus: int
-    rollout_gpus: int | None  # of the asynchronous run; None: not published, the best split is taken
+    rollout_gpus: (
+        int | None
+    )  # of the asynchronous run; None: not published, the best split is taken
     max_lag: int  # rollouts
     published: float  # seconds of a colocated step over those of an asynchronous one
     tolerance: float  # relative, of the ratio
@@ -34,7 +45,9 @@ class Case:
         if self.rollout_gpus is None:
             apart = best_split(self.asynchronous, self.gpus, self.max_lag)
         else:
-            apart = simulate(self.asynchronous, Placement(self.gpus, self.rollout_gpus, self.max_lag))
+            apart = simulate(
+                self.asynchronous, Placement(self.gpus, self.rollout_gpus, self.max_lag)
+            )
         return simulate(self.colocated, Placement(self.gpus)), apart
 
 
@@ -44,19 +57,29 @@ def total_tokens(work: Workload, steps: int = 16) -> float:
     return float(np.mean(drawn)) + work.samples * work.lengths.prompt
 
 
-VERL_SYNC = 10.0  # what colocated steps take beyond their named stages at 64 and 128 GPUs: 10.9 and 10.7 s
+VERL_SYNC = (
+    10.0  # what colocated steps take beyond their named stages at 64 and 128 GPUs: 10.9 and 10.7 s
+)
 
 
 def verl(
-    gpus: int, mean: float, logprobs: float, update: float, other: float, async_update: float, published: float
+    gpus: int,
+    mean: float,
+    logprobs: float,
+    update: float,
+    other: float,
+    async_update: float,
+    published: float,
 ) -> Case:
-    """Qwen2.5-Math-7B on H20; 512 prompts x 16, at most 28k tokens. ``mean`` makes colocated generation take as long as
-    published; the other arguments are seconds of its table, ``other`` what is left of the colocated step.
+    """Qwen2.5-Math-7B on H20; 512 prompts x 16, at most 28k tokens. ``mean`` makes colocated
+    generation take as long as published; the other arguments are seconds of its table, ``other``
+    what is left of the colocated step.
 
-    Four quarters are trained before weights are sent. Staleness 0.5 lets 1.5 rollouts be under way or waiting, beside
-    the quarter in training: 7 quarters, a lag of 6.
-    """
-    engines = Costs(decode_base=0.010, decode_per_sequence=0.16e-3, train_per_token=0.0, sync=VERL_SYNC)
+    Four quarters are trained before weights are sent. Staleness 0.5 lets 1.5 rollouts be under way
+    or waiting, beside the quarter in training: 7 quarters, a lag of 6."""
+    engines = Costs(
+        decode_base=0.010, decode_per_sequence=0.16e-3, train_per_token=0.0, sync=VERL_SYNC
+    )
     work = Workload(engines, Lengths(mean, 0.75, 28672), samples=512 * 16)
     tokens = total_tokens(work)
     together = replace(
@@ -76,22 +99,38 @@ def verl(
         max_lag=6,
         published=published,
         tolerance=0.20,
-        inputs="gen, old_log_prob, update_actor of the colocated run; update_actor of the asynchronous one",
+        inputs=(
+            "gen, old_log_prob, update_actor of the colocated run; update_actor of the"
+            " asynchronous one"
+        ),
     )
 
 
 def nemo(
-    name: str, gpus: int, engine_gpus: int, costs: Costs, lengths: Lengths, step: float, one_off: float, version: str
+    name: str,
+    gpus: int,
+    engine_gpus: int,
+    costs: Costs,
+    lengths: Lengths,
+    step: float,
+    one_off: float,
+    version: str,
 ) -> Case:
-    """GRPO with 2048 answers of at most 4096 tokens on H100; ``step`` and ``one_off`` are published seconds.
+    """GRPO with 2048 answers of at most 4096 tokens on H100; ``step`` and ``one_off`` are published
+    seconds.
 
     A quarter of the work after the rollout is the log-prob pass, which both runs make.
     """
     work = Workload(costs, lengths, samples=2048, engine_gpus=engine_gpus)
     others = costs.sync + costs.switch
-    generation = simulate(replace(work, costs=replace(costs, sync=0.0, switch=0.0)), Placement(gpus)).step_seconds
+    generation = simulate(
+        replace(work, costs=replace(costs, sync=0.0, switch=0.0)), Placement(gpus)
+    ).step_seconds
     per_token = (step - others - generation) * gpus / total_tokens(work)
-    work = replace(work, costs=replace(costs, train_per_token=0.75 * per_token, logprobs_per_token=0.25 * per_token))
+    work = replace(
+        work,
+        costs=replace(costs, train_per_token=0.75 * per_token, logprobs_per_token=0.25 * per_token),
+    )
     return Case(
         name=f"NeMo RL one step off, {name}, {gpus} GPUs",
         source=f"NeMo RL, docs/about/performance-summary.md, {version}",
@@ -107,10 +146,11 @@ def nemo(
 
 
 MIXTURE = Costs(0.015, 0.06e-3, 0.0, sync=3.0, switch=5.0)
-"""30B-A3B: two GPUs read 61 GB of weights in 9 ms, and need 6 ms to start kernels and to exchange; 6 GFLOP and a cache of
-0.2 GB a sequence."""
+"""30B-A3B: two GPUs read 61 GB of weights in 9 ms, and need 6 ms to start kernels and to exchange;
+6 GFLOP and a cache of 0.2 GB a sequence."""
 DENSE = Costs(0.008, 0.055e-3, 0.0, sync=2.0, switch=4.0)
-"""8B: a GPU reads 16 GB of weights in 5 ms, and needs 3 ms to start kernels; 16 GFLOP and a cache of 0.08 GB a sequence."""
+"""8B: a GPU reads 16 GB of weights in 5 ms, and needs 3 ms to start kernels; 16 GFLOP and a cache
+of 0.08 GB a sequence."""
 
 
 def cases() -> list[Case]:

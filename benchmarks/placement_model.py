@@ -1,10 +1,11 @@
-"""A run's time as arithmetic: what stages cost, on which GPUs they run, and when, by the trainer's own schedules.
+"""A run's time as arithmetic: what stages cost, on which GPUs they run, and when, by the trainer's
+own schedules.
 
 Engines share their time among the sequences they decode: while n are live, each gains a token in
-``decode_base + n * decode_per_sequence`` seconds. Training and log-prob passes take seconds of a GPU per token, sending
-weights and putting engines to sleep a number of seconds. Prompts' prefill is not modelled. Time is that of
-``virtual_clock``; who waits for whom is decided by ``openrl.trainer.schedules``, the code that drives a real run.
-"""
+``decode_base + n * decode_per_sequence`` seconds. Training and log-prob passes take seconds of a
+GPU per token, sending weights and putting engines to sleep a number of seconds. Prompts' prefill is
+not modelled. Time is that of ``virtual_clock``; who waits for whom is decided by
+``openrl.trainer.schedules``, the code that drives a real run."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ class Costs:
     train_per_token: float  # GPU-seconds
     logprobs_per_token: float = 0.0  # GPU-seconds of all passes before the update
     sync: float = 0.0  # from trained weights to engines that decode with them
-    switch: float = 0.0  # engines to sleep and awake again, once a step, where they share GPUs with training
+    switch: float = (
+        0.0  # engines to sleep and awake again, once a step, where they share GPUs with training
+    )
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Outcome:
 
     placement: Placement
     step_seconds: float
-    rollout_idle: float  # share of the rollout GPUs' time without a sequence, or of all GPUs' without any work
+    # share of the rollout GPUs' time without a sequence, or of all GPUs' without any work
+    rollout_idle: float
     train_idle: float
     age_mean: float  # weight versions between the start of an answer and its training
     age_max: int
@@ -134,14 +138,17 @@ class Fleet:
         before = np.maximum(passed - 1, 0)
         since = elapsed - np.where(passed > 0, ends[rows, before], 0.0)
         pace = self.costs.decode_base + np.maximum(live, 1) * self.costs.decode_per_sequence
-        gained = np.where(passed > 0, wanted[rows, before], 0.0) + np.where(live > 0, since / pace, 0.0)
+        gained = np.where(passed > 0, wanted[rows, before], 0.0) + np.where(
+            live > 0, since / pace, 0.0
+        )
         self._left = np.maximum(self._left - gained[:, None], 0.0)
         self._left[self._left < DONE] = 0.0
         keep = self._left.any(0)
         self._left, self._call = self._left[:, keep], self._call[:, keep]
 
     def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """(engines, sequences), by what is left of them: tokens left, and seconds until they end."""
+        """(engines, sequences), by what is left of them: tokens left, and seconds until they
+        end."""
         wanted = np.sort(self._left, axis=1)
         live = wanted.shape[1] - np.arange(wanted.shape[1])
         pace = self.costs.decode_base + live * self.costs.decode_per_sequence
@@ -153,7 +160,9 @@ class Fleet:
             self._timer.cancel()
         ends = {call: self._end_of(call) for call in self._waiting}
         if ends:
-            self._timer = self._loop.call_at(self._then + min(ends.values()) + 1e-9, self._end_calls)
+            self._timer = self._loop.call_at(
+                self._then + min(ends.values()) + 1e-9, self._end_calls
+            )
 
     def _end_of(self, call: int) -> float:
         """Seconds until the last sequence of a call ends."""
@@ -212,14 +221,19 @@ class ModelledRun:
             self.fleet.pause(costs.sync)
             await asyncio.sleep(costs.sync + costs.switch * self.colocated)
             self.version += 1
-        return _Report(asyncio.get_running_loop().time(), self.fleet.busy * self.work.engine_gpus, self.train_busy, age)
+        return _Report(
+            asyncio.get_running_loop().time(),
+            self.fleet.busy * self.work.engine_gpus,
+            self.train_busy,
+            age,
+        )
 
 
 def simulate(work: Workload, placement: Placement, steps: int = 12) -> Outcome:
     """Run at least ``steps`` training steps on a virtual clock, after some that are not counted.
 
-    Rollouts that begin together may end together, so whole rounds of those under way at a time are counted.
-    """
+    Rollouts that begin together may end together, so whole rounds of those under way at a time are
+    counted."""
     together = 1 + (placement.max_lag or 0)
     first, counted = (
         math.ceil(rollouts / together) * together
@@ -241,10 +255,18 @@ def simulate(work: Workload, placement: Placement, steps: int = 12) -> Outcome:
         shares = (idle, idle)
     else:
         theirs = placement.rollout_gpus // work.engine_gpus * work.engine_gpus
-        shares = (1 - rollout / (seconds * theirs), 1 - train / (seconds * (placement.gpus - placement.rollout_gpus)))
+        shares = (
+            1 - rollout / (seconds * theirs),
+            1 - train / (seconds * (placement.gpus - placement.rollout_gpus)),
+        )
     idle_rollout, idle_train = (max(float(share), 0.0) for share in shares)
     return Outcome(
-        placement, seconds / counted * work.rollouts, idle_rollout, idle_train, float(np.mean(ages)), max(ages)
+        placement,
+        seconds / counted * work.rollouts,
+        idle_rollout,
+        idle_train,
+        float(np.mean(ages)),
+        max(ages),
     )
 
 
@@ -254,8 +276,8 @@ def splits(work: Workload, gpus: int) -> list[int]:
 
 
 def best_split(work: Workload, gpus: int, max_lag: int | None, steps: int = 12) -> Outcome:
-    """The split of ``gpus`` with the shortest step: a search by thirds, since more rollout GPUs help until training is
-    the slower side; then the neighbours of what it finds."""
+    """The split of ``gpus`` with the shortest step: a search by thirds, since more rollout GPUs
+    help until training is the slower side; then the neighbours of what it finds."""
     candidates, known = splits(work, gpus), dict[int, Outcome]()
 
     def outcome(index: int) -> Outcome:
@@ -278,9 +300,9 @@ def best_split(work: Workload, gpus: int, max_lag: int | None, steps: int = 12) 
 def fit_costs(steps: Sequence[dict[str, float]], engines: int = 1, train_gpus: int = 1) -> Costs:
     """Costs that explain measured steps (lines of metrics.jsonl) in the sense of least squares.
 
-    An engine's decoding takes ``decode_base`` for each token of its longest answer and ``decode_per_sequence`` for each
-    token at all, as in this model. At least two shapes of steps are needed to tell the two apart.
-    """
+    An engine's decoding takes ``decode_base`` for each token of its longest answer and
+    ``decode_per_sequence`` for each token at all, as in this model. At least two shapes of steps
+    are needed to tell the two apart."""
 
     def column(name: str) -> np.ndarray:
         return np.array([step.get(name, 0.0) for step in steps])
@@ -291,7 +313,8 @@ def fit_costs(steps: Sequence[dict[str, float]], engines: int = 1, train_gpus: i
     base, per_sequence = np.linalg.lstsq(shape, column("time/rollout"), rcond=None)[0]
     lines = np.stack([trained / train_gpus, np.ones_like(trained)], axis=1)
     annotate, train = (
-        np.linalg.lstsq(lines, column(f"time/{stage}"), rcond=None)[0] for stage in ("annotate", "train")
+        np.linalg.lstsq(lines, column(f"time/{stage}"), rcond=None)[0]
+        for stage in ("annotate", "train")
     )
     named = column("time/rollout") + column("time/annotate") + column("time/train")
     fixed = float(np.median(column("time/step") - named) + annotate[1] + train[1])

@@ -1,13 +1,13 @@
-"""Which placement? The step time, idle GPUs and age of answers of each, from 1 to 1,024 GPUs, without a GPU.
+"""Which placement? The step time, idle GPUs and age of answers of each, from 1 to 1,024 GPUs,
+without a GPU.
 
-    python -m benchmarks.simulate_placement --gpus 8 64 512 --best_split
-    python -m benchmarks.simulate_placement --metrics runs/mine/metrics.jsonl --engines 1 --train_gpus 1
+    python -m benchmarks.simulate_placement --gpus 8 64 512 --best_split python -m
+    benchmarks.simulate_placement --metrics runs/mine/metrics.jsonl --engines 1 --train_gpus 1
     python -m benchmarks.simulate_placement --published
 
-The model is that of ``placement_model``: stage costs and lengths in, and the trainer's own schedules decide what waits for
-what. Costs are given by flags, or fitted to the steps of a run. ``--published`` shows the model beside measurements that
-others have published.
-"""
+The model is that of ``placement_model``: stage costs and lengths in, and the trainer's own
+schedules decide what waits for what. Costs are given by flags, or fitted to the steps of a run.
+``--published`` shows the model beside measurements that others have published."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ from benchmarks.placement_model import (
 
 
 def outcomes(work: Workload, gpus: int, lags: list[int], share: float | None) -> Iterator[Outcome]:
-    """Colocated, separate, and asynchronous with each lag; on ``share`` of the GPUs for rollouts, None: the best split."""
+    """Colocated, separate, and asynchronous with each lag; on ``share`` of the GPUs for rollouts,
+    None: the best split."""
     if gpus >= work.engine_gpus:
         yield simulate(work, Placement(gpus))
     if not (possible := splits(work, gpus)):
@@ -45,16 +46,32 @@ def outcomes(work: Workload, gpus: int, lags: list[int], share: float | None) ->
         if share is None:
             yield best_split(work, gpus, lag)
         else:
-            yield simulate(work, Placement(gpus, min(possible, key=lambda split: abs(split - share * gpus)), lag))
+            yield simulate(
+                work,
+                Placement(gpus, min(possible, key=lambda split: abs(split - share * gpus)), lag),
+            )
 
 
 def table_of(found: list[Outcome]) -> Table:
     table = Table(title="Placements", title_justify="left", title_style="")
-    for name in ("GPUs", "placement", "rollout GPUs", "step, s", "to colocated", "rollout idle", "train idle", "age"):
+    for name in (
+        "GPUs",
+        "placement",
+        "rollout GPUs",
+        "step, s",
+        "to colocated",
+        "rollout idle",
+        "train idle",
+        "age",
+    ):
         table.add_column(name, justify="left" if name == "placement" else "right")
     together = {o.placement.gpus: o.step_seconds for o in found if o.placement.rollout_gpus is None}
     for o in found:
-        gain = together[o.placement.gpus] / o.step_seconds if o.placement.gpus in together else float("nan")
+        gain = (
+            together[o.placement.gpus] / o.step_seconds
+            if o.placement.gpus in together
+            else float("nan")
+        )
         table.add_row(
             str(o.placement.gpus),
             o.placement.name,
@@ -79,7 +96,14 @@ def published_table() -> tuple[Table, list[dict[str, object]]]:
         ratio = together.step_seconds / apart.step_seconds
         off = ratio / case.published - 1
         table.add_row(case.name, f"{case.published:.2f}", f"{ratio:.2f}", f"{off:+.0%}")
-        rows.append({"name": case.name, "source": case.source, "inputs": case.inputs, "published": case.published})
+        rows.append(
+            {
+                "name": case.name,
+                "source": case.source,
+                "inputs": case.inputs,
+                "published": case.published,
+            }
+        )
         rows[-1] |= {"model": ratio, "colocated": asdict(together), "asynchronous": asdict(apart)}
     return table, rows
 
@@ -88,7 +112,9 @@ def costs_of(args: argparse.Namespace) -> Costs:
     """Fitted to ``--metrics``, or the default; flags that are given replace either."""
     costs = EXAMPLE
     if args.metrics:
-        steps = [json.loads(line) for path in args.metrics for line in path.read_text().splitlines()]
+        steps = [
+            json.loads(line) for path in args.metrics for line in path.read_text().splitlines()
+        ]
         costs = fit_costs(steps, args.engines, args.train_gpus)
     given = {name: getattr(args, name) for name in vars(EXAMPLE) if getattr(args, name) is not None}
     return replace(costs, **given)
@@ -99,26 +125,46 @@ EXAMPLE = Costs(0.010, 0.1e-3, 0.125e-3, 0.03e-3, sync=2.0, switch=4.0)
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    costs = made.add_argument_group("costs, seconds; without --metrics those of a model of 7B parameters")
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    costs = made.add_argument_group(
+        "costs, seconds; without --metrics those of a model of 7B parameters"
+    )
     for name, value in vars(EXAMPLE).items():
         costs.add_argument(f"--{name}", type=float, help=f"default {value:g}")
-    costs.add_argument("--metrics", type=Path, nargs="+", help="metrics.jsonl of runs to fit the costs to")
+    costs.add_argument(
+        "--metrics", type=Path, nargs="+", help="metrics.jsonl of runs to fit the costs to"
+    )
     costs.add_argument("--engines", type=int, default=1, help="of those runs")
     costs.add_argument("--train_gpus", type=int, default=1, help="of those runs")
     work = made.add_argument_group("work of a step")
     work.add_argument("--samples", type=int, default=1024, help="answers")
-    work.add_argument("--mean_length", type=float, default=2000, help="tokens of an answer, before the cap")
+    work.add_argument(
+        "--mean_length", type=float, default=2000, help="tokens of an answer, before the cap"
+    )
     work.add_argument("--sigma", type=float, default=0.75, help="of the logarithm of the length")
     work.add_argument("--cap", type=float, default=16384, help="tokens of the longest answer")
     work.add_argument("--prompt_length", type=float, default=200)
     where = made.add_argument_group("placements")
     where.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 8, 32, 128, 512, 1024])
     where.add_argument("--engine_gpus", type=int, default=1, help="GPUs of one engine")
-    where.add_argument("--lag", type=int, nargs="*", default=[1, 2], help="rollouts ahead, of asynchronous placements")
-    where.add_argument("--rollout_share", type=float, default=0.5, help="of the GPUs, where engines have their own")
-    where.add_argument("--best_split", action="store_true", help="search for the share with the shortest step")
-    made.add_argument("--published", action="store_true", help="the model beside published measurements")
+    where.add_argument(
+        "--lag",
+        type=int,
+        nargs="*",
+        default=[1, 2],
+        help="rollouts ahead, of asynchronous placements",
+    )
+    where.add_argument(
+        "--rollout_share", type=float, default=0.5, help="of the GPUs, where engines have their own"
+    )
+    where.add_argument(
+        "--best_split", action="store_true", help="search for the share with the shortest step"
+    )
+    made.add_argument(
+        "--published", action="store_true", help="the model beside published measurements"
+    )
     made.add_argument("--json", type=Path, help="write the figures there, too")
     return made
 

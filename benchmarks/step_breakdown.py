@@ -2,12 +2,12 @@
 
     python -m benchmarks.step_breakdown
 
-runs the real pipeline (Ray actors, vLLM, DeepSpeed policy and reference, group_norm with a KL loss) on Countdown
-prompts with responses of a fixed length. Between its steps, bare vLLM generates as many tokens for the same prompts,
-and a plain PyTorch loop makes the same forward passes, backward passes and AdamW steps on the same rows. Prints the
-median of each stage and the ratio of a pipeline step to the bare work. One thread per process; ``--cores 0`` puts all
-processes on one core, where nothing can overlap.
-"""
+runs the real pipeline (Ray actors, vLLM, DeepSpeed policy and reference, group_norm with a KL loss)
+on Countdown prompts with responses of a fixed length. Between its steps, bare vLLM generates as
+many tokens for the same prompts, and a plain PyTorch loop makes the same forward passes, backward
+passes and AdamW steps on the same rows. Prints the median of each stage and the ratio of a pipeline
+step to the bare work. One thread per process; ``--cores 0`` puts all processes on one core, where
+nothing can overlap."""
 
 from __future__ import annotations
 
@@ -55,12 +55,15 @@ def reward_func(queries, prompts, labels, responses, **kwargs):
     return [sum(c.isdigit() for c in text) / len(text) for text in responses]
 '''
 
-# -- the pipeline's side ------------------------------------------------------------------------------
+# -- the pipeline's side
+# ------------------------------------------------------------------------------
 
 
-def config_of(args: argparse.Namespace, folder: Path, max_steps: int, **changes: object) -> PPOConfig:
-    """The quickstart's flags with a constant learning rate; made into a config as the command makes it. Of ``changes``,
-    True is a switch and None leaves a flag out."""
+def config_of(
+    args: argparse.Namespace, folder: Path, max_steps: int, **changes: object
+) -> PPOConfig:
+    """The quickstart's flags with a constant learning rate; made into a config as the command makes
+    it. Of ``changes``, True is a switch and None leaves a flag out."""
     flags: dict[str, object] = {
         "pretrain": folder / "model",
         "prompt_data": folder / "data" / "rl.jsonl",
@@ -97,7 +100,8 @@ def config_of(args: argparse.Namespace, folder: Path, max_steps: int, **changes:
 
 
 class Recorder:
-    """A worker group that keeps the arguments of its latest calls: the very rows that the bare loop repeats."""
+    """A worker group that keeps the arguments of its latest calls: the very rows that the bare loop
+    repeats."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
@@ -113,7 +117,9 @@ class Recorder:
     def work(self) -> TrainWork:
         ((forward, micro_batches, *_),) = self.latest["columns"]
         ((update, plans, loss_of),) = self.latest["update"]
-        return TrainWork(forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip)
+        return TrainWork(
+            forward, micro_batches, update, plans, loss_of.kl_coef, loss_of.options.eps_clip
+        )
 
 
 @dataclass
@@ -141,9 +147,12 @@ async def pipeline_side(
     start: StartRoles = start_roles,
     clock: Callable[[], float] = time.perf_counter,
 ) -> AsyncIterator[Side]:
-    """The running pipeline, over the worker groups of ``start``. With ``ignore_eos`` every response has its full length."""
+    """The running pipeline, over the worker groups of ``start``. With ``ignore_eos`` every response
+    has its full length."""
     steps = 2 * (config.batch.max_steps or 0)
-    with Progress("breakdown", steps, (), console=Console(file=StringIO()), clock=clock) as progress:
+    with Progress(
+        "breakdown", steps, (), console=Console(file=StringIO()), clock=clock
+    ) as progress:
         async with start(config, inputs.device, steps, progress.stage) as roles:
             policy = Recorder(roles.policy)
             roles = replace(roles, policy=policy)
@@ -173,7 +182,8 @@ def _listen(side: Side) -> None:
     side.trainer.pipeline.generate, side.trainer.trackers.log = generating, logging  # type: ignore[method-assign]
 
 
-# -- pairs --------------------------------------------------------------------------------------------
+# -- pairs
+# --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -186,7 +196,9 @@ class Pair:
 
     @property
     def bare_seconds(self) -> float:
-        return self.generation.seconds + self.training.forward_seconds + self.training.update_seconds
+        return (
+            self.generation.seconds + self.training.forward_seconds + self.training.update_seconds
+        )
 
     @property
     def ratio(self) -> float:
@@ -198,14 +210,19 @@ class Pair:
         found = []
         if ours["rollout/tokens"] != self.generation.tokens:
             found.append(f"tokens: {ours['rollout/tokens']:g} and {self.generation.tokens}")
-        for name, mine in (("actor/policy_loss", "policy_loss"), ("actor/kl", "kl"), ("actor/grad_norm", "grad_norm")):
+        for name, mine in (
+            ("actor/policy_loss", "policy_loss"),
+            ("actor/kl", "kl"),
+            ("actor/grad_norm", "grad_norm"),
+        ):
             if abs(ours[name] - theirs[mine]) > 1e-4 + 1e-2 * abs(theirs[mine]):
                 found.append(f"{mine}: {ours[name]:.6f} and {theirs[mine]:.6f}")
         return found
 
 
 async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
-    """The order of the two sides alternates; the bare training needs the rows of the step before it."""
+    """The order of the two sides alternates; the bare training needs the rows of the step before
+    it."""
     generation = None
     ask = [p.token_ids for p in side.trainer.stream.peek(side.trainer.batch.rollout_batch_size)]
     if vllm_first:
@@ -220,7 +237,9 @@ async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
     return Pair(ours, generation, loop.ask(side.policy.work()))
 
 
-async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs, quiet: QuietPairs[Pair]) -> None:
+async def run(
+    args: argparse.Namespace, config: PPOConfig, inputs: Inputs, quiet: QuietPairs[Pair]
+) -> None:
     made_of = workers(config, inputs.device, 1)
     (_, _, spec, *_), (_, actor, *_) = made_of[ENGINES], made_of["actor"]
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
@@ -236,7 +255,8 @@ async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs, quiet
         loop.close()
 
 
-# -- report -------------------------------------------------------------------------------------------
+# -- report
+# -------------------------------------------------------------------------------------------
 
 
 def report(pairs: list[Pair], args: argparse.Namespace, quiet: str) -> str:
@@ -251,30 +271,43 @@ def report(pairs: list[Pair], args: argparse.Namespace, quiet: str) -> str:
         "train": [p.training.update_seconds for p in pairs],
     }
     rest = [p.pipeline["time/step"] - sum(p.pipeline[f"time/{s}"] for s in STAGES) for p in pairs]
-    rows = [(stage, ours(stage), bare.get(stage)) for stage in STAGES] + [("credit, metrics, logs", rest, None)]
+    rows = [(stage, ours(stage), bare.get(stage)) for stage in STAGES] + [
+        ("credit, metrics, logs", rest, None)
+    ]
     rows.append(("step", ours("step"), [p.bare_seconds for p in pairs]))
     step = [p.ratio for p in pairs]
     rollout = [p.generation.seconds / p.pipeline["time/rollout"] for p in pairs]
     training = [p.training.update_seconds / p.pipeline["time/train"] for p in pairs]
     lines = [
-        f"{args.prompts} prompts x {args.samples} samples x {args.tokens} tokens, {args.pairs} pairs, "
-        f"cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch {torch.__version__}",
+        (
+            f"{args.prompts} prompts x {args.samples} samples x {args.tokens} tokens, {args.pairs}"
+            f" pairs, cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch"
+            f" {torch.__version__}"
+        ),
         "",
         "| stage | pipeline, s | bare, s |",
         "|---|---|---|",
-        *(f"| {name} | {spread(mine)} | {spread(theirs) if theirs else ''} |" for name, mine, theirs in rows),
+        *(
+            f"| {name} | {spread(mine)} | {spread(theirs) if theirs else ''} |"
+            for name, mine, theirs in rows
+        ),
         "",
         f"step / bare: {spread(step, 2)}",
-        f"tokens/s as a share of bare: rollout {spread(rollout, 2)}, training {spread(training, 2)}",
+        (
+            f"tokens/s as a share of bare: rollout {spread(rollout, 2)}, training"
+            f" {spread(training, 2)}"
+        ),
         quiet,
     ]
-    wrong = [f"pair {i}: {difference}" for i, p in enumerate(pairs) for difference in p.differences()]
+    wrong = [
+        f"pair {i}: {difference}" for i, p in enumerate(pairs) for difference in p.differences()
+    ]
     last = pairs[-1]
     lines += [f"NOT THE SAME WORK: {w}" for w in wrong] or [
-        f"same work: {last.generation.tokens} tokens sampled on both sides, in the last pair loss "
-        f"{last.pipeline['actor/policy_loss']:.5f} and {last.training.values['policy_loss']:.5f}, KL "
-        f"{last.pipeline['actor/kl']:.5f} and {last.training.values['kl']:.5f}, gradient norm "
-        f"{last.pipeline['actor/grad_norm']:.4f} and {last.training.values['grad_norm']:.4f}"
+        f"same work: {last.generation.tokens} tokens sampled on both sides, in the last pair loss"
+        f" {last.pipeline['actor/policy_loss']:.5f} and {last.training.values['policy_loss']:.5f},"
+        f" KL {last.pipeline['actor/kl']:.5f} and {last.training.values['kl']:.5f}, gradient norm"
+        f" {last.pipeline['actor/grad_norm']:.4f} and {last.training.values['grad_norm']:.4f}"
     ]
     return "\n".join(lines)
 
@@ -287,10 +320,21 @@ def make_task(args: argparse.Namespace, folder: Path) -> None:
         ("make_data.py", ["--output_dir", folder / "data"]),
         (
             "make_model.py",
-            ["--output_dir", folder / "model", "--hidden_size", args.hidden_size, "--layers", args.layers],
+            [
+                "--output_dir",
+                folder / "model",
+                "--hidden_size",
+                args.hidden_size,
+                "--layers",
+                args.layers,
+            ],
         ),
     ):
-        subprocess.run([sys.executable, scripts / script, *map(str, options)], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, scripts / script, *map(str, options)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 def work_options(parser: argparse.ArgumentParser, prompts: int, samples: int, tokens: int) -> None:
@@ -307,7 +351,9 @@ def model_options(parser: argparse.ArgumentParser, hidden_size: int = 128, layer
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     work_options(parser, prompts=64, samples=8, tokens=24)
     model_options(parser)
     pair_options(parser)

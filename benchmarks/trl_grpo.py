@@ -3,12 +3,12 @@
     python -m benchmarks.trl_grpo --cores 0
     python -m benchmarks.trl_grpo --cores 0 --hidden_size 512 --layers 10
 
-The same model, prompts, reward, group size and learning rate, one optimizer step a rollout, no reference; one thread per
-process, ``--cores 0`` puts all of them on one core. openrl samples with vLLM and computes the prompt of a group once
-(``--rows``), TRL samples with transformers, as it does without a GPU. Steps alternate: one side waits while the other works.
-Prompts have 16 to 64 tokens, responses a fixed length, so that both sides sample and train the same number of tokens;
-``--free`` lets responses end by themselves, which models of random weights do at random.
-"""
+The same model, prompts, reward, group size and learning rate, one optimizer step a rollout, no
+reference; one thread per process, ``--cores 0`` puts all of them on one core. openrl samples with
+vLLM and computes the prompt of a group once (``--rows``), TRL samples with transformers, as it does
+without a GPU. Steps alternate: one side waits while the other works. Prompts have 16 to 64 tokens,
+responses a fixed length, so that both sides sample and train the same number of tokens; ``--free``
+lets responses end by themselves, which models of random weights do at random."""
 
 from __future__ import annotations
 
@@ -32,7 +32,15 @@ import torch
 
 from benchmarks.bare import Bare
 from benchmarks.pairs import PAUSE_S, QuietPairs, pair_options, spread
-from benchmarks.step_breakdown import STAGES, Side, config_of, make_task, model_options, pipeline_side, work_options
+from benchmarks.step_breakdown import (
+    STAGES,
+    Side,
+    config_of,
+    make_task,
+    model_options,
+    pipeline_side,
+    work_options,
+)
 from openrl.cli.run import silence
 from openrl.trainer.prepare import prepare
 
@@ -70,7 +78,8 @@ def digits(texts: list[str]) -> list[float]:
     return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in texts]
 
 
-# -- TRL ----------------------------------------------------------------------------------------------
+# -- TRL
+# ----------------------------------------------------------------------------------------------
 
 
 def trl_settings(work: Work, folder: str) -> Any:
@@ -109,7 +118,9 @@ def serve_trl(connection: Connection, work: Work) -> None:
 
     sampled = [0]
 
-    def reward(completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list[float]:
+    def reward(
+        completions: list[str], completion_ids: list[list[int]], **columns: Any
+    ) -> list[float]:
         sampled[0] = sum(map(len, completion_ids))
         return digits(completions)
 
@@ -138,11 +149,14 @@ def serve_trl(connection: Connection, work: Work) -> None:
             processing_class=AutoTokenizer.from_pretrained(work.model),
             callbacks=[OneAtATime()],
         )
-        trainer.log = lambda *args, **kwargs: None  # its figures would mix with ours on the terminal
+        trainer.log = lambda *args, **kwargs: (
+            None
+        )  # its figures would mix with ours on the terminal
         trainer.train()
 
 
-# -- pairs --------------------------------------------------------------------------------------------
+# -- pairs
+# --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -165,7 +179,10 @@ async def measure(side: Side, trl: Bare, trl_first: bool) -> Pair:
     values = await side.step()
     time.sleep(PAUSE_S)
     ours = Step(values["time/step"], int(values["rollout/tokens"]))
-    passes, stages = int("columns" in side.policy.latest), {name: values[f"time/{name}"] for name in STAGES}
+    passes, stages = (
+        int("columns" in side.policy.latest),
+        {name: values[f"time/{name}"] for name in STAGES},
+    )
     return Pair(ours, theirs or trl.ask("step"), passes, stages)
 
 
@@ -211,7 +228,8 @@ async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -
         trl.close()
 
 
-# -- report -------------------------------------------------------------------------------------------
+# -- report
+# -------------------------------------------------------------------------------------------
 
 
 def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: str) -> str:
@@ -222,34 +240,53 @@ def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: 
 
     return "\n".join(
         [
-            f"{parameters / 1e6:.1f}M parameters, {args.prompts} prompts x {args.samples} samples x "
-            f"{'at most ' if args.free else ''}{args.tokens} tokens, {args.pairs} pairs, cores "
-            f"{','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch {torch.__version__}, TRL {trl.__version__}",
+            (
+                f"{parameters / 1e6:.1f}M parameters, {args.prompts} prompts x {args.samples}"
+                f" samples x {'at most ' if args.free else ''}{args.tokens} tokens, {args.pairs}"
+                f" pairs, cores {','.join(map(str, sorted(os.sched_getaffinity(0))))}, torch"
+                f" {torch.__version__}, TRL {trl.__version__}"
+            ),
             "",
             "| | step, s | samples/s | response tokens of a step |",
             "|---|---|---|---|",
             *(
-                f"| {name} | {spread([s.seconds for s in steps])} | {rows / median(s.seconds for s in steps):.1f} "
-                f"| {median(s.tokens for s in steps):.0f} |"
+                f"| {name} | {spread([s.seconds for s in steps])} |"
+                f" {rows / median(s.seconds for s in steps):.1f} |"
+                f" {median(s.tokens for s in steps):.0f} |"
                 for name, steps in sides
             ),
             "",
-            "openrl's stages: " + ", ".join(f"{name} {median(p.stages[name] for p in pairs):.2f} s" for name in STAGES),
+            "openrl's stages: "
+            + ", ".join(f"{name} {median(p.stages[name] for p in pairs):.2f} s" for name in STAGES),
             f"samples/s, openrl to TRL: {spread(ratios, 2)}",
-            f"forward passes of the policy besides its update: {sum(p.passes for p in pairs)}; no reference model",
+            (
+                f"forward passes of the policy besides its update: {sum(p.passes for p in pairs)};"
+                " no reference model"
+            ),
             quiet,
         ]
     )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     work_options(parser, prompts=8, samples=4, tokens=64)
-    parser.add_argument("--free", action="store_true", help="responses end by themselves, at --tokens at the latest")
+    parser.add_argument(
+        "--free", action="store_true", help="responses end by themselves, at --tokens at the latest"
+    )
     model_options(parser, hidden_size=256, layers=5)
-    parser.add_argument("--micro", type=int, default=8, help="rows of a micro-batch of openrl; TRL's is the whole step")
+    parser.add_argument(
+        "--micro",
+        type=int,
+        default=8,
+        help="rows of a micro-batch of openrl; TRL's is the whole step",
+    )
     ways = "of openrl: padded, --packing_samples, or --prefix_grouper"
-    parser.add_argument("--rows", choices=("padded", "packed", "shared"), default="shared", help=ways)
+    parser.add_argument(
+        "--rows", choices=("padded", "packed", "shared"), default="shared", help=ways
+    )
     pair_options(parser)
     args = parser.parse_args()
     if args.cores:

@@ -1,4 +1,5 @@
-"""An asyncio loop whose clock jumps from event to event: hours of waiting take no time and have one order."""
+"""An asyncio loop whose clock jumps from event to event: hours of waiting take no time and have one
+order."""
 
 from __future__ import annotations
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.weight_sync
 
-A receiver in a process of its own stands for an engine: it maps each bucket and copies every tensor into parameters of its
-own, as vLLM's loaders do. The sender cuts, packs and announces buckets as the trainer's rank 0 does. Beside each sync the
-same bytes are copied twice, tensor by tensor, between ordinary memory. Prints the ratio and the number of calls that the
-receiver was sent. One thread each, pairs interleaved; refuses to print on a machine with other work.
-"""
+A receiver in a process of its own stands for an engine: it maps each bucket and copies every tensor
+into parameters of its own, as vLLM's loaders do. The sender cuts, packs and announces buckets as
+the trainer's rank 0 does. Beside each sync the same bytes are copied twice, tensor by tensor,
+between ordinary memory. Prints the ratio and the number of calls that the receiver was sent. One
+thread each, pairs interleaved; refuses to print on a machine with other work."""
 
 from __future__ import annotations
 
@@ -34,12 +34,20 @@ MIB = 2**20
 
 
 def model_weights(total: int, hidden: int) -> dict[str, Tensor]:
-    """About ``total`` bytes in the shapes of a decoder in bf16: square and wide matrices, and vectors between them."""
-    shapes = {"q": (hidden, hidden), "k": (hidden // 4, hidden), "up": (4 * hidden, hidden), "norm": (hidden,)}
+    """About ``total`` bytes in the shapes of a decoder in bf16: square and wide matrices, and
+    vectors between them."""
+    shapes = {
+        "q": (hidden, hidden),
+        "k": (hidden // 4, hidden),
+        "up": (4 * hidden, hidden),
+        "norm": (hidden,),
+    }
     weights: dict[str, Tensor] = {"embed": torch.randn(16 * hidden, hidden).bfloat16()}
     layer = 0
     while sum(weight.nbytes for weight in weights.values()) < total:
-        weights |= {f"{layer}.{name}": torch.randn(shape).bfloat16() for name, shape in shapes.items()}
+        weights |= {
+            f"{layer}.{name}": torch.randn(shape).bfloat16() for name, shape in shapes.items()
+        }
         layer += 1
     return weights
 
@@ -48,7 +56,9 @@ def receive(connection: Connection, hidden: int, total: int) -> None:
     """Answers each announcement once its tensors are copied."""
     torch.set_num_threads(1)
     receiver = make_receiver(Route(), 1, CPU)
-    parameters = {name: torch.empty_like(weight) for name, weight in model_weights(total, hidden).items()}
+    parameters = {
+        name: torch.empty_like(weight) for name, weight in model_weights(total, hidden).items()
+    }
     connection.send("ready")
     while (message := connection.recv()) is not None:
         sent = read_message(message)
@@ -58,7 +68,9 @@ def receive(connection: Connection, hidden: int, total: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--megabytes", type=int, default=128, help="MiB of weights")
     parser.add_argument("--bucket_mb", type=int, default=32)
     parser.add_argument("--hidden_size", type=int, default=1024)
@@ -68,10 +80,14 @@ def main() -> None:
 
     weights = model_weights(args.megabytes * MIB, args.hidden_size)
     size = sum(weight.nbytes for weight in weights.values())
-    copies = [{name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2)]
+    copies = [
+        {name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2)
+    ]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    engine = context.Process(target=receive, args=(theirs, args.hidden_size, args.megabytes * MIB), daemon=True)
+    engine = context.Process(
+        target=receive, args=(theirs, args.hidden_size, args.megabytes * MIB), daemon=True
+    )
     engine.start()
     sender = make_sender(Route(), 0, CPU)
 
@@ -113,10 +129,12 @@ def main() -> None:
         raise SystemExit(1)
     pairs = quiet.kept
     console.print(
-        f"{size / MIB:.0f} MiB of {len(weights)} tensors in {calls} calls (bytes / bucket = {math.ceil(size / MIB / args.bucket_mb)})",
-        f"sync {1000 * median(a for a, _ in pairs):.0f} ms, two copies {1000 * median(b for _, b in pairs):.0f} ms, "
-        f"ratio {spread([a / b for a, b in pairs], 2)} over {args.pairs} pairs; the first sync, which takes the pages: "
-        f"{1000 * first:.0f} ms",
+        f"{size / MIB:.0f} MiB of {len(weights)} tensors in {calls} calls (bytes / bucket ="
+        f" {math.ceil(size / MIB / args.bucket_mb)})",
+        f"sync {1000 * median(a for a, _ in pairs):.0f} ms, two copies"
+        f" {1000 * median(b for _, b in pairs):.0f} ms, ratio"
+        f" {spread([a / b for a, b in pairs], 2)} over {args.pairs} pairs; the first sync, which"
+        f" takes the pages: {1000 * first:.0f} ms",
         str(quiet),
         sep="\n",
     )

@@ -1,4 +1,5 @@
-"""Write docs/flags.md and the tables of docs/algorithms.md and docs/verifiers.md from the code, and check references.
+"""Write docs/flags.md and the tables of docs/algorithms.md and docs/verifiers.md from the code, and
+check references.
 
 python docs/build.py            write, then check
 python docs/build.py --check    only check; a stale page is a problem too
@@ -18,7 +19,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402 - the checkout, whatever is installed
+from openrl.config.commands import (
+    COMMANDS,
+    PPOConfig,
+)  # noqa: E402 - the checkout, whatever is installed
 from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.extension_points import advantage_estimators, policy_losses, verifiers  # noqa: E402
 from openrl.flags.help import summary  # noqa: E402
@@ -32,14 +36,19 @@ ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
 VERIFIERS_PAGE = ROOT / "docs" / "verifiers.md"
 MARK = "<!-- from here on made by `make docs` -->\n"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
-PATH_IN_CODE = re.compile(r"`((?:openrl|tests|examples|benchmarks|docs|dockerfile|requirements|\.ci)/[\w./-]*)`")
+PATH_IN_CODE = re.compile(
+    r"`((?:openrl|tests|examples|benchmarks|docs|dockerfile|requirements|\.ci)/[\w./-]*)`"
+)
 
 
 def flags_page() -> str:
     lines = [
         "# Flags",
         "",
-        "Made from the flags by `make docs`. Each stands for one key of a `--config` file as well; switches have a",
+        (
+            "Made from the flags by `make docs`. Each stands for one key of a `--config` file as"
+            " well; switches have a"
+        ),
         "`--no_` form. Options of a component are flags only while it is chosen.",
     ]
     for command, config in COMMANDS.items():
@@ -54,12 +63,17 @@ def _row(spec: FlagSpec) -> str:
     default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
     notes = [spec.bounds] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
-    cells = [f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`", default, " ".join([spec.help, *notes])]
+    cells = [
+        f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`",
+        default,
+        " ".join([spec.help, *notes]),
+    ]
     return _cells(*cells)
 
 
 def algorithms_page() -> str:
-    """The page as it is written by hand up to the mark, then one table per registry and the presets."""
+    """The page as it is written by hand up to the mark, then one table per registry and the
+    presets."""
     lines = [ALGORITHMS_PAGE.read_text("utf-8").partition(MARK)[0] + MARK]
     specs = collect_flags(PPOConfig)
     for chooser in [s for s in specs if s.registry]:
@@ -70,8 +84,16 @@ def algorithms_page() -> str:
             "|" + "---|" * 6,
         ]
         for entry in chooser.registry.entries():
-            own = [s.name for s in specs if s.owner and s.owner.flag == chooser.name and entry.name in s.owner.names]
-            cells = [f"`{entry.name}`", summary(entry.component), " ".join(sources(entry.component))]
+            own = [
+                s.name
+                for s in specs
+                if s.owner and s.owner.flag == chooser.name and entry.name in s.owner.names
+            ]
+            cells = [
+                f"`{entry.name}`",
+                summary(entry.component),
+                " ".join(sources(entry.component)),
+            ]
             cells.append(", ".join(sorted(entry.needs)))
             cells += [" ".join(f"`--{k} {plain(v)}`" for k, v in entry.suggests.items())]
             cells += [" ".join(f"`--{name}`" for name in own)]
@@ -92,12 +114,27 @@ def verifiers_page() -> str:
     options = []
     for entry in verifiers.entries():
         said = describe(entry.component)
-        lines.append(_cells(f"`{entry.name}`", *map(_shown, (said.checks, said.label.rstrip("."), said.reward))))
+        lines.append(
+            _cells(
+                f"`{entry.name}`", *map(_shown, (said.checks, said.label.rstrip("."), said.reward))
+            )
+        )
         for spec in flags_of(entry.options, part_name="", section="") if entry.options else ():
             default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
             shown = f"`{spec.name} {placeholder(spec.type)}`".replace(" `", "`")
-            options.append(_cells(f"`{entry.name}`", shown, default, _shown(f"{spec.help} {spec.bounds}".strip())))
-    lines += ["", "## Options", "", "| verifier | option | default | meaning |", "|---|---|---|---|", *options]
+            options.append(
+                _cells(
+                    f"`{entry.name}`", shown, default, _shown(f"{spec.help} {spec.bounds}".strip())
+                )
+            )
+    lines += [
+        "",
+        "## Options",
+        "",
+        "| verifier | option | default | meaning |",
+        "|---|---|---|---|",
+        *options,
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -116,40 +153,71 @@ def plain(value: object) -> str:
 
 def sources(component: object) -> list[str]:
     """Links to the papers that a component's functions name."""
-    functions = [component] if callable(component) and inspect.isroutine(component) else vars(component).values()
+    functions = (
+        [component]
+        if callable(component) and inspect.isroutine(component)
+        else vars(component).values()
+    )
     text = " ".join(f.__doc__ or "" for f in functions if inspect.isroutine(f))
-    return [f"[{u.rpartition('/')[2]}]({u})" for u in dict.fromkeys(re.findall(r"https?://[^\s,;:)]+[^\s,;:).]", text))]
+    return [
+        f"[{u.rpartition('/')[2]}]({u})"
+        for u in dict.fromkeys(re.findall(r"https?://[^\s,;:)]+[^\s,;:).]", text))
+    ]
 
 
 def undescribed() -> Iterator[str]:
-    """Components without a row in the tables written by hand: their formula, when to use them, what differs elsewhere."""
-    rows = re.findall(r"^\| (`.*?`) \|", ALGORITHMS_PAGE.read_text("utf-8").partition(MARK)[0], re.MULTILINE)
+    """Components without a row in the tables written by hand: their formula, when to use them, what
+    differs elsewhere."""
+    rows = re.findall(
+        r"^\| (`.*?`) \|", ALGORITHMS_PAGE.read_text("utf-8").partition(MARK)[0], re.MULTILINE
+    )
     told = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-    for chooser in [s for s in collect_flags(PPOConfig) if s.registry in (advantage_estimators, policy_losses)]:
-        yield from (f"docs/algorithms.md: no row on {n}" for n in chooser.registry.names() if n not in told)
+    for chooser in [
+        s for s in collect_flags(PPOConfig) if s.registry in (advantage_estimators, policy_losses)
+    ]:
+        yield from (
+            f"docs/algorithms.md: no row on {n}" for n in chooser.registry.names() if n not in told
+        )
 
 
 def broken_references() -> Iterator[str]:
     """Links and paths in code marks that lead nowhere, in every page under version control."""
     tracked = subprocess.run(
-        ["git", "ls-files", "-co", "--exclude-standard", "*.md"], cwd=ROOT, check=True, capture_output=True
+        ["git", "ls-files", "-co", "--exclude-standard", "*.md"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
     )
     for name in tracked.stdout.decode().split():
         page = ROOT / name
         for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
-            links = [t for t in LINK.findall(line) if "://" not in t and not t.startswith("mailto:")]
-            targets = [page.parent / t for t in links] + [ROOT / t for t in PATH_IN_CODE.findall(line)]
-            yield from (f"{name}:{number}: no such file: {t.relative_to(ROOT)}" for t in targets if not t.exists())
+            links = [
+                t for t in LINK.findall(line) if "://" not in t and not t.startswith("mailto:")
+            ]
+            targets = [page.parent / t for t in links] + [
+                ROOT / t for t in PATH_IN_CODE.findall(line)
+            ]
+            yield from (
+                f"{name}:{number}: no such file: {t.relative_to(ROOT)}"
+                for t in targets
+                if not t.exists()
+            )
 
 
 def main(check_only: bool) -> int:
     problems: list[str] = []
-    pages = ((FLAGS_PAGE, flags_page()), (ALGORITHMS_PAGE, algorithms_page()), (VERIFIERS_PAGE, verifiers_page()))
+    pages = (
+        (FLAGS_PAGE, flags_page()),
+        (ALGORITHMS_PAGE, algorithms_page()),
+        (VERIFIERS_PAGE, verifiers_page()),
+    )
     for page, text in pages:
         if not check_only:
             page.write_text(text, "utf-8")
         elif not page.exists() or page.read_text("utf-8") != text:
-            problems.append(f"{page.relative_to(ROOT)} does not show the present flags; run `make docs`")
+            problems.append(
+                f"{page.relative_to(ROOT)} does not show the present flags; run `make docs`"
+            )
     problems += [*broken_references(), *undescribed()]
     print("\n".join(problems) or "docs: all references lead somewhere")
     return bool(problems)

@@ -10,7 +10,9 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(message, remedy)  # both in args: the error crosses process borders by pickle
+        super().__init__(
+            message, remedy
+        )  # both in args: the error crosses process borders by pickle
         self.message, self.remedy = message, remedy
 
     def __str__(self) -> str:
@@ -18,7 +20,8 @@ class UserError(Exception):
 
 
 class Gathered:
-    """Gathers the errors of steps that do not need each other: ``with gathered: step()``, then ``raise_all()``."""
+    """Gathers the errors of steps that do not need each other: ``with gathered: step()``, then
+    ``raise_all()``."""
 
     def __init__(self) -> None:
         self._errors: list[UserError] = []
@@ -26,7 +29,9 @@ class Gathered:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> bool:
         if isinstance(error, UserError):
             self._errors.append(error)
         return isinstance(error, UserError)

@@ -30,5 +30,7 @@ policy_losses: Registry[Any] = Registry(
         "dapo": "ppo, with --eps_clip_low_high 0.2 0.28",
     },
 )
-preference_losses: Registry[Any] = Registry("preference_loss", home="openrl.algorithms.preference_losses")
+preference_losses: Registry[Any] = Registry(
+    "preference_loss", home="openrl.algorithms.preference_losses"
+)
 verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")

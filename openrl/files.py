@@ -1,4 +1,5 @@
-"""Writing files so that a reader, or a run that dies, never meets half of one. Standard library only."""
+"""Writing files so that a reader, or a run that dies, never meets half of one. Standard library
+only."""
 
 from __future__ import annotations
 

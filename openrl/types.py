@@ -1,11 +1,11 @@
 """The nouns: every record that travels between the parts of openrl, with its shapes.
 
-Letters: L tokens of one trajectory, G trajectories of one group, B sequences of a batch, T padded length.
+Letters: L tokens of one trajectory, G trajectories of one group, B sequences of a batch, T padded
+length.
 
-One alignment everywhere: a per-token field describes *the token at its own index*. So
-``logprobs[b, t] = log p(token_ids[b, t] | token_ids[b, :t])``, index 0 has no prediction and is never
-trained. The only shift by one lives in ``openrl.models.logprobs``.
-"""
+One alignment everywhere: a per-token field describes *the token at its own index*. So ``logprobs[b,
+t] = log p(token_ids[b, t] | token_ids[b, :t])``, index 0 has no prediction and is never trained.
+The only shift by one lives in ``openrl.models.logprobs``."""
 
 from __future__ import annotations
 
@@ -39,13 +39,16 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    max_len: int | None = None  # most tokens of prompt and completion together; None: as many as the engine takes
+    max_len: int | None = (
+        None  # most tokens of prompt and completion together; None: as many as the engine takes
+    )
     seed: int | None = None
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of the data, tokenised. Example: ``Prompt("train:17", [5, 9], "3 4 -> 7:", label="7")``."""
+    """One row of the data, tokenised. Example: ``Prompt("train:17", [5, 9], "3 4 -> 7:",
+    label="7")``."""
 
     id: str  # unique in a run, stable over epochs and resumes
     token_ids: list[int]
@@ -75,7 +78,9 @@ class Score:
     parts: dict[str, float] = field(default_factory=dict)  # named components, logged
     token_rewards: list[float] | None = None  # [L] process rewards
     attempts: int = 1  # calls that were made for it, retries included
-    failure: str | None = None  # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
+    failure: str | None = (
+        None  # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
+    )
 
     @property
     def dropped(self) -> bool:
@@ -97,7 +102,9 @@ class Trajectory:
     policy_versions: tuple[int, int] = (0, 0)
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    episode: str | None = None  # with one row per step of an agent: the episode that the step belongs to,
+    episode: str | None = (
+        None  # with one row per step of an agent: the episode that the step belongs to,
+    )
     step: int = 0  # its number in it,
     state: str | None = None  # and a key of the observation it answers
 
@@ -108,7 +115,8 @@ class Trajectory:
 
     @property
     def failed(self) -> bool:
-        """Its engine or environment failed, or its reward did and is to be dropped: not trained, in no statistic."""
+        """Its engine or environment failed, or its reward did and is to be dropped: not trained, in
+        no statistic."""
         return self.finish is Finish.ERROR or (self.score is not None and self.score.dropped)
 
 
@@ -133,11 +141,16 @@ class Group:
     @property
     def greedy_reward(self) -> float | None:
         """None without a greedy answer, or without a reward for it."""
-        return self.greedy.score.reward if self.greedy and self.greedy.score and not self.greedy.failed else None
+        return (
+            self.greedy.score.reward
+            if self.greedy and self.greedy.score and not self.greedy.failed
+            else None
+        )
 
     @property
     def mean_pass(self) -> float | None:
-        """Mean of ``passed`` over the group, failed trajectories left out; None if any has no verdict."""
+        """Mean of ``passed`` over the group, failed trajectories left out; None if any has no
+        verdict."""
         passed = [t.score.passed if t.score else None for t in self.trajectories if not t.failed]
         return None if not passed or None in passed else sum(passed) / len(passed)  # type: ignore[arg-type]
 
@@ -167,23 +180,35 @@ class ExperienceBatch:
         None  # (B, T) the part of ``rewards`` earned on the way, at the tokens that earned it
     )
     reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
-    greedy_rewards: Tensor | None = None  # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
+    greedy_rewards: Tensor | None = (
+        None  # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
+    )
     episode_ids: Tensor | None = None  # (B,) int64, rows that are steps of one agent episode
     step_ids: Tensor | None = None  # (B,) int64, number of the step in its episode
     state_ids: Tensor | None = None  # (B,) int64, equal for steps that answer an equal observation
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
-    ref_ids: Tensor | None = None  # (B, T, K) int32, the reference's likeliest tokens in the place of token t
-    ref_support: Tensor | None = None  # (B, T, K + 1) their log-probs, and that of all other tokens together
-    ref_hidden: Tensor | None = None  # (B, T, H) or, for its whole distribution, what it predicts token t from
+    ref_ids: Tensor | None = (
+        None  # (B, T, K) int32, the reference's likeliest tokens in the place of token t
+    )
+    ref_support: Tensor | None = (
+        None  # (B, T, K + 1) their log-probs, and that of all other tokens together
+    )
+    ref_hidden: Tensor | None = (
+        None  # (B, T, H) or, for its whole distribution, what it predicts token t from
+    )
     full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) the critic
     scores: Tensor | None = None  # (B,) rewards after shaping and the estimator's baseline
-    token_rewards: Tensor | None = None  # (B, T) score on the last sampled token, minus any KL penalty
+    token_rewards: Tensor | None = (
+        None  # (B, T) score on the last sampled token, minus any KL penalty
+    )
     advantages: Tensor | None = None  # (B, T) zero outside loss_mask
     returns: Tensor | None = None  # (B, T) the critic's target
     loss_weights: Tensor | None = None  # (B,) factor of each row's policy loss
-    is_weights: Tensor | None = None  # (B, T) factor of each token's policy loss that corrects for the engine's policy
+    is_weights: Tensor | None = (
+        None  # (B, T) factor of each token's policy loss that corrects for the engine's policy
+    )
     marked: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats apart
 
     def __post_init__(self) -> None:
@@ -192,7 +217,9 @@ class ExperienceBatch:
             value = getattr(self, f.name)
             for column in value.values() if f.name == "reward_parts" and value else [value]:
                 if isinstance(column, Tensor) and column.shape[:2] != shape[: column.dim()]:
-                    raise ValueError(f"{f.name} has shape {tuple(column.shape)}, token_ids {tuple(shape)}")
+                    raise ValueError(
+                        f"{f.name} has shape {tuple(column.shape)}, token_ids {tuple(shape)}"
+                    )
         if bool(self.loss_mask[:, :1].any()):
             raise ValueError("loss_mask[:, 0] must be False: the first token has no prediction")
 
@@ -240,7 +267,9 @@ class ExperienceBatch:
             elif f.name == "reward_parts" and value is not None:
                 columns[f.name] = {name: part[index] for name, part in value.items()}
             else:
-                columns[f.name] = [value[i] for i in index.tolist()] if isinstance(value, list) else value
+                columns[f.name] = (
+                    [value[i] for i in index.tolist()] if isinstance(value, list) else value
+                )
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
         columns["attention_mask"] = columns["attention_mask"] & ~dummy[:, None]
         columns["attention_mask"][dummy, 0] = True  # a row without tokens breaks attention kernels
@@ -254,7 +283,9 @@ class PreferenceBatch(ExperienceBatch):
     A pair is two adjacent rows, the chosen answer first.
     """
 
-    margins: Tensor | None = None  # (B,) by how much the chosen answer of the row's pair is better, from the data
+    margins: Tensor | None = (
+        None  # (B,) by how much the chosen answer of the row's pair is better, from the data
+    )
     ref_answers: Tensor | None = None  # (B,) log-prob of the whole answer under the reference
     kl: Tensor | None = None  # (B,) KTO's KL to the reference: one number, on every row of the step
 
@@ -292,15 +323,19 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What a policy loss returns; the caller masks, sums and divides by counts of the whole step."""
+    """What a policy loss returns; the caller masks, sums and divides by counts of the whole
+    step."""
 
     per_token: Tensor  # (b, T)
-    metrics: dict[str, Tensor] = field(default_factory=dict)  # (b, T) each, averaged over trained tokens
+    metrics: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # (b, T) each, averaged over trained tokens
 
 
 @dataclass(frozen=True)
 class AnswerInputs:
-    """What a preference loss sees of one micro-batch: b answers as wholes, pairs as adjacent rows; tensors are (b,)."""
+    """What a preference loss sees of one micro-batch: b answers as wholes, pairs as adjacent rows;
+    tensors are (b,)."""
 
     logprobs: Tensor  # sum over the answer's tokens; carries the gradient
     mean_logprobs: Tensor  # mean over the answer's tokens
@@ -316,7 +351,8 @@ class AnswerInputs:
 
 @dataclass(frozen=True)
 class AnswerLosses:
-    """What a preference loss returns; the caller leaves dummies out, sums and divides by the whole step."""
+    """What a preference loss returns; the caller leaves dummies out, sums and divides by the whole
+    step."""
 
     losses: Tensor  # (b / 2,) of pairs, (b,) of rated answers
     rewards: Tensor  # (b,) what the loss compares: the policy's implicit rewards
@@ -336,9 +372,9 @@ class WeightManifest:
 class ParallelLayout:
     """How the ranks of one training engine divide the work.
 
-    Rows are dealt to data-parallel ranks. Each is a block of neighbours that get the same rows: sp_size ranks that hold
-    a part of every sequence each, each of these tp_size ranks that hold a part of every layer each.
-    """
+    Rows are dealt to data-parallel ranks. Each is a block of neighbours that get the same rows:
+    sp_size ranks that hold a part of every sequence each, each of these tp_size ranks that hold a
+    part of every layer each."""
 
     rank: int = 0
     world_size: int = 1
@@ -347,7 +383,9 @@ class ParallelLayout:
 
     def __post_init__(self) -> None:
         if self.world_size % self.ranks_per_shard:
-            raise ValueError(f"{self.world_size} ranks are no multiple of sp {self.sp_size} * tp {self.tp_size}")
+            raise ValueError(
+                f"{self.world_size} ranks are no multiple of sp {self.sp_size} * tp {self.tp_size}"
+            )
 
     @property
     def ranks_per_shard(self) -> int:
@@ -371,7 +409,8 @@ class ParallelLayout:
         return self.rank % self.tp_size
 
     def sequence_groups(self) -> list[list[int]]:
-        """The ranks that hold one row's sequence together, in the order of its parts; every rank is in one."""
+        """The ranks that hold one row's sequence together, in the order of its parts; every rank is
+        in one."""
         blocks = range(0, self.world_size, self.ranks_per_shard)
         return [
             list(range(first + tp, first + self.ranks_per_shard, self.tp_size))

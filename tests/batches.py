@@ -1,4 +1,5 @@
-"""Ragged random batches with several turns, holes and a row without sampled tokens, in double precision."""
+"""Ragged random batches with several turns, holes and a row without sampled tokens, in double
+precision."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ GROUP_SIZES = (4, 1, 3, 5)
 
 
 def loss_masks(rows: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Attention and loss masks (rows, width): a prompt, then sampled tokens with holes. Row 2 samples nothing."""
+    """Attention and loss masks (rows, width): a prompt, then sampled tokens with holes. Row 2
+    samples nothing."""
     lengths = torch.randint(width // 2, width + 1, (rows, 1), generator=generator)
     prompts = torch.randint(1, 3, (rows, 1), generator=generator)
     at = torch.arange(width)
@@ -29,8 +31,11 @@ def loss_masks(rows: int, width: int, generator: torch.Generator) -> tuple[Tenso
     return attention, sampled
 
 
-def random_batch(seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_SIZES) -> ExperienceBatch:
-    """Every column that an estimator may read. Groups are shuffled, so that position says nothing."""
+def random_batch(
+    seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_SIZES
+) -> ExperienceBatch:
+    """Every column that an estimator may read. Groups are shuffled, so that position says
+    nothing."""
     g = torch.Generator().manual_seed(seed)
     rows = sum(sizes)
     attention, mask = loss_masks(rows, width, g)
@@ -38,7 +43,9 @@ def random_batch(seed: int = 0, width: int = 12, sizes: tuple[int, ...] = GROUP_
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=g, dtype=torch.float64)
 
-    group_ids = torch.cat([torch.full((n,), 10 - i) for i, n in enumerate(sizes)])[torch.randperm(rows, generator=g)]
+    group_ids = torch.cat([torch.full((n,), 10 - i) for i, n in enumerate(sizes)])[
+        torch.randperm(rows, generator=g)
+    ]
     episode_ids = group_ids * 2 + torch.randint(0, 2, (rows,), generator=g)
     return ExperienceBatch(
         token_ids=torch.randint(0, 50, (rows, width), generator=g),
@@ -72,7 +79,8 @@ def credit(
 def measured_credit(
     batch: ExperienceBatch, name: str, options: Any = None, kl_coef: float = 0.0, **changes: Any
 ) -> tuple[ExperienceBatch, dict[str, float]]:
-    """``assign_credit`` by one estimator with its suggestions; ``changes`` are shaping flags or plan fields."""
+    """``assign_credit`` by one estimator with its suggestions; ``changes`` are shaping flags or
+    plan fields."""
     entry = advantage_estimators[name]
     suggests = entry.suggests
     own = {key: changes.pop(key) for key in list(changes) if key in CreditPlan.__dataclass_fields__}
@@ -91,7 +99,9 @@ def measured_credit(
     return assign_credit(batch, CreditPlan(**(plan | own)), kl_coef, RunningMoments())
 
 
-def outcome_batch(rewards: list[float], groups: list[int], tokens: int = 2, **columns: Any) -> ExperienceBatch:
+def outcome_batch(
+    rewards: list[float], groups: list[int], tokens: int = 2, **columns: Any
+) -> ExperienceBatch:
     """Rows of one prompt token and ``tokens`` sampled ones, for hand-computed values."""
     rows = len(rewards)
     mask = torch.ones(rows, tokens + 1, dtype=torch.bool)
@@ -120,7 +130,8 @@ def loss_inputs(seed: int = 0, width: int = 12, spread: float = 0.3) -> LossInpu
         logprobs=(old + step).clamp(max=-0.01),
         old_logprobs=old,
         rollout_logprobs=batch.rollout_logprobs,
-        advantages=torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64) * batch.loss_mask,
+        advantages=torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64)
+        * batch.loss_mask,
         loss_mask=batch.loss_mask,
         turn_ids=batch.turn_ids,
         rewards=batch.rewards,

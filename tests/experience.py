@@ -28,7 +28,10 @@ def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> Experienc
     index = torch.arange(shape[1])[None]
     mask = index < torch.tensor(lengths)[:, None]
     trained = mask & (index >= PROMPT)
-    noise = {name: torch.randn(shape, generator=g) for name in ("advantages", "returns", "values", "ref_logprobs")}
+    noise = {
+        name: torch.randn(shape, generator=g)
+        for name in ("advantages", "returns", "values", "ref_logprobs")
+    }
     return ExperienceBatch(
         token_ids=torch.randint(4, 60, shape, generator=g) * mask,
         attention_mask=mask,
@@ -44,7 +47,9 @@ def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> Experienc
     )
 
 
-def alike(batch: ExperienceBatch, groups: tuple[int, ...], beginnings: tuple[int, ...]) -> ExperienceBatch:
+def alike(
+    batch: ExperienceBatch, groups: tuple[int, ...], beginnings: tuple[int, ...]
+) -> ExperienceBatch:
     """The batch with ``beginnings[g]`` tokens that the rows of group g begin with."""
     ids = batch.token_ids.clone()
     for row, group in enumerate(groups):

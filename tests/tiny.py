@@ -1,4 +1,5 @@
-"""Tiny random models with a tokenizer, made on the spot: a real checkpoint directory in under a second."""
+"""Tiny random models with a tokenizer, made on the spot: a real checkpoint directory in under a
+second."""
 
 from __future__ import annotations
 
@@ -25,10 +26,17 @@ _SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 32,  # the smallest that vLLM's CPU attention knows
     "max_position_embeddings": 512,
-    "initializer_range": 0.2,  # far from uniform: a wrong weight or temperature shows in every log-prob
+    "initializer_range": (
+        0.2
+    ),  # far from uniform: a wrong weight or temperature shows in every log-prob
 }
 _EXTRA = {
-    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "norm_topk_prob": True}
+    "qwen3_moe": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+    }
 }
 
 
@@ -39,7 +47,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
     names = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIALS, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **names)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, **names
+    )
 
 
 def tiny_model_dir(
@@ -56,7 +66,12 @@ def tiny_model_dir(
     ``arch`` is a transformers model type; ``overrides`` are fields of its config.
     """
     tokenizer = tiny_tokenizer()
-    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "vocab_size": len(tokenizer)}
+    ids = {
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "vocab_size": len(tokenizer),
+    }
     fields = _SHAPE | _EXTRA.get(arch, {}) | ids | {"tie_word_embeddings": tied} | overrides
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -67,19 +82,32 @@ def tiny_model_dir(
     return path
 
 
-def tiny_reward_model_dir(tmp: Path, *, head_name: str = "score", seed: int = 0, **fields: object) -> Path:
-    """A reward model as training leaves it: a random classifier with one output, its head under ``head_name``.
+def tiny_reward_model_dir(
+    tmp: Path, *, head_name: str = "score", seed: int = 0, **fields: object
+) -> Path:
+    """A reward model as training leaves it: a random classifier with one output, its head under
+    ``head_name``.
 
     ``fields`` are further fields of config.json.
     """
     tokenizer = tiny_tokenizer()
-    ids = {"pad_token_id": PAD, "bos_token_id": BOS, "eos_token_id": EOS, "vocab_size": len(tokenizer)}
-    config = AutoConfig.for_model("qwen3", **_SHAPE, **ids, num_labels=1, value_head_prefix=head_name, **fields)
+    ids = {
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "vocab_size": len(tokenizer),
+    }
+    config = AutoConfig.for_model(
+        "qwen3", **_SHAPE, **ids, num_labels=1, value_head_prefix=head_name, **fields
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForSequenceClassification.from_config(config, dtype=torch.float32)
     path = tmp / f"reward-{head_name}-{seed}"
-    state = {name.replace("score.", f"{head_name}."): tensor for name, tensor in model.state_dict().items()}
+    state = {
+        name.replace("score.", f"{head_name}."): tensor
+        for name, tensor in model.state_dict().items()
+    }
     model.save_pretrained(path, state_dict=state)
     tokenizer.save_pretrained(path)
     return path

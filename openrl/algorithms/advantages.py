@@ -1,13 +1,14 @@
-"""Advantage estimators: shaped rewards, and values, to per-token advantages and returns. torch only.
+"""Advantage estimators: shaped rewards, and values, to per-token advantages and returns. torch
+only.
 
-An estimator works in one of two places of ``openrl.algorithms.credit.assign_credit``, which runs it:
-``from_scores`` ones turn the samples' rewards into scores (a baseline among siblings, say), which are then placed on
-tokens and summed from the end; ``from_tokens`` ones read the finished token rewards. Names are resolved by
-``openrl.extension_points.advantage_estimators``; ``suggests`` fills flags that were not given.
+An estimator works in one of two places of ``openrl.algorithms.credit.assign_credit``, which runs
+it: ``from_scores`` ones turn the samples' rewards into scores (a baseline among siblings, say),
+which are then placed on tokens and summed from the end; ``from_tokens`` ones read the finished
+token rewards. Names are resolved by ``openrl.extension_points.advantage_estimators``; ``suggests``
+fills flags that were not given.
 
-Rows without a sampled token (a failed sample) are no members of their group. Environment tokens inside a response
-neither earn, nor discount, nor bootstrap.
-"""
+Rows without a sampled token (a failed sample) are no members of their group. Environment tokens
+inside a response neither earn, nor discount, nor bootstrap."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ CreditFn = Callable[[ExperienceBatch, Any], tuple[Tensor, Tensor]]
 
 
 def returns_to_go(token_rewards: Tensor, mask: Tensor, gamma: float = 1.0) -> Tensor:
-    """Discounted sum of this and all later rewards on sampled tokens, (B, T); 0 outside the mask."""
+    """Discounted sum of this and all later rewards on sampled tokens, (B, T); 0 outside the
+    mask."""
     earned = token_rewards.masked_fill(~mask, 0)
     if gamma == 1:
         return earned.flip(-1).cumsum(-1).flip(-1).masked_fill(~mask, 0)
@@ -48,7 +50,8 @@ def _sampled_columns(mask: Tensor) -> list[int]:
 
 
 def sum_from_the_end(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tensor]:
-    """Undiscounted returns to go as advantages: with no rewards on the way, the score on every token."""
+    """Undiscounted returns to go as advantages: with no rewards on the way, the score on every
+    token."""
     returns = returns_to_go(batch.token_rewards, batch.loss_mask)
     return returns, returns
 
@@ -57,7 +60,9 @@ def sum_from_the_end(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tens
 class Estimator:
     """How rewards become advantages, in two steps around the shaping of token rewards."""
 
-    scores: ScoreFn = lambda batch, options: batch.scores  # (B,) from shaped rewards in batch.scores
+    scores: ScoreFn = lambda batch, options: (
+        batch.scores
+    )  # (B,) from shaped rewards in batch.scores
     credit: CreditFn = sum_from_the_end  # advantages, returns (B, T) from batch.token_rewards
 
 
@@ -73,18 +78,25 @@ def from_tokens(fn: CreditFn) -> Estimator:
 
 @dataclass(frozen=True)
 class DiscountOptions:
-    gamma: float = flag(1.0, "Discount per sampled token; environment tokens do not count.", bounds="[0, 1]")
+    gamma: float = flag(
+        1.0, "Discount per sampled token; environment tokens do not count.", bounds="[0, 1]"
+    )
 
 
 @dataclass(frozen=True)
 class GAEOptions(DiscountOptions):
-    lambd: float = flag(1.0, "Lambda of GAE: towards 1 less bias and more variance.", bounds="[0, 1]")
+    lambd: float = flag(
+        1.0, "Lambda of GAE: towards 1 less bias and more variance.", bounds="[0, 1]"
+    )
 
 
-@advantage_estimators.register("gae", options=GAEOptions, needs=("values",), suggests={"whiten_advantages": True})
+@advantage_estimators.register(
+    "gae", options=GAEOptions, needs=("values",), suggests={"whiten_advantages": True}
+)
 @from_tokens
 def gae(batch: ExperienceBatch, options: GAEOptions) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation, https://arxiv.org/abs/1506.02438 eq. 16, over sampled tokens alone."""
+    """Generalized advantage estimation, https://arxiv.org/abs/1506.02438 eq. 16, over sampled
+    tokens alone."""
     mask, rewards, values = batch.loss_mask, batch.token_rewards, batch.values
     advantages = torch.zeros_like(values)
     running, next_value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
@@ -97,28 +109,34 @@ def gae(batch: ExperienceBatch, options: GAEOptions) -> tuple[Tensor, Tensor]:
     return advantages, (advantages + values).masked_fill(~mask, 0)
 
 
-# -- baselines that are choices of --reward_norm_mean and --reward_norm_std --------------------------------
+# -- baselines that are choices of --reward_norm_mean and --reward_norm_std
+# --------------------------------
 
 _GROUP_MEAN = {"reward_norm_mean": "group"}
 _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 
 
 def group_norm(batch: ExperienceBatch, options: None) -> Tensor:
-    """GRPO: reward minus the siblings' mean, divided by their std; https://arxiv.org/abs/2402.03300 section 4.1."""
+    """GRPO: reward minus the siblings' mean, divided by their std; https://arxiv.org/abs/2402.03300
+    section 4.1."""
     return batch.scores
 
 
 for _name in ("group_norm", "grpo"):
-    advantage_estimators.register(_name, needs=("siblings",), suggests=_GROUP_NORM)(from_scores(group_norm))
+    advantage_estimators.register(_name, needs=("siblings",), suggests=_GROUP_NORM)(
+        from_scores(group_norm)
+    )
 
 
 @advantage_estimators.register(
-    "dr_grpo", needs=("siblings",), suggests=_GROUP_MEAN | {"loss_agg_mode": "seq-mean-token-sum-norm"}
+    "dr_grpo",
+    needs=("siblings",),
+    suggests=_GROUP_MEAN | {"loss_agg_mode": "seq-mean-token-sum-norm"},
 )
 @from_scores
 def dr_grpo(batch: ExperienceBatch, options: None) -> Tensor:
-    """Reward minus the siblings' mean, divided neither by the std nor, in the loss, by the length; Dr. GRPO,
-    https://arxiv.org/abs/2503.20783."""
+    """Reward minus the siblings' mean, divided neither by the std nor, in the loss, by the length;
+    Dr. GRPO, https://arxiv.org/abs/2503.20783."""
     return batch.scores
 
 
@@ -127,28 +145,32 @@ def dr_grpo(batch: ExperienceBatch, options: None) -> Tensor:
 )
 @from_scores
 def reinforce_baseline(batch: ExperienceBatch, options: None) -> Tensor:
-    """REINFORCE++-baseline: reward minus the siblings' mean, whitened over the batch; https://arxiv.org/abs/2501.03262."""
+    """REINFORCE++-baseline: reward minus the siblings' mean, whitened over the batch;
+    https://arxiv.org/abs/2501.03262."""
     return batch.scores
 
 
 def reinforce(batch: ExperienceBatch, options: DiscountOptions) -> tuple[Tensor, Tensor]:
-    """REINFORCE++: discounted returns to go, whitened over the batch; https://arxiv.org/abs/2501.03262."""
+    """REINFORCE++: discounted returns to go, whitened over the batch;
+    https://arxiv.org/abs/2501.03262."""
     returns = returns_to_go(batch.token_rewards, batch.loss_mask, options.gamma)
     return returns, returns
 
 
 for _name in ("reinforce", "reinforce_pp"):
-    advantage_estimators.register(_name, options=DiscountOptions, suggests={"whiten_advantages": True})(
-        from_tokens(reinforce)
-    )
+    advantage_estimators.register(
+        _name, options=DiscountOptions, suggests={"whiten_advantages": True}
+    )(from_tokens(reinforce))
 
-# -- baselines of their own ------------------------------------------------------------------------------
+# -- baselines of their own
+# ------------------------------------------------------------------------------
 
 
 @advantage_estimators.register("rloo", needs=("siblings", "no_reward_norm"))
 @from_scores
 def rloo(batch: ExperienceBatch, options: None) -> Tensor:
-    """Reward minus the mean of the other siblings, https://arxiv.org/abs/2402.14740. Alone in a group: 0."""
+    """Reward minus the mean of the other siblings, https://arxiv.org/abs/2402.14740. Alone in a
+    group: 0."""
     mean, _, count = grouped_moments(batch.scores, batch.group_ids, batch.members)
     return ((batch.scores - mean) * count / (count - 1).clamp(min=1)).to(batch.scores.dtype)
 
@@ -156,8 +178,8 @@ def rloo(batch: ExperienceBatch, options: None) -> Tensor:
 @advantage_estimators.register("opo", needs=("siblings", "no_reward_norm"))
 @from_scores
 def opo(batch: ExperienceBatch, options: None) -> Tensor:
-    """Reward minus the siblings' mean weighted by response length, the baseline of least variance under the
-    simplifications of https://arxiv.org/abs/2505.23585."""
+    """Reward minus the siblings' mean weighted by response length, the baseline of least variance
+    under the simplifications of https://arxiv.org/abs/2505.23585."""
     lengths = batch.response_lengths
     mean_product, _, _ = grouped_moments(batch.scores * lengths, batch.group_ids, batch.members)
     mean_length, _, _ = grouped_moments(lengths, batch.group_ids, batch.members)
@@ -174,8 +196,8 @@ def remax(batch: ExperienceBatch, options: None) -> Tensor:
 @advantage_estimators.register("grpo_passk", needs=("siblings", "no_reward_norm"))
 @from_scores
 def grpo_passk(batch: ExperienceBatch, options: None) -> Tensor:
-    """The group's best sample gets its lead over the second best, divided by the group's std, the others 0;
-    https://arxiv.org/abs/2503.19595. A tie for the best has no lead."""
+    """The group's best sample gets its lead over the second best, divided by the group's std, the
+    others 0; https://arxiv.org/abs/2503.19595. A tie for the best has no lead."""
     _, std, _ = grouped_moments(batch.scores, batch.group_ids, batch.members)
     result = torch.zeros_like(batch.scores)
     for number in batch.group_ids.unique():
@@ -198,7 +220,9 @@ def gpg(batch: ExperienceBatch, options: None) -> Tensor:
 
 @dataclass(frozen=True)
 class PartOptions:
-    gdpo_parts: tuple[str, ...] = flag((), "Parts of the reward, each NAME or NAME=WEIGHT. None given: all, weight 1.")
+    gdpo_parts: tuple[str, ...] = flag(
+        (), "Parts of the reward, each NAME or NAME=WEIGHT. None given: all, weight 1."
+    )
 
 
 @advantage_estimators.register(
@@ -209,34 +233,45 @@ class PartOptions:
 )
 @from_scores
 def gdpo(batch: ExperienceBatch, options: PartOptions) -> Tensor:
-    """Each part of the reward is normalised within the group by itself, then they are added with their weights;
-    https://arxiv.org/abs/2601.05242. Shaping of the total reward does not reach the parts."""
+    """Each part of the reward is normalised within the group by itself, then they are added with
+    their weights; https://arxiv.org/abs/2601.05242. Shaping of the total reward does not reach the
+    parts."""
     parts = batch.reward_parts or {}
     weights = part_weights(options.gdpo_parts) or dict.fromkeys(parts, 1.0)
     if not weights:
-        raise UserError("gdpo: the reward has no parts", "a reward that returns extra_logs, or another estimator")
+        raise UserError(
+            "gdpo: the reward has no parts",
+            "a reward that returns extra_logs, or another estimator",
+        )
     total = torch.zeros_like(batch.scores)
     for name, weight in weights.items():
         if name not in parts or bool(parts[name][batch.members].isnan().any()):
-            message = f"gdpo needs every part in every row, and reward part {name!r} is missing in some"
-            raise UserError(message, f"--gdpo_parts with some of: {', '.join(parts) or 'none there are'}")
+            message = (
+                f"gdpo needs every part in every row, and reward part {name!r} is missing in some"
+            )
+            raise UserError(
+                message, f"--gdpo_parts with some of: {', '.join(parts) or 'none there are'}"
+            )
         total = total + weight * standardise(parts[name], batch.group_ids, batch.members)
     return total
 
 
-# -- turns and steps of agents -----------------------------------------------------------------------------
+# -- turns and steps of agents
+# -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class TurnOptions:
-    turn_gamma: float = flag(1.0, "Discount per turn of a dialogue, or per step of an agent.", bounds="[0, 1]")
+    turn_gamma: float = flag(
+        1.0, "Discount per turn of a dialogue, or per step of an agent.", bounds="[0, 1]"
+    )
 
 
 @advantage_estimators.register("turn_reinforce", options=TurnOptions)
 @from_tokens
 def turn_reinforce(batch: ExperienceBatch, options: TurnOptions) -> tuple[Tensor, Tensor]:
-    """Returns to go over turns: every token of a turn gets the turn's reward plus ``turn_gamma`` times the return of
-    the next turn. A turn is a run of sampled tokens."""
+    """Returns to go over turns: every token of a turn gets the turn's reward plus ``turn_gamma``
+    times the return of the next turn. A turn is a run of sampled tokens."""
     returns = torch.zeros_like(batch.token_rewards)
     following = torch.zeros_like(batch.token_rewards[:, 0])
     for turn in range(int(batch.turn_ids.max()), -1, -1):
@@ -260,22 +295,28 @@ def step_returns(batch: ExperienceBatch, gamma: float) -> Tensor:
 @advantage_estimators.register("step_reinforce", options=TurnOptions, needs=("steps",))
 @from_scores
 def step_reinforce(batch: ExperienceBatch, options: TurnOptions) -> Tensor:
-    """Discounted return of each step of an episode, one row a step; normalised by --reward_norm_*."""
+    """Discounted return of each step of an episode, one row a step; normalised by
+    --reward_norm_*."""
     return step_returns(batch, options.turn_gamma)
 
 
 @dataclass(frozen=True)
 class GiGPOOptions:
     gigpo_episode_weight: float = flag(1.0, "Weight of the episode advantage.", bounds=">= 0")
-    gigpo_step_weight: float = flag(1.0, "Weight of the advantage among steps from an equal state.", bounds=">= 0")
+    gigpo_step_weight: float = flag(
+        1.0, "Weight of the advantage among steps from an equal state.", bounds=">= 0"
+    )
     gigpo_gamma: float = flag(0.95, "Discount per step of the step return.", bounds="[0, 1]")
 
 
-@advantage_estimators.register("gigpo", options=GiGPOOptions, needs=("siblings", "steps", "no_reward_norm"))
+@advantage_estimators.register(
+    "gigpo", options=GiGPOOptions, needs=("siblings", "steps", "no_reward_norm")
+)
 @from_scores
 def gigpo(batch: ExperienceBatch, options: GiGPOOptions) -> Tensor:
-    """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the episode's total among episodes of the
-    prompt, plus the step's return among steps of the prompt that answer an equal observation.
+    """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the episode's total among
+    episodes of the prompt, plus the step's return among steps of the prompt that answer an equal
+    observation.
 
     Each episode counts once among its siblings, however many steps it has.
     """

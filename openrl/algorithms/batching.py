@@ -18,11 +18,12 @@ from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, Step
 
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
-    """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids`` value.
+    """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids``
+    value.
 
-    A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it, keeps its row and loses
-    its loss mask: it is not trained and counts in no statistic. Without a score the reward is NaN.
-    """
+    A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
+    keeps its row and loses its loss mask: it is not trained and counts in no statistic. Without a
+    score the reward is NaN."""
     rows = [(number, group, t) for number, group in enumerate(groups) for t in group.trajectories]
     trajectories = [t for _, _, t in rows]
     width = max((len(t.token_ids) for t in trajectories), default=1)
@@ -34,7 +35,9 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         loss_mask=loss_mask,
         rollout_logprobs=pad([t.rollout_logprobs for t in trajectories], width, 0.0, torch.float32),
         group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.long),
-        rewards=torch.tensor([0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]),
+        rewards=torch.tensor(
+            [0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]
+        ),
         truncated=torch.tensor([t.finish is Finish.LENGTH for t in trajectories], dtype=torch.bool),
         passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
@@ -49,7 +52,8 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
 
 
 def rescored(batch: ExperienceBatch, scored: ExperienceBatch) -> ExperienceBatch:
-    """``batch`` with all that ``collate`` filled in ``scored``: the same rows, since then scored."""
+    """``batch`` with all that ``collate`` filled in ``scored``: the same rows, since then
+    scored."""
     filled = {f.name: getattr(scored, f.name) for f in fields(scored)}
     return batch.replace(**{name: column for name, column in filled.items() if column is not None})
 
@@ -69,8 +73,8 @@ def _difficulty(trajectories: list[Trajectory]) -> Tensor | None:
 
 
 def _invalid_actions(trajectories: list[Trajectory]) -> Tensor | None:
-    """Turns whose action could not be read: as the agent counts them, or for one turn as the reward's part
-    ``action_is_valid`` says. None if nobody says anything."""
+    """Turns whose action could not be read: as the agent counts them, or for one turn as the
+    reward's part ``action_is_valid`` says. None if nobody says anything."""
     counts = [t.metrics.get("invalid_actions", _invalid(t)) for t in trajectories]
     return None if set(counts) <= {None} else torch.tensor([count or 0.0 for count in counts])
 
@@ -94,9 +98,12 @@ def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
 
 
 def _step_columns(trajectories: list[Trajectory]) -> dict[str, Tensor]:
-    """Which step of which episode a row is, and what it answers; a trajectory without an episode is one by itself."""
+    """Which step of which episode a row is, and what it answers; a trajectory without an episode is
+    one by itself."""
     return {
-        "episode_ids": _numbered([row if t.episode is None else t.episode for row, t in enumerate(trajectories)]),
+        "episode_ids": _numbered(
+            [row if t.episode is None else t.episode for row, t in enumerate(trajectories)]
+        ),
         "step_ids": torch.tensor([t.step for t in trajectories], dtype=torch.long),
         "state_ids": _numbered([t.prompt.id if t.state is None else t.state for t in trajectories]),
     }
@@ -108,16 +115,19 @@ def _numbered(keys: list[str | int]) -> Tensor:
 
 
 def trained_mask(trajectory: Trajectory, group: Group) -> list[bool]:
-    """The trajectory's loss mask, all False if it failed, or the greedy answer that it is compared with did."""
+    """The trajectory's loss mask, all False if it failed, or the greedy answer that it is compared
+    with did."""
     failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
     return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
 
 
 def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:
-    """Rows of numbers as (B, width), filled up on the right. One tensor of all numbers: one for each row takes ten times as
-    long."""
+    """Rows of numbers as (B, width), filled up on the right. One tensor of all numbers: one for
+    each row takes ten times as long."""
     result = torch.full((len(rows), width), value, dtype=dtype)
-    return result.masked_scatter_(_inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype))
+    return result.masked_scatter_(
+        _inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
+    )
 
 
 def _inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
@@ -126,7 +136,8 @@ def _inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
 
 
 def turn_ids(loss_mask: Tensor) -> Tensor:
-    """(B, T): the number of the run of sampled tokens that a token lies in, from 0; -1 outside the mask."""
+    """(B, T): the number of the run of sampled tokens that a token lies in, from 0; -1 outside the
+    mask."""
     starts = loss_mask.clone()
     starts[:, 1:] &= ~loss_mask[:, :-1]
     return torch.where(loss_mask, starts.cumsum(-1) - 1, -1)
@@ -134,7 +145,8 @@ def turn_ids(loss_mask: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TokenCap:
-    """Micro-batches hold as many rows as fit into ``tokens`` tokens on a rank, for rows that run without padding."""
+    """Micro-batches hold as many rows as fit into ``tokens`` tokens on a rank, for rows that run
+    without padding."""
 
     tokens: int
 
@@ -143,7 +155,10 @@ MicroBatchSize = int | TokenCap
 """Rows of a micro-batch on one rank, or the tokens it may hold."""
 
 PER_TOKEN = RowCost()
-REMEDY = "a higher --train_max_tokens_per_gpu (--rollout_max_tokens_per_gpu in forward-only passes), or shorter rows"
+REMEDY = (
+    "a higher --train_max_tokens_per_gpu (--rollout_max_tokens_per_gpu in forward-only passes), or"
+    " shorter rows"
+)
 
 
 @dataclass(frozen=True)
@@ -165,27 +180,34 @@ def plan_steps(
     generator: torch.Generator | None = None,
     cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
-    """Cut a rollout batch into optimizer steps of ``train_batch_size`` rows, the last of an epoch maybe smaller.
+    """Cut a rollout batch into optimizer steps of ``train_batch_size`` rows, the last of an epoch
+    maybe smaller.
 
-    Every epoch shuffles all rows anew by ``generator`` (None: in order) and trains each exactly once. Which rows meet in
-    a step depends neither on ``dp_size`` nor on ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost``
-    (Karmarkar-Karp): ranks get equally many rows where micro-batches count rows, and any number where they count tokens.
-    Where siblings share what they begin with (``cost.shared``), they are kept together as far as that allows.
+    Every epoch shuffles all rows anew by ``generator`` (None: in order) and trains each exactly
+    once. Which rows meet in a step depends neither on ``dp_size`` nor on ``micro_batch_size``.
+    Within a step, rows are dealt to ranks by ``cost`` (Karmarkar-Karp): ranks get equally many rows
+    where micro-batches count rows, and any number where they count tokens. Where siblings share
+    what they begin with (``cost.shared``), they are kept together as far as that allows.
 
-    A rank is shipped what it trains in any step, each row once. With one epoch every row thus travels to one rank; a
-    later epoch deals anew, and a row travels again only if it meets another rank. Keeping rows on the rank of the first
-    epoch would save that and cost balance in every later step, since their sums would be those of chance.
+    A rank is shipped what it trains in any step, each row once. With one epoch every row thus
+    travels to one rank; a later epoch deals anew, and a row travels again only if it meets another
+    rank. Keeping rows on the rank of the first epoch would save that and cost balance in every
+    later step, since their sums would be those of chance.
 
-    All ranks run the same number of micro-batches, the costliest first: where rows run out a micro-batch is ``[-1]``, one
-    dummy row. Raises UserError for a row that a ``TokenCap`` has no room for.
-    """
+    All ranks run the same number of micro-batches, the costliest first: where rows run out a
+    micro-batch is ``[-1]``, one dummy row. Raises UserError for a row that a ``TokenCap`` has no
+    room for."""
     n, sizes = len(batch), RowSizes.of(batch, cost)
     orders = [
         torch.randperm(n, generator=generator).tolist() if generator is not None else list(range(n))
         for _ in range(epochs)
     ]
-    rows_of_steps = [order[i : i + train_batch_size] for order in orders for i in range(0, n, train_batch_size)]
-    shards, cuts = _indexed([_cut(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size)
+    rows_of_steps = [
+        order[i : i + train_batch_size] for order in orders for i in range(0, n, train_batch_size)
+    ]
+    shards, cuts = _indexed(
+        [_cut(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size
+    )
     tokens, steps = batch.response_lengths.tolist(), []
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
         trained = [tokens[row] for row in rows if tokens[row]]
@@ -195,15 +217,21 @@ def plan_steps(
 
 
 def plan_pairs(
-    batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost = PER_TOKEN
+    batch: ExperienceBatch,
+    dp_size: int,
+    micro_batch_size: MicroBatchSize,
+    cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
-    """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which are never split.
+    """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which
+    are never split.
 
-    ``StepCounts.sequences`` counts pairs with a trained token in the first row, ``tokens`` those of both rows.
-    """
+    ``StepCounts.sequences`` counts pairs with a trained token in the first row, ``tokens`` those of
+    both rows."""
     sizes = RowSizes.of(batch, cost)
     pairs = [Bundle.of((row, row + 1), sizes) for row in range(0, len(batch), 2)]
-    shards, (cut,) = _indexed([_dealt(pairs, dp_size, micro_batch_size)], dp_size, nothing=(DUMMY, DUMMY))
+    shards, (cut,) = _indexed(
+        [_dealt(pairs, dp_size, micro_batch_size)], dp_size, nothing=(DUMMY, DUMMY)
+    )
     trained = batch.response_lengths
     counts = StepCounts(int(trained.sum()), int((trained[::2] > 0).sum()), dp_size)
     return TrainingPlan(shards, [[StepPlan(micro, counts) for micro in cut]])
@@ -222,9 +250,11 @@ class Bundle:
         return cls(tuple(rows), sizes.tokens(rows), sizes.costs(rows))
 
 
-def _cut(rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
-    """[rank][micro-batch] of bundles: rows one by one, or, where siblings share what they begin with, groups in as large parts
-    as balance allows."""
+def _cut(
+    rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize
+) -> list[list[list[Bundle]]]:
+    """[rank][micro-batch] of bundles: rows one by one, or, where siblings share what they begin
+    with, groups in as large parts as balance allows."""
     if sizes.groups is None:
         return _dealt([Bundle.of([row], sizes) for row in rows], dp_size, size)
     groups: dict[int, list[int]] = {}
@@ -232,8 +262,13 @@ def _cut(rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize) -
         groups.setdefault(sizes.groups[row], []).append(row)
     if isinstance(size, TokenCap):
         most = max(map(len, groups.values()), default=1)
-        limits = sorted({-(-most // 2**halvings) for halvings in range(most.bit_length())}, reverse=True)
-        ways = [[part for group in groups.values() for part in _parts(group, sizes, n, size.tokens)] for n in limits]
+        limits = sorted(
+            {-(-most // 2**halvings) for halvings in range(most.bit_length())}, reverse=True
+        )
+        ways = [
+            [part for group in groups.values() for part in _parts(group, sizes, n, size.tokens)]
+            for n in limits
+        ]
         return _dealt(_least_busy(ways, dp_size, False), dp_size, size)
     # as many micro-batches of as many rows as without sharing: parts of the groups in a row
     of_rank = -(-len(rows) // dp_size)
@@ -249,7 +284,9 @@ def _least_busy(ways: list[list[Bundle]], dp_size: int, equal_counts: bool) -> l
     """The way that gives the busiest rank the least to do; the first of several."""
 
     def busiest(bundles: list[Bundle]) -> float:
-        return max(sum(bundle.cost for bundle in rank) for rank in _by_rank(bundles, dp_size, equal_counts))
+        return max(
+            sum(bundle.cost for bundle in rank) for rank in _by_rank(bundles, dp_size, equal_counts)
+        )
 
     return min(ways, key=busiest)
 
@@ -283,19 +320,23 @@ def _dealt(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[li
 def _indexed(
     steps: list[list[list[list[Bundle]]]], dp_size: int, nothing: tuple[int, ...] = (DUMMY,)
 ) -> tuple[list[list[int]], list[list[list[list[int]]]]]:
-    """[step][rank][micro-batch] of bundles -> each rank's shard, and [step][rank][micro-batch] of indices into the shard.
+    """[step][rank][micro-batch] of bundles -> each rank's shard, and [step][rank][micro-batch] of
+    indices into the shard.
 
-    In a step all ranks run equally many micro-batches: those that run out of rows run ``nothing``, which is also the shard
-    of a rank without any.
-    """
+    In a step all ranks run equally many micro-batches: those that run out of rows run ``nothing``,
+    which is also the shard of a rank without any."""
     counts = [max(1, *map(len, ranks)) for ranks in steps]
     shards, indexed = [], []
     for rank in range(dp_size):
-        mine = [[[row for b in micro for row in b.rows] for micro in ranks[rank]] for ranks in steps]
+        mine = [
+            [[row for b in micro for row in b.rows] for micro in ranks[rank]] for ranks in steps
+        ]
         shard = list(dict.fromkeys(row for cut in mine for rows in cut for row in rows))
         place = {row: i for i, row in enumerate(shard)}
         found = [[[place[row] for row in rows] for rows in cut] for cut in mine]
-        missing = [[list(nothing)] * (count - len(cut)) for count, cut in zip(counts, found, strict=True)]
+        missing = [
+            [list(nothing)] * (count - len(cut)) for count, cut in zip(counts, found, strict=True)
+        ]
         indexed.append([cut + dummies for cut, dummies in zip(found, missing, strict=True)])
         shards.append(shard or list(nothing))
     return shards, [list(ranks) for ranks in zip(*indexed, strict=True)]
@@ -303,9 +344,13 @@ def _indexed(
 
 def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
     """As few micro-batches as the fullest rank needs, on all ranks, of like cost within each."""
-    if (longest := max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)) > cap:
+    if (
+        longest := max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)
+    ) > cap:
         raise UserError(
-            f"a row of {longest} tokens (a pair: both rows) does not fit into a micro-batch of {cap}", REMEDY
+            f"a row of {longest} tokens (a pair: both rows) does not fit into a micro-batch of"
+            f" {cap}",
+            REMEDY,
         )
     count = max(len(first_fit([bundle.tokens for bundle in bundles], cap)) for bundles in ranks)
     cut = []
@@ -321,7 +366,9 @@ class RowSplit:
     """Rows dealt to ranks for a forward pass."""
 
     shards: list[list[int]]  # [rank]: rows of the batch; [-1], a dummy, if it has none
-    micro_batches: list[list[list[int]]]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
+    micro_batches: list[
+        list[list[int]]
+    ]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
 
 
 def split_rows(sizes: RowSizes, dp_size: int, micro_batch_size: MicroBatchSize) -> RowSplit:
@@ -332,8 +379,8 @@ def split_rows(sizes: RowSizes, dp_size: int, micro_batch_size: MicroBatchSize) 
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], width: int) -> Tensor:
-    """The inverse of a split: each rank's column, (rows,) or (rows, its width, ...), back in batch order, (B,) or
-    (B, width, ...)."""
+    """The inverse of a split: each rank's column, (rows,) or (rows, its width, ...), back in batch
+    order, (B,) or (B, width, ...)."""
     n = sum(row >= 0 for rows in shards for row in rows)
     filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows != [-1]]
     first = filled[0][1]

@@ -6,12 +6,13 @@ Per sample:
  3. --overlong_buffer_len
  4. --stop_properly_penalty_coef on truncated samples
  5. --reward_clip_range
- 6. the estimator's scores: its own baseline, or mean and std by --reward_norm_mean and --reward_norm_std
+ 6. the estimator's scores: its own baseline, or mean and std by --reward_norm_mean and
+   --reward_norm_std
  7. --reward_norm_clip
 
 Per token:
- 8. each score on its row's last sampled token (process rewards where they were earned), minus the KL where the KL is
-    in the reward
+ 8. each score on its row's last sampled token (process rewards where they were earned), minus the
+    KL where the KL is in the reward
  9. --token_reward_clip
 10. --whiten_rewards
 11. the estimator's credit: advantages and returns
@@ -60,7 +61,9 @@ class CreditPlan:
     estimator: Entry[Estimator]
     options: Any
     shaping: RewardShapingFlags
-    norm_scopes: tuple[NormScope, NormScope]  # of mean and std: as given, else as the estimator suggests
+    norm_scopes: tuple[
+        NormScope, NormScope
+    ]  # of mean and std: as given, else as the estimator suggests
     whiten_advantages: bool
     max_new_tokens: int  # length limit of a response
     whiten_std: bool = True
@@ -70,21 +73,24 @@ class CreditPlan:
 def assign_credit(
     batch: ExperienceBatch, plan: CreditPlan, kl_coef: float, running: RunningMoments
 ) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Fill ``scores``, ``token_rewards``, ``advantages``, ``returns`` and ``loss_weights``; also metrics.
+    """Fill ``scores``, ``token_rewards``, ``advantages``, ``returns`` and ``loss_weights``; also
+    metrics.
 
     Args:
         kl_coef: coefficient of the KL in the reward, 0 if it is in the loss or nowhere.
         running: moments of earlier steps' rewards; takes in this batch's.
 
-    Raises ValueError if a row with sampled tokens has no finite reward, or a column that the estimator needs is missing.
-    """
+    Raises ValueError if a row with sampled tokens has no finite reward, or a column that the
+    estimator needs is missing."""
     _check(batch, plan.estimator)
     estimator, flags = plan.estimator.component, plan.shaping
     shaped = shape_rewards(batch, flags, plan.max_new_tokens)
     batch = batch.replace(scores=shaped.clamp(*flags.reward_clip_range))
     metrics = {"reward_clip_fraction": _share(batch.scores != shaped, batch.members)}
 
-    batch, more = _normalised(batch.replace(scores=estimator.scores(batch, plan.options)), plan, running)
+    batch, more = _normalised(
+        batch.replace(scores=estimator.scores(batch, plan.options)), plan, running
+    )
     metrics |= more
 
     rewards = token_rewards(batch, kl_coef, plan.kl_estimator)
@@ -101,7 +107,10 @@ def assign_credit(
         metrics["masked_truncated"] = float((batch.truncated & batch.members).sum())
         batch = batch.replace(loss_mask=batch.loss_mask & ~batch.truncated[:, None])
     advantages, more = _finished(batch, plan)
-    return batch.replace(advantages=advantages, loss_weights=loss_weights(batch, flags)), metrics | more
+    return (
+        batch.replace(advantages=advantages, loss_weights=loss_weights(batch, flags)),
+        metrics | more,
+    )
 
 
 def _normalised(
@@ -142,9 +151,14 @@ def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[st
 def _check(batch: ExperienceBatch, estimator: Entry[Estimator]) -> None:
     if bad := (batch.members & ~batch.rewards.isfinite()).nonzero().flatten().tolist():
         raise ValueError(f"rows {bad[:8]} have no finite reward ({len(bad)} in all)")
-    missing = [c for need, c in COLUMN_OF_NEED.items() if need in estimator.needs and not _has(batch, c)]
+    missing = [
+        c for need, c in COLUMN_OF_NEED.items() if need in estimator.needs and not _has(batch, c)
+    ]
     if missing:
-        raise ValueError(f"advantage estimator {estimator.name} needs {', '.join(missing)}, which the batch lacks")
+        raise ValueError(
+            f"advantage estimator {estimator.name} needs {', '.join(missing)}, which the batch"
+            " lacks"
+        )
 
 
 def _has(batch: ExperienceBatch, column: str) -> bool:

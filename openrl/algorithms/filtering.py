@@ -6,9 +6,9 @@ from openrl.types import Group, Trajectory
 
 
 def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
-    """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave no verdict;
-    ``reward`` the reward; any other key a named part of the reward. None for a trajectory without a score or without
-    that part, 0 for one whose reward failed and counts as 0.
+    """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave
+    no verdict; ``reward`` the reward; any other key a named part of the reward. None for a
+    trajectory without a score or without that part, 0 for one whose reward failed and counts as 0.
     """
     score = trajectory.score
     if score is None or trajectory.failed:
@@ -29,13 +29,15 @@ def group_mean(group: Group, key: str = "score") -> float | None:
 
 
 def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
-    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 section 3.2): low < mean < high, strictly."""
+    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 section 3.2): low < mean < high,
+    strictly."""
     mean = group_mean(group, key)
     return mean is not None and low < mean < high
 
 
 def signal_metrics(groups: list[Group]) -> dict[str, float]:
-    """Shares of groups, in [0, 1]: all right, all wrong (by ``passed``), equal rewards, one scored trajectory.
+    """Shares of groups, in [0, 1]: all right, all wrong (by ``passed``), equal rewards, one scored
+    trajectory.
 
     The first two are absent when no group has a verdict on every trajectory.
     """

@@ -1,4 +1,5 @@
-"""KL to the reference policy: estimators per token, and the coefficient's controllers. torch only."""
+"""KL to the reference policy: estimators per token, and the coefficient's controllers. torch
+only."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from openrl.types import ExperienceBatch
 
 RESULT_LIMIT = 10.0  # no token's KL counts for more
 
-# Per token, d = logp - ref_logp (http://joschu.net/blog/kl-approx.html), and the d where it reaches RESULT_LIMIT.
+# Per token, d = logp - ref_logp (http://joschu.net/blog/kl-approx.html), and the d where it reaches
+# RESULT_LIMIT.
 _ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "k1": (lambda d: d, -RESULT_LIMIT, RESULT_LIMIT),
     "abs": (torch.abs, -RESULT_LIMIT, RESULT_LIMIT),
@@ -25,11 +27,10 @@ ALIASES = {"kl": "k1", "mse": "k2", "low_var_kl": "k3", "low_var": "k3"}
 def kl_estimate(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor:
     """KL estimate of each token, shape of ``logprobs``, within +-10.
 
-    k1 d, k2 d^2/2, k3 exp(-d) - 1 + d, abs |d| with d = logprobs - ref_logprobs; k1+ and k3+ have the value of k1 and
-    k3 and the gradient of k2, which is the unbiased one of a KL loss (https://arxiv.org/abs/2510.01555).
-    Where the limit is reached the gradient keeps the slope it has there: a plain clamp would drop the penalty
-    exactly on the tokens that drifted furthest.
-    """
+    k1 d, k2 d^2/2, k3 exp(-d) - 1 + d, abs |d| with d = logprobs - ref_logprobs; k1+ and k3+ have
+    the value of k1 and k3 and the gradient of k2, which is the unbiased one of a KL loss
+    (https://arxiv.org/abs/2510.01555). Where the limit is reached the gradient keeps the slope it
+    has there: a plain clamp would drop the penalty exactly on the tokens that drifted furthest."""
     d = logprobs - ref_logprobs
     if estimator in ("k1+", "k3+"):
         value, slope = _limited(d.detach(), estimator[:2]), _limited(d, "k2")
@@ -44,18 +45,19 @@ def _limited(d: Tensor, estimator: str) -> Tensor:
 
 
 def reference_support(ref_logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
-    """What ``full_kl`` needs of the reference: ids (..., K) of its ``top_k`` likeliest tokens, and their log-probs with
-    that of all other tokens together at the end, (..., K + 1).
+    """What ``full_kl`` needs of the reference: ids (..., K) of its ``top_k`` likeliest tokens, and
+    their log-probs with that of all other tokens together at the end, (..., K + 1).
 
-    ``ref_logits`` (..., V), already divided by the temperature. From ``top_k`` V on there are no others: (..., V) each.
-    """
+    ``ref_logits`` (..., V), already divided by the temperature. From ``top_k`` V on there are no
+    others: (..., V) each."""
     ids = ref_logits.topk(min(top_k, ref_logits.shape[-1]), dim=-1).indices
     return ids, support_logprobs(ref_logits, ids)
 
 
 def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
-    """Log-probs of the tokens ``ids`` (..., K), then of all others together: (..., K + 1). Without others, or with
-    ``ids`` None for every token in order: (..., V). Exact however little is left outside."""
+    """Log-probs of the tokens ``ids`` (..., K), then of all others together: (..., K + 1). Without
+    others, or with ``ids`` None for every token in order: (..., V). Exact however little is left
+    outside."""
     log_partition = logits.logsumexp(-1, keepdim=True)
     if ids is None:
         return logits - log_partition
@@ -67,21 +69,23 @@ def support_logprobs(logits: Tensor, ids: Tensor | None) -> Tensor:
 
 
 def full_kl(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
-    """KL(policy || reference) of the next-token distributions, (...), exact with the whole vocabulary as support.
+    """KL(policy || reference) of the next-token distributions, (...), exact with the whole
+    vocabulary as support.
 
-    With K < V the other tokens count as one bucket, which bounds the KL from below (data-processing inequality). Unlike
-    the estimators of single tokens it is not limited.
+    With K < V the other tokens count as one bucket, which bounds the KL from below (data-processing
+    inequality). Unlike the estimators of single tokens it is not limited.
 
     Args:
-        logits: (..., V) of the policy, divided by the temperature.
-        ids, ref_logprobs: of ``reference_support``; or None and (..., V) for the whole vocabulary in order.
+        logits: (..., V) of the policy, divided by the temperature. ids, ref_logprobs: of
+            ``reference_support``; or None and (..., V) for the whole vocabulary in order.
     """
     logprobs = support_logprobs(logits, ids)
     return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)
 
 
 def full_kl_gradient(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
-    """(..., V): d KL / d z_j = p_j (a_j - KL), where a_j is the log-ratio of the token j or of the bucket it is in."""
+    """(..., V): d KL / d z_j = p_j (a_j - KL), where a_j is the log-ratio of the token j or of the
+    bucket it is in."""
     logprobs = support_logprobs(logits, ids)
     log_ratios = logprobs - ref_logprobs
     kl = (logprobs.exp() * log_ratios).sum(-1, keepdim=True)
@@ -92,7 +96,8 @@ def full_kl_gradient(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -
 
 
 def reference_kl(batch: ExperienceBatch, estimator: str) -> Tensor | None:
-    """(B, T) KL of the policy before its update to the reference; None where nobody computed what it takes."""
+    """(B, T) KL of the policy before its update to the reference; None where nobody computed what
+    it takes."""
     if estimator == "full":
         return batch.full_kl
     if batch.old_logprobs is None or batch.ref_logprobs is None:
@@ -117,7 +122,8 @@ class FixedKL:
 
 
 class AdaptiveKL:
-    """Steers the coefficient so that the measured KL nears ``target``; https://arxiv.org/abs/1909.08593 section 2.2."""
+    """Steers the coefficient so that the measured KL nears ``target``;
+    https://arxiv.org/abs/1909.08593 section 2.2."""
 
     def __init__(self, coef: float, target: float, horizon: int) -> None:
         self.coef, self.target, self.horizon = coef, target, horizon

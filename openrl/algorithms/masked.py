@@ -1,7 +1,7 @@
 """Sums and means over masked tensors, and the one place where a loss is divided. torch only.
 
-Values outside a mask are never read, not even multiplied by zero: NaN and inf on padding change nothing.
-"""
+Values outside a mask are never read, not even multiplied by zero: NaN and inf on padding change
+nothing."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_std(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
-    """Standard deviation over the True positions of ``mask``; 0 with fewer than two. Two passes, so close values
-    with a large mean keep their digits."""
+    """Standard deviation over the True positions of ``mask``; 0 with fewer than two. Two passes, so
+    close values with a large mean keep their digits."""
     count = mask.sum()
     squares = masked_sum((values - masked_mean(values, mask)).square(), mask)
     return (squares / (count - int(unbiased)).clamp(min=1)).sqrt()
 
 
 def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
-    """Mean over each segment of a row, on every token of it; (b, T). ``segments`` is -1 outside, where the result is 0."""
+    """Mean over each segment of a row, on every token of it; (b, T). ``segments`` is -1 outside,
+    where the result is 0."""
     inside = segments >= 0
     index = segments.clamp(min=0)
     totals = torch.zeros_like(values).scatter_add(1, index, values.masked_fill(~inside, 0))
@@ -46,13 +47,15 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(values, mask, -1)[:, None] * mask
 
 
-def grouped_moments(values: Tensor, index: Tensor, members: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def grouped_moments(
+    values: Tensor, index: Tensor, members: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Mean, unbiased standard deviation and size of each row's group, as float64; (B,) each.
 
     Args:
-        values: (B,).
-        index: (B,) integers, equal for rows of one group; groups may differ in size and stand in any order.
-        members: (B,) bool; the others read their group's figures and do not count in them.
+        values: (B,). index: (B,) integers, equal for rows of one group; groups may differ in size
+            and stand in any order. members: (B,) bool; the others read their group's figures and do
+            not count in them.
     """
     _, index = index.unique(return_inverse=True)
     size = torch.zeros(len(index), dtype=torch.float64)
@@ -68,7 +71,8 @@ STD_EPS = 1e-6  # added to a std before dividing; at or below it values count as
 
 
 def standardise(values: Tensor, index: Tensor, members: Tensor) -> Tensor:
-    """(values - mean) / (std + 1e-6) within groups, (B,); 0 where a group has one member or equal values."""
+    """(values - mean) / (std + 1e-6) within groups, (B,); 0 where a group has one member or equal
+    values."""
     mean, std, count = grouped_moments(values, index, members)
     standard = (values.double() - mean) / (std + STD_EPS)
     return torch.where((count > 1) & (std > STD_EPS), standard, 0).to(values.dtype)
@@ -82,19 +86,19 @@ def step_loss(
     norm_const: float | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """This micro-batch's share of the loss of the whole optimizer step: a scalar to call ``backward`` on.
+    """This micro-batch's share of the loss of the whole optimizer step: a scalar to call
+    ``backward`` on.
 
-    The denominators count the step over all ranks and micro-batches, and ``dp_size`` undoes the mean that DDP and
-    ZeRO take over ranks, so summed gradients do not depend on how a step is cut. Rows without a trained token count
-    nowhere.
+    The denominators count the step over all ranks and micro-batches, and ``dp_size`` undoes the
+    mean that DDP and ZeRO take over ranks, so summed gradients do not depend on how a step is cut.
+    Rows without a trained token count nowhere.
 
     Args:
-        per_token: (b, T) losses.
-        loss_mask: (b, T) bool.
-        mode: token-mean divides by trained tokens, the others by sequences; seq-mean-token-mean also by each
-            sequence's tokens, seq-mean-token-sum-norm (Dr. GRPO, https://arxiv.org/abs/2503.20783) by ``norm_const``.
-        norm_const: tokens, e.g. the longest response allowed; needed by seq-mean-token-sum-norm alone.
-        weights: (b,) factor of each row's loss; the denominators do not change.
+        per_token: (b, T) losses. loss_mask: (b, T) bool. mode: token-mean divides by trained
+            tokens, the others by sequences; seq-mean-token-mean also by each sequence's tokens,
+            seq-mean-token-sum-norm (Dr. GRPO, https://arxiv.org/abs/2503.20783) by ``norm_const``.
+        norm_const: tokens, e.g. the longest response allowed; needed by seq-mean-token-sum-norm
+            alone. weights: (b,) factor of each row's loss; the denominators do not change.
     """
     rows = masked_sum(per_token, loss_mask, -1)
     if weights is not None:

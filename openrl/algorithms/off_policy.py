@@ -1,9 +1,9 @@
-"""Rollouts come from an engine whose numerics differ, or whose weights are older: weights and tests for that.
+"""Rollouts come from an engine whose numerics differ, or whose weights are older: weights and tests
+for that.
 
-rho = exp(old_logp - rollout_logp) is the ratio of the trainer's policy before the update to the one that sampled.
-Both are known before training, so weights and rejections are computed once for the whole rollout batch. They never
-enter the policy ratio of the loss. torch only.
-"""
+rho = exp(old_logp - rollout_logp) is the ratio of the trainer's policy before the update to the one
+that sampled. Both are known before training, so weights and rejections are computed once for the
+whole rollout batch. They never enter the policy ratio of the loss. torch only."""
 
 from __future__ import annotations
 
@@ -25,14 +25,18 @@ from openrl.types import ExperienceBatch
 LIMIT = 20.0  # of a log-ratio before exp
 
 
-def correct_rollouts(batch: ExperienceBatch, flags: RolloutCorrectionFlags) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Fill ``is_weights`` and take what fails a test out of ``loss_mask``; also what that did. ``loss_mask`` on entry
-    says what counts in means."""
+def correct_rollouts(
+    batch: ExperienceBatch, flags: RolloutCorrectionFlags
+) -> tuple[ExperienceBatch, dict[str, float]]:
+    """Fill ``is_weights`` and take what fails a test out of ``loss_mask``; also what that did.
+    ``loss_mask`` on entry says what counts in means."""
     log_rho = _log_rho(batch)
     metrics: dict[str, float] = {}
     if flags.enable_vllm_is_correction:
         weights = importance_weights(log_rho, batch.loss_mask, batch.turn_ids, flags)
-        metrics |= weight_metrics(weights, log_rho, batch.loss_mask, flags.vllm_is_truncated_threshold)
+        metrics |= weight_metrics(
+            weights, log_rho, batch.loss_mask, flags.vllm_is_truncated_threshold
+        )
         batch = batch.replace(is_weights=weights)
     tests = rejection_tests(flags)
     if tests:
@@ -50,12 +54,14 @@ def _log_rho(batch: ExperienceBatch) -> Tensor:
     return (batch.old_logprobs - batch.rollout_logprobs).masked_fill(~batch.loss_mask, 0)
 
 
-def importance_weights(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, flags: RolloutCorrectionFlags) -> Tensor:
+def importance_weights(
+    log_rho: Tensor, mask: Tensor, turn_ids: Tensor, flags: RolloutCorrectionFlags
+) -> Tensor:
     """(B, T) factor of each token's policy loss, 0 outside the mask.
 
-    tis, https://fengyao.notion.site/off-policy-rl; icepop, https://arxiv.org/abs/2510.18855; seq-mask-tis drops whole
-    sequences by their geometric mean and keeps the others' weights as they are. Denominators of the loss do not change.
-    """
+    tis, https://fengyao.notion.site/off-policy-rl; icepop, https://arxiv.org/abs/2510.18855;
+    seq-mask-tis drops whole sequences by their geometric mean and keeps the others' weights as they
+    are. Denominators of the loss do not change."""
     low, high = flags.vllm_is_truncated_threshold
     if flags.correction_type == "seq-mask-tis":
         weights = log_rho.clamp(-LIMIT, LIMIT).exp()
@@ -66,15 +72,18 @@ def importance_weights(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, flags: R
         inside = (weights >= low) & (weights <= high)
         weights = weights.clamp(low, high) if flags.correction_type == "tis" else weights * inside
     weights = weights.masked_fill(~mask, 0)
-    return normalised(weights, mask, flags.weight_covers) if flags.vllm_is_batch_normalize else weights
+    return (
+        normalised(weights, mask, flags.weight_covers) if flags.vllm_is_batch_normalize else weights
+    )
 
 
 def normalised(weights: Tensor, mask: Tensor, covers: CorrectionLevel) -> Tensor:
-    """Weights over their mean in the batch, as in verl: over tokens, or over sequences where each has one weight.
+    """Weights over their mean in the batch, as in verl: over tokens, or over sequences where each
+    has one weight.
 
-    The batch is the whole rollout batch. The weights compare two policies that are fixed before the update, so their
-    mean is best known from all samples, and no weight depends on which optimizer step its row is dealt to.
-    """
+    The batch is the whole rollout batch. The weights compare two policies that are fixed before the
+    update, so their mean is best known from all samples, and no weight depends on which optimizer
+    step its row is dealt to."""
     if covers in ("sequence", "geometric"):
         mean = masked_mean(masked_mean(weights, mask, -1), mask.any(-1))
     else:
@@ -94,12 +103,15 @@ def at_level(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, level: CorrectionL
 
 
 def passes(log_rho: Tensor, mask: Tensor, test: RejectionTest) -> Tensor:
-    """(B, T) bool: tokens that a rejection test lets through; a sequence passes or fails as a whole.
+    """(B, T) bool: tokens that a rejection test lets through; a sequence passes or fails as a
+    whole.
 
     k1 = -log rho, so its bounds are of rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log rho.
     """
     limited = log_rho.clamp(-LIMIT, LIMIT)
-    values = {"k1": -limited, "k2": limited.square() / 2, "k3": torch.expm1(limited) - limited}[test.estimator]
+    values = {"k1": -limited, "k2": limited.square() / 2, "k3": torch.expm1(limited) - limited}[
+        test.estimator
+    ]
     if test.level == "seq_sum":
         values = masked_sum(values, mask, -1)[:, None]
     elif test.level == "seq_mean":
@@ -111,14 +123,16 @@ def passes(log_rho: Tensor, mask: Tensor, test: RejectionTest) -> Tensor:
 
 @dataclass(frozen=True)
 class MismatchTotals:
-    """Sums that tell how far trainer and engine are apart; those of parts of a batch add up to the batch's."""
+    """Sums that tell how far trainer and engine are apart; those of parts of a batch add up to the
+    batch's."""
 
     sums: dict[str, tuple[float, float]]  # name -> (sum, how many tokens or sequences)
     maxima: dict[str, float]
 
 
 def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> MismatchTotals:
-    """Totals over the sampled tokens (b, T) of whole rows; rho = exp(logprobs - rollout_logprobs), clamped to +-20."""
+    """Totals over the sampled tokens (b, T) of whole rows; rho = exp(logprobs - rollout_logprobs),
+    clamped to +-20."""
     raw = (logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
     log_rho, rows = raw.clamp(-LIMIT, LIMIT), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
@@ -136,21 +150,28 @@ def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) ->
     of_rows = {"ppl_ratio": (-per_token).exp(), "sequence_rho_squared": (2 * sequence).exp()}
     sums = {name: masked_sum(column, mask) for name, column in of_tokens.items()}
     sums |= {name: masked_sum(column, rows) for name, column in of_rows.items()}
-    numbers = torch.stack([*sums.values(), mask.sum(), rows.sum(), raw.abs().amax(), gap.amax()]).tolist()
+    numbers = torch.stack(
+        [*sums.values(), mask.sum(), rows.sum(), raw.abs().amax(), gap.amax()]
+    ).tolist()
     *values, tokens, sequences, gap_max, prob_gap_max = numbers
     counted = {
-        name: (value, sequences if name in of_rows else tokens) for name, value in zip(sums, values, strict=True)
+        name: (value, sequences if name in of_rows else tokens)
+        for name, value in zip(sums, values, strict=True)
     }
-    return MismatchTotals(counted, {"logprob_gap_max": gap_max, "prob_gap_max": prob_gap_max} if tokens else {})
+    return MismatchTotals(
+        counted, {"logprob_gap_max": gap_max, "prob_gap_max": prob_gap_max} if tokens else {}
+    )
 
 
 def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
     """What is shown, from the means of all totals.
 
-    kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio trainer / engine perplexity, a
-    mean over sequences; chi2 of tokens and of sequences; ess, the effective share of samples under weights rho, (0, 1].
-    """
-    shown = {name: means[name] for name in ("kl", "k3_kl", "ppl_ratio", "logprob_gap", "prob_gap_mean")}
+    kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio trainer /
+    engine perplexity, a mean over sequences; chi2 of tokens and of sequences; ess, the effective
+    share of samples under weights rho, (0, 1]."""
+    shown = {
+        name: means[name] for name in ("kl", "k3_kl", "ppl_ratio", "logprob_gap", "prob_gap_mean")
+    }
     return shown | {
         "chi2_token": means["rho_squared"] - 1,
         "chi2_sequence": means["sequence_rho_squared"] - 1,
@@ -158,8 +179,11 @@ def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
     }
 
 
-def weight_metrics(weights: Tensor, log_rho: Tensor, mask: Tensor, threshold: tuple[float, float]) -> dict[str, float]:
-    """Of the weights in force: mean, extremes, effective share of samples, share of tokens with rho out of bounds."""
+def weight_metrics(
+    weights: Tensor, log_rho: Tensor, mask: Tensor, threshold: tuple[float, float]
+) -> dict[str, float]:
+    """Of the weights in force: mean, extremes, effective share of samples, share of tokens with rho
+    out of bounds."""
     if not bool(mask.any()):
         return {}
     rho = log_rho.clamp(-LIMIT, LIMIT).exp()

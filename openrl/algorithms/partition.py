@@ -1,4 +1,5 @@
-"""Dealing work out: parts of like sums, bins of limited size. Pure numbers, standard library alone."""
+"""Dealing work out: parts of like sums, bins of limited size. Pure numbers, standard library
+alone."""
 
 from __future__ import annotations
 
@@ -11,33 +12,40 @@ Part = tuple[float, list[int]]  # its sum, and who is in it
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row of n tokens costs in a forward and backward pass, counted in tokens of a row too short for attention
-    to matter: n + ``attention`` * n^2.
+    """What a row of n tokens costs in a forward and backward pass, counted in tokens of a row too
+    short for attention to matter: n + ``attention`` * n^2.
 
-    Linear layers take 6 N n operations, N being the parameters that a token passes, and causal attention 6 L h n^2 in L
-    layers of width h (https://arxiv.org/abs/2204.02311 appendix B, half of it for the causal mask), so ``attention`` is
-    L h / N. Balanced by tokens alone, ranks with a row of 64k tokens take 5 % longer than the others.
-    """
+    Linear layers take 6 N n operations, N being the parameters that a token passes, and causal
+    attention 6 L h n^2 in L layers of width h (https://arxiv.org/abs/2204.02311 appendix B, half of
+    it for the causal mask), so ``attention`` is L h / N. Balanced by tokens alone, ranks with a row
+    of 64k tokens take 5 % longer than the others."""
 
     attention: float = 0.0
-    shared: bool = False  # what the rows of a group begin with is computed once (``row_sizes.RowSizes``)
+    shared: bool = (
+        False  # what the rows of a group begin with is computed once (``row_sizes.RowSizes``)
+    )
 
     def __call__(self, tokens: int) -> float:
         return tokens + self.attention * tokens * tokens
 
 
-def balanced_parts(costs: Sequence[float], parts: int, equal_counts: bool = False) -> list[list[int]]:
-    """Indices of ``costs`` dealt to ``parts`` parts of nearly equal sums, by the largest differencing method
-    (Karmarkar and Karp 1982, https://apps.dtic.mil/sti/citations/ADA119205).
+def balanced_parts(
+    costs: Sequence[float], parts: int, equal_counts: bool = False
+) -> list[list[int]]:
+    """Indices of ``costs`` dealt to ``parts`` parts of nearly equal sums, by the largest
+    differencing method (Karmarkar and Karp 1982, https://apps.dtic.mil/sti/citations/ADA119205).
 
-    Candidate deals are merged, always the two most uneven ones, the largest part of one with the smallest of the other.
-    With ``equal_counts`` parts also hold equally many, give or take one, and each one of every ``parts`` like costs.
-    """
+    Candidate deals are merged, always the two most uneven ones, the largest part of one with the
+    smallest of the other. With ``equal_counts`` parts also hold equally many, give or take one, and
+    each one of every ``parts`` like costs."""
     falling = sorted(range(len(costs)), key=lambda i: -costs[i])
     if parts == 1:
         return [falling]
     width = parts if equal_counts else 1
-    deals = [[(costs[i], [i]) for i in falling[start : start + width]] for start in range(0, len(falling), width)]
+    deals = [
+        [(costs[i], [i]) for i in falling[start : start + width]]
+        for start in range(0, len(falling), width)
+    ]
     heap = [(-_spread(deal, parts), number, deal) for number, deal in enumerate(deals)]
     heapq.heapify(heap)
     while len(heap) > 1:
@@ -68,8 +76,9 @@ def _merged(first: list[Part], second: list[Part], parts: int) -> list[Part]:
 
 
 def first_fit(sizes: Sequence[int], cap: int) -> list[list[int]]:
-    """Indices of ``sizes`` in bins of at most ``cap``, the largest first, each into the first bin that has room: at most
-    11/9 of the fewest bins, plus 6/9 (Dosa 2007). ValueError if one is larger than a bin."""
+    """Indices of ``sizes`` in bins of at most ``cap``, the largest first, each into the first bin
+    that has room: at most 11/9 of the fewest bins, plus 6/9 (Dosa 2007). ValueError if one is
+    larger than a bin."""
     bins: list[list[int]] = []
     rooms: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -84,8 +93,11 @@ def first_fit(sizes: Sequence[int], cap: int) -> list[list[int]]:
     return bins
 
 
-def capped_parts(sizes: Sequence[int], costs: Sequence[float], cap: int, parts: int) -> list[list[int]]:
-    """Indices in ``parts`` bins of at most ``cap``, of like costs if the caps leave the choice; some may be empty.
+def capped_parts(
+    sizes: Sequence[int], costs: Sequence[float], cap: int, parts: int
+) -> list[list[int]]:
+    """Indices in ``parts`` bins of at most ``cap``, of like costs if the caps leave the choice;
+    some may be empty.
 
     ``parts`` must be at least the number of bins that ``first_fit`` takes.
     """

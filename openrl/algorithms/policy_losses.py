@@ -1,10 +1,10 @@
 """Policy losses: log-probs and advantages of one micro-batch to a loss per token. torch only.
 
-Each is ``loss(inputs, options) -> TokenLosses``; the caller masks, sums and divides (``masked.step_loss``). Names are
-resolved by ``openrl.extension_points.policy_losses``. Ratios are new / old probability; their logarithm is clamped to
-+-20, so any finite input gives a finite loss. A token's loss never depends on another row, so the cut into
-micro-batches cannot matter; a loss that must compare tokens over the batch is a ``SelectingLoss``.
-"""
+Each is ``loss(inputs, options) -> TokenLosses``; the caller masks, sums and divides
+(``masked.step_loss``). Names are resolved by ``openrl.extension_points.policy_losses``. Ratios are
+new / old probability; their logarithm is clamped to +-20, so any finite input gives a finite loss.
+A token's loss never depends on another row, so the cut into micro-batches cannot matter; a loss
+that must compare tokens over the batch is a ``SelectingLoss``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def squared(log_ratios: Tensor) -> Tensor:
-    """Their squares, from +-1e6 on with the value and the slope they have there: finite, and never without a pull."""
+    """Their squares, from +-1e6 on with the value and the slope they have there: finite, and never
+    without a pull."""
     value = log_ratios.detach()
     return (value.clamp(-1e6, 1e6) + (log_ratios - value)).square()
 
@@ -48,10 +49,14 @@ def squared(log_ratios: Tensor) -> Tensor:
 @dataclass(frozen=True)
 class ClipOptions:
     eps_clip: float = flag(
-        0.2, "Ratio is clipped to [1 - eps, 1 + eps]; dppo_tv: limit of the change in probability.", bounds="> 0"
+        0.2,
+        "Ratio is clipped to [1 - eps, 1 + eps]; dppo_tv: limit of the change in probability.",
+        bounds="> 0",
     )
     eps_clip_low_high: tuple[float, float] | None = flag(
-        None, "Ratio is clipped to [1 - L, 1 + H]; wins over --eps_clip. None: eps_clip twice.", bounds=">= 0"
+        None,
+        "Ratio is clipped to [1 - L, 1 + H]; wins over --eps_clip. None: eps_clip twice.",
+        bounds=">= 0",
     )
 
     @property
@@ -72,13 +77,17 @@ class PPOOptions(ClipOptions):
 
 @policy_losses.register("ppo", options=PPOOptions)
 def ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
-    """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7; unequal clips are DAPO's clip-higher
-    (https://arxiv.org/abs/2503.14476); dual clip is https://arxiv.org/abs/1912.09729."""
+    """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7; unequal clips are DAPO's
+    clip-higher (https://arxiv.org/abs/2503.14476); dual clip is
+    https://arxiv.org/abs/1912.09729."""
     return clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
 
 
 def clipped_surrogate(
-    log_ratios: Tensor, advantages: Tensor, low_high: tuple[float, float], dual_clip: float | None = None
+    log_ratios: Tensor,
+    advantages: Tensor,
+    low_high: tuple[float, float],
+    dual_clip: float | None = None,
 ) -> TokenLosses:
     """PPO's loss for given log-ratios, per token; all (b, T)."""
     low, high = low_high
@@ -95,14 +104,19 @@ def clipped_surrogate(
     return TokenLosses(losses, metrics)
 
 
-# -- clipped surrogates of coarser ratios -----------------------------------------------------------------------
+# -- clipped surrogates of coarser ratios
+# -----------------------------------------------------------------------
 
 
 @policy_losses.register(
-    "gspo", options=ClipOptions, needs=("sequence_mean",), suggests={"loss_agg_mode": "seq-mean-token-mean"}
+    "gspo",
+    options=ClipOptions,
+    needs=("sequence_mean",),
+    suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
-    """One ratio per sequence, the geometric mean over its tokens, https://arxiv.org/abs/2507.18071 eq. 7.
+    """One ratio per sequence, the geometric mean over its tokens, https://arxiv.org/abs/2507.18071
+    eq. 7.
 
     Useful clips are a thousand times smaller than PPO's: the paper has 3e-4 and 4e-4.
     """
@@ -111,11 +125,14 @@ def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 
 
 @policy_losses.register(
-    "gspo_token", options=ClipOptions, needs=("sequence_mean",), suggests={"loss_agg_mode": "seq-mean-token-mean"}
+    "gspo_token",
+    options=ClipOptions,
+    needs=("sequence_mean",),
+    suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
-    """GSPO's ratio with the gradient through each token's own log-prob, for advantages that differ between tokens;
-    https://arxiv.org/abs/2507.18071 section 4.3."""
+    """GSPO's ratio with the gradient through each token's own log-prob, for advantages that differ
+    between tokens; https://arxiv.org/abs/2507.18071 section 4.3."""
     ratio = limited(sequence_mean(difference(inputs), inputs.loss_mask)).detach()
     own = (inputs.logprobs - inputs.logprobs.detach()).masked_fill(~inputs.loss_mask, 0)
     return clipped_surrogate(ratio + own, inputs.advantages, options.low_high)
@@ -130,25 +147,34 @@ def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
 
 
 @policy_losses.register(
-    "geo_mean", options=ClipOptions, needs=("sequence_mean",), suggests={"loss_agg_mode": "seq-mean-token-mean"}
+    "geo_mean",
+    options=ClipOptions,
+    needs=("sequence_mean",),
+    suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
-    """GMPO, https://arxiv.org/abs/2507.20673: the geometric mean of ratios that are clipped token by token, on the side
-    where they would gain, to [exp(-L), exp(H)]; times the sequence's mean advantage."""
+    """GMPO, https://arxiv.org/abs/2507.20673: the geometric mean of ratios that are clipped token
+    by token, on the side where they would gain, to [exp(-L), exp(H)]; times the sequence's mean
+    advantage."""
     low, high = options.low_high
     logs, sign = difference(inputs), inputs.advantages.sign()
     gain, limited_gain = sign * logs, sign * logs.clamp(-low, high)
     ratio = limited(sequence_mean(torch.minimum(gain, limited_gain) * sign, inputs.loss_mask)).exp()
     clipped = (limited_gain < gain).to(logs.dtype)
-    return TokenLosses(-ratio * sequence_mean(inputs.advantages, inputs.loss_mask), {"clip_fraction": clipped.detach()})
+    return TokenLosses(
+        -ratio * sequence_mean(inputs.advantages, inputs.loss_mask),
+        {"clip_fraction": clipped.detach()},
+    )
 
 
-# -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's -------------------------------
+# -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's
+# -------------------------------
 
 
 @policy_losses.register("cispo", options=ClipOptions)
 def cispo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
-    """The clipped ratio weighs, so clipped tokens keep a gradient; https://arxiv.org/abs/2506.13585 eq. 4."""
+    """The clipped ratio weighs, so clipped tokens keep a gradient; https://arxiv.org/abs/2506.13585
+    eq. 4."""
     low, high = options.low_high
     ratio = log_ratio(inputs).exp().detach()
     weight = ratio.clamp(1 - low, 1 + high)
@@ -169,24 +195,32 @@ class TISOptions:
 
 @policy_losses.register("tis", options=TISOptions)
 def tis(inputs: LossInputs, options: TISOptions) -> TokenLosses:
-    """Truncated importance sampling between new and old policy, as in IMPALA, https://arxiv.org/abs/1802.01561."""
+    """Truncated importance sampling between new and old policy, as in IMPALA,
+    https://arxiv.org/abs/1802.01561."""
     weight = log_ratio(inputs).exp().detach().clamp(max=options.tis_upper_bound)
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs)
 
 
 @dataclass(frozen=True)
 class TOPROptions:
-    topr_positive_weight: float = flag(1.0, "Weight of samples with positive reward.", bounds=">= 0")
-    topr_negative_weight: float = flag(1.0, "Weight of the others, whose ratio is capped at 1.", bounds=">= 0")
+    topr_positive_weight: float = flag(
+        1.0, "Weight of samples with positive reward.", bounds=">= 0"
+    )
+    topr_negative_weight: float = flag(
+        1.0, "Weight of the others, whose ratio is capped at 1.", bounds=">= 0"
+    )
 
 
 @policy_losses.register("topr", options=TOPROptions)
 def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
-    """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: samples with positive reward are imitated,
-    the others pushed down only as far as the policy still gives them. The ratio is the token's, not the sequence's."""
+    """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: samples with positive reward
+    are imitated, the others pushed down only as far as the policy still gives them. The ratio is
+    the token's, not the sequence's."""
     tapered = log_ratio(inputs).exp().detach().clamp(max=1)
     positive = inputs.rewards[:, None] > 0
-    weight = torch.where(positive, options.topr_positive_weight, options.topr_negative_weight * tapered)
+    weight = torch.where(
+        positive, options.topr_positive_weight, options.topr_negative_weight * tapered
+    )
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs)
 
 
@@ -204,15 +238,16 @@ class DPPOTVOptions(ClipOptions, RatioCapOptions):
 class DPPOKLOptions(RatioCapOptions):
     dppo_kl_threshold: float = flag(
         0.05,
-        "A token is kept while the binary KL between old and new probability is at most this, or the step leads back.",
+        "A token is kept while the binary KL between old and new probability is at most this, or"
+        " the step leads back.",
         bounds="> 0",
     )
 
 
 @policy_losses.register("dppo_tv", options=DPPOTVOptions)
 def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
-    """A token counts while its probability moved at most eps_clip in the direction it is pushed, whatever the ratio;
-    https://arxiv.org/abs/2602.04879."""
+    """A token counts while its probability moved at most eps_clip in the direction it is pushed,
+    whatever the ratio; https://arxiv.org/abs/2602.04879."""
     low, high = options.low_high
     moved = (inputs.logprobs.exp() - inputs.old_logprobs.exp()).detach()
     kept = torch.where(inputs.advantages > 0, moved <= high, moved >= -low)
@@ -221,13 +256,16 @@ def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
 
 @policy_losses.register("dppo_kl", options=DPPOKLOptions)
 def dppo_kl(inputs: LossInputs, options: DPPOKLOptions) -> TokenLosses:
-    """As dppo_tv, by the KL between the two-way choices "this token or another"; https://arxiv.org/abs/2602.04879."""
+    """As dppo_tv, by the KL between the two-way choices "this token or another";
+    https://arxiv.org/abs/2602.04879."""
     new, old = inputs.logprobs.detach(), inputs.old_logprobs
     p_new, p_old = new.exp(), old.exp()
     tiny = 1e-8
     kl = p_old * (old - new) + (1 - p_old) * ((1 - p_old + tiny).log() - (1 - p_new + tiny).log())
     back = torch.where(inputs.advantages > 0, p_new <= p_old, p_new >= p_old)
-    return _kept_likelihood(inputs, (kl <= options.dppo_kl_threshold) | back, options.dppo_ratio_cap)
+    return _kept_likelihood(
+        inputs, (kl <= options.dppo_kl_threshold) | back, options.dppo_ratio_cap
+    )
 
 
 def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> TokenLosses:
@@ -236,7 +274,8 @@ def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> Toke
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": dropped})
 
 
-# -- soft gates and penalties -------------------------------------------------------------------------------------
+# -- soft gates and penalties
+# -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -245,7 +284,9 @@ class SAPOOptions:
     sapo_tau_neg: float = flag(1.05, "Gate temperature for A <= 0.", bounds="> 0")
 
 
-@policy_losses.register("sapo", options=SAPOOptions, suggests={"loss_agg_mode": "seq-mean-token-mean"})
+@policy_losses.register(
+    "sapo", options=SAPOOptions, suggests={"loss_agg_mode": "seq-mean-token-mean"}
+)
 def sapo(inputs: LossInputs, options: SAPOOptions) -> TokenLosses:
     """A soft gate on the ratio instead of a clip, https://arxiv.org/abs/2511.20347."""
     tau = torch.where(inputs.advantages > 0, options.sapo_tau_pos, options.sapo_tau_neg)
@@ -260,8 +301,8 @@ class DROOptions:
 
 @policy_losses.register("dro", options=DROOptions)
 def dro(inputs: LossInputs, options: DROOptions) -> TokenLosses:
-    """Direct reward optimisation, https://arxiv.org/abs/2405.19107: policy gradient with a squared log-ratio penalty.
-    The penalty still pulls where the policy went far."""
+    """Direct reward optimisation, https://arxiv.org/abs/2405.19107: policy gradient with a squared
+    log-ratio penalty. The penalty still pulls where the policy went far."""
     penalty = options.dro_beta / 2 * squared(difference(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 
@@ -273,33 +314,46 @@ class Kimi15Options:
 
 @policy_losses.register("kimi15", options=Kimi15Options)
 def kimi15(inputs: LossInputs, options: Kimi15Options) -> TokenLosses:
-    """Online mirror descent of Kimi k1.5, https://arxiv.org/abs/2501.12599 section 2.3.2, token by token."""
+    """Online mirror descent of Kimi k1.5, https://arxiv.org/abs/2501.12599 section 2.3.2, token by
+    token."""
     penalty = options.kimi15_tau / 2 * squared(difference(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 
 
-# -- losses that treat some tokens apart, https://arxiv.org/abs/2505.22617 -----------------------------------------
+# -- losses that treat some tokens apart, https://arxiv.org/abs/2505.22617
+# -----------------------------------------
 
 
 @dataclass(frozen=True)
 class SelectingLoss:
-    """A loss that treats some tokens apart. They are chosen before training, once over the whole rollout batch, by
-    log-probs of the old policy: a choice inside each micro-batch would depend on its size."""
+    """A loss that treats some tokens apart. They are chosen before training, once over the whole
+    rollout batch, by log-probs of the old policy: a choice inside each micro-batch would depend on
+    its size."""
 
-    select: Callable[[ExperienceBatch, Any, torch.Generator], Tensor]  # (B, T) bool, becomes ``batch.marked``
+    select: Callable[
+        [ExperienceBatch, Any, torch.Generator], Tensor
+    ]  # (B, T) bool, becomes ``batch.marked``
     loss: PolicyLoss
 
     def __call__(self, inputs: LossInputs, options: Any) -> TokenLosses:
         return self.loss(inputs, options)
 
 
-def mark_tokens(batch: ExperienceBatch, loss: PolicyLoss, options: Any, generator: torch.Generator) -> ExperienceBatch:
-    """Fill ``marked`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and ``advantages`` then."""
-    return batch.replace(marked=loss.select(batch, options, generator)) if isinstance(loss, SelectingLoss) else batch
+def mark_tokens(
+    batch: ExperienceBatch, loss: PolicyLoss, options: Any, generator: torch.Generator
+) -> ExperienceBatch:
+    """Fill ``marked`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and
+    ``advantages`` then."""
+    return (
+        batch.replace(marked=loss.select(batch, options, generator))
+        if isinstance(loss, SelectingLoss)
+        else batch
+    )
 
 
 def covariance(batch: ExperienceBatch) -> Tensor:
-    """(A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside the mask."""
+    """(A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside the
+    mask."""
     mask = batch.loss_mask
     advantages = batch.advantages - masked_mean(batch.advantages, mask)
     logprobs = batch.old_logprobs - masked_mean(batch.old_logprobs, mask)
@@ -313,7 +367,9 @@ def _share(ratio: float, mask: Tensor) -> int:
 
 @dataclass(frozen=True)
 class ClipCovOptions(PPOOptions):
-    clip_cov_ratio: float = flag(2e-4, "Share of tokens whose gradient is dropped.", bounds="(0, 1]")
+    clip_cov_ratio: float = flag(
+        2e-4, "Share of tokens whose gradient is dropped.", bounds="(0, 1]"
+    )
     clip_cov_range: tuple[float, float] = flag(
         (1.0, 5.0),
         "Tokens are chosen among those with covariance of advantage and log-prob in this range.",
@@ -321,7 +377,9 @@ class ClipCovOptions(PPOOptions):
     )
 
 
-def _random_in_range(batch: ExperienceBatch, options: ClipCovOptions, generator: torch.Generator) -> Tensor:
+def _random_in_range(
+    batch: ExperienceBatch, options: ClipCovOptions, generator: torch.Generator
+) -> Tensor:
     low, high = options.clip_cov_range
     cov = covariance(batch)
     inside = ((cov > low) & (cov < high)).flatten().nonzero().flatten()
@@ -344,7 +402,9 @@ policy_losses.register("clip_cov", options=ClipCovOptions, needs=("old_logprobs"
 
 @dataclass(frozen=True)
 class KLCovOptions:
-    kl_cov_ratio: float = flag(2e-4, "Share of tokens with highest covariance that get a KL penalty.", bounds="(0, 1]")
+    kl_cov_ratio: float = flag(
+        2e-4, "Share of tokens with highest covariance that get a KL penalty.", bounds="(0, 1]"
+    )
     kl_cov_coef: float = flag(0.1, "Weight of that penalty.", bounds=">= 0")
 
 
@@ -363,4 +423,6 @@ def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
     return TokenLosses(plain + penalty.masked_fill(~inputs.marked, 0))
 
 
-policy_losses.register("kl_cov", options=KLCovOptions, needs=("old_logprobs",))(SelectingLoss(_highest, _kl_cov))
+policy_losses.register("kl_cov", options=KLCovOptions, needs=("old_logprobs",))(
+    SelectingLoss(_highest, _kl_cov)
+)

@@ -1,9 +1,9 @@
 """Preference losses: answers as wholes to one loss per pair, or per rated answer. torch only.
 
 Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses``, not divided; names are resolved by
-``openrl.extension_points.preference_losses``. ``needs`` says what a loss reads beside the policy: "reference" for
-log-probs of a frozen model, "ratings" for single answers called good or bad instead of pairs.
-"""
+``openrl.extension_points.preference_losses``. ``needs`` says what a loss reads beside the policy:
+"reference" for log-probs of a frozen model, "ratings" for single answers called good or bad instead
+of pairs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def split_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class ReferenceOptions:
-    reference_free: bool = flag(False, "Use a reference with equal log-probs everywhere; none is loaded.")
+    reference_free: bool = flag(
+        False, "Use a reference with equal log-probs everywhere; none is loaded."
+    )
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class SimPOOptions:
 
 @dataclass(frozen=True)
 class KTOOptions:
-    label_key: str = flag("label", "Column that says desirable (true, 1) or undesirable (false, 0).")
+    label_key: str = flag(
+        "label", "Column that says desirable (true, 1) or undesirable (false, 0)."
+    )
     desirable_loss_weight: float = flag(1.0, "Weight of desirable rows.", bounds=">= 0")
     undesirable_loss_weight: float = flag(1.0, "Weight of undesirable rows.", bounds=">= 0")
 
@@ -58,13 +62,17 @@ def dpo(answers: AnswerInputs, options: DPOOptions) -> AnswerLosses:
 
 @preference_losses.register("ipo", options=IPOOptions, needs=("reference",))
 def ipo(answers: AnswerInputs, options: IPOOptions) -> AnswerLosses:
-    """Squared distance of the difference of log-ratios from 1 / (2 beta), https://arxiv.org/abs/2310.12036."""
-    return AnswerLosses(ipo_loss(*split_pairs(answers.log_ratios), answers.beta), answers.beta * answers.log_ratios)
+    """Squared distance of the difference of log-ratios from 1 / (2 beta),
+    https://arxiv.org/abs/2310.12036."""
+    return AnswerLosses(
+        ipo_loss(*split_pairs(answers.log_ratios), answers.beta), answers.beta * answers.log_ratios
+    )
 
 
 @preference_losses.register("kto", options=KTOOptions, needs=("reference", "ratings"))
 def kto(answers: AnswerInputs, options: KTOOptions) -> AnswerLosses:
-    """Unpaired good and bad answers, measured from the KL to the reference, https://arxiv.org/abs/2402.01306."""
+    """Unpaired good and bad answers, measured from the KL to the reference,
+    https://arxiv.org/abs/2402.01306."""
     if answers.kl is None:
         raise ValueError("kto needs the KL to the reference")
     weights = options.desirable_loss_weight, options.undesirable_loss_weight
@@ -74,9 +82,11 @@ def kto(answers: AnswerInputs, options: KTOOptions) -> AnswerLosses:
 
 @preference_losses.register("orpo")
 def orpo(answers: AnswerInputs, options: None) -> AnswerLosses:
-    """Likelihood of the chosen answer plus beta times the odds ratio, https://arxiv.org/abs/2403.07691."""
+    """Likelihood of the chosen answer plus beta times the odds ratio,
+    https://arxiv.org/abs/2403.07691."""
     return AnswerLosses(
-        orpo_loss(*split_pairs(answers.mean_logprobs), answers.beta), answers.beta * answers.mean_logprobs
+        orpo_loss(*split_pairs(answers.mean_logprobs), answers.beta),
+        answers.beta * answers.mean_logprobs,
     )
 
 

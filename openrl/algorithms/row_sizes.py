@@ -1,4 +1,5 @@
-"""What rows cost to run. Rows of a group begin alike: packed, what they have in common can be computed once for all."""
+"""What rows cost to run. Rows of a group begin alike: packed, what they have in common can be
+computed once for all."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ Number = TypeVar("Number", int, Tensor)
 
 
 def common_prefixes(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Tensor:
-    """(B,) leading tokens that all rows of the row's group have in common, each row's last one left out.
+    """(B,) leading tokens that all rows of the row's group have in common, each row's last one left
+    out.
 
     Args:
         token_ids, attention_mask: (B, T) int64 and bool, padded on the right.
@@ -36,8 +38,8 @@ def common_prefixes(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -
 
 
 def saved_tokens(rows: Number, prefix: Number) -> Number:
-    """Tokens that ``rows`` rows need not compute if one computes the ``prefix`` tokens that they begin with. Each of them
-    computes the last of these again, so it may be nothing."""
+    """Tokens that ``rows`` rows need not compute if one computes the ``prefix`` tokens that they
+    begin with. Each of them computes the last of these again, so it may be nothing."""
     return (rows - 1) * prefix - rows
 
 
@@ -60,12 +62,16 @@ class RowSizes:
 
     def tokens(self, rows: Sequence[int]) -> int:
         """What a packed micro-batch of these rows computes at most."""
-        return sum(max(self._length(row), 1) for row in rows) - sum(saved for saved, _ in self._shared(rows))
+        return sum(max(self._length(row), 1) for row in rows) - sum(
+            saved for saved, _ in self._shared(rows)
+        )
 
     def costs(self, rows: Sequence[int]) -> float:
         """What they cost together, in tokens of a short row; dummies nothing."""
         whole = sum(self.cost(self._length(row)) for row in rows)
-        return whole - sum(saved + self.cost.attention * pairs for saved, pairs in self._shared(rows))
+        return whole - sum(
+            saved + self.cost.attention * pairs for saved, pairs in self._shared(rows)
+        )
 
     def _length(self, row: int) -> int:
         return 0 if row == DUMMY else self.lengths[row]

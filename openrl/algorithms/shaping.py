@@ -19,7 +19,8 @@ from openrl.types import ExperienceBatch
 
 MIN_STD = 1e-4  # whitening divides by at least this
 
-# -- rewards of samples, (B,) ----------------------------------------------------------------------------
+# -- rewards of samples, (B,)
+# ----------------------------------------------------------------------------
 
 
 def shape_rewards(batch: ExperienceBatch, flags: RewardShapingFlags, max_new_tokens: int) -> Tensor:
@@ -35,7 +36,9 @@ def shape_rewards(batch: ExperienceBatch, flags: RewardShapingFlags, max_new_tok
     if flags.len_reward_coef:
         low, high = flags.len_reward_range
         high = max_new_tokens if high is None else high
-        rewards = rewards + flags.len_reward_coef * length_reward(lengths, low, high, flags.len_reward_type)
+        rewards = rewards + flags.len_reward_coef * length_reward(
+            lengths, low, high, flags.len_reward_type
+        )
     if flags.overlong_buffer_len:
         penalty = overlong_penalty(lengths, max_new_tokens, flags.overlong_buffer_len)
         rewards = rewards - flags.overlong_penalty_factor * penalty
@@ -57,8 +60,8 @@ def overlong_penalty(lengths: Tensor, max_new_tokens: int, buffer: int) -> Tenso
 
 
 def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
-    """Truncated samples: ``coef`` in [0, 1] scales a positive reward, ``coef`` < 0 is the most they get.
-    No reward is raised."""
+    """Truncated samples: ``coef`` in [0, 1] scales a positive reward, ``coef`` < 0 is the most they
+    get. No reward is raised."""
     reduced = (
         torch.minimum(rewards, torch.full_like(rewards, coef))
         if coef < 0
@@ -68,7 +71,8 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
 
 
 class RunningMoments:
-    """Mean and unbiased std of every reward of the run so far, merged batch by batch (Chan et al. 1979)."""
+    """Mean and unbiased std of every reward of the run so far, merged batch by batch (Chan et al.
+    1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
@@ -96,12 +100,17 @@ class RunningMoments:
 
 
 def normalise(
-    scores: Tensor, batch: ExperienceBatch, mean_scope: NormScope, std_scope: NormScope, running: RunningMoments
+    scores: Tensor,
+    batch: ExperienceBatch,
+    mean_scope: NormScope,
+    std_scope: NormScope,
+    running: RunningMoments,
 ) -> Tensor:
-    """(scores - mean) / (std + 1e-6), each over its own scope; (B,). ``running`` already counts these scores.
+    """(scores - mean) / (std + 1e-6), each over its own scope; (B,). ``running`` already counts
+    these scores.
 
-    0 where the std's scope has one member or equal rewards. A mean scope with one member gives 0 by itself.
-    """
+    0 where the std's scope has one member or equal rewards. A mean scope with one member gives 0 by
+    itself."""
     result = scores.double()
     if mean_scope != "none":
         result = result - _moments(scores, batch, mean_scope, running)[0]
@@ -126,44 +135,50 @@ def _moments(
     return grouped_moments(scores, index, batch.members)
 
 
-# -- rewards of tokens, (B, T) ---------------------------------------------------------------------------
+# -- rewards of tokens, (B, T)
+# ---------------------------------------------------------------------------
 
 
 def place_scores(batch: ExperienceBatch, scores: Tensor) -> Tensor:
     """(B, T): each score on the row's last sampled token; rows without one get none.
 
-    With process rewards these stay where they were earned and the last token gets the rest, so that a row still sums
-    to its score.
-    """
+    With process rewards these stay where they were earned and the last token gets the rest, so that
+    a row still sums to its score."""
     mask = batch.loss_mask
     earned = torch.zeros(mask.shape, dtype=scores.dtype)
     if batch.process_rewards is not None:
         earned = batch.process_rewards.to(scores.dtype).masked_fill(~mask, 0)
     last = mask.shape[1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)
-    return earned.scatter_add(1, last, scores[:, None] - earned.sum(-1, keepdim=True)).masked_fill(~mask, 0)
+    return earned.scatter_add(1, last, scores[:, None] - earned.sum(-1, keepdim=True)).masked_fill(
+        ~mask, 0
+    )
 
 
 def token_rewards(batch: ExperienceBatch, kl_coef: float, kl_estimator: str) -> Tensor:
-    """(B, T): ``batch.scores`` on the last sampled token, minus ``kl_coef`` times the KL to the reference on each."""
+    """(B, T): ``batch.scores`` on the last sampled token, minus ``kl_coef`` times the KL to the
+    reference on each."""
     rewards = place_scores(batch, batch.scores)
     if kl_coef:
         kl = reference_kl(batch, kl_estimator)
         if kl is None:
-            raise ValueError(f"the KL in the reward by {kl_estimator!r} needs columns that were not filled")
+            raise ValueError(
+                f"the KL in the reward by {kl_estimator!r} needs columns that were not filled"
+            )
         rewards = rewards - kl_coef * kl.masked_fill(~batch.loss_mask, 0)
     return rewards
 
 
 def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
-    """(B, T): minus the mean, divided by the (biased) std over the mask; 0 outside. Untouched with fewer than two
-    masked tokens. ``std_norm`` False subtracts the mean only."""
+    """(B, T): minus the mean, divided by the (biased) std over the mask; 0 outside. Untouched with
+    fewer than two masked tokens. ``std_norm`` False subtracts the mean only."""
     if int(mask.sum()) < 2:
         return values
     centred = (values - masked_mean(values, mask)).masked_fill(~mask, 0)
     return centred / masked_std(values, mask).clamp(min=MIN_STD) if std_norm else centred
 
 
-# -- weights of samples in the loss, (B,) ----------------------------------------------------------------
+# -- weights of samples in the loss, (B,)
+# ----------------------------------------------------------------
 
 
 def loss_weights(batch: ExperienceBatch, flags: RewardShapingFlags) -> Tensor | None:
@@ -181,15 +196,19 @@ def loss_weights(batch: ExperienceBatch, flags: RewardShapingFlags) -> Tensor | 
 
 
 def difficulty(batch: ExperienceBatch, key: str) -> Tensor:
-    """(B,) in [0, 1]: the data's column, or with key "auto" 1 - the pass rate of the row's group."""
+    """(B,) in [0, 1]: the data's column, or with key "auto" 1 - the pass rate of the row's
+    group."""
     if key != "auto":
         return _required(batch.difficulty, "difficulty")
     if bool(batch.passed[batch.members].isnan().any()):
         raise UserError(
-            "--difficulty_key auto: the reward gave no verdict on some samples, so their pass rate is not known",
+            "--difficulty_key auto: the reward gave no verdict on some samples, so their pass rate"
+            " is not known",
             "a reward that returns scores in [0, 1], or a column of the data",
         )
-    return (1 - grouped_moments(batch.passed.nan_to_num(), batch.group_ids, batch.members)[0]).to(batch.rewards.dtype)
+    return (1 - grouped_moments(batch.passed.nan_to_num(), batch.group_ids, batch.members)[0]).to(
+        batch.rewards.dtype
+    )
 
 
 def _required(column: Any, name: str) -> Any:

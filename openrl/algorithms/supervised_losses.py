@@ -1,8 +1,8 @@
 """Losses on given answers: likelihood, preferences, rewards of pairs. torch only.
 
-P pairs, b rows. Log-probs of answers are sums over answer tokens unless a name says mean; gradients flow through the
-policy's. Losses are per pair or row, so the caller divides by the counts of the whole optimizer step.
-"""
+P pairs, b rows. Log-probs of answers are sums over answer tokens unless a name says mean; gradients
+flow through the policy's. Losses are per pair or row, so the caller divides by the counts of the
+whole optimizer step."""
 
 from __future__ import annotations
 
@@ -21,26 +21,34 @@ def answer_logprobs(logprobs: Tensor, mask: Tensor, mean: bool = False) -> Tenso
 
 
 def good_sample_nll(logprobs: Tensor, rewards: Tensor, threshold: float) -> Tensor:
-    """(b, T): -log p on samples whose unshaped reward (b,) is above ``threshold``, 0 on the others."""
+    """(b, T): -log p on samples whose unshaped reward (b,) is above ``threshold``, 0 on the
+    others."""
     return -logprobs * (rewards > threshold)[:, None]
 
 
 def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """(P,) https://arxiv.org/abs/2305.18290 eq. 7; with ``label_smoothing`` the assumed share of flipped labels (cDPO).
+    """(P,) https://arxiv.org/abs/2305.18290 eq. 7; with ``label_smoothing`` the assumed share of
+    flipped labels (cDPO).
 
-    ``chosen`` and ``rejected`` (P,) are log-ratios to the reference; without a reference, log-probs.
-    """
+    ``chosen`` and ``rejected`` (P,) are log-ratios to the reference; without a reference,
+    log-probs."""
     logits = beta * (chosen - rejected)
     return -(1 - label_smoothing) * logsigmoid(logits) - label_smoothing * logsigmoid(-logits)
 
 
 def ipo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
-    """(P,) https://arxiv.org/abs/2310.12036 eq. 17, on sums over tokens as derived there; arguments as for DPO."""
+    """(P,) https://arxiv.org/abs/2310.12036 eq. 17, on sums over tokens as derived there; arguments
+    as for DPO."""
     return (chosen - rejected - 1 / (2 * beta)).square()
 
 
 def kto_loss(
-    log_ratios: Tensor, desirable: Tensor, kl: Tensor, beta: float, desirable_weight: float, undesirable_weight: float
+    log_ratios: Tensor,
+    desirable: Tensor,
+    kl: Tensor,
+    beta: float,
+    desirable_weight: float,
+    undesirable_weight: float,
 ) -> Tensor:
     """(b,) https://arxiv.org/abs/2402.01306 eq. 8.
 
@@ -56,13 +64,14 @@ def kto_loss(
 
 
 def kto_reference_point(mismatched_log_ratios: Tensor) -> Tensor:
-    """KTO's KL: the mean log-ratio of answers paired with other rows' prompts, at least 0; a scalar."""
+    """KTO's KL: the mean log-ratio of answers paired with other rows' prompts, at least 0; a
+    scalar."""
     return mismatched_log_ratios.detach().mean().clamp(min=0)
 
 
 def orpo_loss(chosen_mean: Tensor, rejected_mean: Tensor, beta: float) -> Tensor:
-    """(P,) https://arxiv.org/abs/2403.07691 eq. 6 and 7: mean negative log-likelihood of the chosen answer plus ``beta``
-    times the odds-ratio term. Arguments are means over tokens."""
+    """(P,) https://arxiv.org/abs/2403.07691 eq. 6 and 7: mean negative log-likelihood of the chosen
+    answer plus ``beta`` times the odds-ratio term. Arguments are means over tokens."""
     odds = _log_odds(chosen_mean) - _log_odds(rejected_mean)
     return -chosen_mean - beta * logsigmoid(odds)
 
@@ -74,17 +83,22 @@ def _log_odds(mean_logprobs: Tensor) -> Tensor:
 
 
 def simpo_loss(chosen_mean: Tensor, rejected_mean: Tensor, beta: float, gamma: float) -> Tensor:
-    """(P,) https://arxiv.org/abs/2405.14734 eq. 6, with reward margin ``gamma``. Arguments are means over tokens."""
+    """(P,) https://arxiv.org/abs/2405.14734 eq. 6, with reward margin ``gamma``. Arguments are
+    means over tokens."""
     return -logsigmoid(beta * (chosen_mean - rejected_mean) - gamma)
 
 
 def pair_reward_loss(
-    chosen: Tensor, rejected: Tensor, margin: Tensor | None = None, kind: Literal["sigmoid", "logexp"] = "sigmoid"
+    chosen: Tensor,
+    rejected: Tensor,
+    margin: Tensor | None = None,
+    kind: Literal["sigmoid", "logexp"] = "sigmoid",
 ) -> Tensor:
-    """(P,) Bradley-Terry loss of a reward model, https://arxiv.org/abs/2203.02155 eq. 1; the margin is Llama 2's.
+    """(P,) Bradley-Terry loss of a reward model, https://arxiv.org/abs/2203.02155 eq. 1; the margin
+    is Llama 2's.
 
-    logexp is log(1 + exp(rejected - chosen)): the same value by another formula, and it takes no margin.
-    """
+    logexp is log(1 + exp(rejected - chosen)): the same value by another formula, and it takes no
+    margin."""
     if kind == "logexp":
         return torch.log1p((rejected - chosen).clamp(max=80).exp())
     return -logsigmoid(chosen - rejected if margin is None else chosen - rejected - margin)

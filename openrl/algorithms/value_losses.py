@@ -8,14 +8,18 @@ from torch import Tensor
 from openrl.types import TokenLosses
 
 
-def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> TokenLosses:
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip: float
+) -> TokenLosses:
     """Half the squared error to the returns, per token; all tensors (b, T).
 
-    With ``clip`` > 0 the larger of the plain error and the one of values clipped to ``old_values`` +- clip, as in
-    OpenAI's PPO baselines: no reward for moving further than ``clip`` in one step. 0 is off.
-    """
+    With ``clip`` > 0 the larger of the plain error and the one of values clipped to ``old_values``
+    +- clip, as in OpenAI's PPO baselines: no reward for moving further than ``clip`` in one step. 0
+    is off."""
     plain = (values - returns).square()
     if clip <= 0:
         return TokenLosses(plain / 2)
     clipped = (old_values + (values - old_values).clamp(-clip, clip) - returns).square()
-    return TokenLosses(torch.maximum(plain, clipped) / 2, {"clip_fraction": (clipped > plain).to(values.dtype)})
+    return TokenLosses(
+        torch.maximum(plain, clipped) / 2, {"clip_fraction": (clipped > plain).to(values.dtype)}
+    )

@@ -11,7 +11,9 @@ from openrl.config.commands import BatchInferenceConfig
 
 def prepare(config: BatchInferenceConfig) -> Any:
     """Read and check everything that can be wrong before a model is loaded."""
-    from openrl.inference.batch import prepare_batch  # imported after the flags are known to be right
+    from openrl.inference.batch import (
+        prepare_batch,
+    )  # imported after the flags are known to be right
 
     return prepare_batch(config)
 
@@ -25,4 +27,8 @@ def run(config: BatchInferenceConfig, inputs: Any) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(command(BatchInferenceConfig, prepare, run, prog="batch_inference", description=__doc__ or ""))
+    sys.exit(
+        command(
+            BatchInferenceConfig, prepare, run, prog="batch_inference", description=__doc__ or ""
+        )
+    )

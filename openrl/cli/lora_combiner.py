@@ -20,9 +20,14 @@ def run(config: MergeConfig, inputs: None) -> None:
 
     merge = config.merge
     head = merge.value_head_prefix if merge.is_rm else None
-    model = merge_adapter(merge.model_path, merge.lora_path, Path(merge.output_path), config.model, head)
+    model = merge_adapter(
+        merge.model_path, merge.lora_path, Path(merge.output_path), config.model, head
+    )
     kind = "reward model" if merge.is_rm else "language model"
-    print(f"{merge.output_path}: {kind} of {model.num_parameters() / 1e6:.1f}M parameters, {config.model.param_dtype}")
+    print(
+        f"{merge.output_path}: {kind} of {model.num_parameters() / 1e6:.1f}M parameters,"
+        f" {config.model.param_dtype}"
+    )
 
 
 if __name__ == "__main__":

@@ -20,9 +20,12 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' own bars obey it too
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's new behaviour, without the warning about the old one
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": (
+        "0"
+    ),  # Ray's new behaviour, without the warning about the old one
 }
-"""Environment that keeps libraries from talking over the progress bar; what the user has set stays."""
+"""Environment that keeps libraries from talking over the progress bar; what the user has set
+stays."""
 
 
 def command(
@@ -34,13 +37,14 @@ def command(
     description: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """The exit code of ``run(config, prepare(config))``; --help, --dump_config and problems with flags end the process
-    in ``load``.
+    """The exit code of ``run(config, prepare(config))``; --help, --dump_config and problems with
+    flags end the process in ``load``.
 
-    A UserError, wherever it was raised, is one message without a traceback: 2 while preparing, which starts nothing, 1
-    afterwards. Any other exception is a defect: it passes.
-    """
-    config = load(config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description)
+    A UserError, wherever it was raised, is one message without a traceback: 2 while preparing,
+    which starts nothing, 1 afterwards. Any other exception is a defect: it passes."""
+    config = load(
+        config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description
+    )
     silence()
     started = False
     try:
@@ -54,7 +58,9 @@ def command(
         user_error = find_user_error(error)
         if user_error is None:
             raise
-        print(f"{prog}: {user_error}" + ("" if started else "\nnothing was started"), file=sys.stderr)
+        print(
+            f"{prog}: {user_error}" + ("" if started else "\nnothing was started"), file=sys.stderr
+        )
         return 1 if started else 2
     return 0
 
@@ -63,7 +69,9 @@ def silence() -> None:
     """Keep the noise of libraries out of the terminal, here and in processes started later."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # warns of a kernel for 4-bit layers at every import
+    logging.getLogger("bitsandbytes").setLevel(
+        logging.ERROR
+    )  # warns of a kernel for 4-bit layers at every import
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
@@ -71,9 +79,8 @@ def silence() -> None:
 def find_user_error(error: BaseException) -> UserError | None:
     """The UserError in ``error``, its causes and, for a group, its members; None if there is none.
 
-    Ray raises an instance of both its own class and the worker's, which prints the worker's traceback; the worker's
-    exception itself is in its ``.cause``, and that one is wanted.
-    """
+    Ray raises an instance of both its own class and the worker's, which prints the worker's
+    traceback; the worker's exception itself is in its ``.cause``, and that one is wanted."""
     seen: set[int] = set()
 
     def innermost(e: BaseException) -> Iterator[UserError]:

@@ -11,7 +11,9 @@ from openrl.config.commands import ServeConfig
 
 def prepare(config: ServeConfig) -> Any:
     """Read and check everything that can be wrong before the model is loaded."""
-    from openrl.inference.serve import prepare_server  # imported after the flags are known to be right
+    from openrl.inference.serve import (
+        prepare_server,
+    )  # imported after the flags are known to be right
 
     return prepare_server(config)
 

@@ -11,7 +11,9 @@ from openrl.config.commands import SupervisedConfig
 
 def prepare(config: SupervisedConfig) -> Any:
     """Read and check everything that can be wrong before anything is built."""
-    from openrl.trainer.launch_supervised import prepare  # imported after the flags are known to be right
+    from openrl.trainer.launch_supervised import (
+        prepare,
+    )  # imported after the flags are known to be right
 
     return prepare(config)
 
@@ -25,13 +27,17 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
     if config.debug.dry_run:
         from openrl.trainer.plan import supervised_memory
 
-        memory = supervised_memory(config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device)
+        memory = supervised_memory(
+            config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device
+        )
         if inputs.leads:
             print(describe(config, inputs), memory, sep="\n\n")
     else:
         asyncio.run(train(config, inputs))
 
 
-def supervised_command(config_type: type, *, prog: str, description: str, argv: Sequence[str] | None = None) -> int:
+def supervised_command(
+    config_type: type, *, prog: str, description: str, argv: Sequence[str] | None = None
+) -> int:
     """The exit code of one of these commands; ``argv`` None: the words after the program's name."""
     return command(config_type, prepare, run, prog=prog, description=description, argv=argv)

@@ -28,7 +28,9 @@ class WorkerContext:
     master_addr: str = "127.0.0.1"  # rank 0's node, with a port that was free there
     master_port: int = 0
     plugins: tuple[str, ...] = ()  # modules imported before the worker is built
-    env: dict[str, str] = field(default_factory=dict)  # environment the worker's process started with
+    env: dict[str, str] = field(
+        default_factory=dict
+    )  # environment the worker's process started with
     spans_nodes: bool = False  # its places lie on several nodes
 
 
@@ -48,17 +50,21 @@ class RankGroup(Protocol):
 
     role: str
     size: int
-    ranks_per_shard: int  # neighbours that get the same shard; they split its sequences or the model's layers
+    ranks_per_shard: (
+        int  # neighbours that get the same shard; they split its sequences or the model's layers
+    )
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The method's result from every worker, same arguments for all. Handles may be arguments."""
+        """The method's result from every worker, same arguments for all. Handles may be
+        arguments."""
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As ``call``, with ``shards[i]`` the arguments of data-parallel rank i, and one result of each, that of its first
-        worker. ValueError unless there are ``data_ranks(group)`` shards."""
+        """As ``call``, with ``shards[i]`` the arguments of data-parallel rank i, and one result of
+        each, that of its first worker. ValueError unless there are ``data_ranks(group)`` shards."""
 
     async def close(self) -> None:
-        """Call each worker's ``close`` if it has one, then free it. The group is not used afterwards."""
+        """Call each worker's ``close`` if it has one, then free it. The group is not used
+        afterwards."""
 
 
 class WorkerGroup(RankGroup, Protocol):
@@ -85,12 +91,16 @@ def data_ranks(group: RankGroup) -> int:
 class LocalGroup:
     """Workers in this process, for tests and debugging.
 
-    Plain methods run on the caller's thread, one rank after another: no timeout can interrupt them, and
-    ranks that must meet inside a collective cannot live in one LocalGroup. Coroutines run concurrently.
-    """
+    Plain methods run on the caller's thread, one rank after another: no timeout can interrupt them,
+    and ranks that must meet inside a collective cannot live in one LocalGroup. Coroutines run
+    concurrently."""
 
     def __init__(
-        self, role: str, workers: Sequence[Any], timeout: float | None = 3600, ranks_per_shard: int = 1
+        self,
+        role: str,
+        workers: Sequence[Any],
+        timeout: float | None = 3600,
+        ranks_per_shard: int = 1,
     ) -> None:
         self.role, self.size, self.ranks_per_shard = role, len(workers), ranks_per_shard
         self._workers, self.timeout = list(workers), timeout
@@ -107,7 +117,9 @@ class LocalGroup:
     ) -> LocalGroup:
         """Build ``size`` workers from the same arguments."""
         contexts = [WorkerContext(role, rank, size, rank) for rank in range(size)]
-        return cls(role, [worker_class(context, *args) for context in contexts], timeout, ranks_per_shard)
+        return cls(
+            role, [worker_class(context, *args) for context in contexts], timeout, ranks_per_shard
+        )
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         return await self._answers(
@@ -118,7 +130,10 @@ class LocalGroup:
         check_shards(self, method, shards)
         answers = await self._answers(
             method,
-            {rank: self._invoke(rank, method, shards[rank // self.ranks_per_shard], {}) for rank in range(self.size)},
+            {
+                rank: self._invoke(rank, method, shards[rank // self.ranks_per_shard], {})
+                for rank in range(self.size)
+            },
         )
         return answers[:: self.ranks_per_shard]
 
@@ -133,10 +148,13 @@ class LocalGroup:
     async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
         async with AsyncExitStack() as stack:
             streams = [
-                await stack.enter_async_context(aclosing(self._items(rank, method, args))) for rank in range(self.size)
+                await stack.enter_async_context(aclosing(self._items(rank, method, args)))
+                for rank in range(self.size)
             ]
             while True:
-                turn = await self._answers(method, {rank: next_or_end(items) for rank, items in enumerate(streams)})
+                turn = await self._answers(
+                    method, {rank: next_or_end(items) for rank, items in enumerate(streams)}
+                )
                 if all_ended(self.role, method, turn):
                     return
                 yield turn
@@ -150,7 +168,9 @@ class LocalGroup:
     async def _answers(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
         return await gather_ranks(self.role, method, pending, self.timeout)
 
-    async def _invoke(self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def _invoke(
+        self, rank: int, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         try:
             return await maybe_await(getattr(self._workers[rank], method)(*args, **kwargs))
         except Exception as error:
@@ -176,10 +196,13 @@ async def next_or_end(items: AsyncIterator[Any]) -> Any:
 
 
 def all_ended(role: str, method: str, items: Sequence[Any]) -> bool:
-    """True if every rank's stream is over, False if none is; RuntimeError naming the ranks in between."""
+    """True if every rank's stream is over, False if none is; RuntimeError naming the ranks in
+    between."""
     ended = [rank for rank, item in enumerate(items) if item is END]
     if ended and len(ended) < len(items):
-        raise RuntimeError(f"{role}.{method}: rank {_join(ended)} ended its stream before the other ranks")
+        raise RuntimeError(
+            f"{role}.{method}: rank {_join(ended)} ended its stream before the other ranks"
+        )
     return bool(ended)
 
 
@@ -208,18 +231,23 @@ async def gather_ranks(
 ) -> list[Any]:
     """Wait for the answer of every rank; the first failure ends the wait.
 
-    When one rank fails, the others get a second to show the cause: a rank whose process died makes its
-    peers fail in their collectives. A death is raised before other errors, then the lowest rank's.
-    ``describe(rank)`` says in words how a missing rank's process is. ``timeout`` None or 0: no limit.
+    When one rank fails, the others get a second to show the cause: a rank whose process died makes
+    its peers fail in their collectives. A death is raised before other errors, then the lowest
+    rank's. ``describe(rank)`` says in words how a missing rank's process is. ``timeout`` None or 0:
+    no limit.
 
     Raises WorkerTimeout with the ranks that have not answered, or the worker's own error.
     """
     tasks = {rank: asyncio.ensure_future(answer) for rank, answer in pending.items()}
     try:
-        await asyncio.wait(tasks.values(), timeout=timeout or None, return_when=asyncio.FIRST_EXCEPTION)
+        await asyncio.wait(
+            tasks.values(), timeout=timeout or None, return_when=asyncio.FIRST_EXCEPTION
+        )
         if any(task.done() and task.exception() for task in tasks.values()):
             await asyncio.wait(tasks.values(), timeout=1.0)
-            errors = [error for task in tasks.values() if task.done() and (error := task.exception())]
+            errors = [
+                error for task in tasks.values() if task.done() and (error := task.exception())
+            ]
             raise min(errors, key=lambda error: not isinstance(error, WorkerDied))
         missing = [rank for rank, task in tasks.items() if not task.done()]
         if missing:
@@ -237,7 +265,10 @@ async def gather_ranks(
 
 def check_shards(group: RankGroup, method: str, shards: Sequence[Any]) -> None:
     if len(shards) != data_ranks(group):
-        raise ValueError(f"{group.role}.{method}: {len(shards)} shards for {data_ranks(group)} data-parallel ranks")
+        raise ValueError(
+            f"{group.role}.{method}: {len(shards)} shards for {data_ranks(group)} data-parallel"
+            " ranks"
+        )
 
 
 def raised_by(role: str, rank: int, method: str) -> str:

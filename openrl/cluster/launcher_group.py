@@ -1,4 +1,5 @@
-"""The ranks that a launcher such as torchrun started: every process runs the same driver and hosts one worker."""
+"""The ranks that a launcher such as torchrun started: every process runs the same driver and hosts
+one worker."""
 
 from __future__ import annotations
 
@@ -12,11 +13,12 @@ from openrl.training.distributed import Launch, close_distributed, init_distribu
 
 
 class LauncherGroup:
-    """See ``RankGroup``. All drivers make the same calls in the same order, and each gets the answers of all ranks.
+    """See ``RankGroup``. All drivers make the same calls in the same order, and each gets the
+    answers of all ranks.
 
-    A call begins when every rank has arrived at it, and ends when every rank is done: what the first rank does to files
-    between two calls, the others see. How long a rank waits is bounded by the process group's timeout.
-    """
+    A call begins when every rank has arrived at it, and ends when every rank is done: what the
+    first rank does to files between two calls, the others see. How long a rank waits is bounded by
+    the process group's timeout."""
 
     def __init__(
         self,
@@ -28,10 +30,19 @@ class LauncherGroup:
         *args: Any,
         ranks_per_shard: int = 1,
     ) -> None:
-        self.role, self.size, self.rank, self.ranks_per_shard = role, launch.world_size, launch.rank, ranks_per_shard
-        init_distributed(self.rank, self.size, launch.master_addr, launch.master_port, device, timeout)
+        self.role, self.size, self.rank, self.ranks_per_shard = (
+            role,
+            launch.world_size,
+            launch.rank,
+            ranks_per_shard,
+        )
+        init_distributed(
+            self.rank, self.size, launch.master_addr, launch.master_port, device, timeout
+        )
         address = launch.master_addr, launch.master_port
-        self._worker = worker_class(WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args)
+        self._worker = worker_class(
+            WorkerContext(role, self.rank, self.size, launch.local_rank, *address), *args
+        )
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         return await self._together(method, args, kwargs)
@@ -44,7 +55,9 @@ class LauncherGroup:
     async def close(self) -> None:
         close_distributed()
 
-    async def _together(self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    async def _together(
+        self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[Any]:
         """Raises the error of the lowest rank that failed, on every rank."""
         dist.barrier()
         error: Exception | None = None

@@ -1,4 +1,5 @@
-"""The worker that owns one rank of one model: policy, critic, reference and reward are all this class."""
+"""The worker that owns one rank of one model: policy, critic, reference and reward are all this
+class."""
 
 from __future__ import annotations
 
@@ -27,21 +28,26 @@ from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Meeting, Route, SentBucket, SyncEnd, make_sender
 
 ModelChoice = int | Literal["start"]
-"""Which model of a worker: 0 its own, 1 and more the others, "start" its own as it was before adapters were trained."""
+"""Which model of a worker: 0 its own, 1 and more the others, "start" its own as it was before
+adapters were trained."""
 
 
 class ModelWorker:
     """Every rank of a role gets every call: collectives hide inside."""
 
     def __init__(self, context: WorkerContext, spec: ModelSpec, *others: ModelSpec) -> None:
-        """``others`` are further models in the same places, only evaluated: reward models take turns."""
+        """``others`` are further models in the same places, only evaluated: reward models take
+        turns."""
         self.context, self.spec, self.other_specs = context, spec, others
 
     def start(self, spec: ModelSpec | None = None) -> None:
-        """Join the ranks of this role and load the model, or for the time being another one in its place."""
+        """Join the ranks of this role and load the model, or for the time being another one in its
+        place."""
         c = self.context
         timeout = self.spec.deepspeed.dist_timeout
-        init_distributed(c.rank, c.world_size, c.master_addr, c.master_port, self.spec.device, timeout)
+        init_distributed(
+            c.rank, c.world_size, c.master_addr, c.master_port, self.spec.device, timeout
+        )
         if hasattr(self, "engine"):
             del self.engine
             settle()  # an engine and its hooks hold each other, and the next model needs the room
@@ -62,10 +68,14 @@ class ModelWorker:
         return memory_use(self.spec.device)
 
     def columns(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], model: ModelChoice = 0, *want: Want
+        self,
+        batch: ExperienceBatch,
+        micro_batches: list[list[int]],
+        model: ModelChoice = 0,
+        *want: Want,
     ) -> dict[str, Tensor]:
-        """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32, as "column"; and what else
-        is asked for, each under its own name."""
+        """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32, as
+        "column"; and what else is asked for, each under its own name."""
         if model == "start":
             return self.engine.columns(batch, micro_batches, *want, at_start=True)
         return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
@@ -77,14 +87,20 @@ class ModelWorker:
         loss_of: LossOf,
         also: tuple[ExperienceBatch, list[StepPlan], LossOf] | None = None,
     ) -> list[dict[str, Metric]]:
-        """One optimizer step per plan; the metrics of each on this rank. ``also`` are rows that join, step by step."""
+        """One optimizer step per plan; the metrics of each on this rank. ``also`` are rows that
+        join, step by step."""
         if also is None:
             return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
         others, their_plans, their_loss = also
         pairs = zip(plans, their_plans, strict=True)
-        return [self.engine.train_step(batch, p, loss_of, StepPart(others, o, their_loss)) for p, o in pairs]
+        return [
+            self.engine.train_step(batch, p, loss_of, StepPart(others, o, their_loss))
+            for p, o in pairs
+        ]
 
-    def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+    def evaluate(
+        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
+    ) -> dict[str, Metric]:
         """The metrics of a loss on this rank, without a step."""
         return self.engine.evaluate(batch, plan, loss_of)
 
@@ -106,20 +122,28 @@ class ModelWorker:
         """Prepare for the syncs of a run; before the first of them."""
         device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
         self._route = route
-        self._sender = make_sender(route, self.context.rank, device, getattr(self, "_meeting", None))
+        self._sender = make_sender(
+            route, self.context.rank, device, getattr(self, "_meeting", None)
+        )
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
-        """Announcements of buckets from rank 0; the other ranks yield None in step with it, since gathering is collective.
+        """Announcements of buckets from rank 0; the other ranks yield None in step with it, since
+        gathering is collective.
 
-        Raises UserError before the first one if a weight is inf or NaN: the engines keep what they have.
-        """
+        Raises UserError before the first one if a weight is inf or NaN: the engines keep what they
+        have."""
         if bad := self.engine.nonfinite_weights():
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise UserError(
-                f"{bad[0]}{more} of the {self.context.role} holds inf or NaN: these weights are not sent to the engines",
+                f"{bad[0]}{more} of the {self.context.role} holds inf or NaN: these weights are not"
+                " sent to the engines",
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )
-        weights = self.engine.named_weights() if self._route.adapter is None else self.engine.adapter_weights()
+        weights = (
+            self.engine.named_weights()
+            if self._route.adapter is None
+            else self.engine.adapter_weights()
+        )
         sender = self._sender
         sender.begin()
         for named in cut(weights, bucket_bytes):

@@ -1,9 +1,9 @@
 """Where the ranks of a run live: the table of roles and places, and what a cluster lacks for it.
 
-One rank holds one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot. The
-bundles of one *node group* lie on one node; ranks of colocated roles share one. An engine that is divided over several
-GPUs is one rank of several neighbouring bundles. Pure: nothing here knows of Ray.
-"""
+One rank holds one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot.
+The bundles of one *node group* lie on one node; ranks of colocated roles share one. An engine that
+is divided over several GPUs is one rank of several neighbouring bundles. Pure: nothing here knows
+of Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ NAMED = 8  # engines of several places that the plan shows one by one
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster: what it has of the resources that ranks use, and what of it is free."""
+    """One machine of the cluster: what it has of the resources that ranks use, and what of it is
+    free."""
 
     name: str
     cpus: float
@@ -47,9 +48,13 @@ class PlacementPlan:
     """The table role -> slots, in rank order, over the bundles of the node groups."""
 
     device: str  # "cpu" or "cuda"
-    node_groups: tuple[int, ...]  # bundles of each node group; bundles are numbered through all of them
+    node_groups: tuple[
+        int, ...
+    ]  # bundles of each node group; bundles are numbered through all of them
     rows: dict[str, tuple[Slot, ...]]
-    sizes: dict[str, ParallelSizes] = field(default_factory=dict)  # of roles whose ranks have several slots
+    sizes: dict[str, ParallelSizes] = field(
+        default_factory=dict
+    )  # of roles whose ranks have several slots
 
     @property
     def bundle(self) -> dict[str, float]:
@@ -59,7 +64,9 @@ class PlacementPlan:
     @property
     def need(self) -> dict[str, float]:
         """Resources of the whole plan."""
-        return {resource: amount * sum(self.node_groups) for resource, amount in self.bundle.items()}
+        return {
+            resource: amount * sum(self.node_groups) for resource, amount in self.bundle.items()
+        }
 
     def locate(self, bundle: int) -> tuple[int, int]:
         """(node group, index within it) of a bundle."""
@@ -95,7 +102,8 @@ class PlacementPlan:
         return any(len(self.groups_of(slots[i : i + size])) > 1 for i in range(0, len(slots), size))
 
     def joined_groups(self) -> list[tuple[int, ...]]:
-        """The node groups, those together that one rank lies on: what it gets must be granted as one."""
+        """The node groups, those together that one rank lies on: what it gets must be granted as
+        one."""
         joined = [{group} for group in range(len(self.node_groups))]
         for role in self.sizes:
             for rank in range(self.size(role)):
@@ -107,13 +115,18 @@ class PlacementPlan:
     def show_places(self, role: str, rank: int) -> str:
         """The places of a rank, node by node: "0-7 and 8-15"."""
         slots = self.slots(role, rank)
-        parts = ([s.bundle for s in slots if self.locate(s.bundle)[0] == g] for g in self.groups_of(slots))
+        parts = (
+            [s.bundle for s in slots if self.locate(s.bundle)[0] == g]
+            for g in self.groups_of(slots)
+        )
         return " and ".join(map(_ranges, parts))
 
     def roles_of(self, group: int) -> str:
         """Names of the roles with a rank in this node group."""
         return " and ".join(
-            role for role, slots in self.rows.items() if any(self.locate(s.bundle)[0] == group for s in slots)
+            role
+            for role, slots in self.rows.items()
+            if any(self.locate(s.bundle)[0] == group for s in slots)
         )
 
     def places(self, role: str) -> frozenset[int]:
@@ -137,29 +150,38 @@ class PlacementPlan:
     def problems(self, cluster: Sequence[Node]) -> list[str]:
         """What the cluster lacks for this plan, in words; empty if it fits.
 
-        The assignment is best-fit decreasing: exact for one node and for node groups of one size, otherwise
-        it may call a plan scattered that a cleverer packing could hold.
-        """
+        The assignment is best-fit decreasing: exact for one node and for node groups of one size,
+        otherwise it may call a plan scattered that a cleverer packing could hold."""
         found = []
         for resource, need in self.need.items():
             largest = max((node.free(resource) for node in cluster), default=0)
-            wide = [g for g, size in enumerate(self.node_groups) if size * self.bundle[resource] > largest]
+            wide = [
+                g
+                for g, size in enumerate(self.node_groups)
+                if size * self.bundle[resource] > largest
+            ]
             for roles in dict.fromkeys(self.roles_of(g) for g in wide):
                 size = max(self.node_groups[g] for g in wide if self.roles_of(g) == roles)
                 found.append(
-                    f"needs {_count(size, resource)} on one node for {roles}, the largest free node has {largest:g}"
+                    f"needs {_count(size, resource)} on one node for {roles}, the largest free node"
+                    f" has {largest:g}"
                 )
             free = sum(node.free(resource) for node in cluster)
             if need > free:
                 nodes = "1 node" if len(cluster) == 1 else f"{len(cluster)} nodes"
-                found.append(f"needs {_count(need, resource)} in all, the cluster has {free:g} free on {nodes}")
+                found.append(
+                    f"needs {_count(need, resource)} in all, the cluster has {free:g} free on"
+                    f" {nodes}"
+                )
         return found or self._scattered(cluster)
 
     def _scattered(self, cluster: Sequence[Node]) -> list[str]:
         left = [{resource: node.free(resource) for resource in self.bundle} for node in cluster]
         main = UNIT[self.device]
         for group, size in sorted(enumerate(self.node_groups), key=lambda g: -g[1]):
-            fitting = [n for n in left if all(n[r] >= size * amount for r, amount in self.bundle.items())]
+            fitting = [
+                n for n in left if all(n[r] >= size * amount for r, amount in self.bundle.items())
+            ]
             if not fitting:
                 rest = ", ".join(f"{n[main]:g}" for n in left)
                 return [
@@ -176,7 +198,10 @@ class PlacementPlan:
         slots = sum(self.node_groups)
         if self.device != "cpu" or slots <= cores:
             return []
-        return [f"{slots} worker slots on {_count(cores, 'core')}: ranks share cores, so this is slower, not wrong"]
+        return [
+            f"{slots} worker slots on {_count(cores, 'core')}: ranks share cores, so this is"
+            " slower, not wrong"
+        ]
 
     def render(self) -> str:
         """The plan as a table, one row per role."""
@@ -212,7 +237,8 @@ class PlacementPlan:
 
 
 def match_bundles(sizes: Sequence[int], nodes: Sequence[object]) -> list[list[int]] | None:
-    """Node groups of these sizes among granted bundles, ``nodes[i]`` the node of bundle i: the indices of each group.
+    """Node groups of these sizes among granted bundles, ``nodes[i]`` the node of bundle i: the
+    indices of each group.
 
     Best-fit decreasing. None if no node holds one of them.
     """

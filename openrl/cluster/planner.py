@@ -1,4 +1,5 @@
-"""From flags to the table of places: every role gets bundles of its own, shares those of another, or is told them."""
+"""From flags to the table of places: every role gets bundles of its own, shares those of another,
+or is told them."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from openrl.errors import UserError
 class RoleRequest:
     """Places that one role wants: ``per_node`` on each of ``num_nodes``.
 
-    A rank takes ``sizes.width`` neighbouring ones. Of roles whose ranks are wider than one place, a "node" is one rank.
-    """
+    A rank takes ``sizes.width`` neighbouring ones. Of roles whose ranks are wider than one place, a
+    "node" is one rank."""
 
     name: str
     num_nodes: int | None  # None: as many as fill the places of ``shares_with``
@@ -38,11 +39,15 @@ class RoleRequest:
 def role_requests(
     placement: PlacementFlags, hybrid: HybridFlags, engine: EngineFlags, roles: Iterable[str]
 ) -> list[RoleRequest]:
-    """Requests of the named model roles by their flags, None meaning "as the actor"; then the engines."""
+    """Requests of the named model roles by their flags, None meaning "as the actor"; then the
+    engines."""
     roles, sizes = list(roles), parallel_sizes(engine)
     if places := explicit_places(placement):
         told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
-        return [*told, RoleRequest(ENGINES, 1, len(places[ENGINES]), places=places[ENGINES], sizes=sizes)]
+        return [
+            *told,
+            RoleRequest(ENGINES, 1, len(places[ENGINES]), places=places[ENGINES], sizes=sizes),
+        ]
     follows = leaders(hybrid, roles)
     requests = []
     for role in roles:
@@ -61,15 +66,17 @@ def role_requests(
     return [*requests, RoleRequest(ENGINES, engines, sizes.width, leader, sizes=sizes)]
 
 
-def plan_placement(requests: Iterable[RoleRequest], device: str, cluster: Sequence[Node]) -> PlacementPlan:
+def plan_placement(
+    requests: Iterable[RoleRequest], device: str, cluster: Sequence[Node]
+) -> PlacementPlan:
     """The table of places. Roles that meet on a bundle take equal shares of it.
 
-    A request without ``per_node`` takes as many GPUs as the largest node has (busy ones too: whether they are free is
-    for ``problems``), and one worker slot on a CPU. A rank that is wider than that is cut into whole tensor-parallel
-    groups, one node group after the other. Explicit places are cut into node groups by that same number of GPUs; on a
-    CPU they all lie on one node. Raises UserError if a role cannot share the places of another, or an engine cannot
-    lie where it would.
-    """
+    A request without ``per_node`` takes as many GPUs as the largest node has (busy ones too:
+    whether they are free is for ``problems``), and one worker slot on a CPU. A rank that is wider
+    than that is cut into whole tensor-parallel groups, one node group after the other. Explicit
+    places are cut into node groups by that same number of GPUs; on a CPU they all lie on one node.
+    Raises UserError if a role cannot share the places of another, or an engine cannot lie where it
+    would."""
     requests = list(requests)
     gpus = max((int(node.gpus) for node in cluster), default=0) if device == "cuda" else 0
     node_groups: list[int] = []
@@ -88,8 +95,12 @@ def plan_placement(requests: Iterable[RoleRequest], device: str, cluster: Sequen
         width = gpus or count
         node_groups = [min(width, count - first) for first in range(0, count, width)]
     tenants = Counter(bundle for places in bundles.values() for bundle in places)
-    rows = {role: tuple(Slot(b, _share(tenants[b])) for b in places) for role, places in bundles.items()}
-    plan = PlacementPlan(device, tuple(node_groups), rows, {r.name: r.sizes for r in requests if r.sizes.width > 1})
+    rows = {
+        role: tuple(Slot(b, _share(tenants[b])) for b in places) for role, places in bundles.items()
+    }
+    plan = PlacementPlan(
+        device, tuple(node_groups), rows, {r.name: r.sizes for r in requests if r.sizes.width > 1}
+    )
     for request in requests:
         _check_ranks(request, plan)
     return plan
@@ -101,7 +112,9 @@ def _own(request: RoleRequest, gpus: int) -> list[int]:
     if request.sizes.width == 1 or not 0 < gpus < size:
         return [size] * (request.num_nodes or 1)
     tensor = request.sizes.tensor
-    on_node = gpus - gpus % tensor if tensor <= gpus else gpus  # whole tensor-parallel groups, where one fits
+    on_node = (
+        gpus - gpus % tensor if tensor <= gpus else gpus
+    )  # whole tensor-parallel groups, where one fits
     rest = [size % on_node] if size % on_node else []
     return ([on_node] * (size // on_node) + rest) * (request.num_nodes or 1)
 
@@ -111,25 +124,32 @@ def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[i
         return places
     size = request.num_nodes * (max(gpus, 1) if request.per_node is None else request.per_node)
     if size != len(places):
-        number = "vllm_num_engines" if request.name == ENGINES else f"{FLAG_NAMES[request.name]}_num_gpus_per_node"
+        number = (
+            "vllm_num_engines"
+            if request.name == ENGINES
+            else f"{FLAG_NAMES[request.name]}_num_gpus_per_node"
+        )
         has = (
             f"{size} ranks"
             if request.sizes.width == 1
             else f"{request.num_nodes} ranks of {request.sizes.width} places"
         )
         raise UserError(
-            f"--{number}: {request.name} has {has} and shares the {len(places)} places of {request.shares_with}",
+            f"--{number}: {request.name} has {has} and shares the {len(places)} places of"
+            f" {request.shares_with}",
             f"as many places as {request.shares_with}",
         )
     return places
 
 
 def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
-    """Raises UserError if the ranks of a role do not divide its places, or vLLM could not use what one has."""
+    """Raises UserError if the ranks of a role do not divide its places, or vLLM could not use what
+    one has."""
     role, sizes, places = request.name, request.sizes, len(plan.rows[request.name])
     if places % sizes.width:
         raise UserError(
-            f"--vllm_tensor_parallel_size: engines of {sizes.width} places ({sizes}) do not divide {places} places",
+            f"--vllm_tensor_parallel_size: engines of {sizes.width} places ({sizes}) do not divide"
+            f" {places} places",
             f"sizes whose product divides {places}",
         )
     for rank in range(plan.size(role)):
@@ -137,21 +157,25 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
             continue
         where = plan.show_places(role, rank)
         if plan.device == "cpu":
-            raise UserError(f"{role} {rank} would lie on several nodes ({where}), and on a CPU an engine lies on one")
+            raise UserError(
+                f"{role} {rank} would lie on several nodes ({where}), and on a CPU an engine lies"
+                " on one"
+            )
         if sizes.data > 1:
             raise UserError(
-                f"--vllm_data_parallel_size: {role} {rank} would lie on several nodes ({where}), and the replicas inside "
-                "an engine lie on one",
+                f"--vllm_data_parallel_size: {role} {rank} would lie on several nodes ({where}),"
+                " and the replicas inside an engine lie on one",
                 "--vllm_data_parallel_size 1 and more engines",
             )
         if sizes.tensor <= max(plan.node_groups) and plan.splits_tensor_group(role, rank):
             raise UserError(
-                f"--vllm_tensor_parallel_size: {role} {rank} has a tensor-parallel group on two nodes ({where}), and "
-                f"{sizes.tensor} places fit on one",
+                f"--vllm_tensor_parallel_size: {role} {rank} has a tensor-parallel group on two"
+                f" nodes ({where}), and {sizes.tensor} places fit on one",
                 "a size that divides the GPUs of a node",
             )
 
 
 def _share(tenants: int) -> float:
-    """Ray counts in ten-thousandths; rounded down, so that the shares of a bundle never exceed it."""
+    """Ray counts in ten-thousandths; rounded down, so that the shares of a bundle never exceed
+    it."""
     return math.floor(1e4 / tenants) / 1e4

@@ -20,7 +20,9 @@ from typing import Any
 import ray
 import torch
 from ray._private import ray_constants
-from ray._private.authentication.authentication_token_setup import maybe_enable_token_auth_if_token_available
+from ray._private.authentication.authentication_token_setup import (
+    maybe_enable_token_auth_if_token_available,
+)
 from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.exceptions import AuthenticationError
 from ray.util.placement_group import (
@@ -44,18 +46,20 @@ CONNECT_S = 10.0  # patience for a cluster's address to answer
 class Reservation:
     """A plan that the cluster has granted: each of its bundles as one of a placement group.
 
-    A placement group holds one node group, or those together that an engine on several nodes lies on.
-    """
+    A placement group holds one node group, or those together that an engine on several nodes lies
+    on."""
 
     plan: PlacementPlan
     groups: list[PlacementGroup]
-    bundles: dict[int, tuple[PlacementGroup, int]]  # bundle of the plan -> its group and the index in it
+    bundles: dict[
+        int, tuple[PlacementGroup, int]
+    ]  # bundle of the plan -> its group and the index in it
 
     def actor_options(self, role: str, rank: int) -> dict[str, Any]:
         """Ray's options that put a rank into the first of its bundles.
 
-        The processes that an engine on several nodes starts through Ray take the GPUs, and the actor itself none.
-        """
+        The processes that an engine on several nodes starts through Ray take the GPUs, and the
+        actor itself none."""
         slot, spans = self.plan.slots(role, rank)[0], self.plan.spans_nodes(role, rank)
         return {
             "num_cpus": slot.fraction,
@@ -70,25 +74,33 @@ class Reservation:
         )
 
     async def environment(self, role: str, rank: int) -> dict[str, str]:
-        """Variables that give a rank of several places its GPUs; Ray itself gives a process those of one bundle only.
+        """Variables that give a rank of several places its GPUs; Ray itself gives a process those
+        of one bundle only.
 
-        On one node the process sees all of them. On several nodes vLLM is told which bundles are its own.
-        """
+        On one node the process sees all of them. On several nodes vLLM is told which bundles are
+        its own."""
         slots = self.plan.slots(role, rank)
         if self.plan.device == "cpu" or len(slots) == 1:
             return {}
         if self.plan.spans_nodes(role, rank):
             return {
-                "VLLM_RAY_BUNDLE_INDICES": ",".join(str(self.bundles[slot.bundle][1]) for slot in slots),
+                "VLLM_RAY_BUNDLE_INDICES": ",".join(
+                    str(self.bundles[slot.bundle][1]) for slot in slots
+                ),
                 "VLLM_RAY_PER_WORKER_GPUS": str(min(slot.fraction for slot in slots)),
             }
         probe = ray.remote(ray.get_gpu_ids)
         asked = [
-            probe.options(num_cpus=0, num_gpus=slot.fraction, scheduling_strategy=self._strategy(slot.bundle)).remote()
+            probe.options(
+                num_cpus=0, num_gpus=slot.fraction, scheduling_strategy=self._strategy(slot.bundle)
+            ).remote()
             for slot in slots
         ]
         gpus = [str(gpu) for found in await asyncio.gather(*asked) for gpu in found]
-        return {"CUDA_VISIBLE_DEVICES": ",".join(gpus), "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+        return {
+            "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+            "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1",
+        }
 
     def release(self) -> None:
         for group in self.groups:
@@ -121,14 +133,15 @@ class RayCluster:
     async def reserve(self, plan: PlacementPlan, timeout: float | None) -> Reservation:
         """Wait until the cluster grants every bundle of the plan. None or 0: no limit.
 
-        Raises UserError with what is missing: after ``timeout`` seconds, since a joined cluster may grow; at
-        once on a cluster of our own that is too small even when empty.
-        """
+        Raises UserError with what is missing: after ``timeout`` seconds, since a joined cluster may
+        grow; at once on a cluster of our own that is too small even when empty."""
         whole = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in self.nodes()]
         if self.local and (lacks := plan.problems(whole)):
             raise self._refusal(lacks)
         # the widest first: the narrow ones then fill the gaps
-        parts = sorted(plan.joined_groups(), key=lambda part: -sum(plan.node_groups[g] for g in part))
+        parts = sorted(
+            plan.joined_groups(), key=lambda part: -sum(plan.node_groups[g] for g in part)
+        )
         granted = {
             part: placement_group(
                 [plan.bundle] * sum(plan.node_groups[g] for g in part),
@@ -153,7 +166,8 @@ class RayCluster:
     def _bundles(
         self, plan: PlacementPlan, part: Sequence[int], group: PlacementGroup
     ) -> dict[int, tuple[PlacementGroup, int]]:
-        """The bundles of the node groups in ``part``, as Ray has laid them on nodes. Raises UserError if it cut a group."""
+        """The bundles of the node groups in ``part``, as Ray has laid them on nodes. Raises
+        UserError if it cut a group."""
         sizes = [plan.node_groups[g] for g in part]
         on_node = placement_group_table(group)["bundles_to_node_id"]
         indices = match_bundles(sizes, [on_node[index] for index in range(sum(sizes))])
@@ -161,7 +175,10 @@ class RayCluster:
             counts = ", ".join(map(str, sorted(Counter(on_node.values()).values(), reverse=True)))
             where = ", ".join(map(str, sizes))
             raise self._refusal(
-                [f"needs nodes with {where} places for {plan.roles_of(part[0])}, and was given {counts}"]
+                [
+                    f"needs nodes with {where} places for {plan.roles_of(part[0])}, and was given"
+                    f" {counts}"
+                ]
             )
         firsts = [sum(plan.node_groups[:g]) for g in part]
         return {
@@ -173,18 +190,22 @@ class RayCluster:
     async def _lacking(self, plan: PlacementPlan) -> list[str]:
         """What is missing, after our own bundles are given back."""
         await asyncio.sleep(1.0)  # the cluster's books are brought up to date twice a second
-        return plan.problems(self.nodes()) or ["it would fit into what is free by now: another job held it meanwhile"]
+        return plan.problems(self.nodes()) or [
+            "it would fit into what is free by now: another job held it meanwhile"
+        ]
 
     def _refusal(self, lacks: Sequence[str], timeout: float | None = None) -> UserError:
         has = "; ".join(
-            f"{n.name}: {n.free_gpus:g} of {n.gpus:g} GPUs and {n.free_cpus:g} of {n.cpus:g} CPUs free"
+            f"{n.name}: {n.free_gpus:g} of {n.gpus:g} GPUs and {n.free_cpus:g} of {n.cpus:g} CPUs"
+            " free"
             for n in self.nodes()
         )
         when = f" within {timeout:g} s (--placement_timeout)" if timeout else ""
         listing = "".join(f"\n  - {lack}" for lack in lacks)
         return UserError(
             f"the cluster cannot hold the placement{when}:{listing}\n  it has {has}",
-            "lower --*_num_nodes, --*_num_gpus_per_node or --vllm_num_engines, or add nodes; --dry_run shows the plan",
+            "lower --*_num_nodes, --*_num_gpus_per_node or --vllm_num_engines, or add nodes;"
+            " --dry_run shows the plan",
         )
 
     def close(self) -> None:
@@ -211,14 +232,17 @@ def this_machine() -> Node:
 def open_cluster(
     flags: ClusterFlags, requests: Sequence[RoleRequest], device: str, log_to_driver: bool = False
 ) -> tuple[RayCluster, PlacementPlan]:
-    """Join the cluster that the flags name, or start one on this machine; and plan the roles on it."""
+    """Join the cluster that the flags name, or start one on this machine; and plan the roles on
+    it."""
     address = cluster_address(flags)
     if address:
         cluster = join_cluster(address, log_to_driver)
         return cluster, plan_placement(requests, device, cluster.nodes())
     machine = this_machine()
     plan = plan_placement(requests, device, [machine])
-    cpus = max(int(plan.need["CPU"]), int(machine.cpus))  # logical: worker slots may exceed the cores
+    cpus = max(
+        int(plan.need["CPU"]), int(machine.cpus)
+    )  # logical: worker slots may exceed the cores
     return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0, log_to_driver), plan
 
 
@@ -262,7 +286,8 @@ def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
 
 
 def _knock(address: str) -> None:
-    """Raise OSError or ValueError unless something listens at host:port; Ray itself would try for minutes."""
+    """Raise OSError or ValueError unless something listens at host:port; Ray itself would try for
+    minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         raise ValueError("not of the form host:port")
@@ -270,8 +295,9 @@ def _knock(address: str) -> None:
 
 
 def _show_token(address: str) -> None:
-    """``ray start`` guards a cluster with the token in ~/.ray once there is one, and ``ray.init`` shows it to clusters
-    that it finds by itself, but not to an address that it is given. $RAY_AUTH_MODE, if set, decides alone."""
+    """``ray start`` guards a cluster with the token in ~/.ray once there is one, and ``ray.init``
+    shows it to clusters that it finds by itself, but not to an address that it is given.
+    $RAY_AUTH_MODE, if set, decides alone."""
     try:
         GcsClient(address=address)
     except AuthenticationError:
@@ -290,23 +316,30 @@ def _init(log_to_driver: bool, **options: Any) -> Any:
 
 
 def import_path() -> list[str]:
-    """Directories from which workers import what this process can: the package, plugins, the user's files.
+    """Directories from which workers import what this process can: the package, plugins, the user's
+    files.
 
-    Nothing is uploaded: on several nodes these must be on a shared file system, or installed on each.
-    """
-    installed = [Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    Nothing is uploaded: on several nodes these must be on a shared file system, or installed on
+    each."""
+    installed = [
+        Path(sysconfig.get_path(name)).resolve()
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    ]
     package_home = Path(__file__).resolve().parents[2]
     known = dict.fromkeys([package_home, *(Path(entry or ".").resolve() for entry in sys.path)])
-    return [str(p) for p in known if p.is_dir() and not any(p.is_relative_to(home) for home in installed)]
+    return [
+        str(p)
+        for p in known
+        if p.is_dir() and not any(p.is_relative_to(home) for home in installed)
+    ]
 
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
     """Make Ray take 127.0.0.1 for this node, so that all its servers listen there alone.
 
-    The address given to ``ray.init`` does not do it: Ray replaces a loopback address by the machine's.
-    This is the switch that it uses on macOS and Windows.
-    """
+    The address given to ``ray.init`` does not do it: Ray replaces a loopback address by the
+    machine's. This is the switch that it uses on macOS and Windows."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:

@@ -45,8 +45,9 @@ class PlainHost:
     """The actor around a worker whose methods are plain: one call at a time, on the main thread."""
 
     def __init__(self) -> None:
-        # A cluster as ``start_cluster`` makes it ignores the end of children in its workers, and in their children in turn:
-        # every exit code would read 0. By libc, since the actors of coroutines are made beside the main thread.
+        # A cluster as ``start_cluster`` makes it ignores the end of children in its workers, and in
+        # their children in turn: every exit code would read 0. By libc, since the actors of
+        # coroutines are made beside the main thread.
         ctypes.CDLL(None).signal(signal.SIGCHLD, ctypes.c_void_p(signal.SIG_DFL))
 
     def where(self) -> tuple[str, int, int]:
@@ -59,8 +60,8 @@ class PlainHost:
     def build(self, directory: str, worker_class: type, context: WorkerContext, *args: Any) -> None:
         """Here and not in the constructor, so that errors keep their type.
 
-        ``directory`` is the driver's: relative paths in flags mean the same here. A node without it stays where it is.
-        """
+        ``directory`` is the driver's: relative paths in flags mean the same here. A node without it
+        stays where it is."""
         if Path(directory).is_dir():
             os.chdir(directory)
         load_plugins(context.plugins)
@@ -71,8 +72,8 @@ class PlainHost:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def stream(self, key: int, method: str, *args: Any) -> Any:
-        """Items of a generator. An error ends the stream and waits for ``ended``: as an item it would
-        travel on, inside a handle, and be raised in the wrong place."""
+        """Items of a generator. An error ends the stream and waits for ``ended``: as an item it
+        would travel on, inside a handle, and be raised in the wrong place."""
         try:
             # not yield from: Ray drives this generator by send(), which not every iterator has
             for item in getattr(self._worker, method)(*args):  # noqa: UP028
@@ -113,11 +114,18 @@ class RayGroup:
     """See ``WorkerGroup``. Made by ``create``."""
 
     def __init__(
-        self, role: str, cluster: RayCluster, actors: list[Any], timeout: float | None, ranks_per_shard: int
+        self,
+        role: str,
+        cluster: RayCluster,
+        actors: list[Any],
+        timeout: float | None,
+        ranks_per_shard: int,
     ) -> None:
         self.role, self.size, self.ranks_per_shard = role, len(actors), ranks_per_shard
         self._cluster, self._actors, self.timeout = cluster, actors, timeout
-        self._places: list[tuple[str, int, int]] = []  # (address, free port, process id) of each rank
+        self._places: list[
+            tuple[str, int, int]
+        ] = []  # (address, free port, process id) of each rank
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs: no use in asking the workers to close
 
@@ -135,18 +143,24 @@ class RayGroup:
         env: dict[str, str] | None = None,
         ranks_per_shard: int = 1,
     ) -> RayGroup:
-        """One actor in every slot of the role's row; builds ``worker_class(context, *args)`` in each.
+        """One actor in every slot of the role's row; builds ``worker_class(context, *args)`` in
+        each.
 
-        ``concurrency`` bounds the calls that run at a time in a worker with coroutine methods; others run
-        one. ``env`` is set before the worker's process starts, over ``worker_env``'s defaults. What
-        constructors raise is raised here, and the actors are gone.
-        """
+        ``concurrency`` bounds the calls that run at a time in a worker with coroutine methods;
+        others run one. ``env`` is set before the worker's process starts, over ``worker_env``'s
+        defaults. What constructors raise is raised here, and the actors are gone."""
         plan = reservation.plan
         size = plan.size(role)
         env = worker_env(plan.device, size, cluster.local) | (env or {})
-        host, options = (AsyncHost, {"max_concurrency": concurrency}) if is_async(worker_class) else (PlainHost, {})
+        host, options = (
+            (AsyncHost, {"max_concurrency": concurrency})
+            if is_async(worker_class)
+            else (PlainHost, {})
+        )
         actor = ray.remote(host)
-        places = await asyncio.gather(*(reservation.environment(role, rank) for rank in range(size)))
+        places = await asyncio.gather(
+            *(reservation.environment(role, rank) for rank in range(size))
+        )
         actors = [
             actor.options(
                 runtime_env={"env_vars": env | places[rank]},
@@ -187,17 +201,23 @@ class RayGroup:
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         shared = self._share(args)
         named = dict(zip(kwargs, self._share(tuple(kwargs.values())), strict=True))
-        return await self._answers(method, [a.invoke.remote(method, *shared, **named) for a in self._actors])
+        return await self._answers(
+            method, [a.invoke.remote(method, *shared, **named) for a in self._actors]
+        )
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         check_shards(self, method, shards)
         each = self.ranks_per_shard
         stored = [shard if each == 1 else self._share(shard) for shard in shards]
-        calls = [a.invoke.remote(method, *stored[rank // each]) for rank, a in enumerate(self._actors)]
+        calls = [
+            a.invoke.remote(method, *stored[rank // each]) for rank, a in enumerate(self._actors)
+        ]
         return (await self._answers(method, calls))[::each]
 
     async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return (await self._answers(method, [self._actors[0].invoke.remote(method, *args, **kwargs)]))[0]
+        return (
+            await self._answers(method, [self._actors[0].invoke.remote(method, *args, **kwargs)])
+        )[0]
 
     async def stream(self, rank: int, method: str, *args: Any) -> AsyncGenerator[Any]:
         async with self._open_stream(rank, method, args) as next_ref:
@@ -208,10 +228,13 @@ class RayGroup:
         shared = self._share(args)
         async with AsyncExitStack() as stack:
             streams = [
-                await stack.enter_async_context(self._open_stream(rank, method, shared)) for rank in range(self.size)
+                await stack.enter_async_context(self._open_stream(rank, method, shared))
+                for rank in range(self.size)
             ]
             while True:
-                handles = await self._gather(method, {rank: next_ref() for rank, next_ref in enumerate(streams)})
+                handles = await self._gather(
+                    method, {rank: next_ref() for rank, next_ref in enumerate(streams)}
+                )
                 if all_ended(self.role, method, handles):
                     return
                 yield handles
@@ -220,7 +243,10 @@ class RayGroup:
         """Let the workers close, unless one died or hangs; then end their processes."""
         if not self._broken and self._actors:
             try:
-                calls = {rank: self._answer(rank, "close", a.close.remote()) for rank, a in enumerate(self._actors)}
+                calls = {
+                    rank: self._answer(rank, "close", a.close.remote())
+                    for rank, a in enumerate(self._actors)
+                }
                 await gather_ranks(self.role, "close", calls, CLOSE_S, self._describe)
             except Exception as error:
                 log.warning("%s did not close cleanly and is killed: %s", self.role, error)
@@ -238,10 +264,15 @@ class RayGroup:
         return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
     @asynccontextmanager
-    async def _open_stream(self, rank: int, method: str, args: tuple[Any, ...]) -> AsyncGenerator[Any]:
-        """Start a generator on a rank; gives a function whose result is the next item's handle, or END."""
+    async def _open_stream(
+        self, rank: int, method: str, args: tuple[Any, ...]
+    ) -> AsyncGenerator[Any]:
+        """Start a generator on a rank; gives a function whose result is the next item's handle, or
+        END."""
         key, host = next(self._stream_keys), self._actors[rank]
-        streaming = host.stream.options(num_returns="streaming", _generator_backpressure_num_objects=ITEMS_AHEAD)
+        streaming = host.stream.options(
+            num_returns="streaming", _generator_backpressure_num_objects=ITEMS_AHEAD
+        )
         refs = streaming.remote(key, method, *args)
         over = False
 
@@ -263,7 +294,9 @@ class RayGroup:
                 ray.cancel(refs)
 
     async def _answers(self, method: str, refs: Sequence[ray.ObjectRef]) -> list[Any]:
-        return await self._gather(method, {rank: self._answer(rank, method, ref) for rank, ref in enumerate(refs)})
+        return await self._gather(
+            method, {rank: self._answer(rank, method, ref) for rank, ref in enumerate(refs)}
+        )
 
     async def _gather(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
         try:
@@ -283,7 +316,8 @@ class RayGroup:
         except RayActorError as error:
             reason = str(error).strip().splitlines()[-1]
             raise WorkerDied(
-                f"{self.role} rank {rank} died in {method} ({self._place(rank)}): {reason}{self._last_words(rank)}"
+                f"{self.role} rank {rank} died in {method} ({self._place(rank)}):"
+                f" {reason}{self._last_words(rank)}"
             ) from error
 
     def _place(self, rank: int) -> str:
@@ -296,11 +330,14 @@ class RayGroup:
         return f"rank {rank}: {self._place(rank)}, not known to have died{self._last_words(rank)}"
 
     def _last_words(self, rank: int) -> str:
-        """The end of what the worker wrote to its standard error, where its log lies on this machine."""
+        """The end of what the worker wrote to its standard error, where its log lies on this
+        machine."""
         if not self._places:
             return ""
         logs = (self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err")
-        lines = [line for log_file in logs for line in _tail(log_file).splitlines() if line.strip(" :")]
+        lines = [
+            line for log_file in logs for line in _tail(log_file).splitlines() if line.strip(" :")
+        ]
         return "".join(f"\n    {line}" for line in lines[-5:])
 
 
@@ -314,15 +351,18 @@ def _tail(file: Path, size: int = 4096) -> str:
 def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
     """Environment of a role's processes: what the user's own environment sets is left as it is.
 
-    On a CPU the ranks of a role share the cores; Ray's default is one thread. Roles mostly take turns, but not always:
-    where two of them meet, threads that spin while they wait for each other would keep the cores from those that they
-    wait for. glibc gives memory back to the system between two micro-batches if nothing lies above it: with huge pages,
-    which it takes by default for nothing, touching it again costs one fault for 2 MB instead of 512 (a sixth of a
-    forward pass). On a cluster of our own, collectives stay on the loopback interface.
-    """
+    On a CPU the ranks of a role share the cores; Ray's default is one thread. Roles mostly take
+    turns, but not always: where two of them meet, threads that spin while they wait for each other
+    would keep the cores from those that they wait for. glibc gives memory back to the system
+    between two micro-batches if nothing lies above it: with huge pages, which it takes by default
+    for nothing, touching it again costs one fault for 2 MB instead of 512 (a sixth of a forward
+    pass). On a cluster of our own, collectives stay on the loopback interface."""
     env: dict[str, str] = {}
     if device == "cpu":
-        env |= {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)), "OMP_WAIT_POLICY": "passive"}
+        env |= {
+            "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // ranks)),
+            "OMP_WAIT_POLICY": "passive",
+        }
         env |= {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
     if local:
         env |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}

@@ -34,7 +34,8 @@ class Unscored:
 
 
 Arrival = tuple[int, Group | Unscored | Scores]
-"""What has come of the prompt at a position: all of it, its answers, or the scores that they lacked."""
+"""What has come of the prompt at a position: all of it, its answers, or the scores that they
+lacked."""
 
 
 def scored(group: Group, scores: Scores) -> Group:
@@ -60,9 +61,9 @@ class CollectRequest:
 def request_seed(run_seed: int, step: int, draw: int, sample: int) -> int:
     """A seed of its own for every sampled sequence of a run; the same in every process.
 
-    ``draw`` numbers the prompts of a step in the order in which they were drawn. A prompt has no seed of its own: over
-    the end of a pass one step may draw it twice, and its answers are to differ.
-    """
+    ``draw`` numbers the prompts of a step in the order in which they were drawn. A prompt has no
+    seed of its own: over the end of a pass one step may draw it twice, and its answers are to
+    differ."""
     key = f"{run_seed}/{step}/{draw}/{sample}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=4).digest(), "little") >> 1
 
@@ -90,26 +91,40 @@ class RolloutWorker:
         token: str | None = None,
         max_inflight: int = 0,
     ) -> None:
-        """``token`` is the bearer token of reward servers; ``max_inflight`` the most requests under way, 0: any number."""
+        """``token`` is the bearer token of reward servers; ``max_inflight`` the most requests under
+        way, 0: any number."""
         self.context, self.backend = context, backend
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
         self.tokenizer = policy_tokenizer(model, None)
         self.places = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
         self.agent = SingleTurn(self.tokenizer.decode)
         self.reward = build_reward(
-            reward, plan, self.tokenizer, engines=context.world_size, plugins=context.plugins, token=token
+            reward,
+            plan,
+            self.tokenizer,
+            engines=context.world_size,
+            plugins=context.plugins,
+            token=token,
         )
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
         settle()
 
-    async def collect(self, prompts: list[tuple[int, Prompt]], request: CollectRequest) -> AsyncIterator[list[Arrival]]:
-        """Yield (position, group) as groups finish, each scored. Once nothing is left to generate, groups whose rewards
-        are still out come as they are, and (position, scores) follows for each. What has come meanwhile travels as one
-        item: of a stream between processes, each item costs a millisecond or two."""
-        playing = {position: asyncio.create_task(self._play(position, p, request)) for position, p in prompts}
-        scoring = {asyncio.create_task(self._scores(group, request)): at for at, group in playing.items()}
+    async def collect(
+        self, prompts: list[tuple[int, Prompt]], request: CollectRequest
+    ) -> AsyncIterator[list[Arrival]]:
+        """Yield (position, group) as groups finish, each scored. Once nothing is left to generate,
+        groups whose rewards are still out come as they are, and (position, scores) follows for
+        each. What has come meanwhile travels as one item: of a stream between processes, each item
+        costs a millisecond or two."""
+        playing = {
+            position: asyncio.create_task(self._play(position, p, request))
+            for position, p in prompts
+        }
+        scoring = {
+            asyncio.create_task(self._scores(group, request)): at for at, group in playing.items()
+        }
         all_played = asyncio.create_task(asyncio.wait(playing.values()))
         ended: asyncio.Queue[asyncio.Task[Scores] | None] = asyncio.Queue()
         for scores_task in scoring:
@@ -119,10 +134,17 @@ class RolloutWorker:
 
         def arrivals(task: asyncio.Task[Scores] | None) -> list[Arrival]:
             if task is None:
-                early.update(position for waiting, position in scoring.items() if not waiting.done())
+                early.update(
+                    position for waiting, position in scoring.items() if not waiting.done()
+                )
                 return [(position, Unscored(playing[position].result())) for position in early]
             position, scores = scoring[task], task.result()
-            return [(position, scores if position in early else scored(playing[position].result(), scores))]
+            return [
+                (
+                    position,
+                    scores if position in early else scored(playing[position].result(), scores),
+                )
+            ]
 
         left = len(scoring) + 1
         try:
@@ -139,14 +161,22 @@ class RolloutWorker:
 
     async def _play(self, position: int, prompt: Prompt, request: CollectRequest) -> Group:
         greedy = replace(request, sampling=replace(request.sampling, temperature=0.0))
-        beside = asyncio.gather(*([self._sample(position, prompt, 0, greedy)] if request.greedy else []))
-        trajectories, others = await asyncio.gather(self._samples(position, prompt, request), beside)
+        beside = asyncio.gather(
+            *([self._sample(position, prompt, 0, greedy)] if request.greedy else [])
+        )
+        trajectories, others = await asyncio.gather(
+            self._samples(position, prompt, request), beside
+        )
         return Group(prompt, trajectories, others[0] if others else None)
 
-    async def _samples(self, position: int, prompt: Prompt, request: CollectRequest) -> list[Trajectory]:
+    async def _samples(
+        self, position: int, prompt: Prompt, request: CollectRequest
+    ) -> list[Trajectory]:
         if request.one_request:
             return await self._samples_at_once(position, prompt, request)
-        return await asyncio.gather(*(self._sample(position, prompt, i, request) for i in range(request.n_samples)))
+        return await asyncio.gather(
+            *(self._sample(position, prompt, i, request) for i in range(request.n_samples))
+        )
 
     async def _scores(self, playing: asyncio.Task[Group], request: CollectRequest) -> Scores:
         """Of all answers of a group that is being played; the greedy one is scored by itself."""
@@ -156,20 +186,30 @@ class RolloutWorker:
         parts = [group, *([Group(group.prompt, [group.greedy])] if group.greedy else [])]
         return list(chain.from_iterable(await asyncio.gather(*map(self.reward.score, parts))))
 
-    async def _sample(self, position: int, prompt: Prompt, sample: int, request: CollectRequest) -> Trajectory:
+    async def _sample(
+        self, position: int, prompt: Prompt, sample: int, request: CollectRequest
+    ) -> Trajectory:
         return await self.agent.run(prompt, self.generate, self._seeded(position, sample, request))
 
-    async def _samples_at_once(self, position: int, prompt: Prompt, request: CollectRequest) -> list[Trajectory]:
+    async def _samples_at_once(
+        self, position: int, prompt: Prompt, request: CollectRequest
+    ) -> list[Trajectory]:
         """The agent plays each sample with a completion that is there already."""
         sampling = self._seeded(position, 0, request)
         async with self.places:
-            completions = await self.engine.generate_many(prompt.token_ids, sampling, request.n_samples)
-        return [await self.agent.run(prompt, _given(completion), sampling) for completion in completions]
+            completions = await self.engine.generate_many(
+                prompt.token_ids, sampling, request.n_samples
+            )
+        return [
+            await self.agent.run(prompt, _given(completion), sampling) for completion in completions
+        ]
 
     def _seeded(self, position: int, sample: int, request: CollectRequest) -> Sampling:
         if request.seed is None:
             return request.sampling
-        return replace(request.sampling, seed=request_seed(*request.seed, request.first + position, sample))
+        return replace(
+            request.sampling, seed=request_seed(*request.seed, request.first + position, sample)
+        )
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         """The engine's, when one of its places is free."""

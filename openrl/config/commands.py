@@ -126,7 +126,8 @@ class PPOConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig:
-    """What the commands that train one model on given rows have in common; each brings its ``data`` and its loss."""
+    """What the commands that train one model on given rows have in common; each brings its ``data``
+    and its loss."""
 
     model: ModelFlags = part(ModelFlags)
     changes: ModelChangeFlags = part(ModelChangeFlags)

@@ -16,35 +16,45 @@ CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
 @group("Rollout correction")
 class RolloutCorrectionFlags:
     enable_vllm_is_correction: bool = flag(
-        False, "Weight losses by w = exp(old_logp - rollout_logp): the engine's other numerics, or older weights."
+        False,
+        "Weight losses by w = exp(old_logp - rollout_logp): the engine's other numerics, or older"
+        " weights.",
     )
     vllm_is_correction_type: CorrectionType = flag(
         "tis",
-        "tis: w clamped to [L, H]; icepop: 0 outside; seq-mask-tis: sequences with mean ratio outside are dropped.",
+        "tis: w clamped to [L, H]; icepop: 0 outside; seq-mask-tis: sequences with mean ratio"
+        " outside are dropped.",
     )
     use_icepop: bool = flag(False, "Same as --vllm_is_correction_type icepop.")
     vllm_is_truncated_threshold: tuple[float, float] = flag(
         (0.5, 5.0), "L and H of the correction.", bounds=">= 0 and increasing"
     )
     vllm_is_level: CorrectionLevel = flag(
-        "token", "What one weight covers: a token, the sequence by its mean log-ratio, a turn, the sequence by the sum."
+        "token",
+        "What one weight covers: a token, the sequence by its mean log-ratio, a turn, the sequence"
+        " by the sum.",
     )
     vllm_is_batch_normalize: bool = flag(
-        False, "Divide weights by their mean over the rollout batch: of tokens, or of sequences where each has one."
+        False,
+        "Divide weights by their mean over the rollout batch: of tokens, or of sequences where each"
+        " has one.",
     )
     rollout_rs: tuple[str, ...] = flag(
         (),
-        "Rejection tests; a sample or token failing one gets no loss: token_k1..k3, seq_sum_k1..k3, seq_mean_k1..k3, "
-        "seq_max_k2, seq_max_k3.",
+        "Rejection tests; a sample or token failing one gets no loss: token_k1..k3, seq_sum_k1..k3,"
+        " seq_mean_k1..k3, seq_max_k2, seq_max_k3.",
     )
     rollout_rs_threshold: tuple[str, ...] = flag(
-        (), "One per test or one for all: LO_HI bounds of rollout / old for k1, one upper bound for k2 and k3."
+        (),
+        "One per test or one for all: LO_HI bounds of rollout / old for k1, one upper bound for k2"
+        " and k3.",
     )
 
     skip_old_logprob: Literal["auto", "never", "always"] = flag(
         "auto",
-        "Forward pass for old log-probs before the update. auto: left out where one optimizer step per rollout makes "
-        "them the update's own; never: always run; always: the engine's log-probs are the old ones.",
+        "Forward pass for old log-probs before the update. auto: left out where one optimizer step"
+        " per rollout makes them the update's own; never: always run; always: the engine's"
+        " log-probs are the old ones.",
     )
 
     @property
@@ -72,10 +82,13 @@ REJECTION_TESTS = tuple(f"{level}_{k}" for level, ks in _LEVELS.items() for k in
 
 
 def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
-    """--rollout_rs and --rollout_rs_threshold as tests. Raises UserError for unknown names and unfit thresholds."""
+    """--rollout_rs and --rollout_rs_threshold as tests. Raises UserError for unknown names and
+    unfit thresholds."""
     names, thresholds = flags.rollout_rs, flags.rollout_rs_threshold
     if thresholds and not names:
-        raise UserError("--rollout_rs_threshold without a test has no effect", "--rollout_rs seq_mean_k1")
+        raise UserError(
+            "--rollout_rs_threshold without a test has no effect", "--rollout_rs seq_mean_k1"
+        )
     if names and len(thresholds) not in (1, len(names)):
         message = f"--rollout_rs_threshold has {len(thresholds)} values for {len(names)} tests"
         raise UserError(message, "give one for all, or one per test")
@@ -86,14 +99,20 @@ def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
 
 def _rejection_test(name: str, threshold: str) -> RejectionTest:
     if name not in REJECTION_TESTS:
-        raise UserError(f"--rollout_rs {name}: no such test", f"one of {', '.join(REJECTION_TESTS)}")
+        raise UserError(
+            f"--rollout_rs {name}: no such test", f"one of {', '.join(REJECTION_TESTS)}"
+        )
     level, _, estimator = name.rpartition("_")
     low, high = _bounds(name, threshold, estimator)
     return RejectionTest(level, estimator, low, high)  # type: ignore[arg-type]
 
 
 def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
-    wanted = "LO_HI with 0 < LO < HI, or one number T > 1 for 1/T_T" if estimator == "k1" else "one number > 0"
+    wanted = (
+        "LO_HI with 0 < LO < HI, or one number T > 1 for 1/T_T"
+        if estimator == "k1"
+        else "one number > 0"
+    )
     try:
         numbers = [float(part) for part in text.split("_")]
     except ValueError:
@@ -110,19 +129,26 @@ def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
 @group("Dynamic filtering")
 class DynamicFilteringFlags:
     dynamic_filtering: bool = flag(
-        False, "Keep a prompt's group only if its mean score lies in the range; replace rejected ones by new prompts."
+        False,
+        "Keep a prompt's group only if its mean score lies in the range; replace rejected ones by"
+        " new prompts.",
     )
     dynamic_filtering_reward_range: tuple[float, float] = flag(
         (0.0, 1.0), "Keep iff L < mean < H, strictly.", bounds="increasing"
     )
     dynamic_filtering_key: str = flag(
-        "score", "What is averaged: score (the verdict, else the reward), reward, or a named part of the reward."
+        "score",
+        "What is averaged: score (the verdict, else the reward), reward, or a named part of the"
+        " reward.",
     )
     dynamic_filtering_max_batches: int = flag(
         20,
-        "Most prompts spent on one step, in multiples of rollout_batch_size, and never more than one pass over the data. 0: one pass.",
+        "Most prompts spent on one step, in multiples of rollout_batch_size, and never more than"
+        " one pass over the data. 0: one pass.",
         bounds=">= 0",
     )
     dynamic_filtering_shortfall: Literal["train", "skip", "fail"] = flag(
-        "train", "When the limit or the data ends first: train on the groups there are, skip the step, or stop."
+        "train",
+        "When the limit or the data ends first: train on the groups there are, skip the step, or"
+        " stop.",
     )

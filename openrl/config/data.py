@@ -11,8 +11,8 @@ PromptOverflow = Literal["filter", "truncate_left", "truncate_right", "truncate_
 
 JINJA_SUFFIXES = (".jinja", ".jinja2", ".j2")
 SOURCES = (
-    "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of such files or of save_to_disk. "
-    "NAME@SUBSET: a split of that name, else a configuration, else a data_dir."
+    "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of such files"
+    " or of save_to_disk. NAME@SUBSET: a split of that name, else a configuration, else a data_dir."
 )
 PLAIN_DIALOGUE = "User: {}\nAssistant: "
 """--input_template of train_sft unless given; a chat template takes its place."""
@@ -23,29 +23,34 @@ class PromptDataFlags:
     prompt_data: str = flag(REQUIRED, f"Prompts, {SOURCES}")
     prompt_data_probs: str | None = flag(
         None,
-        "Comma list of sampling probabilities, one per --prompt_data item, scaled to 1: items are drawn until each has "
-        "given every row at least once. None: one after the other.",
+        "Comma list of sampling probabilities, one per --prompt_data item, scaled to 1: items are"
+        " drawn until each has given every row at least once. None: one after the other.",
     )
-    prompt_split: str = flag("train", "Split used for --prompt_data; ignored for sources without splits.")
-    max_samples: int = flag(100_000_000, "Use at most this many rows of the blended data.", bounds="> 0")
+    prompt_split: str = flag(
+        "train", "Split used for --prompt_data; ignored for sources without splits."
+    )
+    max_samples: int = flag(
+        100_000_000, "Use at most this many rows of the blended data.", bounds="> 0"
+    )
     input_key: str = flag(
-        "input", "Column with the prompt: text or a list of chat messages. Dots reach into nested columns."
+        "input",
+        "Column with the prompt: text or a list of chat messages. Dots reach into nested columns.",
     )
     label_key: str | None = flag(
         None,
-        "Column with the reference answer, given to rewards as label: any JSON value. Dots reach into nested columns. "
-        "None: empty label.",
+        "Column with the reference answer, given to rewards as label: any JSON value. Dots reach"
+        " into nested columns. None: empty label.",
     )
     datasource_key: str = flag(
         "datasource",
-        "Column naming a row's source; splits metrics. Missing column: data_source, then tag, then the item of "
-        "--prompt_data where there are several.",
+        "Column naming a row's source; splits metrics. Missing column: data_source, then tag, then"
+        " the item of --prompt_data where there are several.",
     )
     prompt_overflow: PromptOverflow = flag(
         "filter",
-        "What happens to prompts longer than --prompt_max_len. filter: left out and counted. truncate_*: the row's own "
-        "text, or its last user message, loses its left end, right end or middle; templates stay whole. error: "
-        "nothing starts.",
+        "What happens to prompts longer than --prompt_max_len. filter: left out and counted."
+        " truncate_*: the row's own text, or its last user message, loses its left end, right end"
+        " or middle; templates stay whole. error: nothing starts.",
     )
 
 
@@ -56,14 +61,19 @@ class AnswerDataFlags:
     dataset: str = flag(REQUIRED, f"Training rows, {SOURCES}")
     dataset_probs: str | None = flag(
         None,
-        "Comma list of sampling probabilities, one per --dataset item, scaled to 1: items are drawn until each has "
-        "given every row at least once. None: one after the other.",
+        "Comma list of sampling probabilities, one per --dataset item, scaled to 1: items are drawn"
+        " until each has given every row at least once. None: one after the other.",
     )
-    dataset_split: str = flag("train", "Split used for --dataset; ignored for sources without splits.")
-    max_samples: int = flag(1_000_000, "Use at most this many rows of the blended data.", bounds="> 0")
+    dataset_split: str = flag(
+        "train", "Split used for --dataset; ignored for sources without splits."
+    )
+    max_samples: int = flag(
+        1_000_000, "Use at most this many rows of the blended data.", bounds="> 0"
+    )
     max_len: int = flag(
         512,
-        "Tokens of a prompt with its answer; longer rows are cut on the right and get no false end-of-text token.",
+        "Tokens of a prompt with its answer; longer rows are cut on the right and get no false"
+        " end-of-text token.",
         bounds="> 0",
     )
 
@@ -71,17 +81,28 @@ class AnswerDataFlags:
 @group("Data")
 class SupervisedDataFlags(AnswerDataFlags):
     input_key: str = flag(
-        "input", "Column with the prompt: text or a list of chat messages. Dots reach into nested columns."
+        "input",
+        "Column with the prompt: text or a list of chat messages. Dots reach into nested columns.",
     )
-    output_key: str | None = flag(None, "Column with the answer. None: the last message of the chat in --input_key.")
-    multiturn: bool = flag(False, "Rows hold whole dialogues: train on every assistant turn, not only the last.")
-    pretrain_mode: bool = flag(False, "Continued pre-training: rows are plain text, every token is learned.")
+    output_key: str | None = flag(
+        None, "Column with the answer. None: the last message of the chat in --input_key."
+    )
+    multiturn: bool = flag(
+        False, "Rows hold whole dialogues: train on every assistant turn, not only the last."
+    )
+    pretrain_mode: bool = flag(
+        False, "Continued pre-training: rows are plain text, every token is learned."
+    )
 
 
 @group("Data")
 class PreferenceDataFlags(AnswerDataFlags):
-    prompt_key: str | None = flag(None, "Column with the prompt. None: the columns of answers hold the whole dialogue.")
-    chosen_key: str = flag("chosen", "Column with the preferred answer; of rated answers, the only one.")
+    prompt_key: str | None = flag(
+        None, "Column with the prompt. None: the columns of answers hold the whole dialogue."
+    )
+    chosen_key: str = flag(
+        "chosen", "Column with the preferred answer; of rated answers, the only one."
+    )
     rejected_key: str = flag("rejected", "Column with the worse answer.")
 
 
@@ -89,28 +110,40 @@ class PreferenceDataFlags(AnswerDataFlags):
 class TemplateFlags:
     input_template: str | None = flag(
         None,
-        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps the last user "
-        "message of a chat. None: unchanged.",
+        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps"
+        " the last user message of a chat. None: unchanged.",
     )
     apply_chat_template: bool = flag(
-        False, "Build prompts with the tokenizer's chat template; plain text becomes one user message."
+        False,
+        "Build prompts with the tokenizer's chat template; plain text becomes one user message.",
     )
     tokenizer_chat_template: str | None = flag(
-        None, "Jinja chat template, text or file, that replaces the tokenizer's own and is saved with the model."
+        None,
+        "Jinja chat template, text or file, that replaces the tokenizer's own and is saved with the"
+        " model.",
     )
     chat_template_kwargs: dict[str, Any] = flag(
-        {}, 'Extra variables for the chat template, e.g. {"enable_thinking": false}: JSON, or a file of it.'
+        {},
+        'Extra variables for the chat template, e.g. {"enable_thinking": false}: JSON, or a file'
+        " of it.",
     )
-    system_prompt: str | None = flag(None, "System message, text or file, put before every dialogue that has none.")
+    system_prompt: str | None = flag(
+        None, "System message, text or file, put before every dialogue that has none."
+    )
 
 
 @group("Data")
 class OrderFlags:
-    shuffle: bool = flag(True, "Shuffle training rows anew each pass; the order depends on --data_seed alone.")
-    data_seed: int | None = flag(None, "Seed of the row order and of blends. None: --seed.", bounds=">= 0")
+    shuffle: bool = flag(
+        True, "Shuffle training rows anew each pass; the order depends on --data_seed alone."
+    )
+    data_seed: int | None = flag(
+        None, "Seed of the row order and of blends. None: --seed.", bounds=">= 0"
+    )
     preprocess_num_workers: int = flag(
         8,
-        "Most processes that read rows into tokens; small sets are read in the main process. 1: always.",
+        "Most processes that read rows into tokens; small sets are read in the main process. 1:"
+        " always.",
         bounds="> 0",
     )
 
@@ -125,11 +158,16 @@ def data_items(names: str) -> list[str]:
 def name_and_subset(item: str) -> tuple[str, str | None]:
     """NAME@SUBSET in its parts. A path that exists is a name, @ or not."""
     name, at, subset = item.rpartition("@")
-    return (name, subset) if at and name and subset and not Path(item).expanduser().exists() else (item, None)
+    return (
+        (name, subset)
+        if at and name and subset and not Path(item).expanduser().exists()
+        else (item, None)
+    )
 
 
 def probabilities(text: str) -> list[float]:
-    """A comma list of positive numbers, scaled to a sum of 1. Raises ValueError for anything else."""
+    """A comma list of positive numbers, scaled to a sum of 1. Raises ValueError for anything
+    else."""
     numbers = [float(item) for item in text.split(",")]
     if not all(0 < number < float("inf") for number in numbers):
         raise ValueError("every probability must be positive")
@@ -139,10 +177,13 @@ def probabilities(text: str) -> list[float]:
 @group("Evaluation")
 class PromptEvalFlags:
     eval_dataset: str | None = flag(
-        None, "Evaluation prompts, comma separated; sources as for --prompt_data. None: no evaluation."
+        None,
+        "Evaluation prompts, comma separated; sources as for --prompt_data. None: no evaluation.",
     )
     eval_split: str = flag("train", "Split of --eval_dataset.")
-    eval_steps: int = flag(-1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0")
+    eval_steps: int = flag(
+        -1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0"
+    )
     eval_before_train: bool = flag(False, "Evaluate once before the first step.")
     eval_n_samples_per_prompt: int = flag(4, "Responses per prompt in evaluation.", bounds="> 0")
     eval_temperature: float = flag(0.6, "Temperature in evaluation; 0: greedy.", bounds=">= 0")
@@ -151,10 +192,14 @@ class PromptEvalFlags:
     eval_generate_max_len: int | None = flag(
         None, "Most new tokens in evaluation. None: --generate_max_len.", bounds="> 0"
     )
-    eval_batch_size: int = flag(-1, "Prompts submitted at a time in evaluation; -1: all.", bounds="-1 or > 0")
+    eval_batch_size: int = flag(
+        -1, "Prompts submitted at a time in evaluation; -1: all.", bounds="-1 or > 0"
+    )
     eval_only: bool = flag(False, "Evaluate once and end; nothing is trained.")
     eval_max_samples: int | None = flag(
-        None, "Use at most this many evaluation rows, the same ones each time. None: all.", bounds="> 0"
+        None,
+        "Use at most this many evaluation rows, the same ones each time. None: all.",
+        bounds="> 0",
     )
 
 
@@ -164,4 +209,6 @@ class SupervisedEvalFlags:
         None, "Evaluation rows, comma separated; sources as for --dataset. None: no evaluation."
     )
     eval_split: str = flag("train", "Split of --eval_dataset.")
-    eval_steps: int = flag(-1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0")
+    eval_steps: int = flag(
+        -1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0"
+    )

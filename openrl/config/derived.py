@@ -1,4 +1,5 @@
-"""What follows from the flags, each fact computed in one place. What only the cluster or the data knows is an argument."""
+"""What follows from the flags, each fact computed in one place. What only the cluster or the data
+knows is an argument."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ from openrl.config.commands import (
     ServeConfig,
     SupervisedConfig,
 )
-from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SharedPackingFlags, SupervisedBatchFlags
+from openrl.config.learning import (
+    KLFlags,
+    LossAggMode,
+    RolloutBatchFlags,
+    SharedPackingFlags,
+    SupervisedBatchFlags,
+)
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import Dtype, ModelFlags
 from openrl.config.placement import FLAG_NAMES, explicit_places, leaders
@@ -34,7 +41,8 @@ COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 FLOORED_SCHEDULES = ("cosine_with_min_lr", "warmup_stable_decay")
 """Schedules that end at --min_lr_ratio; the others end where their formula does."""
 
-# -- batches and steps ----------------------------------------------------------------------------------
+# -- batches and steps
+# ----------------------------------------------------------------------------------
 
 
 def samples_per_step(batch: RolloutBatchFlags) -> int:
@@ -48,8 +56,13 @@ def optimizer_steps_per_rollout(batch: RolloutBatchFlags) -> int:
 
 
 def total_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
-    """Steps of a run. The last one of the last episode is filled up with prompts of the next pass."""
-    return batch.max_steps if batch.max_steps > 0 else -(-batch.num_episodes * n_prompts // batch.rollout_batch_size)
+    """Steps of a run. The last one of the last episode is filled up with prompts of the next
+    pass."""
+    return (
+        batch.max_steps
+        if batch.max_steps > 0
+        else -(-batch.num_episodes * n_prompts // batch.rollout_batch_size)
+    )
 
 
 def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
@@ -59,7 +72,11 @@ def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
 
 def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
     """Optimizer steps of a supervised run. The last one is filled up with rows of the next pass."""
-    return batch.max_steps if batch.max_steps > 0 else -(-batch.max_epochs * n_rows // batch.train_batch_size)
+    return (
+        batch.max_steps
+        if batch.max_steps > 0
+        else -(-batch.max_epochs * n_rows // batch.train_batch_size)
+    )
 
 
 def packs(config: PPOConfig | SupervisedConfig) -> bool:
@@ -75,11 +92,16 @@ def shares_prefixes(config: PPOConfig | SupervisedConfig) -> bool:
 
 def loaded(config: PPOConfig | SupervisedConfig) -> ModelFlags:
     """How models are loaded: for shared prefixes with the one attention that knows them."""
-    return replace(config.model, attn_implementation="varlen") if shares_prefixes(config) else config.model
+    return (
+        replace(config.model, attn_implementation="varlen")
+        if shares_prefixes(config)
+        else config.model
+    )
 
 
 def most_tokens(config: PPOConfig | SupervisedConfig, cap: int) -> int:
-    """Tokens of a micro-batch of which each rank that splits its sequences holds at most ``cap``."""
+    """Tokens of a micro-batch of which each rank that splits its sequences holds at most
+    ``cap``."""
     return cap * config.parallel.sequence_size
 
 
@@ -90,7 +112,9 @@ def in_pairs(config: SupervisedConfig) -> bool:
 
 def under_ray(flags: RankFlags) -> bool:
     """Whether the ranks of a command with one model are Ray's workers."""
-    return flags.num_gpus_per_node is not None or flags.num_nodes > 1 or flags.ray_address is not None
+    return (
+        flags.num_gpus_per_node is not None or flags.num_nodes > 1 or flags.ray_address is not None
+    )
 
 
 def preference_loss(config: DPOConfig) -> Entry[Any]:
@@ -113,13 +137,15 @@ def preference_reference(config: DPOConfig) -> str | None:
 
 
 def reference_lora(config: DPOConfig) -> LoRAFlags:
-    """What the reference has of the LoRA flags: the adapter that training starts from, unless it is another model."""
+    """What the reference has of the LoRA flags: the adapter that training starts from, unless it is
+    another model."""
     path = config.lora.lora_adapter_path if config.reference.ref_pretrain is None else None
     return replace(config.lora, lora_rank=0, lora_adapter_path=path)  # type: ignore[type-var]
 
 
 def longest_sequence(config: PPOConfig) -> int:
-    """Most tokens of prompt and response together that engines are asked for, in training or evaluation."""
+    """Most tokens of prompt and response together that engines are asked for, in training or
+    evaluation."""
     lengths, evaluated = config.sampling.lengths, config.evaluation.eval_generate_max_len
     return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
 
@@ -129,7 +155,8 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
-# -- models ---------------------------------------------------------------------------------------------
+# -- models
+# ---------------------------------------------------------------------------------------------
 
 
 def estimator(config: PPOConfig) -> Entry[Any]:
@@ -146,7 +173,8 @@ def needs_reference(config: PPOConfig) -> bool:
 
 
 def policy_is_reference(config: PPOConfig) -> bool:
-    """Whether the reference is the policy's own base, adapters off: a second copy would hold the same weights."""
+    """Whether the reference is the policy's own base, adapters off: a second copy would hold the
+    same weights."""
     return needs_reference(config) and config.lora.adapts and config.others.ref_pretrain is None
 
 
@@ -155,7 +183,9 @@ def lora_rank(flags: LoRAFlags) -> int:
     if flags.lora_adapter_path is None:
         return flags.lora_rank
     path = Path(flags.lora_adapter_path).expanduser() / "adapter_config.json"
-    return json.loads(path.read_text())["r"] if path.is_file() else 16  # on the Hub: peft reads it where it is used
+    return (
+        json.loads(path.read_text())["r"] if path.is_file() else 16
+    )  # on the Hub: peft reads it where it is used
 
 
 def critic_adapters(flags: LoRAFlags) -> LoRAFlags:
@@ -167,7 +197,9 @@ def needs_reward_model(config: PPOConfig) -> bool:
     return config.others.reward_pretrain is not None
 
 
-def source_kinds(config: PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig) -> set[str]:
+def source_kinds(
+    config: PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig,
+) -> set[str]:
     """Kinds of the reward sources; empty if they cannot be told, which is reported elsewhere."""
     models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
     try:
@@ -210,7 +242,8 @@ def cluster_address(flags: ClusterFlags) -> str | None:
 
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:
-    """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a CPU."""
+    """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a
+    CPU."""
     return role_world(placement, "actor", device)
 
 
@@ -221,15 +254,21 @@ def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
             return len(explicit_places(placement)[role])
         except (ValueError, KeyError):
             return None  # a rule of its own says what is wrong
-    shape = (getattr(placement, f"{FLAG_NAMES[role]}_{name}") for name in ("num_nodes", "num_gpus_per_node"))
+    shape = (
+        getattr(placement, f"{FLAG_NAMES[role]}_{name}")
+        for name in ("num_nodes", "num_gpus_per_node")
+    )
     of_actor = (placement.actor_num_nodes, placement.actor_num_gpus_per_node)
-    nodes, per_node = (actor if own is None else own for own, actor in zip(shape, of_actor, strict=True))
+    nodes, per_node = (
+        actor if own is None else own for own, actor in zip(shape, of_actor, strict=True)
+    )
     if per_node is None and device != "cpu":
         return None
     return int(nodes or 1) * (per_node or 1)
 
 
-# -- sleep ----------------------------------------------------------------------------------------------------
+# -- sleep
+# ----------------------------------------------------------------------------------------------------
 
 
 def sleep_states(flags: HybridFlags) -> tuple[SleepState, ...]:
@@ -243,23 +282,30 @@ def ref_reward_streams(config: PPOConfig) -> bool:
 
 
 def ref_reward_sleeps(config: PPOConfig) -> bool:
-    """--ref_reward_offload without ZeRO 3: whole models move in and out, when others need their places."""
+    """--ref_reward_offload without ZeRO 3: whole models move in and out, when others need their
+    places."""
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
 
 
 def roles_on_shared_places(config: PPOConfig) -> set[str]:
-    """Models and engines that have a place in common with another role. Empty for a --placement that cannot be read."""
+    """Models and engines that have a place in common with another role. Empty for a --placement
+    that cannot be read."""
     roles = model_roles(config)
     if config.placement.placement is not None:
         try:
             places = explicit_places(config.placement)
         except ValueError:
             return set()  # a rule of its own says what is wrong
-        return {r for r, own in places.items() if any(r != o and {*own} & {*theirs} for o, theirs in places.items())}
+        return {
+            r
+            for r, own in places.items()
+            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
+        }
     return {role for pair in leaders(config.hybrid, roles).items() for role in pair}
 
 
-# -- the KL to the reference ----------------------------------------------------------------------------------
+# -- the KL to the reference
+# ----------------------------------------------------------------------------------
 
 
 def kl_in_reward(flags: KLFlags) -> bool:
@@ -280,7 +326,8 @@ def loss_kl_estimator(flags: KLFlags) -> str:
 
 
 def measured_kl_estimator(flags: KLFlags) -> str:
-    """What `actor/kl` shows: the reward's estimator, or the loss's where the KL is in the loss alone."""
+    """What `actor/kl` shows: the reward's estimator, or the loss's where the KL is in the loss
+    alone."""
     only_in_loss = kl_in_loss(flags) and not kl_in_reward(flags)
     return loss_kl_estimator(flags) if only_in_loss else flags.kl_estimator
 
@@ -293,7 +340,8 @@ def full_kl_top_k(config: PPOConfig) -> int | None:
     return flags.kl_full_topk if "full" in used else None
 
 
-# -- what loss and estimator suggest ------------------------------------------------------------------------
+# -- what loss and estimator suggest
+# ------------------------------------------------------------------------
 
 
 OldLogprobs = Literal["forward", "update", "engine"]
@@ -302,15 +350,17 @@ OldLogprobs = Literal["forward", "update", "engine"]
 def old_logprobs(config: PPOConfig) -> OldLogprobs:
     """Where old log-probs come from.
 
-    forward: a pass of the policy before its update, for several optimizer steps, KL in the reward, correction, or a
-    loss that asks for it. update: the update's own, of a single optimizer step. engine: what the engine sampled with.
-    """
+    forward: a pass of the policy before its update, for several optimizer steps, KL in the reward,
+        correction, or a loss that asks for it. update: the update's own, of a single optimizer
+        step. engine: what the engine sampled with."""
     skip = config.correction.skip_old_logprob
     if skip == "always":
         return "engine"
     corrects = config.correction.enable_vllm_is_correction or bool(config.correction.rollout_rs)
     early = (
-        kl_in_reward(config.kl) or corrects or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
+        kl_in_reward(config.kl)
+        or corrects
+        or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
     )
     several = optimizer_steps_per_rollout(config.batch) > 1
     return "forward" if skip == "never" or early or several else "update"
@@ -329,12 +379,16 @@ def loss_agg_norm_const(config: PPOConfig) -> float:
 def loss_agg_mode(config: PPOConfig) -> LossAggMode:
     """--loss_agg_mode, else what the policy loss suggests, else the estimator, else token-mean."""
     loss = policy_losses[config.algorithm.policy_loss_type]
-    modes = [config.algorithm.loss_agg_mode, *(e.suggests.get("loss_agg_mode") for e in (loss, estimator(config)))]
+    modes = [
+        config.algorithm.loss_agg_mode,
+        *(e.suggests.get("loss_agg_mode") for e in (loss, estimator(config))),
+    ]
     return next((mode for mode in modes if mode is not None), "token-mean")
 
 
 def reward_norm_scopes(config: PPOConfig) -> tuple[NormScope, NormScope]:
-    """Scopes of mean and std: --reward_norm_mean and --reward_norm_std, else what the estimator suggests, else none."""
+    """Scopes of mean and std: --reward_norm_mean and --reward_norm_std, else what the estimator
+    suggests, else none."""
     suggests = estimator(config).suggests
     mean = config.shaping.reward_norm_mean or suggests.get("reward_norm_mean", "none")
     return mean, config.shaping.reward_norm_std or suggests.get("reward_norm_std", "none")

@@ -1,4 +1,5 @@
-"""Flags of the commands that do not train: a reward server, batch inference, evaluation, merging adapters."""
+"""Flags of the commands that do not train: a reward server, batch inference, evaluation, merging
+adapters."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ from openrl.flags.schema import REQUIRED, flag, group
 
 @group("Reward model")
 class RewardModelFlags(ScalarHeadFlags):
-    reward_pretrain: str | None = flag(None, "Reward model with a scalar head. None: no reward model.")
+    reward_pretrain: str | None = flag(
+        None, "Reward model with a scalar head. None: no reward model."
+    )
     max_len: int = flag(
-        2048, "Tokens per scored text; longer ones lose tokens at the start and are counted.", bounds="> 0"
+        2048,
+        "Tokens per scored text; longer ones lose tokens at the start and are counted.",
+        bounds="> 0",
     )
 
 
@@ -23,20 +28,29 @@ class RewardModelFlags(ScalarHeadFlags):
 class ServerFlags:
     host: str = flag("127.0.0.1", "Address the server listens on.")
     port: int = flag(5000, "Port of the server. 0: any free one, printed.", bounds=">= 0")
-    require_token: bool = flag(False, "Answer only requests with the bearer token of $OPENRL_RM_TOKEN.")
-    batch_size: int = flag(
-        32, "Most texts in one forward pass; concurrent requests are merged up to this.", bounds="> 0"
+    require_token: bool = flag(
+        False, "Answer only requests with the bearer token of $OPENRL_RM_TOKEN."
     )
-    batch_wait_ms: int = flag(5, "Milliseconds a request waits for others to join its batch. 0: none.", bounds=">= 0")
+    batch_size: int = flag(
+        32,
+        "Most texts in one forward pass; concurrent requests are merged up to this.",
+        bounds="> 0",
+    )
+    batch_wait_ms: int = flag(
+        5, "Milliseconds a request waits for others to join its batch. 0: none.", bounds=">= 0"
+    )
 
 
 @group("LoRA")
 class MergeFlags(ScalarHeadFlags):
     model_path: str = flag(REQUIRED, "Base model: Hugging Face name or local directory.")
     lora_path: str = flag(REQUIRED, "Directory of the adapter, as peft saves it.")
-    output_path: str = flag(REQUIRED, "Directory for the merged model; it must not exist or be empty.")
+    output_path: str = flag(
+        REQUIRED, "Directory for the merged model; it must not exist or be empty."
+    )
     is_rm: bool = flag(
-        False, "The base is a reward model; its head is the adapter's if that holds one, else the base's."
+        False,
+        "The base is a reward model; its head is the adapter's if that holds one, else the base's.",
     )
 
 
@@ -44,42 +58,61 @@ class MergeFlags(ScalarHeadFlags):
 class BatchTaskFlags:
     eval_task: Literal["generate_vllm", "generate", "rm"] = flag(
         REQUIRED,
-        "generate_vllm or generate (transformers): write responses, with rewards if there is a source of them. rm: write "
-        "rewards for responses that the data holds; without another source --pretrain is the reward model.",
+        "generate_vllm or generate (transformers): write responses, with rewards if there is a"
+        " source of them. rm: write rewards for responses that the data holds; without another"
+        " source --pretrain is the reward model.",
     )
-    output_path: str = flag(REQUIRED, "JSONL file that is written; one that this command began is continued.")
-    n_samples_per_prompt: int = flag(1, "Responses generated for each prompt.", bounds="> 0", alias=("best_of_n",))
+    output_path: str = flag(
+        REQUIRED, "JSONL file that is written; one that this command began is continued."
+    )
+    n_samples_per_prompt: int = flag(
+        1, "Responses generated for each prompt.", bounds="> 0", alias=("best_of_n",)
+    )
     post_processor: Literal["rs", "csft", "iter_dpo"] | None = flag(
         None,
-        "What becomes of the scored responses to one prompt. rs: the best one stays. iter_dpo: best and worst as a "
-        "pair. csft: each prompt says the reward of its response.",
+        "What becomes of the scored responses to one prompt. rs: the best one stays. iter_dpo: best"
+        " and worst as a pair. csft: each prompt says the reward of its response.",
     )
-    reward_template: str = flag("{input} <rm_score>: {reward} ", "Text with {input} and {reward}, for csft.")
-    enable_csft: bool = flag(False, "Generate after --csft_prompt, which is put behind every prompt.")
+    reward_template: str = flag(
+        "{input} <rm_score>: {reward} ", "Text with {input} and {reward}, for csft."
+    )
+    enable_csft: bool = flag(
+        False, "Generate after --csft_prompt, which is put behind every prompt."
+    )
     csft_prompt: str = flag("<rm_score>: 5.00", "The reward that --enable_csft asks for.")
     iter: int | None = flag(
-        None, "Take rows iter * rollout_batch_size up to (iter + 1) * rollout_batch_size. None: all.", bounds=">= 0"
+        None,
+        "Take rows iter * rollout_batch_size up to (iter + 1) * rollout_batch_size. None: all.",
+        bounds=">= 0",
     )
     rollout_batch_size: int = flag(2048, "Rows of one --iter.", bounds="> 0")
 
 
 @group("Batch")
 class InferenceBatchFlags:
-    micro_batch_size: int = flag(16, "Rows of one forward pass, or of one transformers generation.", bounds="> 0")
+    micro_batch_size: int = flag(
+        16, "Rows of one forward pass, or of one transformers generation.", bounds="> 0"
+    )
 
 
 @group("Data")
 class EvaluateDataFlags(PromptDataFlags):
-    output_key: str = flag("output", "Column of the response in the output, and in data that holds responses.")
+    output_key: str = flag(
+        "output", "Column of the response in the output, and in data that holds responses."
+    )
 
 
 @group("Data")
 class BatchDataFlags(EvaluateDataFlags):
     prompt_data: str = flag(REQUIRED, f"Rows, {SOURCES}", alias=("dataset",))
     prompt_data_probs: str | None = flag(
-        None, "Comma list of sampling probabilities. None: one after the other.", alias=("dataset_probs",)
+        None,
+        "Comma list of sampling probabilities. None: one after the other.",
+        alias=("dataset_probs",),
     )
-    prompt_split: str = flag("train", "Split; ignored for sources without splits.", alias=("dataset_split",))
+    prompt_split: str = flag(
+        "train", "Split; ignored for sources without splits.", alias=("dataset_split",)
+    )
 
 
 @group("Rollout engine")
@@ -88,7 +121,10 @@ class BatchEngineFlags(OneEngineFlags):
         1, "GPUs over which the engine splits its tensors.", bounds="> 0", alias=("tp_size",)
     )
     vllm_max_num_seqs: int | None = flag(
-        None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0", alias=("max_num_seqs",)
+        None,
+        "Sequences one engine decodes at a time. None: vLLM's default.",
+        bounds="> 0",
+        alias=("max_num_seqs",),
     )
 
 
@@ -99,18 +135,24 @@ class InferenceSamplingFlags(DrawFlags):
     prompt_max_len: int = flag(
         1024, "Most prompt tokens; longer prompts are left out, counted and reported.", bounds="> 0"
     )
-    generate_max_len: int = flag(1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",))
+    generate_max_len: int = flag(
+        1024, "Most new tokens after the prompt.", bounds="> 0", alias=("max_new_tokens",)
+    )
 
     @property
     def lengths(self) -> Lengths:
-        return Lengths(self.prompt_max_len, self.generate_max_len, self.prompt_max_len + self.generate_max_len)
+        return Lengths(
+            self.prompt_max_len, self.generate_max_len, self.prompt_max_len + self.generate_max_len
+        )
 
 
 @group("Evaluation")
 class EvaluateFlags:
     n_samples_per_prompt: int = flag(8, "Responses for each prompt.", bounds="> 0")
     k: tuple[int, ...] = flag(
-        (), "Values of k for pass@k and maj@k. Empty: powers of two up to --n_samples_per_prompt, and that itself."
+        (),
+        "Values of k for pass@k and maj@k. Empty: powers of two up to --n_samples_per_prompt, and"
+        " that itself.",
     )
     pass_threshold: float = flag(1.0, "An answer is right from this verdict on.")
     output_path: str | None = flag(

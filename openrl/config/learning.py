@@ -13,21 +13,34 @@ Scheduler = Literal[
     "polynomial", "cosine_with_restarts", "warmup_stable_decay",
 ]  # fmt: skip
 OptimizerName = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
-LossAggMode = Literal["token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+LossAggMode = Literal[
+    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
+]
 
 
 @group("Batch")
 class RolloutBatchFlags:
-    rollout_batch_size: int = flag(1024, "Prompts per step; samples = this * n_samples_per_prompt.", bounds="> 0")
-    n_samples_per_prompt: int = flag(1, "Responses generated for each prompt: the group size.", bounds="> 0")
-    train_batch_size: int = flag(128, "Samples per optimizer step over all ranks; never prompts.", bounds="> 0")
-    micro_train_batch_size: int = flag(4, "Samples per rank in one forward and backward pass.", bounds="> 0")
-    micro_rollout_batch_size: int = flag(8, "Samples per rank in forward-only passes.", bounds="> 0")
+    rollout_batch_size: int = flag(
+        1024, "Prompts per step; samples = this * n_samples_per_prompt.", bounds="> 0"
+    )
+    n_samples_per_prompt: int = flag(
+        1, "Responses generated for each prompt: the group size.", bounds="> 0"
+    )
+    train_batch_size: int = flag(
+        128, "Samples per optimizer step over all ranks; never prompts.", bounds="> 0"
+    )
+    micro_train_batch_size: int = flag(
+        4, "Samples per rank in one forward and backward pass.", bounds="> 0"
+    )
+    micro_rollout_batch_size: int = flag(
+        8, "Samples per rank in forward-only passes.", bounds="> 0"
+    )
     num_episodes: int = flag(1, "Passes over the prompts.", bounds="> 0")
     max_epochs: int = flag(1, "Passes over each rollout batch, actor and critic.", bounds="> 0")
     shuffle_mini_batch: bool = flag(
         True,
-        "Shuffle a rollout's samples before they are cut into optimizer steps, anew each pass; off: in the data's order.",
+        "Shuffle a rollout's samples before they are cut into optimizer steps, anew each pass; off:"
+        " in the data's order.",
     )
     max_steps: int = flag(
         -1,
@@ -38,11 +51,17 @@ class RolloutBatchFlags:
 
 @group("Batch")
 class SupervisedBatchFlags:
-    train_batch_size: int = flag(128, "Rows, or pairs, per optimizer step over all ranks.", bounds="> 0")
-    micro_train_batch_size: int = flag(8, "Rows, or pairs, per rank in one forward and backward pass.", bounds="> 0")
+    train_batch_size: int = flag(
+        128, "Rows, or pairs, per optimizer step over all ranks.", bounds="> 0"
+    )
+    micro_train_batch_size: int = flag(
+        8, "Rows, or pairs, per rank in one forward and backward pass.", bounds="> 0"
+    )
     max_epochs: int = flag(2, "Passes over the data.", bounds="> 0")
     max_steps: int = flag(
-        -1, "Stop after this many optimizer steps; the schedule ends there too. -1: from epochs.", bounds="-1 or > 0"
+        -1,
+        "Stop after this many optimizer steps; the schedule ends there too. -1: from epochs.",
+        bounds="-1 or > 0",
     )
 
 
@@ -50,7 +69,8 @@ class SupervisedBatchFlags:
 class PackingFlags:
     packing_samples: bool = flag(
         False,
-        "Run each micro-batch as one row without padding; attention never crosses samples. Needs layers of attention alone.",
+        "Run each micro-batch as one row without padding; attention never crosses samples. Needs"
+        " layers of attention alone.",
     )
 
 
@@ -58,8 +78,9 @@ class PackingFlags:
 class SharedPackingFlags(PackingFlags):
     prefix_grouper: bool = flag(
         False,
-        "Compute what the answers to a prompt begin with, the prompt and maybe more, once for those in a micro-batch, forward "
-        "and backward: the same gradient from fewer tokens. Turns --packing_samples on; runs --attn_implementation varlen.",
+        "Compute what the answers to a prompt begin with, the prompt and maybe more, once for those"
+        " in a micro-batch, forward and backward: the same gradient from fewer tokens. Turns"
+        " --packing_samples on; runs --attn_implementation varlen.",
     )
 
 
@@ -67,8 +88,8 @@ class SharedPackingFlags(PackingFlags):
 class DynamicBatchFlags:
     use_dynamic_batch: bool = flag(
         False,
-        "Cut micro-batches by tokens instead of samples, and deal each optimizer step to the ranks by what its rows cost. "
-        "Turns --packing_samples on.",
+        "Cut micro-batches by tokens instead of samples, and deal each optimizer step to the ranks"
+        " by what its rows cost. Turns --packing_samples on.",
     )
     train_max_tokens_per_gpu: int = flag(
         16384, "Most tokens per rank in one forward and backward pass; a true cap.", bounds="> 0"
@@ -78,7 +99,9 @@ class DynamicBatchFlags:
 @group("Batch")
 class RolloutDynamicBatchFlags(DynamicBatchFlags):
     rollout_max_tokens_per_gpu: int | None = flag(
-        None, "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.", bounds="> 0"
+        None,
+        "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.",
+        bounds="> 0",
     )
 
 
@@ -86,7 +109,8 @@ class RolloutDynamicBatchFlags(DynamicBatchFlags):
 class PairRewardFlags:
     loss: Literal["sigmoid", "logexp"] = flag(
         "sigmoid",
-        "Loss of a pair: -log sigmoid(chosen - rejected), or log(1 + exp(rejected - chosen)), the same by another formula.",
+        "Loss of a pair: -log sigmoid(chosen - rejected), or log(1 + exp(rejected - chosen)), the"
+        " same by another formula.",
     )
     margin_loss: bool = flag(False, "Subtract the row's margin column inside the loss.")
     compute_fp32_loss: bool = flag(False, "Compute rewards, from the scalar head on, in fp32.")
@@ -94,9 +118,13 @@ class PairRewardFlags:
 
 @group("Algorithm")
 class PreferenceFlags:
-    loss: str = flag("dpo", "Preference loss.", registry=preference_losses, shorthands={"ipo": "ipo"})
+    loss: str = flag(
+        "dpo", "Preference loss.", registry=preference_losses, shorthands={"ipo": "ipo"}
+    )
     beta: float = flag(
-        0.1, "Pull to the reference (orpo: weight of the odds ratio; simpo: scale of rewards).", bounds="> 0"
+        0.1,
+        "Pull to the reference (orpo: weight of the odds ratio; simpo: scale of rewards).",
+        bounds="> 0",
     )
     nll_loss_coef: float = flag(
         0.0, "Adds this times the mean negative log-likelihood of chosen answers.", bounds=">= 0"
@@ -108,48 +136,66 @@ class DeepSpeedFlags:
     zero_stage: Literal[0, 1, 2, 3] = flag(
         2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters."
     )
-    gradient_checkpointing: bool = flag(False, "Recompute activations in the backward pass instead of keeping them.")
+    gradient_checkpointing: bool = flag(
+        False, "Recompute activations in the backward pass instead of keeping them."
+    )
     gradient_checkpointing_method: Literal["uniform", "block", "selective", "moe"] = flag(
         "uniform",
-        "What is recomputed: uniform every layer, block the first layers alone, selective attention alone, moe blocks of "
-        "experts alone.",
+        "What is recomputed: uniform every layer, block the first layers alone, selective attention"
+        " alone, moe blocks of experts alone.",
     )
-    gradient_checkpointing_num_layers: int | None = flag(None, "Layers that block recomputes. None: all.", bounds="> 0")
+    gradient_checkpointing_num_layers: int | None = flag(
+        None, "Layers that block recomputes. None: all.", bounds="> 0"
+    )
     gradient_checkpointing_use_reentrant: bool = flag(
         False, "Recompute by torch's older, reentrant implementation; of whole layers only."
     )
     logits_chunk_size: int = flag(
         1024,
-        "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at once.",
+        "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at"
+        " once.",
         bounds=">= 0",
     )
     adam_offload: bool = flag(
-        False, "Masters, gradients' sums and moments of Adam live in host memory, and its step runs on the CPU."
+        False,
+        "Masters, gradients' sums and moments of Adam live in host memory, and its step runs on the"
+        " CPU.",
     )
     param_offload: bool = flag(
-        False, "Trained parameters live in host memory and are fetched layer by layer. Needs --zero_stage 3."
+        False,
+        "Trained parameters live in host memory and are fetched layer by layer. Needs"
+        " --zero_stage 3.",
     )
     overlap_comm: bool | None = flag(
-        None, "Reduce gradients while the backward pass runs; more buffers. None: in stage 3, as DeepSpeed."
+        None,
+        "Reduce gradients while the backward pass runs; more buffers. None: in stage 3, as"
+        " DeepSpeed.",
     )
     zpg: int = flag(
         1,
-        "Ranks that keep a whole copy of the parameters among themselves, such as those of a node, from which the "
-        "backward pass gathers (ZeRO++ hpZ). 1: off. Needs --zero_stage 3.",
+        "Ranks that keep a whole copy of the parameters among themselves, such as those of a node,"
+        " from which the backward pass gathers (ZeRO++ hpZ). 1: off. Needs --zero_stage 3.",
         bounds="> 0",
     )
     grad_accum_dtype: Literal["bf16", "fp16", "fp32"] | None = flag(
-        None, "Type in which micro-batches' gradients add up. None: fp32; with --optimizer adamw_bf16 bf16."
+        None,
+        "Type in which micro-batches' gradients add up. None: fp32; with --optimizer adamw_bf16"
+        " bf16.",
     )
     ds_config_overrides: dict[str, Any] = flag(
-        {}, 'Any other setting of DeepSpeed, merged last, e.g. {"zero_optimization": {"reduce_bucket_size": 5e7}}.'
+        {},
+        'Any other setting of DeepSpeed, merged last, e.g. {"zero_optimization":'
+        ' {"reduce_bucket_size": 5e7}}.',
     )
-    dist_timeout: int = flag(1800, "Seconds a collective may take before its process group aborts.", bounds="> 0")
+    dist_timeout: int = flag(
+        1800, "Seconds a collective may take before its process group aborts.", bounds="> 0"
+    )
 
 
 @group("Optimizer")
 class LearningRateFlags:
-    """Given once per trained role, with its prefix: actor_, critic_, or none where one model is trained."""
+    """Given once per trained role, with its prefix: actor_, critic_, or none where one model is
+    trained."""
 
     learning_rate: float = flag(1e-6, "Peak learning rate.", bounds="> 0")
 
@@ -158,27 +204,36 @@ class LearningRateFlags:
 class OptimizerFlags:
     optimizer: OptimizerName = flag(
         "adamw",
-        "adamw: fp32 masters and moments; adamw_bf16: bf16 weights, gradients and moments with Kahan compensation, 10 "
-        "bytes a parameter; adamw_8bit: 8-bit moments of bitsandbytes; muon: Muon for the matrices of layers, adamw "
-        "for the rest.",
+        "adamw: fp32 masters and moments; adamw_bf16: bf16 weights, gradients and moments with"
+        " Kahan compensation, 10 bytes a parameter; adamw_8bit: 8-bit moments of bitsandbytes;"
+        " muon: Muon for the matrices of layers, adamw for the rest.",
     )
     lr_scheduler: Scheduler = flag(
-        "cosine_with_min_lr", "Learning-rate schedule, by its transformers name, in optimizer steps."
+        "cosine_with_min_lr",
+        "Learning-rate schedule, by its transformers name, in optimizer steps.",
     )
-    lr_warmup_ratio: float = flag(0.03, "Share of all optimizer steps with rising learning rate.", bounds="[0, 1]")
+    lr_warmup_ratio: float = flag(
+        0.03, "Share of all optimizer steps with rising learning rate.", bounds="[0, 1]"
+    )
     lr_warmup_steps: int | None = flag(
-        None, "Optimizer steps with rising learning rate. None: by --lr_warmup_ratio.", bounds=">= 0"
+        None,
+        "Optimizer steps with rising learning rate. None: by --lr_warmup_ratio.",
+        bounds=">= 0",
     )
     min_lr_ratio: float = flag(
-        0.1, "Lowest learning rate as a share of the peak; only schedules with a floor.", bounds="[0, 1]"
+        0.1,
+        "Lowest learning rate as a share of the peak; only schedules with a floor.",
+        bounds="[0, 1]",
     )
     l2: float = flag(0.0, "Decoupled weight decay; biases and norms excluded.", bounds=">= 0")
     adam_betas: tuple[float, float] = flag((0.9, 0.95), "Adam's beta1 and beta2.", bounds="[0, 1)")
-    max_norm: float = flag(1.0, "Clip the global gradient norm to this; 0: no clipping.", bounds=">= 0")
+    max_norm: float = flag(
+        1.0, "Clip the global gradient norm to this; 0: no clipping.", bounds=">= 0"
+    )
     max_nonfinite_steps: int = flag(
         5,
-        "A step with a non-finite gradient is skipped and counted; the run stops after this many in a row and saves "
-        "the batch. 0: stops at the first.",
+        "A step with a non-finite gradient is skipped and counted; the run stops after this many in"
+        " a row and saves the batch. 0: stops at the first.",
         bounds=">= 0",
     )
 
@@ -190,27 +245,36 @@ class AlgorithmFlags:
         f"Flags of a published recipe in the place of the defaults: {', '.join(PRESETS)}.",
         presets=PRESETS,
     )
-    advantage_estimator: str = flag("gae", "How rewards become advantages.", registry=advantage_estimators)
+    advantage_estimator: str = flag(
+        "gae", "How rewards become advantages.", registry=advantage_estimators
+    )
     policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
     loss_agg_mode: LossAggMode | None = flag(
         None,
-        "How token losses become one number, counted over the whole optimizer step on all ranks. None: as loss and estimator suggest, else token-mean.",
+        "How token losses become one number, counted over the whole optimizer step on all ranks."
+        " None: as loss and estimator suggest, else token-mean.",
     )
     whiten_advantages: bool | None = flag(
         None,
-        "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the estimator suggests.",
+        "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the"
+        " estimator suggests.",
     )
     no_advantage_std_norm: bool = flag(False, "Whitening subtracts the mean only.")
     loss_agg_norm_const: float | None = flag(
         None,
-        "Tokens by which seq-mean-token-sum-norm divides each sequence's sum. None: generate_max_len.",
+        "Tokens by which seq-mean-token-sum-norm divides each sequence's sum. None:"
+        " generate_max_len.",
         bounds="> 0",
     )
     rl_loss_coef: float = flag(
-        1.0, "Multiplies policy loss and KL loss, not the entropy and the supervised term.", bounds=">= 0"
+        1.0,
+        "Multiplies policy loss and KL loss, not the entropy and the supervised term.",
+        bounds=">= 0",
     )
     entropy_loss_coef: float = flag(
-        0.0, "Subtracts this times the entropy at the sampling temperature. 0: only logged, without gradient."
+        0.0,
+        "Subtracts this times the entropy at the sampling temperature. 0: only logged, without"
+        " gradient.",
     )
     sft_loss_coef: float = flag(
         0.0, "Adds this times the negative log-likelihood of good samples. 0: off.", bounds=">= 0"
@@ -229,7 +293,9 @@ class AlgorithmFlags:
 @group("Algorithm")
 class MixtureFlags:
     aux_loss_coef: float = flag(
-        0.0, "Adds this times the load-balancing loss of a mixture of experts. 0: off.", bounds=">= 0"
+        0.0,
+        "Adds this times the load-balancing loss of a mixture of experts. 0: off.",
+        bounds=">= 0",
     )
 
 
@@ -237,44 +303,62 @@ class MixtureFlags:
 class PtxFlags:
     ptx_data: str | None = flag(
         None,
-        "Rows with answers that join every optimizer step of the actor, as many as it has samples (PPO-ptx); sources as "
-        "for --prompt_data, prompts in --input_key.",
+        "Rows with answers that join every optimizer step of the actor, as many as it has samples"
+        " (PPO-ptx); sources as for --prompt_data, prompts in --input_key.",
     )
     output_key: str | None = flag(None, "Column of --ptx_data with the answer.")
-    ptx_coef: float = flag(0.05, "Adds this times the mean negative log-likelihood of these answers.", bounds="> 0")
+    ptx_coef: float = flag(
+        0.05, "Adds this times the mean negative log-likelihood of these answers.", bounds="> 0"
+    )
 
 
 @group("KL")
 class KLFlags:
     init_kl_coef: float = flag(
         0.01,
-        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with --use_kl_loss. 0: no reference "
-        "model, unless --kl_loss_coef or --log_ref_kl asks for one.",
+        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with"
+        " --use_kl_loss. 0: no reference model, unless --kl_loss_coef or --log_ref_kl asks for"
+        " one.",
         bounds=">= 0",
     )
     use_kl_loss: bool = flag(False, "Put the KL term in the loss instead of the reward.")
     kl_loss_coef: float | None = flag(
-        None, "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.", bounds="> 0"
+        None,
+        "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.",
+        bounds="> 0",
     )
-    kl_estimator: Literal["k1", "k2", "k3", "abs", "full", "k1+", "k3+", "kl", "mse", "low_var_kl"] = flag(
+    kl_estimator: Literal[
+        "k1", "k2", "k3", "abs", "full", "k1+", "k3+", "kl", "mse", "low_var_kl"
+    ] = flag(
         "k1",
-        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of the distributions; k1+ "
-        "and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
+        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of"
+        " the distributions; k1+ and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
     )
-    kl_loss_estimator: Literal["k2", "k3", "abs", "full", "k1+", "k3+", "mse", "low_var_kl"] | None = flag(
-        None, "Estimator of the KL loss; not k1, whose expected gradient is zero. None: --kl_estimator."
+    kl_loss_estimator: (
+        Literal["k2", "k3", "abs", "full", "k1+", "k3+", "mse", "low_var_kl"] | None
+    ) = flag(
+        None,
+        "Estimator of the KL loss; not k1, whose expected gradient is zero. None: --kl_estimator.",
     )
     add_token_level_kl: bool = flag(
-        False, "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well."
+        False,
+        "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well.",
     )
     kl_full_topk: int = flag(
         128,
-        "What full looks at: the reference's K likeliest tokens and all others as one; 8 K bytes a token travel with the "
-        "rollout. 0: the whole vocabulary, by hidden states of the reference and a copy of its output head.",
+        "What full looks at: the reference's K likeliest tokens and all others as one; 8 K bytes a"
+        " token travel with the rollout. 0: the whole vocabulary, by hidden states of the reference"
+        " and a copy of its output head.",
         bounds=">= 0",
     )
-    log_ref_kl: bool = flag(False, "Load the reference and log the KL to it although no term uses it.")
-    kl_target: float | None = flag(
-        None, "KL that the adaptive controller steers to. None: the coefficient is fixed.", bounds="> 0"
+    log_ref_kl: bool = flag(
+        False, "Load the reference and log the KL to it although no term uses it."
     )
-    kl_horizon: int = flag(10000, "Samples over which the adaptive controller corrects.", bounds="> 0")
+    kl_target: float | None = flag(
+        None,
+        "KL that the adaptive controller steers to. None: the coefficient is fixed.",
+        bounds="> 0",
+    )
+    kl_horizon: int = flag(
+        10000, "Samples over which the adaptive controller corrects.", bounds="> 0"
+    )

@@ -19,10 +19,13 @@ class LoRAFlags(QuantizationFlags):
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
     target_modules: tuple[str, ...] = flag(
         ("all-linear",),
-        "Module names that get adapters; all-linear: every linear layer but the head. Experts of a mixture get none.",
+        "Module names that get adapters; all-linear: every linear layer but the head. Experts of a"
+        " mixture get none.",
     )
     lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
-    lora_adapter_path: str | None = flag(None, "Adapter to start from; rank, scale and targets come from it.")
+    lora_adapter_path: str | None = flag(
+        None, "Adapter to start from; rank, scale and targets come from it."
+    )
 
     @property
     def adapts(self) -> bool:
@@ -34,5 +37,6 @@ class LoRAFlags(QuantizationFlags):
 class PolicyLoRAFlags(LoRAFlags):
     lora_sync: Literal["merge", "adapter"] = flag(
         "merge",
-        "What engines get of a policy with adapters: its merged weights, or the adapter alone through vLLM's LoRA.",
+        "What engines get of a policy with adapters: its merged weights, or the adapter alone"
+        " through vLLM's LoRA.",
     )

@@ -13,8 +13,12 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 class WeightFlags:
     """What weights are, whatever is done with them."""
 
-    param_dtype: Dtype = flag("bf16", "Type of the weights and of forward and backward; masters stay fp32.")
-    trust_remote_code: bool = flag(False, "Allow model and tokenizer repositories to run their own Python code.")
+    param_dtype: Dtype = flag(
+        "bf16", "Type of the weights and of forward and backward; masters stay fp32."
+    )
+    trust_remote_code: bool = flag(
+        False, "Allow model and tokenizer repositories to run their own Python code."
+    )
 
 
 @group("Model")
@@ -23,8 +27,8 @@ class LoadFlags(WeightFlags):
 
     attn_implementation: str | None = flag(
         None,
-        "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is installed, else sdpa, or for "
-        "packed rows varlen, which computes each sample alone.",
+        "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is"
+        " installed, else sdpa, or for packed rows varlen, which computes each sample alone.",
     )
     disable_fast_tokenizer: bool = flag(
         False, "Load the slow (Python) tokenizer, where transformers still has one; else a warning."
@@ -33,8 +37,12 @@ class LoadFlags(WeightFlags):
 
 @group("Model")
 class ModelFlags(LoadFlags):
-    pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model that is trained.")
-    tokenizer_path: str | None = flag(None, "Tokenizer to load, directory or Hub name. None: that of --pretrain.")
+    pretrain: str = flag(
+        REQUIRED, "Hugging Face name or local directory of the model that is trained."
+    )
+    tokenizer_path: str | None = flag(
+        None, "Tokenizer to load, directory or Hub name. None: that of --pretrain."
+    )
 
 
 @group("Model")
@@ -42,24 +50,32 @@ class ModelChangeFlags:
     """What is changed about --pretrain, in every role that loads it."""
 
     model_config_overrides: dict[str, Any] = flag(
-        {}, 'Fields replaced in the config of --pretrain before it is loaded, in engines too, e.g. {"rope_theta": 1e6}.'
+        {},
+        "Fields replaced in the config of --pretrain before it is loaded, in engines too, e.g."
+        ' {"rope_theta": 1e6}.',
     )
     freeze_modules: str | None = flag(
-        None, "Regular expression: parameters of --pretrain whose name it matches are not trained. None: all are."
+        None,
+        "Regular expression: parameters of --pretrain whose name it matches are not trained. None:"
+        " all are.",
     )
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = flag(
         None,
-        "How a mixture of experts multiplies: one expert after the other, copies of weights in one batch, or one grouped "
-        "product. None: as transformers chooses.",
+        "How a mixture of experts multiplies: one expert after the other, copies of weights in one"
+        " batch, or one grouped product. None: as transformers chooses.",
     )
     use_liger_kernel: bool = flag(
-        False, "Norms, rotary embeddings and MLPs of --pretrain run as Liger kernels; the loss stays. Needs a GPU."
+        False,
+        "Norms, rotary embeddings and MLPs of --pretrain run as Liger kernels; the loss stays."
+        " Needs a GPU.",
     )
 
 
 @group("Other models")
 class ReferenceFlags:
-    ref_pretrain: str | None = flag(None, "Frozen reference model. None: the original --pretrain, also on resume.")
+    ref_pretrain: str | None = flag(
+        None, "Frozen reference model. None: the original --pretrain, also on resume."
+    )
 
 
 @group("Other models")
@@ -70,8 +86,11 @@ class ScalarHeadFlags:
 @group("Other models")
 class OtherModelFlags(ReferenceFlags, ScalarHeadFlags):
     critic_pretrain: str | None = flag(
-        None, "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain."
+        None,
+        "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain.",
     )
     reward_pretrain: str | None = flag(
-        None, "Reward models with a scalar head, as a Ray role; commas separate them, each is a source of rewards."
+        None,
+        "Reward models with a scalar head, as a Ray role; commas separate them, each is a source of"
+        " rewards.",
     )

@@ -8,18 +8,25 @@ from openrl.flags.schema import flag, group
 @group("DeepSpeed")
 class ParallelFlags:
     ulysses_size: int = flag(
-        1, "Ranks that split each sequence and exchange attention heads by all-to-all (Ulysses).", bounds="> 0"
+        1,
+        "Ranks that split each sequence and exchange attention heads by all-to-all (Ulysses).",
+        bounds="> 0",
     )
     ring_attn_size: int = flag(
         1,
-        "Ranks that split each sequence and pass keys and values around (ring attention); turns --packing_samples on.",
+        "Ranks that split each sequence and pass keys and values around (ring attention); turns"
+        " --packing_samples on.",
         bounds="> 0",
     )
     ring_head_stride: int = flag(
-        1, "Key-value heads per round of the ring; more are faster and take more memory.", bounds="> 0"
+        1,
+        "Key-value heads per round of the ring; more are faster and take more memory.",
+        bounds="> 0",
     )
     ds_tensor_parallel_size: int = flag(
-        1, "Ranks that split each layer in training (DeepSpeed AutoTP); bf16 and fp16, ZeRO 1 or 2.", bounds="> 0"
+        1,
+        "Ranks that split each layer in training (DeepSpeed AutoTP); bf16 and fp16, ZeRO 1 or 2.",
+        bounds="> 0",
     )
 
     @property

@@ -1,4 +1,5 @@
-"""What the flags say about places: which role is called what, who shares with whom, and the text of --placement."""
+"""What the flags say about places: which role is called what, who shares with whom, and the text of
+--placement."""
 
 from __future__ import annotations
 
@@ -10,13 +11,20 @@ from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 ENGINES = "vllm"
 """The role of the rollout engines."""
 
-FLAG_NAMES = {"actor": "actor", "critic": "critic", "reference": "ref", "reward": "reward", ENGINES: ENGINES}
+FLAG_NAMES = {
+    "actor": "actor",
+    "critic": "critic",
+    "reference": "ref",
+    "reward": "reward",
+    ENGINES: ENGINES,
+}
 """Role -> its name in flags."""
 
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """How one engine divides a model over its places; neighbouring places are one tensor-parallel group."""
+    """How one engine divides a model over its places; neighbouring places are one tensor-parallel
+    group."""
 
     tensor: int = 1  # ranks that share every layer
     pipeline: int = 1  # stages of layers
@@ -34,7 +42,9 @@ class ParallelSizes:
 
 def parallel_sizes(flags: EngineFlags) -> ParallelSizes:
     return ParallelSizes(
-        flags.vllm_tensor_parallel_size, flags.vllm_pipeline_parallel_size, flags.vllm_data_parallel_size
+        flags.vllm_tensor_parallel_size,
+        flags.vllm_pipeline_parallel_size,
+        flags.vllm_data_parallel_size,
     )
 
 
@@ -52,7 +62,8 @@ def leaders(flags: HybridFlags, roles: Iterable[str]) -> dict[str, str]:
 
 
 def explicit_places(flags: PlacementFlags) -> dict[str, tuple[int, ...]]:
-    """--placement as role -> its places in rank order; empty if the flag is not given. Raises ValueError."""
+    """--placement as role -> its places in rank order; empty if the flag is not given. Raises
+    ValueError."""
     roles = {name: role for role, name in FLAG_NAMES.items()}
     places: dict[str, tuple[int, ...]] = {}
     for entry in filter(None, (part.strip() for part in (flags.placement or "").split(";"))):

@@ -17,43 +17,55 @@ class RewardSourceFlags:
 
     remote_rm_url: str | None = flag(
         None,
-        "Reward sources outside: Python files (path.py or path.py:function), each a source, and HTTP URLs, together "
-        "one source in rotation; commas separate them.",
+        "Reward sources outside: Python files (path.py or path.py:function), each a source, and"
+        " HTTP URLs, together one source in rotation; commas separate them.",
     )
     reward_funcs: tuple[str, ...] = flag((), "Built-in verifiers by name, each a source.")
     reward_weights: tuple[float, ...] | None = flag(
         None,
-        "Weight of each source: --reward_funcs, files of --remote_rm_url, its URLs, --reward_pretrain, in this order. "
-        "None: 1 each.",
+        "Weight of each source: --reward_funcs, files of --remote_rm_url, its URLs,"
+        " --reward_pretrain, in this order. None: 1 each.",
     )
     reward_func_kwargs: dict[str, Any] = flag(
-        {}, 'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set for all.'
+        {},
+        'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set'
+        " for all.",
     )
     reward_num_workers: int = flag(
         16, "Processes of each source that run reward functions and verifiers, over all engines; started when needed.",
         bounds="> 0",
     )  # fmt: skip
     reward_timeout: float = flag(
-        180.0, "Seconds one reward call may take: a process is killed, an HTTP request dropped.", bounds="> 0"
+        180.0,
+        "Seconds one reward call may take: a process is killed, an HTTP request dropped.",
+        bounds="> 0",
     )
     reward_memory_gb: float = flag(
-        8.0, "GiB of memory that one reward process and what it starts may take before it is killed.", bounds="> 0"
+        8.0,
+        "GiB of memory that one reward process and what it starts may take before it is killed.",
+        bounds="> 0",
     )
     normalize_reward: bool = flag(
-        False, "Shift and scale the reward model's output by the mean and std that train_rm stored in its config.json."
+        False,
+        "Shift and scale the reward model's output by the mean and std that train_rm stored in its"
+        " config.json.",
     )
 
 
 @group("Reward")
 class RewardFlags(RewardSourceFlags):
     reward_routing: str | None = flag(
-        None, "YAML or JSON file {datasource: {source: weight}}: which sources score which rows. None: all score all."
+        None,
+        "YAML or JSON file {datasource: {source: weight}}: which sources score which rows. None:"
+        " all score all.",
     )
-    reward_max_retries: int = flag(5, "Attempts for one HTTP reward call, with growing pauses.", bounds="> 0")
+    reward_max_retries: int = flag(
+        5, "Attempts for one HTTP reward call, with growing pauses.", bounds="> 0"
+    )
     reward_failure_policy: FailurePolicy = flag(
         "drop",
-        "A row that still has no reward after the retries: drop leaves it out of training and statistics, zero gives "
-        "it 0, fail stops the run. It is counted and shown in any case.",
+        "A row that still has no reward after the retries: drop leaves it out of training and"
+        " statistics, zero gives it 0, fail stops the run. It is counted and shown in any case.",
     )
     max_reward_failure_rate: float = flag(
         0.2, "Stop the run when more than this share of a batch has no reward.", bounds="[0, 1]"

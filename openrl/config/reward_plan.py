@@ -16,15 +16,23 @@ from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.errors import UserError
 
 Kind = Literal["verifier", "file", "http", "model"]
-FLAG = {"verifier": "reward_funcs", "file": "remote_rm_url", "http": "remote_rm_url", "model": "reward_pretrain"}
+FLAG = {
+    "verifier": "reward_funcs",
+    "file": "remote_rm_url",
+    "http": "remote_rm_url",
+    "model": "reward_pretrain",
+}
 
 
 @dataclass(frozen=True)
 class RewardSource:
-    """One source of rewards. ``name`` is short and unique: in metrics, --reward_routing, --reward_func_kwargs."""
+    """One source of rewards. ``name`` is short and unique: in metrics, --reward_routing,
+    --reward_func_kwargs."""
 
     kind: Kind
-    address: str  # name of a verifier, path.py[:function], URLs joined by commas, directory or Hub name of a model
+    # name of a verifier, path.py[:function], URLs joined by commas, directory or Hub name of a
+    # model
+    address: str
     name: str
 
     @property
@@ -44,7 +52,9 @@ class RewardPlan:
 
     sources: tuple[RewardSource, ...]
     weights: Mapping[str, float]  # by name of the source
-    routes: Mapping[str, Mapping[str, float]] | None = None  # data source -> source -> weight; None: weights for all
+    routes: Mapping[str, Mapping[str, float]] | None = (
+        None  # data source -> source -> weight; None: weights for all
+    )
 
     def of(self, datasource: str) -> Mapping[str, float]:
         """The sources that score rows of a data source, with their weights."""
@@ -56,13 +66,15 @@ class RewardPlan:
             return
         if unknown := sorted(set(datasources) - self.routes.keys()):
             raise UserError(
-                f"--reward_routing: the data has rows of {', '.join(unknown)}, the file routes {', '.join(self.routes)}",
+                f"--reward_routing: the data has rows of {', '.join(unknown)}, the file routes"
+                f" {', '.join(self.routes)}",
                 "a line for each data source; --datasource_key names their column",
             )
 
 
 def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
-    """The plan of --reward_funcs, --remote_rm_url and ``models`` (--reward_pretrain). Raises UserError."""
+    """The plan of --reward_funcs, --remote_rm_url and ``models`` (--reward_pretrain). Raises
+    UserError."""
     sources = reward_sources(flags, models)
     routes = None if flags.reward_routing is None else read_routes(flags.reward_routing, sources)
     return RewardPlan(sources, source_weights(flags, sources), routes)
@@ -79,11 +91,15 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
     for kind, address in given:
         if kind == "file" and not address.partition(":")[0].endswith(".py"):
             raise UserError(
-                f"--remote_rm_url: {address} is no Python file and no URL", "path.py:function or http://..."
+                f"--remote_rm_url: {address} is no Python file and no URL",
+                "path.py:function or http://...",
             )
     if twice := [item for item, n in Counter(given).items() if n > 1]:
         kind, address = twice[0]
-        raise UserError(f"--{FLAG[kind]}: {address} is given twice", "raise its weight by --reward_weights instead")
+        raise UserError(
+            f"--{FLAG[kind]}: {address} is given twice",
+            "raise its weight by --reward_weights instead",
+        )
     for url in urls:
         _check_url(url)
     return tuple(RewardSource(*item, name) for item, name in zip(given, _names(given), strict=True))
@@ -93,13 +109,19 @@ def _check_url(url: str) -> None:
     """Raises UserError for a URL that no request could be sent to, or that holds a password."""
     try:
         parts = urlsplit(url)
-        usable = bool(parts.hostname) and parts.port != 0  # a port that is no number in range raises
+        usable = (
+            bool(parts.hostname) and parts.port != 0
+        )  # a port that is no number in range raises
     except ValueError:
         usable = False
     if "@" in url.split("/")[2]:
-        raise UserError("--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN")
+        raise UserError(
+            "--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN"
+        )
     if not usable:
-        raise UserError(f"--remote_rm_url: {url} names no host and port", "http://HOST:PORT/get_reward")
+        raise UserError(
+            f"--remote_rm_url: {url} names no host and port", "http://HOST:PORT/get_reward"
+        )
 
 
 def split(text: str | None) -> list[str]:
@@ -124,7 +146,11 @@ def _short_name(kind: Kind, address: str) -> str:
 
 def _long_name(kind: Kind, address: str) -> str:
     """Without the slash, which stands between a source and its parts."""
-    return address if kind == "verifier" else address.replace("/", ".").replace(".py:", ".").lstrip(".")
+    return (
+        address
+        if kind == "verifier"
+        else address.replace("/", ".").replace(".py:", ".").lstrip(".")
+    )
 
 
 def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -> dict[str, float]:
@@ -132,13 +158,15 @@ def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) 
     if len(weights) != len(sources):
         listed = ", ".join(s.name for s in sources)
         raise UserError(
-            f"--reward_weights: {len(weights)} weights for {len(sources)} sources ({listed})", "one for each"
+            f"--reward_weights: {len(weights)} weights for {len(sources)} sources ({listed})",
+            "one for each",
         )
     return {s.name: weight for s, weight in zip(sources, weights, strict=True)}
 
 
 def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, float]]:
-    """The file of --reward_routing, sources by their short names. Raises UserError for anything unknown in it."""
+    """The file of --reward_routing, sources by their short names. Raises UserError for anything
+    unknown in it."""
     try:
         table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -153,20 +181,35 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
             raise UserError(f"--reward_routing: {path}: {datasource} names no source", shape)
         if unknown := [name for name in row if name not in names]:
             known = ", ".join(s.name for s in sources)
-            raise UserError(f"--reward_routing: {path}: {datasource}: no source {unknown[0]!r}", f"one of {known}")
-        if bad := [w for w in row.values() if isinstance(w, bool) or not isinstance(w, (int, float))]:
-            raise UserError(f"--reward_routing: {path}: {datasource}: {json.dumps(bad[0])} is no weight", shape)
+            raise UserError(
+                f"--reward_routing: {path}: {datasource}: no source {unknown[0]!r}",
+                f"one of {known}",
+            )
+        if bad := [
+            w for w in row.values() if isinstance(w, bool) or not isinstance(w, (int, float))
+        ]:
+            raise UserError(
+                f"--reward_routing: {path}: {datasource}: {json.dumps(bad[0])} is no weight", shape
+            )
         routes[str(datasource)] = {names[name]: float(weight) for name, weight in row.items()}
     if idle := [s.name for s in sources if not any(s.name in row for row in routes.values())]:
-        raise UserError(f"--reward_routing: {path}: no data source is routed to {', '.join(idle)}", "leave it out")
+        raise UserError(
+            f"--reward_routing: {path}: no data source is routed to {', '.join(idle)}",
+            "leave it out",
+        )
     return routes
 
 
-def source_kwargs(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, Any]]:
-    """--reward_func_kwargs of each file and verifier, by name. Raises UserError for a name that is none of them."""
+def source_kwargs(
+    flags: RewardSourceFlags, sources: tuple[RewardSource, ...]
+) -> dict[str, dict[str, Any]]:
+    """--reward_func_kwargs of each file and verifier, by name. Raises UserError for a name that is
+    none of them."""
     takers = [s.name for s in sources if s.kind in ("file", "verifier")]
     given = flags.reward_func_kwargs
-    if not any(name in given for name in takers) and not all(isinstance(v, dict) for v in given.values()):
+    if not any(name in given for name in takers) and not all(
+        isinstance(v, dict) for v in given.values()
+    ):
         return {name: dict(given) for name in takers}  # one set for all
     if unknown := [key for key in given if key not in takers]:
         raise UserError(
@@ -175,6 +218,7 @@ def source_kwargs(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -
         )
     if bad := [name for name, kwargs in given.items() if not isinstance(kwargs, dict)]:
         raise UserError(
-            f"--reward_func_kwargs: {bad[0]} has no object of keyword arguments", '{"name": {"key": value}}'
+            f"--reward_func_kwargs: {bad[0]} has no object of keyword arguments",
+            '{"name": {"key": value}}',
         )
     return {name: given.get(name, {}) for name in takers}

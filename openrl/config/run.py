@@ -10,34 +10,51 @@ from openrl.flags.schema import flag, group
 @group("Checkpoint")
 class CheckpointFlags:
     save_path: str = flag(
-        "./ckpt", "Run directory: final model, config.yaml, metrics.jsonl, samples.jsonl, summary.json."
+        "./ckpt",
+        "Run directory: final model, config.yaml, metrics.jsonl, samples.jsonl, summary.json.",
     )
-    ckpt_path: str = flag("./ckpt/checkpoints", "Directory of resumable checkpoints, written aside, then renamed.")
+    ckpt_path: str = flag(
+        "./ckpt/checkpoints", "Directory of resumable checkpoints, written aside, then renamed."
+    )
     save_steps: int = flag(
         -1,
         "Write a checkpoint every N steps; -1: none on the way. The final model is always saved.",
         bounds="-1 or > 0",
     )
     load_checkpoint: bool = flag(
-        False, "Resume from the newest complete checkpoint in --ckpt_path; none there: start fresh and say so."
+        False,
+        "Resume from the newest complete checkpoint in --ckpt_path; none there: start fresh and"
+        " say so.",
     )
     resume_from_checkpoint: str | None = flag(
-        None, "Resume from this checkpoint, a directory step_N of any run; later ones in --ckpt_path go. None: do not."
+        None,
+        "Resume from this checkpoint, a directory step_N of any run; later ones in --ckpt_path go."
+        " None: do not.",
     )
     overwrite_ckpt: bool = flag(False, "Start fresh although --ckpt_path holds checkpoints.")
     disable_ds_ckpt: bool = flag(
-        False, "Checkpoints hold the Hugging Face copy of --save_hf_ckpt alone: nothing resumes from them."
+        False,
+        "Checkpoints hold the Hugging Face copy of --save_hf_ckpt alone: nothing resumes from"
+        " them.",
     )
-    save_optim: bool = flag(True, "Write moments and schedule into checkpoints: two thirds of their size.")
-    load_optim: bool = flag(True, "A resume takes up moments and schedule; off: it takes the weights alone.")
+    save_optim: bool = flag(
+        True, "Write moments and schedule into checkpoints: two thirds of their size."
+    )
+    load_optim: bool = flag(
+        True, "A resume takes up moments and schedule; off: it takes the weights alone."
+    )
     save_rng: bool = flag(True, "Write the state of random generators into checkpoints.")
     load_rng: bool = flag(True, "A resume takes up the state of random generators.")
     save_hf_ckpt: bool = flag(False, "Write a Hugging Face copy beside each checkpoint.")
     max_ckpt_num: int = flag(
-        3, "Checkpoints kept, newest first; older ones go after the new one is complete. 0: all.", bounds=">= 0"
+        3,
+        "Checkpoints kept, newest first; older ones go after the new one is complete. 0: all.",
+        bounds=">= 0",
     )
     max_ckpt_mem: float = flag(
-        math.inf, "GB that all checkpoints may take; the oldest go first, the newest stays.", bounds="> 0"
+        math.inf,
+        "GB that all checkpoints may take; the oldest go first, the newest stays.",
+        bounds="> 0",
     )
 
 
@@ -45,51 +62,64 @@ class CheckpointFlags:
 class RLCheckpointFlags(CheckpointFlags):
     best_metric_key: str = flag(
         "eval/pass_rate",
-        "Metric of the evaluation whose best checkpoint is kept besides the newest; one counts if both are due at a "
-        "step. none: off.",
+        "Metric of the evaluation whose best checkpoint is kept besides the newest; one counts if"
+        " both are due at a step. none: off.",
     )
     save_value_network: bool = flag(False, "Save the final critic too, to {save_path}_critic.")
     enable_ema: bool = flag(
         False,
-        "Keep a moving average of the actor's weights in host memory (fp32, sharded as ZeRO shards); it becomes the "
-        "saved model.",
+        "Keep a moving average of the actor's weights in host memory (fp32, sharded as ZeRO"
+        " shards); it becomes the saved model.",
     )
-    ema_beta: float = flag(0.992, "Weight of the old average at each optimizer step.", bounds="(0, 1)")
+    ema_beta: float = flag(
+        0.992, "Weight of the old average at each optimizer step.", bounds="(0, 1)"
+    )
 
 
 @group("Logging")
 class LoggingFlags:
-    exp_name: str | None = flag(None, "Name of the run in titles and trackers. None: command and start time.")
+    exp_name: str | None = flag(
+        None, "Name of the run in titles and trackers. None: command and start time."
+    )
     logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
     use_tensorboard: str | None = flag(
         None, "Directory for TensorBoard; the run is a sub-directory named --exp_name. None: off."
     )
-    use_wandb: bool = flag(False, "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login.")
+    use_wandb: bool = flag(
+        False, "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login."
+    )
     wandb_project: str | None = flag(None, "Weights & Biases project. None: openrl.")
 
 
 @group("Logging")
 class SampleLoggingFlags:
-    train_generations_to_log: int = flag(4, "Rollouts per logged step written to samples.jsonl.", bounds=">= 0")
+    train_generations_to_log: int = flag(
+        4, "Rollouts per logged step written to samples.jsonl.", bounds=">= 0"
+    )
 
 
 @group("Logging")
 class MemoryLoggingFlags:
     log_memory: bool = flag(
         False,
-        "Print GPU and host memory of each worker at every wake, sleep, sync and load, and log their extremes of a step.",
+        "Print GPU and host memory of each worker at every wake, sleep, sync and load, and log"
+        " their extremes of a step.",
     )
 
 
 @group("Debug")
 class PluginFlags:
-    plugin: tuple[str, ...] = flag((), "Python modules imported first in every process; they register components.")
+    plugin: tuple[str, ...] = flag(
+        (), "Python modules imported first in every process; they register components."
+    )
 
 
 @group("Debug")
 class SeedFlags(PluginFlags):
     seed: int = flag(42, "Seed of initialisation, prompt order and sampling.", bounds=">= 0")
-    full_determinism: bool = flag(False, "Seeded requests and fixed order: equal runs give equal bits, slower.")
+    full_determinism: bool = flag(
+        False, "Seeded requests and fixed order: equal runs give equal bits, slower."
+    )
 
 
 @group("Debug")

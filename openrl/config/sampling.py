@@ -21,13 +21,21 @@ class Lengths:
 @group("Sampling")
 class DrawFlags:
     temperature: float = flag(
-        1.0, "Sampling temperature; training log-probs and KL use logits divided by it.", bounds="> 0"
+        1.0,
+        "Sampling temperature; training log-probs and KL use logits divided by it.",
+        bounds="> 0",
     )
-    top_p: float = flag(1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]")
+    top_p: float = flag(
+        1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]"
+    )
     top_k: int = flag(-1, "Sample among the k likeliest tokens. -1: off.", bounds="-1 or > 0")
-    min_p: float = flag(0.0, "Drop tokens less likely than this share of the likeliest. 0: off.", bounds="[0, 1)")
+    min_p: float = flag(
+        0.0, "Drop tokens less likely than this share of the likeliest. 0: off.", bounds="[0, 1)"
+    )
     repetition_penalty: float = flag(1.0, "Penalty on repeated tokens. 1: off.", bounds="> 0")
-    stop: tuple[str, ...] = flag((), "Texts that end a response; kept in it, so that training sees what was sampled.")
+    stop: tuple[str, ...] = flag(
+        (), "Texts that end a response; kept in it, so that training sees what was sampled."
+    )
 
     @property
     def cuts(self) -> tuple[str, ...]:
@@ -40,16 +48,19 @@ class DrawFlags:
 class SamplingFlags(DrawFlags):
     """Of a run that trains."""
 
-    ignore_eos: bool = flag(False, "Go on after the end of a text, up to the length limit: for benchmarks.")
+    ignore_eos: bool = flag(
+        False, "Go on after the end of a text, up to the length limit: for benchmarks."
+    )
     prompt_max_len: int | None = flag(
         None,
-        f"Most prompt tokens; --prompt_overflow says what becomes of longer ones. None: {OPEN_LEN}, or with --max_len what "
-        "--generate_max_len leaves of it (half of it if both are open).",
+        f"Most prompt tokens; --prompt_overflow says what becomes of longer ones. None: {OPEN_LEN},"
+        " or with --max_len what --generate_max_len leaves of it (half of it if both are open).",
         bounds="> 0",
     )
     generate_max_len: int | None = flag(
         None,
-        f"Most new tokens after the prompt. None: {OPEN_LEN}, or with --max_len what the prompt leaves of it.",
+        f"Most new tokens after the prompt. None: {OPEN_LEN}, or with --max_len what the prompt"
+        " leaves of it.",
         bounds="> 0",
         alias=("max_new_tokens",),
     )

@@ -15,12 +15,14 @@ NormScope = Literal["none", "batch", "group", "datasource", "running"]
 class RewardShapingFlags:
     format_penalty: float = flag(
         0.0,
-        "Added to the reward once per turn whose action cannot be read; with one turn the reward says so by "
-        "action_is_valid in its extra_logs.",
+        "Added to the reward once per turn whose action cannot be read; with one turn the reward"
+        " says so by action_is_valid in its extra_logs.",
         bounds="<= 0",
     )
     len_reward_coef: float = flag(
-        0.0, "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long answers; 0: off."
+        0.0,
+        "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long"
+        " answers; 0: off.",
     )
     len_reward_range: tuple[int, int | None] = flag(
         (0, None), "LO and HI in tokens; HI None: generate_max_len.", bounds=">= 0 and increasing"
@@ -28,46 +30,66 @@ class RewardShapingFlags:
     len_reward_type: Literal["linear", "cosine"] = flag("linear", "Shape of f between LO and HI.")
     overlong_buffer_len: int | None = flag(
         None,
-        "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit. None: off.",
+        "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit."
+        " None: off.",
         bounds="> 0",
     )
     overlong_penalty_factor: float = flag(1.0, "Largest overlong penalty.", bounds="> 0")
     stop_properly_penalty_coef: float | None = flag(
         None,
-        "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at most this. None: off.",
+        "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at"
+        " most this. None: off.",
         bounds="<= 1",
     )
     reward_clip_range: tuple[float, float] = flag(
-        (-10.0, 10.0), "Clamp each sample's reward, after penalties and before any baseline.", bounds="increasing"
+        (-10.0, 10.0),
+        "Clamp each sample's reward, after penalties and before any baseline.",
+        bounds="increasing",
     )
     reward_norm_mean: NormScope | None = flag(
-        None, "Scope of the mean subtracted from rewards; group: samples of one prompt. None: as the estimator."
+        None,
+        "Scope of the mean subtracted from rewards; group: samples of one prompt. None: as the"
+        " estimator.",
     )
     reward_norm_std: NormScope | None = flag(
         None, "Scope of the (unbiased) std that rewards are divided by. None: as the estimator."
     )
     reward_norm_clip: tuple[float, float] | None = flag(
-        None, "Clamp rewards after that normalisation; -1 3 is asymmetric clipping. None: off.", bounds="increasing"
+        None,
+        "Clamp rewards after that normalisation; -1 3 is asymmetric clipping. None: off.",
+        bounds="increasing",
     )
     token_reward_clip: float | None = flag(
         None, "Clamp token rewards to +-this after the KL was subtracted. None: off.", bounds="> 0"
     )
     whiten_rewards: bool = flag(
-        False, "Whiten token rewards, KL included, over all trained tokens of the rollout batch before advantages."
+        False,
+        "Whiten token rewards, KL included, over all trained tokens of the rollout batch before"
+        " advantages.",
     )
-    advantage_clip: float | None = flag(None, "Clamp advantages to +-this after whitening. None: off.", bounds="> 0")
-    mask_truncated: bool = flag(False, "Truncated samples get no loss; they stay in group statistics.")
+    advantage_clip: float | None = flag(
+        None, "Clamp advantages to +-this after whitening. None: off.", bounds="> 0"
+    )
+    mask_truncated: bool = flag(
+        False, "Truncated samples get no loss; they stay in group statistics."
+    )
     difficulty_loss_weight: bool = flag(
-        False, "Weight each sample's loss by 0.5 + 1.5 * difficulty, rescaled to mean 1 over the batch."
+        False,
+        "Weight each sample's loss by 0.5 + 1.5 * difficulty, rescaled to mean 1 over the batch.",
     )
-    difficulty_key: str = flag("difficulty", "Column with the difficulty in [0, 1]; auto: 1 - pass rate of the group.")
+    difficulty_key: str = flag(
+        "difficulty", "Column with the difficulty in [0, 1]; auto: 1 - pass rate of the group."
+    )
     length_loss_weight: bool = flag(
-        False, "Weight each sample's loss by 1.5 - (len - min) / (max - min), rescaled to mean 1 over the batch."
+        False,
+        "Weight each sample's loss by 1.5 - (len - min) / (max - min), rescaled to mean 1 over the"
+        " batch.",
     )
 
 
 def part_weights(words: tuple[str, ...]) -> dict[str, float]:
-    """--gdpo_parts as {name: weight}. Raises UserError for a weight that is no number, and for a name given twice."""
+    """--gdpo_parts as {name: weight}. Raises UserError for a weight that is no number, and for a
+    name given twice."""
     weights: dict[str, float] = {}
     for word in words:
         name, equals, text = word.rpartition("=")
@@ -78,6 +100,9 @@ def part_weights(words: tuple[str, ...]) -> dict[str, float]:
         if not math.isfinite(weight):
             raise UserError(f"--gdpo_parts {word}: {text!r} is no number", f"{name}=1.0")
         if not name or name in weights:
-            raise UserError(f"--gdpo_parts {word}: {'given twice' if name else 'no name'}", "NAME or NAME=WEIGHT")
+            raise UserError(
+                f"--gdpo_parts {word}: {'given twice' if name else 'no name'}",
+                "NAME or NAME=WEIGHT",
+            )
         weights[name] = weight
     return weights

@@ -1,8 +1,9 @@
-"""Rows with given answers -> texts -> tokens with a mask on what is learned: what all supervised commands share.
+"""Rows with given answers -> texts -> tokens with a mask on what is learned: what all supervised
+commands share.
 
-A text is tokenised once, as a whole; offsets into it say which tokens belong to the answer. A token that straddles the
-border is learned. The end-of-text token is learned only where the answer was not cut.
-"""
+A text is tokenised once, as a whole; offsets into it say which tokens belong to the answer. A token
+that straddles the border is learned. The end-of-text token is learned only where the answer was not
+cut."""
 
 from __future__ import annotations
 
@@ -40,8 +41,8 @@ class SupervisedRow:
 
 @dataclass(frozen=True)
 class MarkedText:
-    """A row as text. ``spans``: half-open ranges of characters that are learned, in order. ``ends``: the end-of-text
-    token follows the last character, and is learned."""
+    """A row as text. ``spans``: half-open ranges of characters that are learned, in order.
+    ``ends``: the end-of-text token follows the last character, and is learned."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -71,13 +72,22 @@ class SupervisedReport:
     noun: str = "examples"
 
     def line(self) -> str:
-        text = f"{self.source}: {self.rows - self.dropped - self.same} {self.noun}, {self.tokens} tokens to learn"
+        text = (
+            f"{self.source}: {self.rows - self.dropped - self.same} {self.noun}, {self.tokens}"
+            " tokens to learn"
+        )
         if self.cut:
             text += f"; {self.cut} cut at --max_len {self.max_len}"
         if self.dropped:
-            text += f"; {self.dropped} of {self.rows} left out, their prompt alone fills --max_len {self.max_len}"
+            text += (
+                f"; {self.dropped} of {self.rows} left out, their prompt alone fills --max_len"
+                f" {self.max_len}"
+            )
         if self.same:
-            text += f"; {self.same} of {self.rows} left out, chosen and rejected answer are the same tokens"
+            text += (
+                f"; {self.same} of {self.rows} left out, chosen and rejected answer are the same"
+                " tokens"
+            )
         return text
 
 
@@ -87,11 +97,16 @@ class ExampleBuilder(ABC, Generic[Example]):
     noun = "examples"
 
     def __init__(
-        self, flags: AnswerDataFlags, templates: TemplateFlags, tokenizer: PreTrainedTokenizerBase, workers: int = 1
+        self,
+        flags: AnswerDataFlags,
+        templates: TemplateFlags,
+        tokenizer: PreTrainedTokenizerBase,
+        workers: int = 1,
     ) -> None:
         if not tokenizer.is_fast:
             raise UserError(
-                "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer", "leave it out"
+                "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer",
+                "leave it out",
             )
         self.tokenizer, self.workers, self.max_len = tokenizer, workers, flags.max_len
         self.templates = Templates(templates, tokenizer)
@@ -111,7 +126,8 @@ class ExampleBuilder(ABC, Generic[Example]):
     def build(
         self, sources: Sequence[RowSource], flag: str = "dataset"
     ) -> tuple[list[list[Example]], list[SupervisedReport]]:
-        """The examples of each source, no longer than --max_len, and the account of what was cut or left out.
+        """The examples of each source, no longer than --max_len, and the account of what was cut or
+        left out.
 
         Raises UserError that names all bad rows, or a source of which nothing is left.
         """
@@ -124,7 +140,9 @@ class ExampleBuilder(ABC, Generic[Example]):
             read.append(read_rows(rows, self.read, self.workers))
         names = [source.name for source in sources]
         refuse_bad_rows(flag, zip(names, (chunk.bad for chunk in read), strict=True))
-        reports = [self._report(name, chunk.items, flag) for name, chunk in zip(names, read, strict=True)]
+        reports = [
+            self._report(name, chunk.items, flag) for name, chunk in zip(names, read, strict=True)
+        ]
         return [self.examples([d for d in chunk.items if self._use(d)]) for chunk in read], reports
 
     def read(self, rows: Numbered) -> Chunk[Draft]:
@@ -139,7 +157,9 @@ class ExampleBuilder(ABC, Generic[Example]):
         done = iter(self._tokenise([text for texts, _ in read for text in texts]))
         for texts, value in read:
             pairs = [next(done) for _ in texts]
-            chunk.items.append(Draft(tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value))
+            chunk.items.append(
+                Draft(tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value)
+            )
         return chunk
 
     @staticmethod
@@ -152,19 +172,30 @@ class ExampleBuilder(ABC, Generic[Example]):
     def _report(self, source: str, drafts: list[Draft], flag: str) -> SupervisedReport:
         kept = [draft for draft in drafts if self._use(draft)]
         dropped = sum(not self._fits(draft) for draft in drafts)
-        cut, tokens = sum(not d.whole for d in kept), sum(sum(row.loss_mask) for d in kept for row in d.rows)
+        cut, tokens = (
+            sum(not d.whole for d in kept),
+            sum(sum(row.loss_mask) for d in kept for row in d.rows),
+        )
         same = len(drafts) - len(kept) - dropped
-        report = SupervisedReport(source, len(drafts), cut, dropped, tokens, self.max_len, same, self.noun)
+        report = SupervisedReport(
+            source, len(drafts), cut, dropped, tokens, self.max_len, same, self.noun
+        )
         if not kept:
-            raise UserError(f"--{flag}: nothing is left to learn: {report.line()}", "a larger --max_len, or other rows")
+            raise UserError(
+                f"--{flag}: nothing is left to learn: {report.line()}",
+                "a larger --max_len, or other rows",
+            )
         return report
 
-    # -- texts ----------------------------------------------------------------------------------------
+    # -- texts
+    # ----------------------------------------------------------------------------------------
 
     def answered(self, given: Any, answer: str) -> MarkedText:
         """The prompt, text or chat list, and its answer. Raises BadRow."""
         if self.templates.chat:
-            prompt, answer = self._chat_texts(self.templates.wrap_last_user(self.templates.dialogue(given)), answer)
+            prompt, answer = self._chat_texts(
+                self.templates.wrap_last_user(self.templates.dialogue(given)), answer
+            )
         else:
             prompt = self.templates.prompt(given).text()
         return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
@@ -172,51 +203,73 @@ class ExampleBuilder(ABC, Generic[Example]):
     def _chat_texts(self, messages: list[Message], answer: str) -> tuple[str, str]:
         """The answer as the template writes it, without what follows the end-of-text token.
 
-        Some templates rewrite the prompt once there is an answer (they drop an opened <think>): then the answer is
-        taken as it is, so that training sees the prompt that sampling will see.
+        Some templates rewrite the prompt once there is an answer (they drop an opened <think>):
+        then the answer is taken as it is, so that training sees the prompt that sampling will see.
         """
         prompt = self.templates.render(messages, generate=True)
-        whole = self.templates.render([*messages, {"role": "assistant", "content": answer}], generate=False)
+        whole = self.templates.render(
+            [*messages, {"role": "assistant", "content": answer}], generate=False
+        )
         if not whole.startswith(prompt):
             return prompt, answer
         return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
 
     def every_turn(self, given: Any) -> MarkedText:
-        """A dialogue of which all that the assistant says is learned, each turn with its end-of-text token.
+        """A dialogue of which all that the assistant says is learned, each turn with its
+        end-of-text token.
 
-        Raises BadRow if the assistant says nothing, or if the template writes earlier turns differently once later ones
-        are there (some drop earlier thoughts): then no single text holds every turn as it was sampled.
-        """
+        Raises BadRow if the assistant says nothing, or if the template writes earlier turns
+        differently once later ones are there (some drop earlier thoughts): then no single text
+        holds every turn as it was sampled."""
         messages = self.templates.dialogue(given)
         whole = self.templates.render(messages, generate=False)
-        spans = [self._turn(messages, i, whole) for i, m in enumerate(messages) if m["role"] == "assistant"]
+        spans = [
+            self._turn(messages, i, whole)
+            for i, m in enumerate(messages)
+            if m["role"] == "assistant"
+        ]
         if not spans:
             raise BadRow("nothing in the dialogue is said by the assistant")
         end = spans[-1][1]
-        return MarkedText(whole[:end], tuple(spans), ends=not whole[:end].endswith(self.tokenizer.eos_token))
+        return MarkedText(
+            whole[:end], tuple(spans), ends=not whole[:end].endswith(self.tokenizer.eos_token)
+        )
 
     def _turn(self, messages: list[Message], i: int, whole: str) -> tuple[int, int]:
         """Characters of message i in the whole dialogue, up to and with its end-of-text token."""
         before = self.templates.render(messages[:i], generate=True)
         after = self.templates.render(messages[: i + 1], generate=False)
         if not (whole.startswith(after) and after.startswith(before)):
-            raise BadRow("the chat template rewrites earlier turns: split the dialogue, one row for each answer")
+            raise BadRow(
+                "the chat template rewrites earlier turns: split the dialogue, one row for each"
+                " answer"
+            )
         end = after.rfind(self.tokenizer.eos_token, len(before))
         return len(before), len(after.rstrip()) if end < 0 else end + len(self.tokenizer.eos_token)
 
-    # -- tokens ---------------------------------------------------------------------------------------
+    # -- tokens
+    # ---------------------------------------------------------------------------------------
 
     def _tokenise(self, texts: list[MarkedText]) -> list[tuple[SupervisedRow, bool]]:
-        """Each text as a row of at most --max_len tokens, cut on the right, with whether all of it fits."""
+        """Each text as a row of at most --max_len tokens, cut on the right, with whether all of it
+        fits."""
         if not texts:
             return []
-        encoded = self.tokenizer([t.text for t in texts], add_special_tokens=False, return_offsets_mapping=True)
+        encoded = self.tokenizer(
+            [t.text for t in texts], add_special_tokens=False, return_offsets_mapping=True
+        )
         leading = self.templates.leading
         rows = []
-        for text, ids, offsets in zip(texts, encoded.input_ids, encoded.offset_mapping, strict=True):
+        for text, ids, offsets in zip(
+            texts, encoded.input_ids, encoded.offset_mapping, strict=True
+        ):
             end = [self.tokenizer.eos_token_id] if text.ends else []
             token_ids = [*leading, *ids, *end]
-            mask = [*(False for _ in leading), *(_meets(o, text.spans) for o in offsets), *(True for _ in end)]
+            mask = [
+                *(False for _ in leading),
+                *(_meets(o, text.spans) for o in offsets),
+                *(True for _ in end),
+            ]
             mask[0] = False  # nothing precedes it
             row = SupervisedRow(token_ids[: self.max_len], mask[: self.max_len])
             rows.append((row, len(token_ids) <= self.max_len))
@@ -235,8 +288,11 @@ def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
 def load_answers(
     flags: AnswerDataFlags, builder: ExampleBuilder[Example], seed: int
 ) -> tuple[list[Example], list[Report]]:
-    """The examples of --dataset, one pass over the blend, unshuffled. Raises UserError for rows that cannot be used."""
-    datasets = Datasets(flags.dataset, flags.dataset_split, flags.dataset_probs, flags.max_samples, flag="dataset")
+    """The examples of --dataset, one pass over the blend, unshuffled. Raises UserError for rows
+    that cannot be used."""
+    datasets = Datasets(
+        flags.dataset, flags.dataset_split, flags.dataset_probs, flags.max_samples, flag="dataset"
+    )
     return load_blend(datasets, builder.build, seed)
 
 
@@ -246,5 +302,7 @@ def load_held_out(
     """The examples of --eval_dataset, one source after the other; none without any."""
     if names is None:
         return [], []
-    parts, reports = builder.build(load_sources(names, split, None, flag="eval_dataset"), "eval_dataset")
+    parts, reports = builder.build(
+        load_sources(names, split, None, flag="eval_dataset"), "eval_dataset"
+    )
     return [example for part in parts for example in part], reports

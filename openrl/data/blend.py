@@ -1,4 +1,5 @@
-"""One pass over several datasets: loaded, built into rows of some kind, and blended by probabilities."""
+"""One pass over several datasets: loaded, built into rows of some kind, and blended by
+probabilities."""
 
 from __future__ import annotations
 
@@ -43,18 +44,22 @@ class BlendReport:
 
     def line(self) -> str:
         total = sum(draws for _, draws, _ in self.parts)
-        shares = (f"{draws} from {name} ({rows} rows, {draws / total:.0%})" for name, draws, rows in self.parts)
+        shares = (
+            f"{draws} from {name} ({rows} rows, {draws / total:.0%})"
+            for name, draws, rows in self.parts
+        )
         return f"one pass: {total} rows, {', '.join(shares)}"
 
 
 def load_blend(datasets: Datasets, build: Build[T], seed: int) -> tuple[list[T], list[Report]]:
     """The rows of one pass, unshuffled, and an account of each source and of the blend.
 
-    With probabilities a row of a small source may stand in it several times. Raises UserError for sources that cannot
-    be read, and what ``build`` raises.
-    """
+    With probabilities a row of a small source may stand in it several times. Raises UserError for
+    sources that cannot be read, and what ``build`` raises."""
     mixed = datasets.probs is not None
-    sources = load_sources(datasets.names, datasets.split, datasets.max_samples, flag=datasets.flag, mixed=mixed)
+    sources = load_sources(
+        datasets.names, datasets.split, datasets.max_samples, flag=datasets.flag, mixed=mixed
+    )
     parts, reports = build(sources)
     if datasets.probs is None:
         return [row for part in parts for row in part], list(reports)

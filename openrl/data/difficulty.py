@@ -12,11 +12,14 @@ from openrl.types import Prompt
 
 
 def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt]:
-    """The prompts with ``difficulty`` from the column ``key`` of their rows (``Prompt.meta``); dots reach into nested ones.
+    """The prompts with ``difficulty`` from the column ``key`` of their rows (``Prompt.meta``); dots
+    reach into nested ones.
 
     Raises UserError that names all rows where it is missing, or no number in [0, 1].
     """
-    bad: dict[str, dict[int, str]] = defaultdict(dict)  # source -> row -> reason; a blend holds rows several times
+    bad: dict[str, dict[int, str]] = defaultdict(
+        dict
+    )  # source -> row -> reason; a blend holds rows several times
     rated = []
     for prompt in prompts:
         try:

@@ -1,11 +1,11 @@
 """Rows from files, saved datasets or the Hugging Face Hub.
 
-What streaming means here: rows never live in memory as a whole. A file or a dataset of the Hub is turned into an Arrow
-file on disk once, and read from there through a memory map, row by row. Where --max_samples asks for few rows (up to
-``STREAMED``) not even that is done: the source is opened as a stream, read and downloaded little further than the last
-row wanted (10 MB of JSON, a row group of parquet). What does stay in memory is what training draws from: token ids,
-label and the small columns of each row.
-"""
+What streaming means here: rows never live in memory as a whole. A file or a dataset of the Hub is
+turned into an Arrow file on disk once, and read from there through a memory map, row by row. Where
+--max_samples asks for few rows (up to ``STREAMED``) not even that is done: the source is opened as
+a stream, read and downloaded little further than the last row wanted (10 MB of JSON, a row group of
+parquet). What does stay in memory is what training draws from: token ids, label and the small
+columns of each row."""
 
 from __future__ import annotations
 
@@ -33,7 +33,13 @@ from openrl.errors import UserError
 
 disable_progress_bars()  # a bar of its own would talk over ours
 
-FILE_FORMATS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet", ".arrow": "arrow"}
+FILE_FORMATS = {
+    ".json": "json",
+    ".jsonl": "json",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+}
 STREAMED = 20_000  # rows; more are worth a file on disk, which the next run finds again
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
@@ -47,13 +53,14 @@ class RowSource:
     rows: Dataset
 
 
-def load_sources(names: str, split: str, max_samples: int | None, *, flag: str, mixed: bool = False) -> list[RowSource]:
+def load_sources(
+    names: str, split: str, max_samples: int | None, *, flag: str, mixed: bool = False
+) -> list[RowSource]:
     """The rows of each item of a comma list, at most ``max_samples`` in all; None takes all.
 
-    ``mixed``: the items will be drawn by probabilities, so that any of them may fill the blend: at most ``max_samples``
-    of each. A single item has the tag "default"; of several, each has its file or dataset name without directories.
-    Raises UserError as ``load_rows`` does.
-    """
+    ``mixed``: the items will be drawn by probabilities, so that any of them may fill the blend: at
+    most ``max_samples`` of each. A single item has the tag "default"; of several, each has its file
+    or dataset name without directories. Raises UserError as ``load_rows`` does."""
     items = data_items(names)
     sources: list[RowSource] = []
     left = max_samples
@@ -81,11 +88,11 @@ def _tags(items: list[str]) -> list[str]:
 def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) -> Dataset:
     """The first ``max_samples`` rows of one source; None takes all.
 
-    ``source`` is a file by the suffixes of ``FILE_FORMATS``, a directory that ``save_to_disk`` wrote, a directory of such
-    files, or a Hub name; NAME@SUBSET takes a split, else a configuration, else a data directory of that name. ``split``
-    chooses among the splits of sources that have them. ``flag`` is the name of the flag that ``source`` came from.
-    Raises UserError if the source is missing, unreadable or empty, or has no such split.
-    """
+    ``source`` is a file by the suffixes of ``FILE_FORMATS``, a directory that ``save_to_disk``
+    wrote, a directory of such files, or a Hub name; NAME@SUBSET takes a split, else a
+    configuration, else a data directory of that name. ``split`` chooses among the splits of sources
+    that have them. ``flag`` is the name of the flag that ``source`` came from. Raises UserError if
+    the source is missing, unreadable or empty, or has no such split."""
     name, subset = name_and_subset(source)
     path = Path(name).expanduser()
     if path.is_file():
@@ -97,7 +104,10 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
     elif path.is_dir() or _may_be_hub_name(name):
         rows = _load_named(name, split, subset, max_samples, flag)
     else:
-        raise UserError(f"--{flag}: there is no file or directory {name}", f"a Hub name, or a path from {Path.cwd()}")
+        raise UserError(
+            f"--{flag}: there is no file or directory {name}",
+            f"a Hub name, or a path from {Path.cwd()}",
+        )
     if max_samples is not None:
         rows = rows.select(range(min(len(rows), max_samples)))
     if not len(rows):
@@ -117,16 +127,22 @@ def _read(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
 def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     if path.suffix not in FILE_FORMATS:
         scripts = "; dataset scripts are not run" if path.suffix == ".py" else ""
-        raise UserError(f"--{flag}: cannot read {path}{scripts}", f"a file ending in {', '.join(FILE_FORMATS)}")
+        raise UserError(
+            f"--{flag}: cannot read {path}{scripts}", f"a file ending in {', '.join(FILE_FORMATS)}"
+        )
     if not path.stat().st_size:
         raise UserError(f"--{flag}: {path} is empty")
     try:
-        return _read(FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples)
+        return _read(
+            FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples
+        )
     except (DatasetGenerationError, ValueError) as error:
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
         reason = _bad_lines(path) if path.suffix == ".jsonl" else ""
-        raise UserError(f"--{flag}: cannot read {path}: {reason or error.__cause__ or error}") from error
+        raise UserError(
+            f"--{flag}: cannot read {path}: {reason or error.__cause__ or error}"
+        ) from error
 
 
 def _bad_lines(path: Path, show: int = 5) -> str:
@@ -164,10 +180,16 @@ def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: 
 
 def _may_be_hub_name(source: str) -> bool:
     """Not a path that somebody mistyped: asking the Hub for it would take long and mislead."""
-    return bool(_HUB_NAME.fullmatch(source)) and not source.startswith(".") and Path(source).suffix not in FILE_FORMATS
+    return (
+        bool(_HUB_NAME.fullmatch(source))
+        and not source.startswith(".")
+        and Path(source).suffix not in FILE_FORMATS
+    )
 
 
-def _load_named(name: str, split: str, subset: str | None, max_samples: int | None, flag: str) -> Dataset:
+def _load_named(
+    name: str, split: str, subset: str | None, max_samples: int | None, flag: str
+) -> Dataset:
     """A directory of data files, or a dataset of the Hub."""
     try:
         return _read(name, max_samples=max_samples, **_where(name, split, subset))
@@ -176,11 +198,14 @@ def _load_named(name: str, split: str, subset: str | None, max_samples: int | No
     except (DatasetNotFoundError, FileNotFoundError, DatasetGenerationError) as error:
         raise UserError(f"--{flag}: cannot load {name}: {error.__cause__ or error}") from error
     except ConnectionError as error:
-        raise UserError(f"--{flag}: {name} is not here, and the Hub cannot be reached: {error}") from error
+        raise UserError(
+            f"--{flag}: {name} is not here, and the Hub cannot be reached: {error}"
+        ) from error
 
 
 def _where(name: str, split: str, subset: str | None) -> dict[str, str]:
-    """What NAME@SUBSET means to ``load_dataset``: a split, else a configuration, else a data directory."""
+    """What NAME@SUBSET means to ``load_dataset``: a split, else a configuration, else a data
+    directory."""
     if subset is None:
         return {"split": split}
     configurations = get_dataset_config_names(name)

@@ -1,4 +1,5 @@
-"""The order in which rows are read: blends of several sources, shuffled anew each pass, exact to resume.
+"""The order in which rows are read: blends of several sources, shuffled anew each pass, exact to
+resume.
 
 Everything here is a pure function of sizes, probabilities, seed and pass. Standard library only.
 """
@@ -25,9 +26,8 @@ def drawn(probabilities: Sequence[float], seed: int) -> Iterator[int]:
 def interleave(sizes: Sequence[int], draws: Iterator[int], limit: int) -> list[tuple[int, int]]:
     """(source, row) for each draw, until every source has given all its rows at least once.
 
-    A source that is used up begins again at its first row. This is ``datasets.interleave_datasets`` with
-    ``stopping_strategy="all_exhausted"``, cut at ``limit``.
-    """
+    A source that is used up begins again at its first row. This is ``datasets.interleave_datasets``
+    with ``stopping_strategy="all_exhausted"``, cut at ``limit``."""
     taken = [0] * len(sizes)
     pairs: list[tuple[int, int]] = []
     unfinished = len(sizes)
@@ -48,7 +48,8 @@ def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
 
 
 class SeededOrder:
-    """Endless row numbers below ``size``. With ``shuffle`` every pass is one that follows from (seed, pass) alone.
+    """Endless row numbers below ``size``. With ``shuffle`` every pass is one that follows from
+    (seed, pass) alone.
 
     ``data`` is a fingerprint of the rows: a state is refused where they are others.
     """
@@ -74,13 +75,20 @@ class SeededOrder:
         return {**self._identity(), "epoch": self.epoch, "position": self.position}
 
     def load_state(self, state: OrderState) -> None:
-        """Go on where ``state`` was taken. Raises UserError if rows, seed or shuffling differ: the order is another."""
+        """Go on where ``state`` was taken. Raises UserError if rows, seed or shuffling differ: the
+        order is another."""
         differ = [key for key, now in self._identity().items() if state[key] != now]
         if differ:
-            facts = [f"{key} {state[key]}, this run {getattr(self, key)}" for key in differ if key != "data"]
+            facts = [
+                f"{key} {state[key]}, this run {getattr(self, key)}"
+                for key in differ
+                if key != "data"
+            ]
             raise UserError(
-                f"cannot resume the data order: the checkpoint has {'; '.join(facts) or 'as many rows, but others'}",
-                "resume with the same data, filters, --shuffle and --data_seed, or start fresh with --overwrite_ckpt",
+                "cannot resume the data order: the checkpoint has"
+                f" {'; '.join(facts) or 'as many rows, but others'}",
+                "resume with the same data, filters, --shuffle and --data_seed, or start fresh with"
+                " --overwrite_ckpt",
             )
         self._go_to(int(state["epoch"]), int(state["position"]))
 

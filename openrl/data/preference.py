@@ -1,8 +1,9 @@
-"""Rows -> answers that somebody compared (chosen and rejected) or rated (good or bad), and their batches.
+"""Rows -> answers that somebody compared (chosen and rejected) or rated (good or bad), and their
+batches.
 
-An example is two rows of a batch that stay together: the chosen and the rejected answer to one prompt, or a rated
-answer and, for KTO's estimate of the KL divergence, another row's answer to the same prompt.
-"""
+An example is two rows of a batch that stay together: the chosen and the rejected answer to one
+prompt, or a rated answer and, for KTO's estimate of the KL divergence, another row's answer to the
+same prompt."""
 
 from __future__ import annotations
 
@@ -24,12 +25,20 @@ from openrl.errors import UserError
 from openrl.types import PreferenceBatch
 
 MARGIN_KEY = "margin"
-RATINGS = {True: 1.0, "true": 1.0, "1": 1.0, False: 0.0, "false": 0.0, "0": 0.0}  # 1 and 1.0 equal True
+RATINGS = {
+    True: 1.0,
+    "true": 1.0,
+    "1": 1.0,
+    False: 0.0,
+    "false": 0.0,
+    "0": 0.0,
+}  # 1 and 1.0 equal True
 
 
 @dataclass(frozen=True)
 class PreferenceExample:
-    """Two rows that stay together; ``passed`` is 1 for a better answer, 0 for a worse one, NaN for KTO's second row."""
+    """Two rows that stay together; ``passed`` is 1 for a better answer, 0 for a worse one, NaN for
+    KTO's second row."""
 
     rows: tuple[SupervisedRow, SupervisedRow]
     passed: tuple[float, float]
@@ -41,14 +50,19 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
     """What pairs and rated answers share: where an answer and its prompt stand in a row."""
 
     def __init__(
-        self, flags: PreferenceDataFlags, templates: TemplateFlags, tokenizer: PreTrainedTokenizerBase, workers: int = 1
+        self,
+        flags: PreferenceDataFlags,
+        templates: TemplateFlags,
+        tokenizer: PreTrainedTokenizerBase,
+        workers: int = 1,
     ) -> None:
         super().__init__(flags, templates, tokenizer, workers)
         self.flags = flags
 
     def answer(self, row: dict[str, Any], key: str) -> MarkedText:
-        """The answer in column ``key`` with its prompt: that of --prompt_key and, of a chat list, all before the last
-        message. Plain text without --prompt_key is an answer as a whole. Raises BadRow."""
+        """The answer in column ``key`` with its prompt: that of --prompt_key and, of a chat list,
+        all before the last message. Plain text without --prompt_key is an answer as a whole. Raises
+        BadRow."""
         answer = as_chat(value_of(row, key))
         given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
         if isinstance(answer, list):
@@ -60,7 +74,9 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         if given is not None:
             return self.answered(given, as_text(answer))
         if self.templates.chat:
-            raise BadRow(f"{key} is text: give --prompt_key, or chat lists that end with the assistant")
+            raise BadRow(
+                f"{key} is text: give --prompt_key, or chat lists that end with the assistant"
+            )
         return MarkedText(as_text(answer), ((0, len(answer)),))
 
 
@@ -72,7 +88,11 @@ class PairBuilder(PreferenceBuilder):
 
     def columns(self) -> dict[str, str | None]:
         flags = self.flags
-        keys = {"prompt_key": flags.prompt_key, "chosen_key": flags.chosen_key, "rejected_key": flags.rejected_key}
+        keys = {
+            "prompt_key": flags.prompt_key,
+            "chosen_key": flags.chosen_key,
+            "rejected_key": flags.rejected_key,
+        }
         return keys | ({"margin_loss": MARGIN_KEY} if self.margins else {})
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
@@ -105,11 +125,19 @@ class RatedBuilder(PreferenceBuilder):
 
     def columns(self) -> dict[str, str | None]:
         flags = self.flags
-        return {"prompt_key": flags.prompt_key, "chosen_key": flags.chosen_key, "label_key": self.label_key}
+        return {
+            "prompt_key": flags.prompt_key,
+            "chosen_key": flags.chosen_key,
+            "label_key": self.label_key,
+        }
 
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
         given = column(row, self.label_key)
-        rating = RATINGS.get(given.lower() if isinstance(given, str) else given) if _plain(given) else None
+        rating = (
+            RATINGS.get(given.lower() if isinstance(given, str) else given)
+            if _plain(given)
+            else None
+        )
         if rating is None:
             raise BadRow(f"{self.label_key} is neither true (1) nor false (0)")
         return (self.answer(row, self.flags.chosen_key),), rating
@@ -117,7 +145,8 @@ class RatedBuilder(PreferenceBuilder):
     def examples(self, drafts: list[Draft]) -> list[PreferenceExample]:
         others = mismatched([d.rows[0] for d in drafts], self.max_len)
         return [
-            PreferenceExample((d.rows[0], other), (d.value, math.nan)) for d, other in zip(drafts, others, strict=True)
+            PreferenceExample((d.rows[0], other), (d.value, math.nan))
+            for d, other in zip(drafts, others, strict=True)
         ]
 
 
@@ -133,16 +162,19 @@ def _number(value: Any) -> float:
 
 
 def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:
-    """Each row's prompt with the answer of another row that has another prompt, the same one in every pass.
+    """Each row's prompt with the answer of another row that has another prompt, the same one in
+    every pass.
 
-    Neighbours in the data often share a prompt, so the other row is the next one in a fixed shuffled order. Raises
-    UserError if all prompts are equal.
-    """
+    Neighbours in the data often share a prompt, so the other row is the next one in a fixed
+    shuffled order. Raises UserError if all prompts are equal."""
     order = list(range(len(answers)))
     random.Random(0).shuffle(order)
     prompts = [tuple(row.token_ids[: row.loss_mask.index(True)]) for row in answers]
     if len(set(prompts)) < 2:
-        raise UserError("--loss kto estimates a KL divergence from answers to other prompts, and all prompts are equal")
+        raise UserError(
+            "--loss kto estimates a KL divergence from answers to other prompts, and all prompts"
+            " are equal"
+        )
     result: list[SupervisedRow] = [answers[0]] * len(answers)
     for place, row in enumerate(order):
         around = (order[(place + step) % len(order)] for step in range(1, len(order)))
@@ -169,8 +201,11 @@ def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> P
     )
 
 
-def with_reference(examples: Sequence[PreferenceExample], ref_answers: Tensor) -> list[PreferenceExample]:
-    """The examples with the reference's log-probs of their answers, (2 * examples,) as ``collate_preferences`` has rows."""
+def with_reference(
+    examples: Sequence[PreferenceExample], ref_answers: Tensor
+) -> list[PreferenceExample]:
+    """The examples with the reference's log-probs of their answers, (2 * examples,) as
+    ``collate_preferences`` has rows."""
     return [
         replace(e, ref_logprobs=(float(first), float(second)))
         for e, (first, second) in zip(examples, ref_answers.view(-1, 2).tolist(), strict=True)

@@ -37,26 +37,40 @@ class PromptReport:
     def line(self) -> str:
         text = f"{self.source}: {self.rows - self.too_long} prompts, longest {self.longest} tokens"
         if self.too_long:
-            text += f"; {self.too_long} of {self.rows} left out, longer than --prompt_max_len {self.limit}"
+            text += (
+                f"; {self.too_long} of {self.rows} left out, longer than --prompt_max_len"
+                f" {self.limit}"
+            )
         if self.shortened:
             text += f"; {self.shortened} shortened to --prompt_max_len {self.limit}"
         return "; ".join([text, *self.notes])
 
 
 def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[Report]]:
-    """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of each source."""
+    """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of
+    each source."""
     flags = builder.flags
     datasets = Datasets(
-        flags.prompt_data, flags.prompt_split, flags.prompt_data_probs, flags.max_samples, flag="prompt_data"
+        flags.prompt_data,
+        flags.prompt_split,
+        flags.prompt_data_probs,
+        flags.max_samples,
+        flag="prompt_data",
     )
     return load_blend(datasets, partial(builder.build, flag="prompt_data", kind="train"), seed)
 
 
-def load_eval_prompts(builder: PromptBuilder, evaluation: PromptEvalFlags) -> tuple[list[Prompt], list[Report]]:
-    """The prompts of --eval_dataset, which must be given; columns and templates are those of training."""
+def load_eval_prompts(
+    builder: PromptBuilder, evaluation: PromptEvalFlags
+) -> tuple[list[Prompt], list[Report]]:
+    """The prompts of --eval_dataset, which must be given; columns and templates are those of
+    training."""
     assert evaluation.eval_dataset is not None
     sources = load_sources(
-        evaluation.eval_dataset, evaluation.eval_split, evaluation.eval_max_samples, flag="eval_dataset"
+        evaluation.eval_dataset,
+        evaluation.eval_split,
+        evaluation.eval_max_samples,
+        flag="eval_dataset",
     )
     parts, reports = builder.build(sources, flag="eval_dataset", kind="eval")
     return [prompt for part in parts for prompt in part], reports
@@ -82,15 +96,23 @@ class PromptBuilder:
         prompt_max_len: int,
         workers: int = 1,
     ) -> None:
-        self.flags, self.tokenizer, self.limit, self.workers = flags, tokenizer, prompt_max_len, workers
+        self.flags, self.tokenizer, self.limit, self.workers = (
+            flags,
+            tokenizer,
+            prompt_max_len,
+            workers,
+        )
         self.templates = Templates(templates, tokenizer)
 
-    def build(self, sources: list[RowSource], *, flag: str, kind: str) -> tuple[list[list[Prompt]], list[Report]]:
-        """The prompts of each source, and what became of its rows. ``flag`` names the flag of the sources in errors.
+    def build(
+        self, sources: list[RowSource], *, flag: str, kind: str
+    ) -> tuple[list[list[Prompt]], list[Report]]:
+        """The prompts of each source, and what became of its rows. ``flag`` names the flag of the
+        sources in errors.
 
-        Ids are ``<kind>:<row>``, of several sources ``<kind>:<tag>:<row>``. Raises UserError for a missing column, for
-        all rows of all sources that cannot be used, and if every prompt of a source is too long.
-        """
+        Ids are ``<kind>:<row>``, of several sources ``<kind>:<tag>:<row>``. Raises UserError for a
+        missing column, for all rows of all sources that cannot be used, and if every prompt of a
+        source is too long."""
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
             binary = binary_columns(source.rows)
@@ -102,8 +124,12 @@ class PromptBuilder:
             unread = f"not given to rewards: {', '.join(binary)}" if binary else ""
             read.append((source, chunk, tuple(filter(None, (columns.note, unread)))))
         refuse_bad_rows(flag, [(source.name, chunk.bad) for source, chunk, _ in read])
-        reports = [self._report(source.name, chunk.items, notes, flag) for source, chunk, notes in read]
-        return [[item.prompt for item in chunk.items if item.prompt] for _, chunk, _ in read], reports
+        reports = [
+            self._report(source.name, chunk.items, notes, flag) for source, chunk, notes in read
+        ]
+        return [
+            [item.prompt for item in chunk.items if item.prompt] for _, chunk, _ in read
+        ], reports
 
     def read(self, rows: Numbered, *, columns: Columns, prefix: str, tag: str) -> Chunk[ReadPrompt]:
         """Prompts of some rows, in their order, and the rows that cannot be used."""
@@ -123,7 +149,9 @@ class PromptBuilder:
                 chunk.bad.append((number, str(reason)))
                 continue
             prompt = fitting and self._prompt(f"{prefix}:{number}", row, *fitting, columns, tag)
-            chunk.items.append(ReadPrompt(prompt, len(ids), shortened=fitting is not None and fitting[0] != text))
+            chunk.items.append(
+                ReadPrompt(prompt, len(ids), shortened=fitting is not None and fitting[0] != text)
+            )
         return chunk
 
     def _parts(self, row: dict[str, Any], columns: Columns) -> PromptParts:
@@ -137,14 +165,19 @@ class PromptBuilder:
             raise BadRow(f"{columns.input_key}: {reason}") from reason
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
-        return [self.templates.leading + ids for ids in self.tokenizer(texts, add_special_tokens=False).input_ids]
+        return [
+            self.templates.leading + ids
+            for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
+        ]
 
     def _fit(self, parts: PromptParts, text: str, ids: list[int]) -> tuple[str, list[int]] | None:
         """The prompt within --prompt_max_len: as it is, shortened, or None. Raises BadRow."""
         if len(ids) <= self.limit:
             return text, ids
         if self.flags.prompt_overflow == "error":
-            raise BadRow(f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error")
+            raise BadRow(
+                f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error"
+            )
         if self.flags.prompt_overflow not in KEEP:
             return None
 
@@ -158,7 +191,13 @@ class PromptBuilder:
         return shorter, self._tokenise([shorter])[0]
 
     def _prompt(
-        self, id: str, row: dict[str, Any], text: str, token_ids: list[int], columns: Columns, tag: str
+        self,
+        id: str,
+        row: dict[str, Any],
+        text: str,
+        token_ids: list[int],
+        columns: Columns,
+        tag: str,
     ) -> Prompt:
         rest = row.keys() - {columns.input_key, columns.label_key}
         return Prompt(
@@ -167,7 +206,9 @@ class PromptBuilder:
             text=text,
             label="" if columns.label_key is None else value_of(row, columns.label_key),
             source=self._source(row, tag),
-            meta={name: json_like(row[name]) for name in row if name in rest and row[name] is not None},
+            meta={
+                name: json_like(row[name]) for name in row if name in rest and row[name] is not None
+            },
         )
 
     def _source(self, row: dict[str, Any], tag: str) -> str:
@@ -177,17 +218,21 @@ class PromptBuilder:
                 return str(value)
         return tag
 
-    def _report(self, source: str, items: list[ReadPrompt], notes: tuple[str, ...], flag: str) -> Report:
+    def _report(
+        self, source: str, items: list[ReadPrompt], notes: tuple[str, ...], flag: str
+    ) -> Report:
         lengths = [item.length for item in items]
         kept = sum(item.prompt is not None for item in items)
         if not kept:
             raise UserError(
-                f"--{flag}: all {len(items)} prompts of {source} are longer than --prompt_max_len {self.limit}; "
-                f"the shortest has {min(lengths)} tokens",
+                f"--{flag}: all {len(items)} prompts of {source} are longer than --prompt_max_len"
+                f" {self.limit}; the shortest has {min(lengths)} tokens",
                 f"--prompt_max_len {max(lengths)}",
             )
         shortened = sum(item.shortened for item in items)
-        return PromptReport(source, len(items), len(items) - kept, shortened, max(lengths), self.limit, notes)
+        return PromptReport(
+            source, len(items), len(items) - kept, shortened, max(lengths), self.limit, notes
+        )
 
 
 def json_like(value: Any) -> Any:

@@ -1,4 +1,5 @@
-"""All rows of a source through one function, in several processes where that pays, and one report of the bad ones."""
+"""All rows of a source through one function, in several processes where that pays, and one report
+of the bad ones."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ Read = Callable[[Numbered], Chunk[T]]
 
 
 def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
-    """``read`` over all rows in order. With more than one process ``read`` must pickle, with what it is bound to."""
+    """``read`` over all rows in order. With more than one process ``read`` must pickle, with what
+    it is bound to."""
     whole: Chunk[T] = Chunk()
     for chunk in _chunks(rows, read, min(workers, os.cpu_count() or 1)):
         whole.items += chunk.items
@@ -90,8 +92,11 @@ def _read_piece(piece: range) -> Chunk[Any]:
     return _read_rows(rows, piece, read)
 
 
-def refuse_bad_rows(flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10) -> None:
-    """Raises one UserError that names all bad rows of all sources, (source, [(row, reason)]); none without any."""
+def refuse_bad_rows(
+    flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10
+) -> None:
+    """Raises one UserError that names all bad rows of all sources, (source, [(row, reason)]); none
+    without any."""
     blocks = []
     for source, rows in bad:
         by_reason: dict[str, list[int]] = {}

@@ -42,7 +42,8 @@ def value_of(row: dict[str, Any], key: str) -> Any:
 
 
 def first_row(rows: Dataset) -> dict[str, Any]:
-    """The first row that can be read; if there is none, its columns alone. Bad rows are reported elsewhere."""
+    """The first row that can be read; if there is none, its columns alone. Bad rows are reported
+    elsewhere."""
     for number in range(len(rows)):
         with contextlib.suppress(UnicodeDecodeError):
             return rows[number]
@@ -54,7 +55,10 @@ def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
     first = first_row(rows)
     if column(first, key) is MISSING:
         keys = ", ".join(_all_keys(first))
-        raise UserError(f"--{key_flag}: {source} has no key {key!r}; it has {keys}", f"--{key_flag} with one of these")
+        raise UserError(
+            f"--{key_flag}: {source} has no key {key!r}; it has {keys}",
+            f"--{key_flag} with one of these",
+        )
 
 
 def _all_keys(row: dict[str, Any], prefix: str = "") -> Iterator[str]:
@@ -68,7 +72,9 @@ def as_text(value: Any) -> str:
     """The value, which must be text with something in it. Raises BadRow."""
     if isinstance(value, str) and value:
         return value
-    raise BadRow("empty" if value in (None, "", MISSING) else f"expected text, found {type(value).__name__}")
+    raise BadRow(
+        "empty" if value in (None, "", MISSING) else f"expected text, found {type(value).__name__}"
+    )
 
 
 def as_chat(value: Any) -> Any:
@@ -94,15 +100,20 @@ def as_messages(value: Any) -> list[Message]:
     for message in value:
         if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
             raise BadRow("a chat message is not of the form {role, content}")
-    return [{k: v for k, v in message.items() if v is not None or k == "content"} for message in value]
+    return [
+        {k: v for k, v in message.items() if v is not None or k == "content"} for message in value
+    ]
 
 
 def text_or_file(given: str, flag: str) -> str:
-    """The content of a file of that name, else the text itself. Raises UserError for a name of a file that is not there."""
+    """The content of a file of that name, else the text itself. Raises UserError for a name of a
+    file that is not there."""
     path = Path(given).expanduser()
     is_name = "\n" not in given and len(given) < 256
     if is_name and path.is_file():
         return path.read_text(encoding="utf-8")
     if is_name and path.suffix in (*JINJA_SUFFIXES, ".txt", ".md") and " " not in given:
-        raise UserError(f"--{flag}: there is no file {given}", f"a path from {Path.cwd()}, or the text itself")
+        raise UserError(
+            f"--{flag}: there is no file {given}", f"a path from {Path.cwd()}, or the text itself"
+        )
     return given

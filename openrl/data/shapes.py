@@ -1,4 +1,5 @@
-"""Rows of other systems are known by their columns, so that they work without --input_key and --label_key."""
+"""Rows of other systems are known by their columns, so that they work without --input_key and
+--label_key."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Columns:
 
 
 def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
-    """The columns of --input_key and --label_key, or of a known shape where --input_key is the default and not there.
+    """The columns of --input_key and --label_key, or of a known shape where --input_key is the
+    default and not there.
 
     Raises UserError, listing the keys there are, if a column is missing.
     """
@@ -51,7 +53,9 @@ def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
             if all(column(first, key) is not MISSING for key in wanted):
                 label_key = flags.label_key or shape.label_key
                 require_column(rows, label_key, "label_key", source)
-                note = f"rows look like {shape.system}'s: prompt {shape.input_key}, label {label_key}"
+                note = (
+                    f"rows look like {shape.system}'s: prompt {shape.input_key}, label {label_key}"
+                )
                 return Columns(shape.input_key, label_key, note)
     require_column(rows, flags.input_key, "input_key", source)
     if flags.label_key is not None:
@@ -60,7 +64,8 @@ def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
 
 
 def binary_columns(rows: Dataset) -> list[str]:
-    """Columns that hold images, sound or bytes at some depth: not for a JSON-like record, and slow to decode."""
+    """Columns that hold images, sound or bytes at some depth: not for a JSON-like record, and slow
+    to decode."""
 
     def is_binary(feature: object) -> bool:
         if isinstance(feature, dict):

@@ -39,7 +39,10 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
             text = "".join(as_text(value) for value in [given, *answers])
             return (MarkedText(text, ((0, len(text)),)),), 0.0
         if flags.multiturn:
-            dialogue = [*_said(given, "user"), *(m for answer in answers for m in _said(answer, "assistant"))]
+            dialogue = [
+                *_said(given, "user"),
+                *(m for answer in answers for m in _said(answer, "assistant")),
+            ]
             return (self.every_turn(dialogue),), 0.0
         given, answer = (given, answers[0]) if answers else _last_answer(given)
         return (self.answered(given, as_text(answer)),), 0.0
@@ -64,7 +67,10 @@ def collate(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
     """Right-padded batch (B, T); columns that only reinforcement learning has are zero."""
     shape = (len(rows), max(len(r.token_ids) for r in rows))
     token_ids = torch.full(shape, pad_id, dtype=torch.long)
-    attention_mask, loss_mask = torch.zeros(shape, dtype=torch.bool), torch.zeros(shape, dtype=torch.bool)
+    attention_mask, loss_mask = (
+        torch.zeros(shape, dtype=torch.bool),
+        torch.zeros(shape, dtype=torch.bool),
+    )
     for i, row in enumerate(rows):
         length = len(row.token_ids)
         token_ids[i, :length] = torch.tensor(row.token_ids)
@@ -100,7 +106,9 @@ class SupervisedStream:
         collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate,
     ) -> None:
         self.examples, self.pad_id, self.collate = examples, pad_id, collate
-        data = fingerprint((row.token_ids, str(sum(row.loss_mask))) for e in examples for row in e.rows)
+        data = fingerprint(
+            (row.token_ids, str(sum(row.loss_mask))) for e in examples for row in e.rows
+        )
         self._order = SeededOrder(len(examples), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> ExperienceBatch:

@@ -1,4 +1,5 @@
-"""From a prompt as it stands in a row to the text that a model sees: --input_template, --system_prompt, chat template."""
+"""From a prompt as it stands in a row to the text that a model sees: --input_template,
+--system_prompt, chat template."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class PromptParts:
 
 
 class Templates:
-    """The templates of one run. Raises UserError for a template that cannot be used; no row is needed to see that."""
+    """The templates of one run. Raises UserError for a template that cannot be used; no row is
+    needed to see that."""
 
     def __init__(self, flags: TemplateFlags, tokenizer: PreTrainedTokenizerBase) -> None:
         self.flags, self.tokenizer, self.chat = flags, tokenizer, flags.apply_chat_template
@@ -40,12 +42,17 @@ class Templates:
         # A chat template takes the place of train_sft's default.
         replaced = self.chat and flags.input_template == PLAIN_DIALOGUE
         self.around = None if replaced else _read_input_template(flags.input_template)
-        self.system = None if flags.system_prompt is None else text_or_file(flags.system_prompt, "system_prompt")
+        self.system = (
+            None
+            if flags.system_prompt is None
+            else text_or_file(flags.system_prompt, "system_prompt")
+        )
         self.leading = [] if self.chat else leading_ids(tokenizer)
         """Token ids before plain text; a chat template writes them itself."""
 
     def prompt(self, value: Any) -> PromptParts:
-        """The prompt that a row's column holds: text, chat messages, or these as JSON text. Raises BadRow."""
+        """The prompt that a row's column holds: text, chat messages, or these as JSON text. Raises
+        BadRow."""
         if not self.chat:
             if isinstance(as_chat(value), list):
                 raise BadRow("a chat list needs --apply_chat_template")
@@ -65,7 +72,8 @@ class Templates:
         return PromptParts(messages[last]["content"], render)
 
     def dialogue(self, value: Any) -> list[Message]:
-        """A row's chat, --system_prompt before it if it has none; text is one user message. Raises BadRow."""
+        """A row's chat, --system_prompt before it if it has none; text is one user message. Raises
+        BadRow."""
         messages = as_messages(value)
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -74,7 +82,11 @@ class Templates:
     def wrap_last_user(self, messages: list[Message]) -> list[Message]:
         """The dialogue with its last user message in --input_template."""
         last = _last_user(messages)
-        return messages if last is None else _with_content(messages, last, self.wrap(messages[last]["content"]))
+        return (
+            messages
+            if last is None
+            else _with_content(messages, last, self.wrap(messages[last]["content"]))
+        )
 
     def wrap(self, text: str) -> str:
         """``text`` in --input_template. Raises BadRow."""
@@ -88,10 +100,14 @@ class Templates:
             raise BadRow(f"--input_template refuses it: {error}") from error
 
     def render(self, messages: list[Message], *, generate: bool) -> str:
-        """The dialogue by the chat template; ``generate``: up to where the assistant begins to write. Raises BadRow."""
+        """The dialogue by the chat template; ``generate``: up to where the assistant begins to
+        write. Raises BadRow."""
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=generate, **self.flags.chat_template_kwargs
+                messages,
+                tokenize=False,
+                add_generation_prompt=generate,
+                **self.flags.chat_template_kwargs,
             )
         except Exception as error:  # templates raise what they like, e.g. that roles must alternate
             raise BadRow(f"the chat template refuses it: {error}") from error
@@ -111,11 +127,17 @@ def _read_input_template(given: str | None) -> str | _Jinja | None:
     try:
         names = meta.find_undeclared_variables(_environment().parse(source))
     except jinja2.TemplateSyntaxError as error:
-        raise UserError(f"--input_template: {given}, line {error.lineno}: {error.message}") from error
+        raise UserError(
+            f"--input_template: {given}, line {error.lineno}: {error.message}"
+        ) from error
     if "content" not in names:
-        raise UserError(f"--input_template: {given} has no place for the prompt", "{{ content }} in it")
+        raise UserError(
+            f"--input_template: {given} has no place for the prompt", "{{ content }} in it"
+        )
     if others := sorted(names - {"content"}):
-        raise UserError(f"--input_template: {given} asks for {', '.join(others)}, and is given content alone")
+        raise UserError(
+            f"--input_template: {given} asks for {', '.join(others)}, and is given content alone"
+        )
     return _Jinja(source)
 
 
@@ -126,7 +148,9 @@ def _compile(source: str) -> jinja2.Template:
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """No template reaches beyond what it is given."""
-    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
+    return ImmutableSandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
 
 
 def _last_user(messages: list[Message]) -> int | None:

@@ -1,4 +1,5 @@
-"""Tokenizers as the rest of openrl expects them: a padding token, an end-of-text token, perhaps a chat template."""
+"""Tokenizers as the rest of openrl expects them: a padding token, an end-of-text token, perhaps a
+chat template."""
 
 from __future__ import annotations
 
@@ -15,23 +16,30 @@ from openrl.errors import UserError
 def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrainedTokenizerBase:
     """The tokenizer of the model that is trained: of --tokenizer_path, else of --pretrain.
 
-    ``chat_template``, text or file, replaces its own. Raises UserError as ``load_tokenizer``, and if the tokenizer has
-    more tokens than the model has embeddings.
-    """
+    ``chat_template``, text or file, replaces its own. Raises UserError as ``load_tokenizer``, and
+    if the tokenizer has more tokens than the model has embeddings."""
     path, flag = (
-        (model.pretrain, "pretrain") if model.tokenizer_path is None else (model.tokenizer_path, "tokenizer_path")
+        (model.pretrain, "pretrain")
+        if model.tokenizer_path is None
+        else (model.tokenizer_path, "tokenizer_path")
     )
     tokenizer = load_tokenizer(
-        path, trust_remote_code=model.trust_remote_code, fast=not model.disable_fast_tokenizer, flag=flag
+        path,
+        trust_remote_code=model.trust_remote_code,
+        fast=not model.disable_fast_tokenizer,
+        flag=flag,
     )
     if chat_template is not None:
         tokenizer.chat_template = text_or_file(chat_template, "tokenizer_chat_template")
     if model.tokenizer_path is not None:
-        config = AutoConfig.from_pretrained(model.pretrain, trust_remote_code=model.trust_remote_code)
+        config = AutoConfig.from_pretrained(
+            model.pretrain, trust_remote_code=model.trust_remote_code
+        )
         rows, tokens = config.get_text_config().vocab_size, len(tokenizer)
         if tokens > rows:
             raise UserError(
-                f"--tokenizer_path: {path} has {tokens} tokens, the embedding of {model.pretrain} {rows}",
+                f"--tokenizer_path: {path} has {tokens} tokens, the embedding of {model.pretrain}"
+                f" {rows}",
                 "the tokenizer that the model was made with",
             )
     return tokenizer
@@ -42,18 +50,26 @@ def load_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """The tokenizer at ``path``, a directory or a Hub name, which came from ``flag``.
 
-    Without a padding token it pads with the end-of-text token: masks, never token ids, say what is padding, so no real
-    end of text is lost. Raises UserError if there is no tokenizer or it knows no end-of-text token.
-    """
+    Without a padding token it pads with the end-of-text token: masks, never token ids, say what is
+    padding, so no real end of text is lost. Raises UserError if there is no tokenizer or it knows
+    no end-of-text token."""
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise UserError(f"--{flag}: there is no model directory {path}")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, use_fast=fast)
-    except Exception as error:  # a KeyError, say, or what code beside the model raises: the files are the user's
-        raise UserError(f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}") from error
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=trust_remote_code, use_fast=fast
+        )
+    except (
+        Exception
+    ) as error:  # a KeyError, say, or what code beside the model raises: the files are the user's
+        raise UserError(
+            f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}"
+        ) from error
     if not fast and tokenizer.is_fast:
         warnings.warn(
-            f"--disable_fast_tokenizer: transformers has a fast tokenizer alone for {path}; it is used", stacklevel=2
+            f"--disable_fast_tokenizer: transformers has a fast tokenizer alone for {path}; it is"
+            " used",
+            stacklevel=2,
         )
     if tokenizer.eos_token_id is None:
         raise UserError(
@@ -69,15 +85,21 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UserError if the tokenizer cannot do what --apply_chat_template asks for."""
     if not tokenizer.chat_template:
         raise UserError(
-            f"--apply_chat_template: the tokenizer of {tokenizer.name_or_path} has no chat template",
-            "--tokenizer_chat_template FILE, or leave the flag out and wrap prompts with --input_template",
+            f"--apply_chat_template: the tokenizer of {tokenizer.name_or_path} has no chat"
+            " template",
+            "--tokenizer_chat_template FILE, or leave the flag out and wrap prompts with"
+            " --input_template",
         )
 
 
 def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The token that this tokenizer puts before plain text: [beginning of text], or nothing.
 
-    Chat templates write it themselves. Whatever a tokenizer appends is left out: a prompt is to be continued.
-    """
+    Chat templates write it themselves. Whatever a tokenizer appends is left out: a prompt is to be
+    continued."""
     ids = tokenizer("").input_ids
-    return ids[:1] if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id] else []
+    return (
+        ids[:1]
+        if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
+        else []
+    )

@@ -67,5 +67,11 @@ def _line(name: str, value: Any) -> str:
 
 
 def _text(value: Any, dumper: type[yaml.SafeDumper], default_flow_style: bool) -> str:
-    text = yaml.dump(value, Dumper=dumper, default_flow_style=default_flow_style, width=sys.maxsize, allow_unicode=True)
+    text = yaml.dump(
+        value,
+        Dumper=dumper,
+        default_flow_style=default_flow_style,
+        width=sys.maxsize,
+        allow_unicode=True,
+    )
     return text.rstrip("\n")

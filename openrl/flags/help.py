@@ -28,7 +28,9 @@ def help_text(prog: str, description: str, specs: list[FlagSpec]) -> str:
         usage=f"{prog} [--config FILE.yaml] [--flag value ...]",
         description=textwrap.fill(description, width),
         epilog=textwrap.fill(EPILOG, width),
-        formatter_class=functools.partial(argparse.RawDescriptionHelpFormatter, max_help_position=32, width=width),
+        formatter_class=functools.partial(
+            argparse.RawDescriptionHelpFormatter, max_help_position=32, width=width
+        ),
         add_help=False,
     )
     sections: dict[str, argparse._ArgumentGroup] = {}
@@ -50,14 +52,24 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
     notes += [f"--{name} for {value}" for name, value in spec.shorthands.items()]
     metavar = placeholder(spec.type)
     form: dict[str, Any] = {"metavar": metavar} if metavar else {"action": "store_true"}
-    spellings = [f"--{spec.name}"] if metavar or spec.default is False else [f"--{spec.name}", f"--no_{spec.name}"]
-    section.add_argument(*spellings, help=f"{spec.help} ({'; '.join(notes)})".replace("%", "%%"), **form)
+    spellings = (
+        [f"--{spec.name}"]
+        if metavar or spec.default is False
+        else [f"--{spec.name}", f"--no_{spec.name}"]
+    )
+    section.add_argument(
+        *spellings, help=f"{spec.help} ({'; '.join(notes)})".replace("%", "%%"), **form
+    )
 
 
 def _default(spec: FlagSpec) -> str:
     if without_none(spec.type) is bool and spec.default is not None:
         return "on" if spec.default else "off"
-    return spec.default if isinstance(spec.default, str) and spec.default.isprintable() else show(spec.default)
+    return (
+        spec.default
+        if isinstance(spec.default, str) and spec.default.isprintable()
+        else show(spec.default)
+    )
 
 
 def _components(spec: FlagSpec, width: int) -> str:
@@ -72,11 +84,16 @@ def _components(spec: FlagSpec, width: int) -> str:
 
 
 def summary(component: Any) -> str:
-    """The first phrase of the docstring, without links. An object is described by the first function given to it."""
+    """The first phrase of the docstring, without links. An object is described by the first
+    function given to it."""
     if inspect.isroutine(component) or inspect.isclass(component):
         functions = [component]
     else:
-        own = {name: value for name, value in vars(component).items() if value is not getattr(type(component), name, 0)}
+        own = {
+            name: value
+            for name, value in vars(component).items()
+            if value is not getattr(type(component), name, 0)
+        }
         functions = list(filter(inspect.isroutine, own.values()))
     text = next((" ".join(f.__doc__.split()) for f in functions if f.__doc__), "")
     return re.split(r"[,;:]? *\(?https?://|[.;] |\.$", text, maxsplit=1)[0]

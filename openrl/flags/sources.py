@@ -1,8 +1,8 @@
-"""Where values come from: the words of a command line and the keys of YAML files, both kept as text.
+"""Where values come from: the words of a command line and the keys of YAML files, both kept as
+text.
 
-Files are read as text too, so that ``1e-6``, ``no`` and ``007`` mean what the flag's type makes of them, and not what
-YAML guesses. Every setting remembers where it stood.
-"""
+Files are read as text too, so that ``1e-6``, ``no`` and ``007`` mean what the flag's type makes of
+them, and not what YAML guesses. Every setting remembers where it stood."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from openrl.flags.values import Quoted
 
 @dataclass(frozen=True)
 class Setting:
-    """One value somebody wrote. ``raw`` is a list of words from the command line, else text, None, a list or a dict."""
+    """One value somebody wrote. ``raw`` is a list of words from the command line, else text, None,
+    a list or a dict."""
 
     name: str  # as written: may be an alias, a no_ form or unknown
     raw: Any
@@ -36,9 +37,9 @@ class Setting:
 def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
     """Settings of a command line, and its stray words.
 
-    A word of two dashes and a letter begins a flag, the words up to the next one are its values; ``--flag=value`` holds
-    one value of any form. This needs no list of flags, so --plugin can be read before the flags that plugins bring.
-    """
+    A word of two dashes and a letter begins a flag, the words up to the next one are its values;
+    ``--flag=value`` holds one value of any form. This needs no list of flags, so --plugin can be
+    read before the flags that plugins bring."""
     settings: list[Setting] = []
     stray: list[str] = []
     for word in argv:
@@ -65,13 +66,19 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
     if root is None:
         return [], []
     if not isinstance(root, yaml.MappingNode):
-        return [], [Problem(("config",), f"{path} holds no flags", "lines of the form  flag: value")]
-    settings = [Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value]
+        return [], [
+            Problem(("config",), f"{path} holds no flags", "lines of the form  flag: value")
+        ]
+    settings = [
+        Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value
+    ]
     lines: dict[str, int] = {}
     problems = []
     for s in settings:
         if s.name in lines:
-            problems.append(Problem((s.name,), f"given twice in {path}, lines {lines[s.name]} and {s.line}"))
+            problems.append(
+                Problem((s.name,), f"given twice in {path}, lines {lines[s.name]} and {s.line}")
+            )
         lines[s.name] = s.line
     return settings, problems
 

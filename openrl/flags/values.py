@@ -21,7 +21,8 @@ class Quoted(str):
 
 
 def convert(raw: Any, type_: Any) -> Any:
-    """``raw`` (text, None, or a list of them) as a value of ``type_``. Raises ValueError with a readable reason."""
+    """``raw`` (text, None, or a list of them) as a value of ``type_``. Raises ValueError with a
+    readable reason."""
     if is_union(type_):
         return _convert_union(raw, type_)
     if get_origin(type_) is tuple:
@@ -79,7 +80,8 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
 
 
 def _json_value(raw: Any) -> Any:
-    """A value inside a YAML mapping, whose scalars are still text: what JSON makes of it, else the text."""
+    """A value inside a YAML mapping, whose scalars are still text: what JSON makes of it, else the
+    text."""
     if isinstance(raw, dict):
         return {key: _json_value(value) for key, value in raw.items()}
     if isinstance(raw, list):
@@ -135,7 +137,8 @@ def expected(type_: Any) -> str:
 
 
 def placeholder(type_: Any) -> str:
-    """What ``--help`` shows behind the flag: "INT", "FLOAT FLOAT", "TEXT ...", "{vllm,hf}"; empty for a switch."""
+    """What ``--help`` shows behind the flag: "INT", "FLOAT FLOAT", "TEXT ...", "{vllm,hf}"; empty
+    for a switch."""
     type_ = without_none(type_)
     if is_union(type_):
         return "|".join(placeholder(m) for m in get_args(type_) if m is not type(None))
@@ -170,16 +173,20 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 def within(value: Any, bounds: str) -> bool:
     """Whether a number keeps to ``bounds``; of a tuple, every element. None and text always do.
 
-    Grammar: terms joined by " and "; a term is alternatives joined by " or ", each a number ("-1"), a comparison
-    ("> 0", "<= 1") or an interval ("(0, 1]", "[0, 1)"). The term "increasing" wants a tuple in strictly rising order.
-    """
+    Grammar: terms joined by " and "; a term is alternatives joined by " or ", each a number ("-1"),
+    a comparison ("> 0", "<= 1") or an interval ("(0, 1]", "[0, 1)"). The term "increasing" wants a
+    tuple in strictly rising order."""
     items = value if isinstance(value, tuple) else (value,)
-    numbers = [item for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)]
+    numbers = [
+        item for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)
+    ]
     for term in filter(None, bounds.split(" and ")):
         if term == "increasing":
             if any(low >= high for low, high in pairwise(numbers)):
                 return False
-        elif not all(any(_allows(choice, number) for choice in term.split(" or ")) for number in numbers):
+        elif not all(
+            any(_allows(choice, number) for choice in term.split(" or ")) for number in numbers
+        ):
             return False
     return True
 

@@ -43,7 +43,8 @@ HOW = frozenset(
         "max_reward_failure_rate",
     ]
 )
-"""Flags that say how an output is computed, not what stands in it: they may change when a run goes on."""
+"""Flags that say how an output is computed, not what stands in it: they may change when a run goes
+on."""
 
 
 def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
@@ -52,17 +53,26 @@ def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
 
 
 class Answering:
-    """Answers prompts ``n`` times each. A prompt's answers depend on the seed and its position, not on when a run began."""
+    """Answers prompts ``n`` times each. A prompt's answers depend on the seed and its position, not
+    on when a run began."""
 
     def __init__(
-        self, engine: RolloutEngine, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, n: int, seed: int
+        self,
+        engine: RolloutEngine,
+        tokenizer: PreTrainedTokenizerBase,
+        sampling: Sampling,
+        n: int,
+        seed: int,
     ) -> None:
         self._engine, self._agent = engine, SingleTurn(tokenizer.decode)
         self._sampling, self._n, self._seed = sampling, n, seed
 
     async def group(self, position: int, prompt: Prompt) -> Group:
         """The answers to one prompt, not yet scored."""
-        return Group(prompt, await asyncio.gather(*(self._answer(position, prompt, i) for i in range(self._n))))
+        return Group(
+            prompt,
+            await asyncio.gather(*(self._answer(position, prompt, i) for i in range(self._n))),
+        )
 
     async def _answer(self, position: int, prompt: Prompt, sample: int) -> Trajectory:
         sampling = replace(self._sampling, seed=request_seed(self._seed, 0, position, sample))
@@ -92,16 +102,24 @@ class RewardSetting:
 
 
 def model_source(source: RewardSource, s: RewardSetting) -> ModelScorer:
-    model = load_reward_model(source.address, s.rm, s.load, s.device, normalize=s.flags.normalize_reward)
+    model = load_reward_model(
+        source.address, s.rm, s.load, s.device, normalize=s.flags.normalize_reward
+    )
     return ModelScorer(model, batch_size=s.batch_size, name=source.name)
 
 
 @asynccontextmanager
-async def running_reward(setting: RewardSetting, tokenizer: PreTrainedTokenizerBase) -> AsyncIterator[Reward | None]:
+async def running_reward(
+    setting: RewardSetting, tokenizer: PreTrainedTokenizerBase
+) -> AsyncIterator[Reward | None]:
     """The reward of all sources, models in this process among them; None if there is no source."""
     s = setting
-    models = {source.name: model_source(source, s) for source in s.plan.sources if source.kind == "model"}
-    reward = build_reward(s.flags, s.plan, tokenizer, plugins=s.plugins, token=bearer_token(), models=models)
+    models = {
+        source.name: model_source(source, s) for source in s.plan.sources if source.kind == "model"
+    }
+    reward = build_reward(
+        s.flags, s.plan, tokenizer, plugins=s.plugins, token=bearer_token(), models=models
+    )
     try:
         yield reward
     finally:
@@ -110,7 +128,8 @@ async def running_reward(setting: RewardSetting, tokenizer: PreTrainedTokenizerB
         for model in models.values():
             if model.counts.cut:
                 print(
-                    f"{model.name}: {model.counts.cut} of {model.counts.texts} texts lost tokens at the start (--max_len)"
+                    f"{model.name}: {model.counts.cut} of {model.counts.texts} texts lost tokens at"
+                    " the start (--max_len)"
                 )
 
 
@@ -131,8 +150,11 @@ class ColumnNames:
     label: str
 
 
-def rows_of(unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase) -> list[Row]:
-    """One row per answer: prompt, response without special tokens, how it ended, label and reward as far as there are."""
+def rows_of(
+    unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase
+) -> list[Row]:
+    """One row per answer: prompt, response without special tokens, how it ended, label and reward
+    as far as there are."""
     start = len(group.prompt.token_ids)
     return [
         {
@@ -150,7 +172,8 @@ def rows_of(unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTo
 
 
 def reward_columns(trajectory: Trajectory) -> Row:
-    """``reward`` (null if it failed, then ``failure`` says why), ``passed`` and the reward's parts."""
+    """``reward`` (null if it failed, then ``failure`` says why), ``passed`` and the reward's
+    parts."""
     given = trajectory.score
     if given is None:
         return {}
@@ -174,4 +197,8 @@ def numbered(ids: list[str]) -> list[str]:
 
 def settings_of(config: Any, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
     """The flags that decide what stands in the output, with their values."""
-    return {name: value for name, value in yaml.safe_load(dump_yaml(config)).items() if name not in HOW | besides}
+    return {
+        name: value
+        for name, value in yaml.safe_load(dump_yaml(config)).items()
+        if name not in HOW | besides
+    }

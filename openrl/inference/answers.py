@@ -1,5 +1,5 @@
-"""What n answers to one prompt say about a model that may give k: mean@k, pass@k, maj@k. Exact expectations over the
-choice of k of the n answers, never draws."""
+"""What n answers to one prompt say about a model that may give k: mean@k, pass@k, maj@k. Exact
+expectations over the choice of k of the n answers, never draws."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ def mean_at(verdicts: Sequence[float]) -> float:
 
 
 def pass_at(k: int, right: int, n: int) -> float:
-    """Probability that k of n answers, of which ``right`` are right, hold a right one: 1 - C(n - right, k) / C(n, k).
+    """Probability that k of n answers, of which ``right`` are right, hold a right one: 1 - C(n -
+    right, k) / C(n, k).
 
     The unbiased estimator of https://arxiv.org/abs/2107.03374.
     """
@@ -27,9 +28,9 @@ def pass_at(k: int, right: int, n: int) -> float:
 def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> float:
     """Expected verdict of the answer that most of k draws give; ties are broken by a fair draw.
 
-    ``answers`` are final answers (n,), equal where they mean the same; None does not vote, and k draws without a vote
-    have verdict 0. The verdict of an answer is the mean over those who gave it.
-    """
+    ``answers`` are final answers (n,), equal where they mean the same; None does not vote, and k
+    draws without a vote have verdict 0. The verdict of an answer is the mean over those who gave
+    it."""
     given: dict[str, list[float]] = defaultdict(list)
     for answer, verdict in zip(answers, verdicts, strict=True):
         if answer is not None:
@@ -37,7 +38,8 @@ def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> 
     counts = Counter({answer: len(of_answer) for answer, of_answer in given.items()})
     silent = len(answers) - counts.total()
     return sum(
-        mean_at(of_answer) * _wins(k, counts[answer], [*(counts - Counter({answer: counts[answer]})).values()], silent)
+        mean_at(of_answer)
+        * _wins(k, counts[answer], [*(counts - Counter({answer: counts[answer]})).values()], silent)
         for answer, of_answer in given.items()
     ) / comb(len(answers), k)
 
@@ -62,8 +64,9 @@ def _wins(k: int, own: int, others: list[int], silent: int) -> float:
 
 
 def vote(text: str) -> str | None:
-    r"""What a response votes for: what it marks (its last ``\boxed{}``, else its last ``<answer>``), else its last number;
-    None if it has none of them. Only what follows ``</think>`` counts.
+    r"""What a response votes for: what it marks (its last ``\boxed{}``, else its last
+    ``<answer>``), else its last number; None if it has none of them. Only what follows ``</think>``
+    counts.
 
     Numbers of equal value are one vote, other marked answers by their text without spaces.
     """
@@ -72,5 +75,9 @@ def vote(text: str) -> str | None:
     if marked is None:
         return str(found[-1].value) if found else None
     plain = plain_digits(marked).strip()
-    is_number = len(found) == 1 and not plain[:1].isalpha() and found[0].end == len(plain_digits(marked).rstrip())
+    is_number = (
+        len(found) == 1
+        and not plain[:1].isalpha()
+        and found[0].end == len(plain_digits(marked).rstrip())
+    )
     return str(found[0].value) if is_number else "".join(marked.split())

@@ -1,4 +1,5 @@
-"""batch_inference: responses or rewards for all rows of a dataset, into a file that a killed run goes on with."""
+"""batch_inference: responses or rewards for all rows of a dataset, into a file that a killed run
+goes on with."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ class BatchInputs:
 
 
 def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
-    """Read tokenizer and data, try the reward functions, look at what is done already. Raises UserError."""
+    """Read tokenizer and data, try the reward functions, look at what is done already. Raises
+    UserError."""
     device = resolve_device(config.device)
     sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
     check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
@@ -85,7 +87,12 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
         prompts = [conditioned(prompt, config.task.csft_prompt, builder) for prompt in prompts]
     units = competing(prompts) if scores_compete(config.task) else alone(prompts)
     settings = settings_of(config)
-    output = Output(Path(config.task.output_path), [unit.id for unit in units], rows_per_unit(config.task), settings)
+    output = Output(
+        Path(config.task.output_path),
+        [unit.id for unit in units],
+        rows_per_unit(config.task),
+        settings,
+    )
     return BatchInputs(device, tokenizer, plan, units, output, reports)
 
 
@@ -96,13 +103,21 @@ def scores_compete(task: BatchTaskFlags) -> bool:
 
 def rows_per_unit(task: BatchTaskFlags) -> int:
     """Rows of the output that a finished unit has at most."""
-    return 1 if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY else task.n_samples_per_prompt
+    return (
+        1
+        if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY
+        else task.n_samples_per_prompt
+    )
 
 
 def reward_models(config: BatchInferenceConfig) -> str | None:
     """--reward_pretrain; for rm without any other source --pretrain."""
     others = config.rm.reward_pretrain, config.reward.remote_rm_url, config.reward.reward_funcs
-    return config.model.pretrain if config.task.eval_task == "rm" and not any(others) else config.rm.reward_pretrain
+    return (
+        config.model.pretrain
+        if config.task.eval_task == "rm" and not any(others)
+        else config.rm.reward_pretrain
+    )
 
 
 def slice_of(prompts: list[Prompt], task: BatchTaskFlags) -> list[Prompt]:
@@ -112,7 +127,8 @@ def slice_of(prompts: list[Prompt], task: BatchTaskFlags) -> list[Prompt]:
     start = task.iter * task.rollout_batch_size
     if start >= len(prompts):
         raise UserError(
-            f"--iter {task.iter} of {task.rollout_batch_size} rows begins at row {start}, there are {len(prompts)}",
+            f"--iter {task.iter} of {task.rollout_batch_size} rows begins at row {start}, there are"
+            f" {len(prompts)}",
             f"--iter {(len(prompts) - 1) // task.rollout_batch_size} is the last one",
         )
     return prompts[start : start + task.rollout_batch_size]
@@ -122,7 +138,9 @@ def require_responses(prompts: list[Prompt], key: str) -> None:
     """Raises UserError, naming rows, unless every row holds a response."""
     if bad := [prompt.id for prompt in prompts if not isinstance(prompt.meta.get(key), str)]:
         shown = ", ".join(bad[:10]) + (f" and {len(bad) - 10} more" if len(bad) > 10 else "")
-        raise UserError(f"--output_key: no text in the column {key!r} of {shown}", "the column of the responses")
+        raise UserError(
+            f"--output_key: no text in the column {key!r} of {shown}", "the column of the responses"
+        )
 
 
 def conditioned(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
@@ -134,7 +152,9 @@ def conditioned(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
 
 def alone(prompts: list[Prompt]) -> list[Unit]:
     ids = numbered([prompt.id for prompt in prompts])
-    return [Unit(name, i, [prompt]) for i, (name, prompt) in enumerate(zip(ids, prompts, strict=True))]
+    return [
+        Unit(name, i, [prompt]) for i, (name, prompt) in enumerate(zip(ids, prompts, strict=True))
+    ]
 
 
 def competing(prompts: list[Prompt]) -> list[Unit]:
@@ -143,18 +163,28 @@ def competing(prompts: list[Prompt]) -> list[Unit]:
     for prompt in prompts:
         found.setdefault((prompt.text, repr(prompt.label)), []).append(prompt)
     ids = numbered([rows[0].id for rows in found.values()])
-    return [Unit(name, i, rows) for i, (name, rows) in enumerate(zip(ids, found.values(), strict=True))]
+    return [
+        Unit(name, i, rows) for i, (name, rows) in enumerate(zip(ids, found.values(), strict=True))
+    ]
 
 
 async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
-    """Work through the units that are not done; every one is on disk as soon as those before it are."""
+    """Work through the units that are not done; every one is on disk as soon as those before it
+    are."""
     console, output = Console(), inputs.output
     for report in inputs.reports:
         console.print(report.line(), highlight=False)
     todo = inputs.units[output.done :]
     if output.done or output.removed:
-        torn = f", {output.removed} rows of a unit that was cut short are done again" if output.removed else ""
-        console.print(f"{output.path}: {output.done} of {len(inputs.units)} prompts are done{torn}", highlight=False)
+        torn = (
+            f", {output.removed} rows of a unit that was cut short are done again"
+            if output.removed
+            else ""
+        )
+        console.print(
+            f"{output.path}: {output.done} of {len(inputs.units)} prompts are done{torn}",
+            highlight=False,
+        )
     tally = Tally()
     if todo:
         async with working(config, inputs) as work:
@@ -173,7 +203,9 @@ async def working(
 ) -> AsyncIterator[Callable[[Unit], Awaitable[list[Row]]]]:
     """What turns a unit into rows, over running engines and rewards."""
     tokenizer, task = inputs.tokenizer, config.task
-    names = ColumnNames(config.data.input_key, config.data.output_key, config.data.label_key or "label")
+    names = ColumnNames(
+        config.data.input_key, config.data.output_key, config.data.label_key or "label"
+    )
     setting = RewardSetting(
         config.reward,
         inputs.plan,
@@ -205,15 +237,17 @@ async def working(
 
 
 def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, EngineSpec]:
-    spec = engine_spec(config.model, config.engine, config.sampling.lengths.both, config.debug, device)
+    spec = engine_spec(
+        config.model, config.engine, config.sampling.lengths.both, config.debug, device
+    )
     if config.task.eval_task == "generate_vllm":
         return "vllm", spec
     return "hf", replace(spec, max_num_seqs=config.batch.micro_batch_size)
 
 
 def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """The responses that the data holds. Each ends with the end-of-text token, which reward models were trained on,
-    unless its row says that it ran out of tokens."""
+    """The responses that the data holds. Each ends with the end-of-text token, which reward models
+    were trained on, unless its row says that it ran out of tokens."""
     trajectories = []
     for prompt in unit.rows:
         text, finish = prompt.meta[key], Finish(prompt.meta.get("finish", Finish.STOP))
@@ -263,14 +297,18 @@ class Tally:
         text = f"{path}: {self.rows} rows written for {prompts} prompts"
         text += f", mean reward {self.rewards / self.scored:.4f}" if self.scored else ""
         text += f", {self.ties} prompts without a best response" if self.ties else ""
-        return text + (f", {self.failures} responses without a reward, first {self.example}" if self.failures else "")
+        return text + (
+            f", {self.failures} responses without a reward, first {self.example}"
+            if self.failures
+            else ""
+        )
 
     def check(self, most: float) -> None:
         """Raises UserError if too many responses have no reward."""
         if self.answers and self.failures / self.answers > most:
             raise UserError(
-                f"{self.failures} of {self.answers} responses have no reward, more than --max_reward_failure_rate {most:g}"
-                f"; first {self.example}",
+                f"{self.failures} of {self.answers} responses have no reward, more than"
+                f" --max_reward_failure_rate {most:g}; first {self.example}",
                 "mend the reward, then remove the output or take another --output_path",
             )
 

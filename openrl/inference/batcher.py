@@ -31,14 +31,24 @@ def check_room(waiting: int, more: int, most: int) -> None:
 class MicroBatcher(Generic[Item, Result]):
     """Batches the items of concurrent calls for ``function``, which runs in one thread of its own.
 
-    A batch starts when ``batch_size`` items wait or ``wait`` seconds after it found the first one; items keep their
-    order. A batch that fails fails the calls in it, not the batcher. ``most_waiting`` bounds the queue.
-    """
+    A batch starts when ``batch_size`` items wait or ``wait`` seconds after it found the first one;
+    items keep their order. A batch that fails fails the calls in it, not the batcher.
+    ``most_waiting`` bounds the queue."""
 
     def __init__(
-        self, function: Callable[[list[Item]], Sequence[Result]], *, batch_size: int, wait: float, most_waiting: int
+        self,
+        function: Callable[[list[Item]], Sequence[Result]],
+        *,
+        batch_size: int,
+        wait: float,
+        most_waiting: int,
     ) -> None:
-        self._function, self._batch_size, self._wait, self.most_waiting = function, batch_size, wait, most_waiting
+        self._function, self._batch_size, self._wait, self.most_waiting = (
+            function,
+            batch_size,
+            wait,
+            most_waiting,
+        )
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")
@@ -49,14 +59,17 @@ class MicroBatcher(Generic[Item, Result]):
         return len(self._waiting)
 
     async def __call__(self, items: Sequence[Item]) -> list[Result]:
-        """The results in the order of ``items``. Raises TooMany, QueueFull, or what ``function`` raised."""
+        """The results in the order of ``items``. Raises TooMany, QueueFull, or what ``function``
+        raised."""
         check_room(len(self._waiting), len(items), self.most_waiting)
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())
         futures = [asyncio.get_running_loop().create_future() for _ in items]
         self._waiting.extend(zip(items, futures, strict=True))
         self._arrived.set()
-        return await asyncio.gather(*futures)  # a call that is cancelled cancels its futures: they are not computed
+        return await asyncio.gather(
+            *futures
+        )  # a call that is cancelled cancels its futures: they are not computed
 
     async def _run(self) -> None:
         while True:
@@ -82,7 +95,9 @@ class MicroBatcher(Generic[Item, Result]):
         results: Sequence[Result] = ()
         failure: Exception | None = None
         try:
-            work = asyncio.get_running_loop().run_in_executor(self._thread, self._function, [item for item, _ in batch])
+            work = asyncio.get_running_loop().run_in_executor(
+                self._thread, self._function, [item for item, _ in batch]
+            )
             results = await work
             if len(results) != len(batch):
                 raise RuntimeError(f"{len(results)} results for {len(batch)} items")

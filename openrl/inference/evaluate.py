@@ -71,7 +71,9 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     plan = reward_plan(config.reward, config.rm.reward_pretrain)
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    builder = PromptBuilder(config.data, config.templates, tokenizer, config.sampling.prompt_max_len)
+    builder = PromptBuilder(
+        config.data, config.templates, tokenizer, config.sampling.prompt_max_len
+    )
     prompts, reports = load_prompts(builder, config.debug.seed)
     check_prompts(plan, prompts)
     ids = numbered([prompt.id for prompt in prompts])
@@ -94,16 +96,25 @@ async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None
     failed = sum("failure" in row for row in rows)
     if failed:
         first = next(row for row in rows if "failure" in row)
-        console.print(f"{failed} of {len(rows)} answers have no reward, first {first['id']}: {first['failure']}")
+        console.print(
+            f"{failed} of {len(rows)} answers have no reward, first {first['id']}:"
+            f" {first['failure']}"
+        )
     if config.evaluate.output_path is not None:
         path = Path(config.evaluate.output_path)
         flags = yaml.safe_load(dump_yaml(config))
-        document = {"figures": figures, "failed_answers": failed, "answers": len(rows), "flags": flags}
+        document = {
+            "figures": figures,
+            "failed_answers": failed,
+            "answers": len(rows),
+            "flags": flags,
+        }
         write_atomically(path, json.dumps(document, indent=1) + "\n")
         console.print(f"{path}, answers in {path.with_suffix('.jsonl')}", highlight=False)
     if rows and failed / len(rows) > config.reward.max_reward_failure_rate:
         raise UserError(
-            f"{failed} of {len(rows)} answers have no reward: too many to trust the figures", "mend the reward"
+            f"{failed} of {len(rows)} answers have no reward: too many to trust the figures",
+            "mend the reward",
         )
 
 
@@ -113,7 +124,9 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
     done = inputs.output.done if inputs.output else 0
     if done == len(inputs.prompts):
         return rows
-    names = ColumnNames(config.data.input_key, config.data.output_key, config.data.label_key or "label")
+    names = ColumnNames(
+        config.data.input_key, config.data.output_key, config.data.label_key or "label"
+    )
     setting = RewardSetting(
         config.reward,
         inputs.plan,
@@ -123,19 +136,26 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
         inputs.device,
         config.debug.plugin,
     )
-    spec = engine_spec(config.model, config.engine, config.sampling.lengths.both, config.debug, inputs.device)
+    spec = engine_spec(
+        config.model, config.engine, config.sampling.lengths.both, config.debug, inputs.device
+    )
     async with (
         running_reward(setting, inputs.tokenizer) as reward,
         running_engine(config.engine.rollout_backend, spec) as engine,
     ):
         n = config.evaluate.n_samples_per_prompt
-        answering = Answering(engine, inputs.tokenizer, answer_sampling(config.sampling), n, config.debug.seed)
+        answering = Answering(
+            engine, inputs.tokenizer, answer_sampling(config.sampling), n, config.debug.seed
+        )
 
         async def work(position: int) -> list[Row]:
             group = await score(reward, await answering.group(position, inputs.prompts[position]))
             return rows_of(inputs.ids[position], group, names, inputs.tokenizer)
 
-        with inputs.output or nullcontext(), Progress(console=console, disable=not console.is_terminal) as progress:
+        with (
+            inputs.output or nullcontext(),
+            Progress(console=console, disable=not console.is_terminal) as progress,
+        ):
             bar = progress.add_task("prompts", total=len(inputs.prompts), completed=done)
             async for of_prompt in in_order(range(done, len(inputs.prompts)), work, WIDTH):
                 if inputs.output:
@@ -152,13 +172,15 @@ def ks(config: EvaluateConfig) -> list[int]:
     return sorted({*config.evaluate.k} or {*powers, n})
 
 
-def summarise(rows: Sequence[Row], ks: Sequence[int], threshold: float, response: str) -> dict[str, dict[str, Any]]:
-    """Figures of each data source and of all, {source: {"prompts": 3, "mean@4": 0.5, "pass@1": ..., "maj@1": ...}}.
+def summarise(
+    rows: Sequence[Row], ks: Sequence[int], threshold: float, response: str
+) -> dict[str, dict[str, Any]]:
+    """Figures of each data source and of all, {source: {"prompts": 3, "mean@4": 0.5, "pass@1": ...,
+    "maj@1": ...}}.
 
-    An answer's verdict is ``passed``, else its reward; it is right from ``threshold`` on. Answers whose reward failed are
-    left out, and prompts with fewer than k others are left out of the figures of k (``prompts@k`` says how many stayed).
-    Where no answer votes there is no maj@k.
-    """
+    An answer's verdict is ``passed``, else its reward; it is right from ``threshold`` on. Answers
+    whose reward failed are left out, and prompts with fewer than k others are left out of the
+    figures of k (``prompts@k`` says how many stayed). Where no answer votes there is no maj@k."""
     voted = any(vote(row[response]) is not None for row in rows)
     by_prompt: dict[str, list[Row]] = {}
     for row in rows:
@@ -173,18 +195,22 @@ def summarise(rows: Sequence[Row], ks: Sequence[int], threshold: float, response
                     continue
                 figures.setdefault(source, {}).setdefault(name, []).append(value)
     return {
-        source: {"prompts": counts[source]}
-        | {name: mean_at(values) for name, values in of_source.items()}
-        | {
-            f"prompts@{k}": len(of_source[f"pass@{k}"])
-            for k in ks
-            if 0 < len(of_source.get(f"pass@{k}", ())) < counts[source]
-        }
+        source: (
+            {"prompts": counts[source]}
+            | {name: mean_at(values) for name, values in of_source.items()}
+            | {
+                f"prompts@{k}": len(of_source[f"pass@{k}"])
+                for k in ks
+                if 0 < len(of_source.get(f"pass@{k}", ())) < counts[source]
+            }
+        )
         for source, of_source in figures.items()
     }
 
 
-def prompt_figures(answers: Sequence[Row], ks: Sequence[int], threshold: float, response: str) -> dict[str, float]:
+def prompt_figures(
+    answers: Sequence[Row], ks: Sequence[int], threshold: float, response: str
+) -> dict[str, float]:
     """The figures of one prompt."""
     judged = [row for row in answers if row.get("reward") is not None]
     if not judged:
@@ -206,5 +232,8 @@ def table(figures: dict[str, dict[str, Any]], title: str) -> Table:
     result = Table("figure", *shown, title=title)
     for name in figures[ALL]:
         cells = [figures[source].get(name) for source in shown]
-        result.add_row(name, *("" if c is None else f"{c:.4f}" if isinstance(c, float) else str(c) for c in cells))
+        result.add_row(
+            name,
+            *("" if c is None else f"{c:.4f}" if isinstance(c, float) else str(c) for c in cells),
+        )
     return result

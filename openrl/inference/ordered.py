@@ -11,8 +11,11 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 
 
-async def in_order(jobs: Iterable[Job], work: Callable[[Job], Awaitable[Result]], width: int) -> AsyncIterator[Result]:
-    """``work`` of each job, in the order of the jobs; at most ``width`` run or wait to be taken at a time.
+async def in_order(
+    jobs: Iterable[Job], work: Callable[[Job], Awaitable[Result]], width: int
+) -> AsyncIterator[Result]:
+    """``work`` of each job, in the order of the jobs; at most ``width`` run or wait to be taken at
+    a time.
 
     The first error ends it: the jobs that still run are cancelled.
     """

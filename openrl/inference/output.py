@@ -1,4 +1,5 @@
-"""JSONL that a killed run goes on with: every unit of work stands in it whole and once, in the order of the work."""
+"""JSONL that a killed run goes on with: every unit of work stands in it whole and once, in the
+order of the work."""
 
 from __future__ import annotations
 
@@ -17,13 +18,15 @@ Row = dict[str, Any]  # its "id" is that of the unit it came from
 
 
 class Output:
-    """Appends the rows of one unit after the other; a unit that was cut short is taken out again when a run resumes.
+    """Appends the rows of one unit after the other; a unit that was cut short is taken out again
+    when a run resumes.
 
-    ``settings`` are the flags that the rows depend on; they are kept beside the output, and a run with others is refused.
-    """
+    ``settings`` are the flags that the rows depend on; they are kept beside the output, and a run
+    with others is refused."""
 
     def __init__(self, path: Path, units: Sequence[str], rows_per_unit: int, settings: Row) -> None:
-        """``units`` are the ids of all work, in order. Raises UserError if the file holds something else."""
+        """``units`` are the ids of all work, in order. Raises UserError if the file holds something
+        else."""
         self.path, self.units = path, units
         self._settings, self._settings_path = settings, path.with_name(f"{path.name}.flags.json")
         self._check_settings()
@@ -34,12 +37,17 @@ class Output:
     def _check_settings(self) -> None:
         if not self._settings_path.exists():
             if self.path.exists():
-                raise UserError(f"--output_path: {self.path} was not begun by this command", "another --output_path")
+                raise UserError(
+                    f"--output_path: {self.path} was not begun by this command",
+                    "another --output_path",
+                )
             return
         before = json.loads(self._settings_path.read_text(encoding="utf-8"))
         now = json.loads(json.dumps(self._settings))
         if changed := [name for name in {**before, **now} if before.get(name) != now.get(name)]:
-            lines = "".join(f"\n  --{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed)
+            lines = "".join(
+                f"\n  --{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed
+            )
             raise UserError(
                 f"--output_path: {self.path} was begun with other flags:{lines}",
                 "the same flags, or another --output_path",
@@ -53,20 +61,24 @@ class Output:
         torn = lines.pop() != b""  # a whole line ends with a newline
         rows = [json.loads(line) for line in lines]
         if rows:
-            last = next(list(unit) for _, unit in groupby(reversed(rows), key=lambda row: row["id"]))
+            last = next(
+                list(unit) for _, unit in groupby(reversed(rows), key=lambda row: row["id"])
+            )
             if len(last) < rows_per_unit:
                 return rows[: -len(last)], torn + len(last)
         return rows, int(torn)
 
     def _position(self, kept: list[Row]) -> int:
-        """Where among the units the last row of the file is. Raises UserError unless all rows are units in order."""
+        """Where among the units the last row of the file is. Raises UserError unless all rows are
+        units in order."""
         remaining = iter(enumerate(self.units))
         position = -1
         for unit, _ in groupby(kept, key=lambda row: row["id"]):
             position = next((i for i, name in remaining if name == unit), -1)
             if position < 0:
                 raise UserError(
-                    f"--output_path: {self.path} holds {unit}, which the data has not, or not at this place",
+                    f"--output_path: {self.path} holds {unit}, which the data has not, or not at"
+                    " this place",
                     "the data that it was begun with, or another --output_path",
                 )
         return position
@@ -85,7 +97,9 @@ class Output:
         self._file.flush()
         os.fsync(self._file.fileno())
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._file.close()
 
 

@@ -37,12 +37,15 @@ def best_and_worst(rows: list[Row], columns: Columns) -> list[Row]:
 
 
 def conditioned(rows: list[Row], columns: Columns) -> list[Row]:
-    """Conditional SFT (https://arxiv.org/abs/2308.12050): each prompt says the reward of its response."""
+    """Conditional SFT (https://arxiv.org/abs/2308.12050): each prompt says the reward of its
+    response."""
     return [
         row
         | {
-            columns.prompt: columns.reward_template.replace("{reward}", f"{row['reward']:.2f}").replace(
-                "{input}", row[columns.prompt]
+            columns.prompt: (
+                columns.reward_template.replace("{reward}", f"{row['reward']:.2f}").replace(
+                    "{input}", row[columns.prompt]
+                )
             )
         }
         for row in rows

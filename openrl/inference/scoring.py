@@ -64,23 +64,32 @@ class Scalar:
 class TextRewardModel:
     """A reward model on text. A text gets the same score in whatever company."""
 
-    def __init__(self, model: RewardModel, tokenizer: PreTrainedTokenizerBase, max_len: int) -> None:
+    def __init__(
+        self, model: RewardModel, tokenizer: PreTrainedTokenizerBase, max_len: int
+    ) -> None:
         self.model, self.tokenizer = model, tokenizer
-        longest = getattr(model.hf.config.get_text_config(), "max_position_embeddings", None) or max_len
+        longest = (
+            getattr(model.hf.config.get_text_config(), "max_position_embeddings", None) or max_len
+        )
         self.max_len = min(max_len, longest)
 
     def __call__(self, texts: list[str]) -> list[Scalar]:
-        """Scores of texts that are tokenised as they stand: special tokens are those written in the text.
+        """Scores of texts that are tokenised as they stand: special tokens are those written in the
+        text.
 
         Texts of more than ``max_len`` tokens lose the first ones.
         """
         rows = self.tokenizer(texts, add_special_tokens=False).input_ids
         kept = [row[-self.max_len :] or [self.tokenizer.pad_token_id] for row in rows]
         width = max(map(len, kept))
-        ids = torch.tensor([row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept])
+        ids = torch.tensor(
+            [row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept]
+        )
         lengths = torch.tensor([[len(row)] for row in kept])
         values = self.column(ids, torch.arange(width) < lengths).tolist()
-        return [Scalar(value, len(row) > self.max_len) for value, row in zip(values, rows, strict=True)]
+        return [
+            Scalar(value, len(row) > self.max_len) for value, row in zip(values, rows, strict=True)
+        ]
 
     @torch.inference_mode()
     def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
@@ -92,7 +101,9 @@ class TextRewardModel:
 def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
     """The tokenizer of the reward model at ``path``. Raises UserError."""
     fast = not flags.disable_fast_tokenizer
-    return load_tokenizer(path, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain")
+    return load_tokenizer(
+        path, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain"
+    )
 
 
 def load_reward_model(
@@ -110,7 +121,9 @@ def load_reward_model(
     Raises UserError if it has no head, cannot be packed, or holds nothing to normalise by.
     """
     settings = {"packing": packing, "load_in_4bit": load_in_4bit}
-    model = load_scalar_model(RewardModel, path, flags, device, rm.value_head_prefix, **settings).to(device)
+    model = load_scalar_model(
+        RewardModel, path, flags, device, rm.value_head_prefix, **settings
+    ).to(device)
     assert isinstance(model, RewardModel)
     if normalize:
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)
@@ -122,7 +135,8 @@ def load_reward_model(
 
 
 class ModelScorer:
-    """One model that concurrent requests share, as a ``TextScorer`` and as a ``Source`` of rewards."""
+    """One model that concurrent requests share, as a ``TextScorer`` and as a ``Source`` of
+    rewards."""
 
     def __init__(
         self,
@@ -134,7 +148,9 @@ class ModelScorer:
         name: str = "model",
     ) -> None:
         self.name, self._model = name, model
-        self._batcher = MicroBatcher(self._compute, batch_size=batch_size, wait=wait, most_waiting=most_waiting)
+        self._batcher = MicroBatcher(
+            self._compute, batch_size=batch_size, wait=wait, most_waiting=most_waiting
+        )
         self.counts = Counts()
 
     def _compute(self, texts: list[str]) -> list[Scalar]:
@@ -151,7 +167,12 @@ class ModelScorer:
     async def score(self, rows: ScoreRequest | Rows) -> list[Score | Failure]:
         scalars = await self._batcher(rows.queries)
         return [
-            Score(s.value) if math.isfinite(s.value) else Failure(f"the model's output is {s.value}") for s in scalars
+            (
+                Score(s.value)
+                if math.isfinite(s.value)
+                else Failure(f"the model's output is {s.value}")
+            )
+            for s in scalars
         ]
 
     async def close(self) -> None:
@@ -159,11 +180,15 @@ class ModelScorer:
 
 
 class FunctionScorer:
-    """``TextScorer`` of reward functions or verifiers, which run in processes of their own. A request is one call of each:
-    functions may compare what they are given together."""
+    """``TextScorer`` of reward functions or verifiers, which run in processes of their own. A
+    request is one call of each: functions may compare what they are given together."""
 
     def __init__(
-        self, weighing: Weighing, sources: Mapping[str, Source], executor: Executor, most_waiting: int
+        self,
+        weighing: Weighing,
+        sources: Mapping[str, Source],
+        executor: Executor,
+        most_waiting: int,
     ) -> None:
         self._weighing, self._sources, self._executor = weighing, sources, executor
         self.most_waiting, self.waiting = most_waiting, 0
@@ -175,12 +200,17 @@ class FunctionScorer:
         self.waiting += count
         try:
             rows = as_rows(request)
-            columns = await asyncio.gather(*(source.score(rows) for source in self._sources.values()))
+            columns = await asyncio.gather(
+                *(source.score(rows) for source in self._sources.values())
+            )
         finally:
             self.waiting -= count
         self.counts.batches += len(columns)
         self.counts.texts += count
-        return [self._weigh(dict(zip(self._sources, row, strict=True))) for row in zip(*columns, strict=True)]
+        return [
+            self._weigh(dict(zip(self._sources, row, strict=True)))
+            for row in zip(*columns, strict=True)
+        ]
 
     def _weigh(self, results: Mapping[str, Score | Failure]) -> Score | Failure:
         scores: dict[str, Score] = {}

@@ -35,23 +35,34 @@ class ServeInputs:
 
 
 def prepare_server(config: ServeConfig) -> ServeInputs:
-    """Take the port, try the reward functions. Raises UserError for the first thing that does not fit."""
+    """Take the port, try the reward functions. Raises UserError for the first thing that does not
+    fit."""
     device = resolve_device(config.device)
     sources = reward_sources(config.reward, config.rm.reward_pretrain)
     check_reward_sources(config.reward, sources, config.debug.plugin)
     listener = bind(config.server.host, config.server.port)
-    return ServeInputs(device, listener, RewardPlan(sources, source_weights(config.reward, sources)))
+    return ServeInputs(
+        device, listener, RewardPlan(sources, source_weights(config.reward, sources))
+    )
 
 
 async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
     """Load the model, say where the server is, answer until SIGTERM."""
     scorer = build_scorer(config, inputs)
     token = bearer_token() if config.server.require_token else None
-    await serve(build_app(scorer, token), inputs.listener, lambda url: print(f"serving on {url}", flush=True))
+    await serve(
+        build_app(scorer, token),
+        inputs.listener,
+        lambda url: print(f"serving on {url}", flush=True),
+    )
 
 
 def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
-    server, reward, most_waiting = config.server, config.reward, QUEUED_BATCHES * config.server.batch_size
+    server, reward, most_waiting = (
+        config.server,
+        config.reward,
+        QUEUED_BATCHES * config.server.batch_size,
+    )
     if config.rm.reward_pretrain is not None:
         model = load_reward_model(
             config.rm.reward_pretrain,
@@ -63,31 +74,46 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
             load_in_4bit=config.weights.load_in_4bit,
         )
         wait = server.batch_wait_ms / 1000
-        return ModelScorer(model, batch_size=server.batch_size, wait=wait, most_waiting=most_waiting)
+        return ModelScorer(
+            model, batch_size=server.batch_size, wait=wait, most_waiting=most_waiting
+        )
     executor = ThreadPoolExecutor(reward.reward_num_workers, thread_name_prefix="reward")
-    sources = process_sources(reward, inputs.plan.sources, config.debug.plugin, executor, reward.reward_num_workers)
+    sources = process_sources(
+        reward, inputs.plan.sources, config.debug.plugin, executor, reward.reward_num_workers
+    )
     return FunctionScorer(Weighing(inputs.plan, "drop"), sources, executor, most_waiting)
 
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket with an address; port 0 takes any free one. Raises UserError."""
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
         taken = socket.socket(family, kind, protocol)
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(address)
     except OSError as error:
-        raise UserError(f"--host {host} --port {port}: {error.strerror}", "--port 0 takes any free port") from error
+        raise UserError(
+            f"--host {host} --port {port}: {error.strerror}", "--port 0 takes any free port"
+        ) from error
     return taken
 
 
 async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer requests until SIGTERM or SIGINT, then finish those in work. ``ready`` gets the URL."""
-    config = uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE)
+    """Answer requests until SIGTERM or SIGINT, then finish those in work. ``ready`` gets the
+    URL."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)  # uvicorn raises it once more when it is done: that is no failure
+        signal.signal(
+            number, lambda *_: None
+        )  # uvicorn raises it once more when it is done: that is no failure
     host, port = listener.getsockname()[:2]
-    await Server(config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")).serve([listener])
+    await Server(
+        config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    ).serve([listener])
 
 
 class Server(uvicorn.Server):

@@ -12,7 +12,14 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from openrl.inference.batcher import QueueFull, TooMany
@@ -39,9 +46,15 @@ class ServerMetrics:
 
     def __init__(self, scorer: TextScorer) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter("openrl_rm_requests", "Requests by status.", ["status"], registry=self.registry)
-        self.failures = Counter("openrl_rm_failures", "Texts that got no score.", registry=self.registry)
-        self.seconds = Histogram("openrl_rm_request_seconds", "From request to reply.", registry=self.registry)
+        self.requests = Counter(
+            "openrl_rm_requests", "Requests by status.", ["status"], registry=self.registry
+        )
+        self.failures = Counter(
+            "openrl_rm_failures", "Texts that got no score.", registry=self.registry
+        )
+        self.seconds = Histogram(
+            "openrl_rm_request_seconds", "From request to reply.", registry=self.registry
+        )
         self.running = Gauge("openrl_rm_running", "Requests in work.", registry=self.registry)
         self.registry.register(ScorerMetrics(scorer))
 
@@ -55,13 +68,20 @@ class ScorerMetrics:
     def collect(self) -> Iterator[Metric]:
         counts = self.scorer.counts
         yield CounterMetricFamily("openrl_rm_texts", "Texts scored.", value=counts.texts)
-        yield CounterMetricFamily("openrl_rm_batches", "Forward passes, or calls of functions.", value=counts.batches)
-        yield CounterMetricFamily("openrl_rm_cut_texts", "Texts longer than --max_len.", value=counts.cut)
-        yield GaugeMetricFamily("openrl_rm_waiting", "Texts that wait for a batch.", value=self.scorer.waiting)
+        yield CounterMetricFamily(
+            "openrl_rm_batches", "Forward passes, or calls of functions.", value=counts.batches
+        )
+        yield CounterMetricFamily(
+            "openrl_rm_cut_texts", "Texts longer than --max_len.", value=counts.cut
+        )
+        yield GaugeMetricFamily(
+            "openrl_rm_waiting", "Texts that wait for a batch.", value=self.scorer.waiting
+        )
 
 
 def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
-    """The application; ``token`` is what every request but /health must bear. Closes the scorer when it ends."""
+    """The application; ``token`` is what every request but /health must bear. Closes the scorer
+    when it ends."""
     metrics = ServerMetrics(scorer)
 
     @asynccontextmanager
@@ -69,7 +89,13 @@ def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
         yield
         await scorer.close()
 
-    app = FastAPI(title="openrl reward server", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(
+        title="openrl reward server",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        openapi_url=None,
+    )
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -119,7 +145,11 @@ def parse(body: bytes) -> ScoreRequest:
     """Raises Refusal for a body that is no request."""
     try:
         return read_request(json.loads(body))
-    except (ValueError, RecursionError, BadRequest) as error:  # what json raises, bad UTF-8 included, are ValueErrors
+    except (
+        ValueError,
+        RecursionError,
+        BadRequest,
+    ) as error:  # what json raises, bad UTF-8 included, are ValueErrors
         raise Refusal(400, f"not a request: {error}") from error
 
 

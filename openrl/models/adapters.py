@@ -1,4 +1,5 @@
-"""Merging a LoRA adapter (https://arxiv.org/abs/2106.09685) into the model it was trained on. The home of peft."""
+"""Merging a LoRA adapter (https://arxiv.org/abs/2106.09685) into the model it was trained on. The
+home of peft."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from pathlib import Path
 import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import load_peft_weights
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from openrl.config.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
@@ -22,15 +28,19 @@ HEAD = "score"  # of transformers' sequence classifiers
 def merge_adapter(
     base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None
 ) -> PreTrainedModel:
-    """Write base and adapter as one model, with the base's tokenizer; ``head_prefix`` None: a causal language model, else
-    a reward model.
+    """Write base and adapter as one model, with the base's tokenizer; ``head_prefix`` None: a
+    causal language model, else a reward model.
 
-    The sum is taken in fp32 and rounded once, to --param_dtype. Raises UserError if the adapter does not fit the base or
-    ``output`` holds something. A directory appears whole or not at all.
+    The sum is taken in fp32 and rounded once, to --param_dtype. Raises UserError if the adapter
+    does not fit the base or ``output`` holds something. A directory appears whole or not at all.
     """
     require_empty(output)
     exact = LoadFlags(**{**vars(flags), "param_dtype": "fp32"})
-    model = _causal_lm(base, exact) if head_prefix is None else _reward_model(base, adapter, exact, head_prefix)
+    model = (
+        _causal_lm(base, exact)
+        if head_prefix is None
+        else _reward_model(base, adapter, exact, head_prefix)
+    )
     merged = _apply(model, adapter, base).to(DTYPES[flags.param_dtype])
     tokenizer = AutoTokenizer.from_pretrained(base, trust_remote_code=flags.trust_remote_code)
     aside = output.with_name(f".{output.name}.{os.getpid()}")
@@ -46,7 +56,9 @@ def merge_adapter(
 def require_empty(output: Path) -> None:
     """Raises UserError if there is something where the output shall be."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise UserError(f"--output_path: {output} exists and is not an empty directory", "another --output_path")
+        raise UserError(
+            f"--output_path: {output} exists and is not an empty directory", "another --output_path"
+        )
 
 
 def _causal_lm(base: str, flags: LoadFlags) -> PreTrainedModel:
@@ -54,9 +66,15 @@ def _causal_lm(base: str, flags: LoadFlags) -> PreTrainedModel:
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
-    """The base as a classifier with one output. Raises UserError if neither base nor adapter holds a head."""
+    """The base as a classifier with one output. Raises UserError if neither base nor adapter holds
+    a head."""
     model = load_pretrained(
-        AutoModelForSequenceClassification, base, flags, "cpu", may_lack=f"{HEAD}.weight", num_labels=1
+        AutoModelForSequenceClassification,
+        base,
+        flags,
+        "cpu",
+        may_lack=f"{HEAD}.weight",
+        num_labels=1,
     )
     if not hasattr(model, HEAD):
         raise UserError(f"{type(model).__name__} has no head named {HEAD}", "another architecture")
@@ -66,7 +84,8 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
             model.get_submodule(HEAD).weight.copy_(weight)
     elif not any(f"{HEAD}." in key for key in _stored(adapter)):
         raise UserError(
-            f"neither {base} ({name}.weight) nor {adapter} holds a scalar head: this is no reward model",
+            f"neither {base} ({name}.weight) nor {adapter} holds a scalar head: this is no reward"
+            " model",
             "--value_head_prefix with the head's name, or leave --is_rm out",
         )
     setattr(model.config, HEAD_FIELD, HEAD)
@@ -74,16 +93,27 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
 
 
 def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
-    """The model with the adapter's deltas added. Raises UserError unless every stored tensor has its place."""
+    """The model with the adapter's deltas added. Raises UserError unless every stored tensor has
+    its place."""
     stored = _stored(adapter)
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)
-    except (RuntimeError, ValueError, KeyError, TypeError) as error:  # sizes, unknown target modules, unknown kinds
-        raise UserError(f"--lora_path: {adapter} does not fit {base}: {error}", "the base it was trained on") from error
-    placed = {name: tensor.shape for name, tensor in get_peft_model_state_dict(with_adapter).items()}
+    except (
+        RuntimeError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ) as error:  # sizes, unknown target modules, unknown kinds
+        raise UserError(
+            f"--lora_path: {adapter} does not fit {base}: {error}", "the base it was trained on"
+        ) from error
+    placed = {
+        name: tensor.shape for name, tensor in get_peft_model_state_dict(with_adapter).items()
+    }
     if wrong := sorted(placed.keys() ^ stored.keys()):
         raise UserError(
-            f"--lora_path: {adapter} does not fit {base}: {len(wrong)} tensors without a counterpart, e.g. {wrong[0]}",
+            f"--lora_path: {adapter} does not fit {base}: {len(wrong)} tensors without a"
+            f" counterpart, e.g. {wrong[0]}",
             "the base it was trained on",
         )
     return with_adapter.merge_and_unload(safe_merge=True)  # safe: refuses NaN
@@ -92,5 +122,7 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
 def _stored(adapter: str) -> dict[str, torch.Tensor]:
     """The adapter's tensors. Raises UserError if there is no adapter."""
     if not (Path(adapter) / "adapter_config.json").is_file():
-        raise UserError(f"--lora_path: {adapter} holds no adapter_config.json", "a directory that peft saved")
+        raise UserError(
+            f"--lora_path: {adapter} holds no adapter_config.json", "a directory that peft saved"
+        )
     return load_peft_weights(adapter, device="cpu")

@@ -1,9 +1,10 @@
-"""Which attention a model runs, and one that transformers lacks: each sample of a packed row by itself.
+"""Which attention a model runs, and one that transformers lacks: each sample of a packed row by
+itself.
 
-sdpa and eager attention compute every pair of tokens of a packed row and mask those of different samples, so their work
-and their mask grow with the square of the micro-batch. ``varlen`` computes each sample's pairs alone: on a GPU in one call
-of torch's flash attention with boundaries, which needs no package, elsewhere sample after sample.
-"""
+sdpa and eager attention compute every pair of tokens of a packed row and mask those of different
+samples, so their work and their mask grow with the square of the micro-batch. ``varlen`` computes
+each sample's pairs alone: on a GPU in one call of torch's flash attention with boundaries, which
+needs no package, elsewhere sample after sample."""
 
 from __future__ import annotations
 
@@ -26,28 +27,41 @@ AMPERE = (8, 0)  # the oldest GPUs that torch's flash attention runs on
 
 
 def asked_attention(flags: LoadFlags, device: str) -> str | None:
-    """What a model is loaded with: --attn_implementation, else flash attention where it is installed and runs. None leaves
-    it to transformers, which takes sdpa for most architectures."""
+    """What a model is loaded with: --attn_implementation, else flash attention where it is
+    installed and runs. None leaves it to transformers, which takes sdpa for most architectures."""
     on_gpu = device == "cuda" and flags.param_dtype != "fp32"
     installed = flags.attn_implementation is None and on_gpu and is_flash_attn_2_available()
     return "flash_attention_2" if installed else flags.attn_implementation
 
 
 def check_attention(flags: LoadFlags) -> None:
-    """Raises UserError if --attn_implementation is no attention of transformers and, without a slash, no kernel of the Hub."""
+    """Raises UserError if --attn_implementation is no attention of transformers and, without a
+    slash, no kernel of the Hub."""
     name = flags.attn_implementation
-    known = {"eager", *(key for key in ALL_ATTENTION_FUNCTIONS.valid_keys() if not key.startswith(("paged", "openrl")))}
+    known = {
+        "eager",
+        *(
+            key
+            for key in ALL_ATTENTION_FUNCTIONS.valid_keys()
+            if not key.startswith(("paged", "openrl"))
+        ),
+    }
     if name is not None and name not in known and "/" not in name:
         near = get_close_matches(name, known, 1)
         raise UserError(
-            f"--attn_implementation: there is no attention {name!r}, but {', '.join(sorted(known))}",
+            f"--attn_implementation: there is no attention {name!r}, but"
+            f" {', '.join(sorted(known))}",
             f"--attn_implementation {near[0] if near else 'sdpa'}",
         )
 
 
 def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
-    """A model that is going to run packed rows takes ``varlen`` where it would run sdpa, unless sdpa was asked for."""
-    plain = hf.config.get_text_config() is hf.config and getattr(hf.config, "attn_logit_softcapping", None) is None
+    """A model that is going to run packed rows takes ``varlen`` where it would run sdpa, unless
+    sdpa was asked for."""
+    plain = (
+        hf.config.get_text_config() is hf.config
+        and getattr(hf.config, "attn_logit_softcapping", None) is None
+    )
     left_to_us = flags.attn_implementation is None and hf.config._attn_implementation == "sdpa"
     if left_to_us and plain and (device == "cpu" or _kernel_runs(flags.param_dtype != "fp32")):
         hf.set_attn_implementation(VARLEN)
@@ -78,13 +92,13 @@ def varlen_attention(
     """Causal attention within each sequence, for transformers' ``AttentionInterface``.
 
     Args:
-        query: (R, heads, S, D); key and value may have fewer heads.
-        attention_mask: never made for this attention; right padding needs none.
-        sliding_window: tokens that each looks at, itself included.
-        cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and the end; None: each row is one.
-        cu_seq_lens_k: the same of their keys. A sequence with more keys than queries goes on where others ended.
-        max_length_q, max_length_k: tokens of the longest.
-        key_places: (K,) int64, where in the row the keys of all sequences stand, one after the other; None: as they are.
+        query: (R, heads, S, D); key and value may have fewer heads. attention_mask: never made for
+            this attention; right padding needs none. sliding_window: tokens that each looks at,
+            itself included. cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and
+            the end; None: each row is one. cu_seq_lens_k: the same of their keys. A sequence with
+            more keys than queries goes on where others ended. max_length_q, max_length_k: tokens of
+            the longest. key_places: (K,) int64, where in the row the keys of all sequences stand,
+            one after the other; None: as they are.
 
     Returns:
         (R, S, heads, D), and no weights. Raises UserError for what it does not know.
@@ -96,14 +110,21 @@ def varlen_attention(
         "attention in both directions": not getattr(module, "is_causal", True),
     }
     if found := [what for what, there in unknown.items() if there]:
-        raise UserError(f"--attn_implementation {VARLEN} knows no {found[0]}", "--attn_implementation sdpa")
+        raise UserError(
+            f"--attn_implementation {VARLEN} knows no {found[0]}", "--attn_implementation sdpa"
+        )
     if key_places is not None:
         key, value = (x.index_select(2, key_places) for x in (key, value))
     if query.is_cuda and _kernel_runs(module.config.dtype != torch.float32):
-        query, key, value = (x.to(module.config.dtype) for x in (query, key, value))  # adapters may leave fp32
+        query, key, value = (
+            x.to(module.config.dtype) for x in (query, key, value)
+        )  # adapters may leave fp32
         ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         return _by_kernel(query, key, value, ends, scaling, sliding_window), None
-    lengths = [[query.shape[2]] if ends is None else ends.diff().tolist() for ends in (cu_seq_lens_q, cu_seq_lens_k)]
+    lengths = [
+        [query.shape[2]] if ends is None else ends.diff().tolist()
+        for ends in (cu_seq_lens_q, cu_seq_lens_k)
+    ]
     return _one_by_one(query, key, value, lengths, scaling, sliding_window), None
 
 
@@ -116,10 +137,15 @@ def _by_kernel(
 ) -> Tensor:
     rows, heads, length, _ = query.shape
     if ends[0] is None:
-        starts = torch.arange(0, (rows + 1) * length, length, dtype=torch.int32, device=query.device)
+        starts = torch.arange(
+            0, (rows + 1) * length, length, dtype=torch.int32, device=query.device
+        )
         ends = (starts, starts, length, length)
     tensors = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    span = (-1 if window is None else window - 1, 0)  # tokens to the left and to the right; without any this is causal
+    span = (
+        -1 if window is None else window - 1,
+        0,
+    )  # tokens to the left and to the right; without any this is causal
     grouped = key.shape[1] != heads
     out = varlen_attn(*tensors, *ends, scale=scaling, window_size=span, enable_gqa=grouped)  # type: ignore[arg-type]
     assert isinstance(out, Tensor)
@@ -127,11 +153,18 @@ def _by_kernel(
 
 
 def _one_by_one(
-    query: Tensor, key: Tensor, value: Tensor, lengths: list[list[int]], scaling: float | None, window: int | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    lengths: list[list[int]],
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
     of_queries, of_keys = lengths
     parts = []
-    for q, k, v in zip(query.split(of_queries, 2), key.split(of_keys, 2), value.split(of_keys, 2), strict=True):
+    for q, k, v in zip(
+        query.split(of_queries, 2), key.split(of_keys, 2), value.split(of_keys, 2), strict=True
+    ):
         n, m = q.shape[2], k.shape[2]
         mask = None
         if n < m or (window is not None and m > window):

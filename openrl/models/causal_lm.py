@@ -25,19 +25,27 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class CausalLM(nn.Module):
-    """A transformers model whose output head scores tokens chunk by chunk. ``hf`` keeps its parameter names."""
+    """A transformers model whose output head scores tokens chunk by chunk. ``hf`` keeps its
+    parameter names."""
 
-    def __init__(self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False) -> None:
+    def __init__(
+        self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False
+    ) -> None:
         super().__init__()
         self.hf, self.packing = hf, packing
         self.shares = False  # packed rows of a group share what they begin with
         self.adapters: Adapters | None = None
         self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
-        head = LogprobHead(hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size)
+        head = LogprobHead(
+            hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size
+        )
         hf.set_output_embeddings(head)
         if hf.get_output_embeddings() is not head:
-            raise UserError(f"{type(hf).__name__} does not let its output head be replaced", "use another architecture")
+            raise UserError(
+                f"{type(hf).__name__} does not let its output head be replaced",
+                "use another architecture",
+            )
 
     def forward(
         self,
@@ -57,7 +65,9 @@ class CausalLM(nn.Module):
         rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         part = self.split(rows)
         balance = {"output_router_logits": True} if "balance" in want else {}
-        found = self.hf.base_model(input_ids=part.token_ids, use_cache=False, **part.inputs, **balance)
+        found = self.hf.base_model(
+            input_ids=part.token_ids, use_cache=False, **part.inputs, **balance
+        )
         predicts = part.take(of_next(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
             found.last_hidden_state,
@@ -67,7 +77,10 @@ class CausalLM(nn.Module):
             [part.take(of_next(rows.arranged(column)))[predicts] for column in reference],
         )
         found_columns = {"logprobs": logprobs} | more
-        columns = {name: rows.columns(to_next(part.whole(column))) for name, column in found_columns.items()}
+        columns = {
+            name: rows.columns(to_next(part.whole(column)))
+            for name, column in found_columns.items()
+        }
         if balance:
             assert self.balancing is not None  # checked before the run starts
             logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
@@ -87,10 +100,12 @@ class CausalLM(nn.Module):
         return type(self.hf).__name__
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of one or more whole layers, by this module's names -> as ``save_pretrained`` writes them, adapters
-        merged in."""
+        """Parameters of one or more whole layers, by this module's names -> as ``save_pretrained``
+        writes them, adapters merged in."""
         body = {name.removeprefix("hf."): t for name, t in named.items()}
-        return revert_weight_conversion(self.hf, self.adapters.merged(body) if self.adapters else body)
+        return revert_weight_conversion(
+            self.hf, self.adapters.merged(body) if self.adapters else body
+        )
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Parameters of adapters, by this module's names -> as peft's files name them."""
@@ -109,11 +124,16 @@ def load_causal_lm(
 ) -> CausalLM:
     """Load from a local directory or the Hub; ``settings`` as in ``load_pretrained``.
 
-    Raises UserError if there is no such model, weights are missing, or the architecture treats its logits in a way that
-    this package does not know.
-    """
+    Raises UserError if there is no such model, weights are missing, or the architecture treats its
+    logits in a way that this package does not know."""
     hf = load_pretrained(
-        AutoModelForCausalLM, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings
+        AutoModelForCausalLM,
+        path,
+        flags,
+        device,
+        load_in_4bit=load_in_4bit,
+        packing=packing,
+        **settings,
     )
     with torch.no_grad(), attention_of_a_cpu(hf):
         expected = _plain_logprobs(hf)
@@ -121,8 +141,8 @@ def load_causal_lm(
         gap = float((model(_PROBE, _PROBE > 0)[0][:, 1:] - expected).abs().max())
     if not gap <= (1e-3 if flags.param_dtype == "fp32" else 0.1):
         raise UserError(
-            f"{path}: log-probs from the output head differ by {gap:.2g} from the model's own forward: "
-            f"{type(hf).__name__} changes its logits in a way that is not known here",
+            f"{path}: log-probs from the output head differ by {gap:.2g} from the model's own"
+            f" forward: {type(hf).__name__} changes its logits in a way that is not known here",
             "use another architecture, or add its rule to logit_transform",
         )
     hf.get_output_embeddings().transform = logit_transform(hf.config, temperature)
@@ -139,11 +159,11 @@ def load_pretrained(
     packing: bool = False,
     **settings: Any,
 ) -> PreTrainedModel:
-    """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout off, on the CPU.
+    """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout
+    off, on the CPU.
 
-    ``packing`` says that rows are going to be packed, ``settings`` are fields of the model's config, or what else
-    ``from_pretrained`` takes.
-    """
+    ``packing`` says that rows are going to be packed, ``settings`` are fields of the model's
+    config, or what else ``from_pretrained`` takes."""
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]
             path,
@@ -154,9 +174,18 @@ def load_pretrained(
             output_loading_info=True,
             **settings,
         )
-    except (OSError, ValueError, ImportError, KeyError) as error:  # KeyError: no attention of that name
+    except (
+        OSError,
+        ValueError,
+        ImportError,
+        KeyError,
+    ) as error:  # KeyError: no attention of that name
         remedy = "check the path and --attn_implementation"
-        more = ", or leave --prefix_grouper out, which asks for varlen" if flags.attn_implementation == VARLEN else ""
+        more = (
+            ", or leave --prefix_grouper out, which asks for varlen"
+            if flags.attn_implementation == VARLEN
+            else ""
+        )
         raise UserError(f"cannot load a model from {path!r}: {error}", remedy + more) from error
     if missing := sorted(set(report["missing_keys"]) - {may_lack}):
         raise UserError(
@@ -176,7 +205,9 @@ def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransf
     scale = getattr(text, "logit_scale", None) or 1.0  # Cohere
     scale *= getattr(text, "lm_head_multiplier", None) or 1.0  # Falcon-H1
     divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite
-    return LogitTransform(scale / divisor, getattr(text, "final_logit_softcapping", None), temperature)
+    return LogitTransform(
+        scale / divisor, getattr(text, "final_logit_softcapping", None), temperature
+    )
 
 
 _PROBE = torch.tensor([[1, 2, 3, 4]])
@@ -198,7 +229,8 @@ def _plain_logprobs(hf: PreTrainedModel) -> Tensor:
 
 
 def _disable_dropout(model: nn.Module) -> None:
-    """Policies are compared with their own earlier log-probs: noise in the forward would look like drift."""
+    """Policies are compared with their own earlier log-probs: noise in the forward would look like
+    drift."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -1,4 +1,5 @@
-"""What flags change about a model besides its adapters: fields of its config, parameters that stay as they are, kernels."""
+"""What flags change about a model besides its adapters: fields of its config, parameters that stay
+as they are, kernels."""
 
 from __future__ import annotations
 
@@ -15,18 +16,25 @@ from transformers.integrations.liger import apply_liger_kernel
 from openrl.config.model import ModelChangeFlags
 from openrl.errors import Gathered, UserError
 
-OWN_FLAGS = {"dtype": "--param_dtype", "torch_dtype": "--param_dtype", "attn_implementation": "--attn_implementation"}
+OWN_FLAGS = {
+    "dtype": "--param_dtype",
+    "torch_dtype": "--param_dtype",
+    "attn_implementation": "--attn_implementation",
+}
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def load_settings(changes: ModelChangeFlags) -> dict[str, Any]:
     """What ``from_pretrained`` is told."""
     experts = changes.experts_implementation
-    return changes.model_config_overrides | ({} if experts is None else {"experts_implementation": experts})
+    return changes.model_config_overrides | (
+        {} if experts is None else {"experts_implementation": experts}
+    )
 
 
 def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool) -> None:
-    """Raises UserError for everything that the model at ``path`` does not have; reads its config, no weights."""
+    """Raises UserError for everything that the model at ``path`` does not have; reads its config,
+    no weights."""
     if changes == ModelChangeFlags():
         return
     remote = {"trust_remote_code": trust_remote_code}
@@ -35,13 +43,17 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
         with gathered:
             _check_field(path, config, name)
     with gathered:
-        if changes.experts_implementation and not any(getattr(config.get_text_config(), n, None) for n in EXPERTS):
+        if changes.experts_implementation and not any(
+            getattr(config.get_text_config(), n, None) for n in EXPERTS
+        ):
             raise UserError(f"--experts_implementation: {path} has no experts", "leave it out")
     with gathered:
         if changes.freeze_modules is not None:
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, **remote)
-            frozen_names(path, (name for name, _ in model.named_parameters()), changes.freeze_modules)
+            frozen_names(
+                path, (name for name, _ in model.named_parameters()), changes.freeze_modules
+            )
     gathered.raise_all()
 
 
@@ -51,7 +63,8 @@ def _check_field(path: str, config: Any, name: str) -> None:
     if not hasattr(config, name):
         near = get_close_matches(name, vars(config), 1)
         raise UserError(
-            f"--model_config_overrides: the config of {path} has no field {name!r}", f"{near[0]!r}" if near else ""
+            f"--model_config_overrides: the config of {path} has no field {name!r}",
+            f"{near[0]!r}" if near else "",
         )
 
 
@@ -69,23 +82,31 @@ def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:
 
 
 def freeze(model: nn.Module, pattern: str, prefix: str = "") -> None:
-    """Leave parameters untrained. ``model`` holds a backbone as ``hf``, which a language model of its architecture calls
-    ``prefix``. Raises UserError if nothing is left to train."""
+    """Leave parameters untrained. ``model`` holds a backbone as ``hf``, which a language model of
+    its architecture calls ``prefix``. Raises UserError if nothing is left to train."""
     for name, parameter in model.named_parameters():
         if re.search(pattern, prefix + name.removeprefix("hf.")):
             parameter.requires_grad_(False)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise UserError(f"--freeze_modules {pattern} leaves nothing to train", "a narrower expression")
+        raise UserError(
+            f"--freeze_modules {pattern} leaves nothing to train", "a narrower expression"
+        )
 
 
 def use_liger_kernels(hf: PreTrainedModel) -> None:
-    """Norms, rotary embeddings and MLPs; not the loss, which log-probs take the place of. Raises UserError if the
-    package does not know the architecture, of which it only logs."""
+    """Norms, rotary embeddings and MLPs; not the loss, which log-probs take the place of. Raises
+    UserError if the package does not know the architecture, of which it only logs."""
     before = _replaced_forwards(hf)
     apply_liger_kernel(hf, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     if _replaced_forwards(hf) == before:
-        raise UserError(f"--use_liger_kernel: there are no kernels for {hf.config.model_type}", "leave it out")
+        raise UserError(
+            f"--use_liger_kernel: there are no kernels for {hf.config.model_type}", "leave it out"
+        )
 
 
 def _replaced_forwards(model: nn.Module) -> dict[str, object]:
-    return {name: vars(module)["forward"] for name, module in model.named_modules() if "forward" in vars(module)}
+    return {
+        name: vars(module)["forward"]
+        for name, module in model.named_modules()
+        if "forward" in vars(module)
+    }

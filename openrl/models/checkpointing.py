@@ -28,16 +28,22 @@ PARTS: dict[str, Callable[[nn.Module], bool]] = {"selective": is_attention, "moe
 """Method -> the parts of a layer that it recomputes."""
 
 
-def recompute(hf: PreTrainedModel, method: Method, num_layers: int | None = None, reentrant: bool = False) -> None:
+def recompute(
+    hf: PreTrainedModel, method: Method, num_layers: int | None = None, reentrant: bool = False
+) -> None:
     """Set up ``method`` for training. Raises UserError if the model has no such parts."""
     if not hf.supports_gradient_checkpointing:
-        raise UserError(f"--gradient_checkpointing: {type(hf).__name__} does not support it", "leave it out")
+        raise UserError(
+            f"--gradient_checkpointing: {type(hf).__name__} does not support it", "leave it out"
+        )
     layers = [module for module in hf.modules() if isinstance(module, GradientCheckpointingLayer)]
     if method in ("uniform", "block"):
         hf.gradient_checkpointing_enable({"use_reentrant": reentrant})
         for layer in layers[num_layers:] if num_layers else []:
             layer.gradient_checkpointing = False
-        if reentrant:  # it sees gradients through its inputs alone, and a frozen embedding gives none
+        if (
+            reentrant
+        ):  # it sees gradients through its inputs alone, and a frozen embedding gives none
             hf.enable_input_require_grads()
         return
     parts = [module for layer in layers for module in layer.modules() if PARTS[method](module)]

@@ -9,7 +9,8 @@ from openrl.errors import UserError
 
 
 def row_cost(path: str, trust_remote_code: bool = False) -> RowCost:
-    """Of the model at ``path``, without a weight of it. Raises UserError if its config does not load."""
+    """Of the model at ``path``, without a weight of it. Raises UserError if its config does not
+    load."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -18,12 +19,17 @@ def row_cost(path: str, trust_remote_code: bool = False) -> RowCost:
 
 
 def cost_of(config: PretrainedConfig) -> RowCost:
-    """Layers x width of attention over the parameters that a token passes: linear layers, active experts, output head.
+    """Layers x width of attention over the parameters that a token passes: linear layers, active
+    experts, output head.
 
-    Layers are taken for gated ones that all look at every token; a model with plain or sliding ones is near enough.
-    """
+    Layers are taken for gated ones that all look at every token; a model with plain or sliding ones
+    is near enough."""
     text = config.get_text_config()
-    hidden, layers, heads = text.hidden_size, text.num_hidden_layers, _mean(getattr(text, "num_attention_heads", None))
+    hidden, layers, heads = (
+        text.hidden_size,
+        text.num_hidden_layers,
+        _mean(getattr(text, "num_attention_heads", None)),
+    )
     if not heads:
         return RowCost()  # no attention in it
     head_dim = getattr(text, "head_dim", None) or hidden / heads

@@ -1,4 +1,5 @@
-"""Mixtures of experts: how unevenly the router spreads tokens, by the architecture's own function in transformers."""
+"""Mixtures of experts: how unevenly the router spreads tokens, by the architecture's own function
+in transformers."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from openrl.errors import UserError
 
 LoadBalancing = Callable[[Sequence[Tensor], Tensor | None], Tensor]
-"""Router logits (tokens, experts) of each layer, and a mask (b, T) of real tokens or None -> a scalar. It is 1 * K with
-tokens spread evenly over the experts, K of them each, and grows to the number of experts
-(https://arxiv.org/abs/2101.03961 eq. 4)."""
+"""Router logits (tokens, experts) of each layer, and a mask (b, T) of real tokens or None -> a
+scalar. It is 1 * K with tokens spread evenly over the experts, K of them each, and grows to the
+number of experts (https://arxiv.org/abs/2101.03961 eq. 4)."""
 
 
 def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBalancing | None:
@@ -34,7 +35,7 @@ def check_mixture(path: str, trust_remote_code: bool) -> None:
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if load_balancing(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config) is None:
         raise UserError(
-            f"--aux_loss_coef: {path} is a {config.model_type}, for which transformers has no load-balancing loss: it is "
-            "for mixtures of experts",
+            f"--aux_loss_coef: {path} is a {config.model_type}, for which transformers has no"
+            " load-balancing loss: it is for mixtures of experts",
             "--aux_loss_coef 0",
         )

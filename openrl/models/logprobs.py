@@ -1,9 +1,8 @@
 """Log-probs and entropy of given tokens, from hidden states: the only shift by one in the package.
 
-The hidden state at index t-1 predicts the token at index t. ``of_next`` lays what belongs to a token beside the state that
-predicts it, ``to_next`` brings results back to the token. In a column index t describes ``token_ids[:, t]``; index 0 has no
-prediction and is 0.
-"""
+The hidden state at index t-1 predicts the token at index t. ``of_next`` lays what belongs to a
+token beside the state that predicts it, ``to_next`` brings results back to the token. In a column
+index t describes ``token_ids[:, t]``; index 0 has no prediction and is 0."""
 
 from __future__ import annotations
 
@@ -18,33 +17,38 @@ from openrl.models.outputs import LogitTransform, Want
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 HEAD_BLOCK = 16_384
-"""Rows of the output head whose gradient is computed at a time, so that no chunk makes a copy of the head."""
+"""Rows of the output head whose gradient is computed at a time, so that no chunk makes a copy of
+the head."""
 
 
 def of_next(values: Tensor) -> Tensor:
-    """(R, S, ...) something per token -> at index t that of the token at t + 1. The last index has none, and gets that of
-    index 0, which is never predicted."""
+    """(R, S, ...) something per token -> at index t that of the token at t + 1. The last index has
+    none, and gets that of index 0, which is never predicted."""
     return values.roll(-1, 1)
 
 
 def to_next(values: Tensor) -> Tensor:
-    """The inverse of ``of_next``: what the state at index t says of the token at t + 1, at t + 1."""
+    """The inverse of ``of_next``: what the state at index t says of the token at t + 1, at t +
+    1."""
     return values.roll(1, 1)
 
 
 ROW_BLOCK = 128
-"""Tokens of a chunk that are scored at a time, so that beside the chunk's logits no matrix of their size is made."""
+"""Tokens of a chunk that are scored at a time, so that beside the chunk's logits no matrix of their
+size is made."""
 
 
 class LogprobHead(nn.Module):
     """Takes the place of a model's output head and owns its parameters, under the same names.
 
-    Being the module that owns them matters: ZeRO-3 gathers a module's own parameters around its forward and
-    backward, so all chunks run within one gather, however many tokens each rank has.
+    Being the module that owns them matters: ZeRO-3 gathers a module's own parameters around its
+    forward and backward, so all chunks run within one gather, however many tokens each rank has.
     """
 
     reference_head: FrozenHead | None = None  # for the KL over the whole vocabulary
-    top_k = 0  # of a reference: how many of its likeliest tokens stand for it; 0: its hidden states do
+    top_k = (
+        0  # of a reference: how many of its likeliest tokens stand for it; 0: its hidden states do
+    )
 
     def __init__(self, head: nn.Linear, transform: LogitTransform, chunk_size: int) -> None:
         super().__init__()
@@ -59,30 +63,42 @@ class LogprobHead(nn.Module):
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...), each beside the state that predicts.
+        """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...), each beside the state that
+        predicts.
 
-        All are 0 where ``predicts`` is False: before padding, and before the first token of a sequence.
+        All are 0 where ``predicts`` is False: before padding, and before the first token of a
+        sequence.
 
         Args:
-            hidden: (R, S, H); targets (R, S) int64, the next token of each; predicts (R, S) bool, whether it is predicted.
-            reference: columns of the reference for the N predicted tokens, (N, ...).
+            hidden: (R, S, H); targets (R, S) int64, the next token of each; predicts (R, S) bool,
+                whether it is predicted. reference: columns of the reference for the N predicted
+                tokens, (N, ...).
         """
         states = hidden[predicts]
         of_reference = distributions(reference, self.reference_head) if "full_kl" in want else None
         args = (states, self.weight, self.bias)
         logprobs, entropies, kl = token_logprobs(
-            *args, targets[predicts], self.transform, self.chunk_size, "entropy" in want, of_reference
+            *args,
+            targets[predicts],
+            self.transform,
+            self.chunk_size,
+            "entropy" in want,
+            of_reference,
         )
         found = {"entropy": entropies, "full_kl": kl}
         if "reference" in want:
             found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
-        return _placed(logprobs, predicts), {n: _placed(c, predicts) for n, c in found.items() if c is not None}
+        return _placed(logprobs, predicts), {
+            n: _placed(c, predicts) for n, c in found.items() if c is not None
+        }
 
 
 def _placed(values: Tensor, predicts: Tensor) -> Tensor:
     """(N, ...) of the predicted tokens -> (R, S, ...), 0 elsewhere."""
     blank = torch.zeros(predicts.shape + values.shape[1:], dtype=values.dtype, device=values.device)
-    return blank.masked_scatter(predicts.view(*predicts.shape, *(1 for _ in values.shape[1:])), values)
+    return blank.masked_scatter(
+        predicts.view(*predicts.shape, *(1 for _ in values.shape[1:])), values
+    )
 
 
 def token_logprobs(
@@ -98,12 +114,11 @@ def token_logprobs(
     """log p of each target given the hidden state that predicts it.
 
     Args:
-        states: (N, H) hidden states.
-        weight, bias: (V, H) and (V,) or None, the output head.
-        targets: (N,) int64.
-        chunk_size: tokens whose logits exist at a time; in the backward pass they are computed again. 0: all at once.
-        entropy: also give the entropy of each distribution, in nats.
-        reference: also give the KL of each distribution to the reference's.
+        states: (N, H) hidden states. weight, bias: (V, H) and (V,) or None, the output head.
+            targets: (N,) int64. chunk_size: tokens whose logits exist at a time; in the backward
+            pass they are computed again. 0: all at once. entropy: also give the entropy of each
+            distribution, in nats. reference: also give the KL of each distribution to the
+            reference's.
 
     Returns:
         (N,) log-probs, entropies or None, KL or None; fp32, or fp64 for fp64 states.
@@ -129,7 +144,8 @@ def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tens
 
 
 class _Chunked(torch.autograd.Function):
-    """``_score`` and ``full_kl`` over chunks of tokens: logits of one chunk at a time in both directions."""
+    """``_score`` and ``full_kl`` over chunks of tokens: logits of one chunk at a time in both
+    directions."""
 
     @staticmethod
     def forward(ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference):  # type: ignore[no-untyped-def]
@@ -143,10 +159,14 @@ class _Chunked(torch.autograd.Function):
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
         kl = torch.zeros_like(logprobs) if reference is None else torch.cat(kls)
-        ctx.save_for_backward(states, weight, bias, targets, torch.cat([p[2] for p in parts]), entropies)
+        ctx.save_for_backward(
+            states, weight, bias, targets, torch.cat([p[2] for p in parts]), entropies
+        )
         ctx.transform, ctx.chunk_size, ctx.reference = transform, chunk_size, reference
         ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*([] if entropy else [entropies]), *([kl] if reference is None else []))
+        ctx.mark_non_differentiable(
+            *([] if entropy else [entropies]), *([kl] if reference is None else [])
+        )
         return logprobs, entropies, kl
 
     @staticmethod
@@ -154,16 +174,26 @@ class _Chunked(torch.autograd.Function):
         states, weight, bias, targets, log_partition, entropies = ctx.saved_tensors
         exact = torch.promote_types(states.dtype, torch.float32)  # chunks add up in at least fp32
         grad_states = torch.empty_like(states)
-        grad_weight = torch.zeros(weight.shape, dtype=exact, device=weight.device) if ctx.needs_input_grad[1] else None
-        grad_bias = torch.zeros(bias.shape, dtype=exact, device=bias.device) if bias is not None else None
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=exact, device=weight.device)
+            if ctx.needs_input_grad[1]
+            else None
+        )
+        grad_bias = (
+            torch.zeros(bias.shape, dtype=exact, device=bias.device) if bias is not None else None
+        )
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
-            for own, inside in _blocks(rows, len(logits)):  # the gradient takes the place of the logits
+            for own, inside in _blocks(
+                rows, len(logits)
+            ):  # the gradient takes the place of the logits
                 block, up = (
                     logits[inside],
                     [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)],
                 )
-                gradient = _score_gradient(block, targets[own], log_partition[own, None], entropies[own, None], *up)
+                gradient = _score_gradient(
+                    block, targets[own], log_partition[own, None], entropies[own, None], *up
+                )
                 if grad_kl is not None:
                     gradient += full_kl_gradient(block, *ctx.reference(own)) * grad_kl[own, None]
                 block.copy_(ctx.transform.backward(gradient, block))
@@ -192,7 +222,8 @@ def _score_gradient(
     grad_logprobs: Tensor | None,
     grad_entropies: Tensor | None,
 ) -> Tensor:
-    """d loss / d logits (n, V), from what comes from above, (n, 1) each; one matrix, a second for the entropy.
+    """d loss / d logits (n, V), from what comes from above, (n, 1) each; one matrix, a second for
+    the entropy.
 
     d log p(target) / dz_j = [j is target] - p_j, and dH / dz_j = -p_j (log p_j + H).
     """
@@ -202,13 +233,20 @@ def _score_gradient(
         gradient.mul_(slope if grad_logprobs is None else slope.add_(grad_logprobs))
     else:
         gradient.mul_(0 if grad_logprobs is None else grad_logprobs)
-    return gradient if grad_logprobs is None else gradient.scatter_add_(1, targets[:, None], grad_logprobs)
+    return (
+        gradient
+        if grad_logprobs is None
+        else gradient.scatter_add_(1, targets[:, None], grad_logprobs)
+    )
 
 
 def _blocks(rows: slice, count: int) -> list[tuple[slice, slice]]:
     """Parts of a chunk of ``count`` tokens: where they stand among all tokens, and in the chunk."""
     inside = _chunks(count, ROW_BLOCK)
-    return [(slice(rows.start + part.start, rows.start + min(part.stop, count)), part) for part in inside]
+    return [
+        (slice(rows.start + part.start, rows.start + min(part.stop, count)), part)
+        for part in inside
+    ]
 
 
 def _chunks(n: int, size: int) -> list[slice]:

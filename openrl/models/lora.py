@@ -1,8 +1,8 @@
-"""LoRA adapters inside a model (Hu et al. 2021, https://arxiv.org/abs/2106.09685), and 4-bit base weights. The home of peft.
+"""LoRA adapters inside a model (Hu et al. 2021, https://arxiv.org/abs/2106.09685), and 4-bit base
+weights. The home of peft.
 
-A layer with an adapter computes W x + scale * B A x; W is frozen. The model it starts from is still there, with the
-adapters off, so that it needs no copy of its own: it is the reference.
-"""
+A layer with an adapter computes W x + scale * B A x; W is frozen. The model it starts from is still
+there, with the adapters off, so that it needs no copy of its own: it is the reference."""
 
 from __future__ import annotations
 
@@ -33,24 +33,33 @@ PLAIN = {
     "r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "lora_alpha",
     "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights", "eva_config", "runtime_config",
 }  # fmt: skip
-"""Fields of an adapter's config that leave it W x + scale * B A x; any other is refused, unless it has peft's default."""
+"""Fields of an adapter's config that leave it W x + scale * B A x; any other is refused, unless it
+has peft's default."""
 
 OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names by which peft means the fused weights of experts and their router, in models that have such."""
+"""Names by which peft means the fused weights of experts and their router, in models that have
+such."""
 
-TRAINED, START = "default", "start"  # names of adapters: the one that learns, and a frozen one to begin with
+TRAINED, START = (
+    "default",
+    "start",
+)  # names of adapters: the one that learns, and a frozen one to begin with
 
 
 class Adapters:
-    """The adapters of ``hf``, whose parameters keep peft's names: ``<layer>.base_layer.weight`` is W."""
+    """The adapters of ``hf``, whose parameters keep peft's names: ``<layer>.base_layer.weight`` is
+    W."""
 
     def __init__(self, hf: PreTrainedModel, config: LoraConfig, base: str) -> None:
         self.hf, self.config, self.base = hf, config, base
-        self.layers = {name: module for name, module in hf.named_modules() if isinstance(module, LoraLayer)}
+        self.layers = {
+            name: module for name, module in hf.named_modules() if isinstance(module, LoraLayer)
+        }
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
-        """Inside, the model is what it was before training: adapters off, or those that it was given."""
+        """Inside, the model is what it was before training: adapters off, or those that it was
+        given."""
         given = START in next(iter(self.layers.values())).scaling
         for layer in self.layers.values():
             layer.set_adapter(START, inference_mode=True) if given else layer.enable_adapters(False)
@@ -61,21 +70,30 @@ class Adapters:
                 layer.set_adapter(TRAINED) if given else layer.enable_adapters(True)
 
     def merged(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of whole layers by their names in ``hf`` -> those of a model without adapters, W + scale * B A."""
+        """Parameters of whole layers by their names in ``hf`` -> those of a model without adapters,
+        W + scale * B A."""
         plain = {name: t for name, t in named.items() if ".lora_" not in name}
         result = {}
         for name, weight in plain.items():
             layer, _, kind = name.rpartition(".base_layer.")
             if layer and kind == "weight":
-                low = [named[f"{layer}.{part}.{TRAINED}.weight"].float() for part in ("lora_B", "lora_A")]
+                low = [
+                    named[f"{layer}.{part}.{TRAINED}.weight"].float()
+                    for part in ("lora_B", "lora_A")
+                ]
                 change = self.layers[layer].scaling[TRAINED] * (low[0] @ low[1])
-                flipped = getattr(self.layers[layer], "fan_in_fan_out", False)  # GPT-2 keeps its weights (in, out)
+                flipped = getattr(
+                    self.layers[layer], "fan_in_fan_out", False
+                )  # GPT-2 keeps its weights (in, out)
                 weight = (weight.float() + (change.T if flipped else change)).to(weight.dtype)
             result[name.replace(".base_layer.", ".")] = weight
         return result
 
-    def write(self, directory: Path, tensors: dict[str, Tensor], modules_to_save: list[str] | None = None) -> None:
-        """What ``PeftModel.from_pretrained`` and vLLM read: tensors by their names in peft's files, and their config."""
+    def write(
+        self, directory: Path, tensors: dict[str, Tensor], modules_to_save: list[str] | None = None
+    ) -> None:
+        """What ``PeftModel.from_pretrained`` and vLLM read: tensors by their names in peft's files,
+        and their config."""
         directory.mkdir(parents=True, exist_ok=True)
         self._file_config(modules_to_save).save_pretrained(str(directory))
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
@@ -107,15 +125,20 @@ def peft_name(name: str) -> str:
     return "base_model.model." + name.replace(f".{TRAINED}.", ".")
 
 
-def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, prefix: str = "") -> Adapters:
-    """Put adapters into ``hf``, a model from ``base``, and freeze everything else. A begins random from ``seed``, B at
-    zero. ``prefix`` stands before the names of ``hf`` in the adapter's file.
+def add_adapters(
+    hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, prefix: str = ""
+) -> Adapters:
+    """Put adapters into ``hf``, a model from ``base``, and freeze everything else. A begins random
+    from ``seed``, B at zero. ``prefix`` stands before the names of ``hf`` in the adapter's file.
 
-    Raises UserError if no layer, or one that is not linear, is named by --target_modules, or the adapter of
-    --lora_adapter_path does not fit.
-    """
+    Raises UserError if no layer, or one that is not linear, is named by --target_modules, or the
+    adapter of --lora_adapter_path does not fit."""
     given = flags.lora_adapter_path
-    config, names = (_new_config(flags, hf), [TRAINED]) if given is None else (_read_config(given), [TRAINED, START])
+    config, names = (
+        (_new_config(flags, hf), [TRAINED])
+        if given is None
+        else (_read_config(given), [TRAINED, START])
+    )
     hf.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -133,7 +156,8 @@ def add_adapters(hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, pr
 
 
 def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
-    """Raises UserError as ``add_adapters`` will if the layers of ``base`` cannot have these adapters. Reads no weights."""
+    """Raises UserError as ``add_adapters`` will if the layers of ``base`` cannot have these
+    adapters. Reads no weights."""
     if not flags.adapts:
         return
     given = flags.lora_adapter_path
@@ -155,10 +179,13 @@ def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> LoraConfig:
 
 
 def _targets(flags: LoRAFlags, hf: PreTrainedModel) -> str | list[str]:
-    """For peft, whose "all-linear" has the weights of experts in it too, which are no layers of their own."""
+    """For peft, whose "all-linear" has the weights of experts in it too, which are no layers of
+    their own."""
     if flags.target_modules != ("all-linear",):
         return list(flags.target_modules)
-    fused = any(".experts." in name and parameter.dim() == 3 for name, parameter in hf.named_parameters())
+    fused = any(
+        ".experts." in name and parameter.dim() == 3 for name, parameter in hf.named_parameters()
+    )
     return sorted(_linear_names(hf) - OF_EXPERTS) if fused else "all-linear"
 
 
@@ -173,23 +200,37 @@ def _read_config(path: str) -> LoraConfig:
     for name in sorted(vars(plain).keys() - PLAIN):
         if getattr(config, name) != getattr(plain, name):
             raise _not_plain(f"with {name}")
-    if config.init_lora_weights not in (True, False, "gaussian", "orthogonal", "eva"):  # the others change the base too
+    if config.init_lora_weights not in (
+        True,
+        False,
+        "gaussian",
+        "orthogonal",
+        "eva",
+    ):  # the others change the base too
         raise _not_plain(f"with init_lora_weights {config.init_lora_weights}")
     return replace(config, init_lora_weights=True)
 
 
 def _not_plain(what: str) -> UserError:
-    return UserError(f"--lora_adapter_path: an adapter {what} cannot be trained here", "a plain LoRA adapter")
+    return UserError(
+        f"--lora_adapter_path: an adapter {what} cannot be trained here", "a plain LoRA adapter"
+    )
 
 
 def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Already found a `peft_config`")  # the second of two is meant
-            warnings.filterwarnings("ignore", "fan_in_fan_out is set")  # by itself, where weights are (in, out)
+            warnings.filterwarnings(
+                "ignore", "Already found a `peft_config`"
+            )  # the second of two is meant
+            warnings.filterwarnings(
+                "ignore", "fan_in_fan_out is set"
+            )  # by itself, where weights are (in, out)
             inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
-        raise UserError(f"--target_modules {' '.join(flags.target_modules)}: {error}", _some_names(hf)) from error
+        raise UserError(
+            f"--target_modules {' '.join(flags.target_modules)}: {error}", _some_names(hf)
+        ) from error
     for path, module in hf.named_modules():
         if isinstance(module, ParamWrapper):
             raise _untargetable(f"{path} belongs to a mixture of experts and takes no adapter", hf)
@@ -211,8 +252,16 @@ def _linear_names(hf: PreTrainedModel) -> set[str]:
     """With or without adapters in them; not the output head."""
     head, kinds = hf.get_output_embeddings(), (nn.Linear, Conv1D)
     head = getattr(head, "base_layer", head)
-    layers = {name: module for name, module in hf.named_modules() if isinstance(module, kinds) and module is not head}
-    return {name.removesuffix(".base_layer").rpartition(".")[2] for name in layers if ".lora_" not in name}
+    layers = {
+        name: module
+        for name, module in hf.named_modules()
+        if isinstance(module, kinds) and module is not head
+    }
+    return {
+        name.removesuffix(".base_layer").rpartition(".")[2]
+        for name in layers
+        if ".lora_" not in name
+    }
 
 
 def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> None:
@@ -223,7 +272,8 @@ def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> 
     expected = set(get_peft_model_state_dict(hf, adapter_name=names[0]))
     if differ := sorted(expected ^ tensors.keys()):
         raise UserError(
-            f"--lora_adapter_path: {path} does not fit the model: {differ[0]} is only in one of them",
+            f"--lora_adapter_path: {path} does not fit the model: {differ[0]} is only in one of"
+            " them",
             "the adapter's own base as --pretrain",
         )
     for name in names:
@@ -231,7 +281,8 @@ def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> 
 
 
 def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA), computing in ``dtype``."""
+    """4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA), computing in
+    ``dtype``."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -241,7 +292,8 @@ def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def keep_differentiable(model: nn.Module) -> None:
-    """On some CPUs bitsandbytes repacks 4-bit weights at the first forward in evaluation, for a kernel without backward."""
+    """On some CPUs bitsandbytes repacks 4-bit weights at the first forward in evaluation, for a
+    kernel without backward."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False

@@ -1,4 +1,5 @@
-"""How much memory a process has of its GPU and of its host, and what the garbage collector looks at."""
+"""How much memory a process has of its GPU and of its host, and what the garbage collector looks
+at."""
 
 from __future__ import annotations
 
@@ -27,13 +28,17 @@ def memory_use(device: str) -> MemoryUse:
     if device != "cuda":
         return MemoryUse(host)
     return MemoryUse(
-        host, torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), free=torch.cuda.mem_get_info()[0]
+        host,
+        torch.cuda.memory_allocated(),
+        torch.cuda.memory_reserved(),
+        free=torch.cuda.mem_get_info()[0],
     )
 
 
 def settle() -> None:
-    """Call it once a process has started: what there is by now lives as long as the process, and the garbage collector
-    leaves it alone from here on. Among the objects of vLLM and Ray one full look takes up to a second, mid-rollout."""
+    """Call it once a process has started: what there is by now lives as long as the process, and
+    the garbage collector leaves it alone from here on. Among the objects of vLLM and Ray one full
+    look takes up to a second, mid-rollout."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()

@@ -1,4 +1,5 @@
-"""What an architecture does to its logits, and what a forward pass gives beside its column. torch only."""
+"""What an architecture does to its logits, and what a forward pass gives beside its column. torch
+only."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ balance    scalar, how unevenly a mixture of experts spreads the tokens of the m
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What an architecture does to logits after its output head, then division by the sampling temperature.
+    """What an architecture does to logits after its output head, then division by the sampling
+    temperature.
 
-    logits = softcap * tanh(scale * head(h) / softcap) / temperature; ``softcap`` None: no cap (Gemma has one).
-    """
+    logits = softcap * tanh(scale * head(h) / softcap) / temperature; ``softcap`` None: no cap
+    (Gemma has one)."""
 
     scale: float = 1.0
     softcap: float | None = None

@@ -1,11 +1,13 @@
-"""The rows of a micro-batch as a backbone sees them: a padded rectangle, or packed into one row without padding.
+"""The rows of a micro-batch as a backbone sees them: a padded rectangle, or packed into one row
+without padding.
 
-Packed, the real tokens of all rows stand end to end and positions start again at 0 with each row. Attention must not
-cross such a start: transformers makes a block-diagonal mask of the positions (eager, sdpa, flex_attention), and flash
-attention takes the boundaries as ``cu_seq_lens``. ``check_packing`` finds the models that do otherwise.
+Packed, the real tokens of all rows stand end to end and positions start again at 0 with each row.
+Attention must not cross such a start: transformers makes a block-diagonal mask of the positions
+(eager, sdpa, flex_attention), and flash attention takes the boundaries as ``cu_seq_lens``.
+``check_packing`` finds the models that do otherwise.
 
-Rows of a group begin alike, with the prompt: where asked, that is computed once, and every row attends to it.
-"""
+Rows of a group begin alike, with the prompt: where asked, that is computed once, and every row
+attends to it."""
 
 from __future__ import annotations
 
@@ -21,29 +23,45 @@ from transformers import PretrainedConfig
 from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
 
-PACKABLE_LAYERS = {"full_attention", "sliding_attention"}  # the others count from the start of the whole row
+PACKABLE_LAYERS = {
+    "full_attention",
+    "sliding_attention",
+}  # the others count from the start of the whole row
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a backbone runs on, and the way back. R rows of S tokens: (b, T) as they came, or (1, N) packed."""
+    """What a backbone runs on, and the way back. R rows of S tokens: (b, T) as they came, or (1, N)
+    packed."""
 
     token_ids: Tensor  # (R, S) int64
-    predicted: Tensor  # (R, S) bool: tokens whose predecessor in the row predicts them, padding left out
+    predicted: (
+        Tensor  # (R, S) bool: tokens whose predecessor in the row predicts them, padding left out
+    )
     inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
-    columns: Callable[[Tensor], Tensor]  # (R, S, ...), something per token -> (b, T, ...), 0 on padding
+    columns: Callable[
+        [Tensor], Tensor
+    ]  # (R, S, ...), something per token -> (b, T, ...), 0 on padding
     arranged: Callable[[Tensor], Tensor]  # the way there, (b, T, ...) -> (R, S, ...)
-    real: Callable[[Tensor], Tensor] = lambda values: values  # packed: (N, ...) -> one for each real token of all rows
+    real: Callable[[Tensor], Tensor] = lambda values: (
+        values
+    )  # packed: (N, ...) -> one for each real token of all rows
 
 
-def arrange(token_ids: Tensor, attention_mask: Tensor, packing: bool, groups: Tensor | None = None) -> Rows:
+def arrange(
+    token_ids: Tensor, attention_mask: Tensor, packing: bool, groups: Tensor | None = None
+) -> Rows:
     """Right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or as they are.
 
-    With ``groups`` (b,), packed rows that follow each other and have an equal number share what they begin with.
-    """
+    With ``groups`` (b,), packed rows that follow each other and have an equal number share what
+    they begin with."""
     if not packing:
         return _padded(token_ids, attention_mask)
-    return _packed(token_ids, attention_mask) if groups is None else _shared(token_ids, attention_mask, groups)
+    return (
+        _packed(token_ids, attention_mask)
+        if groups is None
+        else _shared(token_ids, attention_mask, groups)
+    )
 
 
 def _padded(token_ids: Tensor, attention_mask: Tensor) -> Rows:
@@ -71,7 +89,9 @@ def _placed(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
-    positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[attention_mask][None]
+    positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[
+        attention_mask
+    ][None]
     return Rows(
         token_ids[attention_mask][None],
         positions > 0,
@@ -82,9 +102,17 @@ def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
 
 
 def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
-    """Of sequences with so many queries that look at so many keys, the last query at all of them; None: as many."""
-    of_queries = (F.pad(queries.cumsum(0), (1, 0)).to(torch.int32), int(queries.max()))  # starts and the end, longest
-    of_keys = of_queries if keys is None else (F.pad(keys.cumsum(0), (1, 0)).to(torch.int32), int(keys.max()))
+    """Of sequences with so many queries that look at so many keys, the last query at all of them;
+    None: as many."""
+    of_queries = (
+        F.pad(queries.cumsum(0), (1, 0)).to(torch.int32),
+        int(queries.max()),
+    )  # starts and the end, longest
+    of_keys = (
+        of_queries
+        if keys is None
+        else (F.pad(keys.cumsum(0), (1, 0)).to(torch.int32), int(keys.max()))
+    )
     return {
         "cu_seq_lens_q": of_queries[0],
         "cu_seq_lens_k": of_keys[0],
@@ -94,15 +122,18 @@ def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
 
 
 def _shared(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Rows:
-    """Rows of one group that follow each other as [what they begin with | own part | own part | ...].
+    """Rows of one group that follow each other as [what they begin with | own part | own part |
+    ...].
 
-    Own parts count positions on from the beginning, and look at it and at themselves: their keys are gathered, as
-    ``key_places`` says. Each begins with the last shared token once more, which stands before, and so predicts, the row's
-    first own token: everywhere else a token's predecessor is its neighbour, as in other packed rows.
-    """
+    Own parts count positions on from the beginning, and look at it and at themselves: their keys
+    are gathered, as ``key_places`` says. Each begins with the last shared token once more, which
+    stands before, and so predicts, the row's first own token: everywhere else a token's predecessor
+    is its neighbour, as in other packed rows."""
     index = torch.arange(token_ids.shape[1], device=token_ids.device)
     run = F.pad((groups[1:] != groups[:-1]).cumsum(0), (1, 0))
-    heads = F.pad(run[1:] != run[:-1], (1, 0), value=True)  # the first row of each run holds what it shares
+    heads = F.pad(
+        run[1:] != run[:-1], (1, 0), value=True
+    )  # the first row of each run holds what it shares
     head, siblings = (x[run] for x in (heads.nonzero()[:, 0], run.bincount()))
     shared = common_prefixes(token_ids, attention_mask, run)[:, None]
     shared = shared.where(saved_tokens(siblings[:, None], shared) > 0, 0)
@@ -111,7 +142,9 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Rows:
     # two parts of each row, (b, 2, T): what it holds for its run, and its own
     parts = torch.stack([(index < shared) & heads[:, None], attention_mask & (index >= first)], 1)
     number = (parts.flatten().cumsum(0) - 1).view(parts.shape)
-    place = number[head, 0].where(index < shared, number[:, 1])[attention_mask]  # of each real token
+    place = number[head, 0].where(index < shared, number[:, 1])[
+        attention_mask
+    ]  # of each real token
     seen = torch.stack([parts[:, 0], attention_mask], 1)
     keys = torch.stack([number[:, 0], number[head, 0].where(index < first, number[:, 1])], 1)[seen]
     source = parts.nonzero()
@@ -135,16 +168,19 @@ def check_layers(path: str, config: PretrainedConfig) -> None:
     """Raises UserError if the model has layers that do not know where a packed row begins."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
     if kinds:
-        raise _unpackable(path, f"layers of type {', '.join(sorted(kinds))} take all packed rows for one")
+        raise _unpackable(
+            path, f"layers of type {', '.join(sorted(kinds))} take all packed rows for one"
+        )
 
 
 @torch.no_grad()
 def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor]) -> None:
-    """Raises UserError if the model, which packs, gives a row another result beside other rows than alone.
+    """Raises UserError if the model, which packs, gives a row another result beside other rows than
+    alone.
 
-    ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. A gap between the two results
-    is held against what the first row changes if it is put before the second as its context.
-    """
+    ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. A gap
+    between the two results is held against what the first row changes if it is put before the
+    second as its context."""
     second, context = _PROBE[1:], _PROBE.view(1, -1)
     try:
         beside = run(_PROBE, _PROBE > 0)[1:]
@@ -155,7 +191,9 @@ def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor]) -> None:
     gap = float((beside - alone)[..., tail].abs().max())
     reach = float(((after[:, 6:] if after.dim() > 1 else after) - alone)[..., tail].abs().max())
     if not gap <= 0.1 * reach:
-        raise _unpackable(path, f"attention crosses from one packed row into the next ({gap:.2g} of {reach:.2g})")
+        raise _unpackable(
+            path, f"attention crosses from one packed row into the next ({gap:.2g} of {reach:.2g})"
+        )
 
 
 _ALIKE = torch.stack([torch.arange(1, 13), torch.tensor([*range(1, 7), *range(12, 6, -1)])])
@@ -163,10 +201,11 @@ _ALIKE = torch.stack([torch.arange(1, 13), torch.tensor([*range(1, 7), *range(12
 
 @torch.no_grad()
 def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
-    """Raises UserError if rows that share their beginning get another result than packed without sharing.
+    """Raises UserError if rows that share their beginning get another result than packed without
+    sharing.
 
-    ``run`` as for ``check_packing``, and with groups (b,). A gap is held against what another beginning changes.
-    """
+    ``run`` as for ``check_packing``, and with groups (b,). A gap is held against what another
+    beginning changes."""
     mask = _ALIKE > 0
     changed = torch.cat([_ALIKE[:, :6].flip(1), _ALIKE[:, 6:]], 1)
     try:
@@ -175,14 +214,19 @@ def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
             run(_ALIKE, mask),
             run(changed, mask),
         )
-    except (UserError, TypeError, AttributeError) as error:  # of attention that is none of transformers' functions
+    except (
+        UserError,
+        TypeError,
+        AttributeError,
+    ) as error:  # of attention that is none of transformers' functions
         why = error.message if isinstance(error, UserError) else error
         raise UserError(f"--prefix_grouper: {path}: {why}", "leave --prefix_grouper out") from error
     tail = slice(6, None) if alone.dim() > 1 else slice(None)
     gap, reach = (float((x - alone)[..., tail].abs().max()) for x in (shared, other))
     if not gap <= 0.1 * reach:
         raise UserError(
-            f"--prefix_grouper: rows of {path} cannot share their beginning: results differ ({gap:.2g} of {reach:.2g})",
+            f"--prefix_grouper: rows of {path} cannot share their beginning: results differ"
+            f" ({gap:.2g} of {reach:.2g})",
             "leave --prefix_grouper out",
         )
 

@@ -1,9 +1,10 @@
-"""Next-token distributions of a reference, as they travel in a batch and as a policy meets them, chunk by chunk.
+"""Next-token distributions of a reference, as they travel in a batch and as a policy meets them,
+chunk by chunk.
 
-With K likeliest tokens as support a token costs K ids and K + 1 log-probs, the last one of all other tokens together.
-For the whole vocabulary the reference's hidden states travel instead, H numbers a token, and the policy keeps a frozen
-copy of the reference's output head: logits exist for one chunk at a time, there as here.
-"""
+With K likeliest tokens as support a token costs K ids and K + 1 log-probs, the last one of all
+other tokens together. For the whole vocabulary the reference's hidden states travel instead, H
+numbers a token, and the policy keeps a frozen copy of the reference's output head: logits exist for
+one chunk at a time, there as here."""
 
 from __future__ import annotations
 
@@ -71,9 +72,15 @@ def distributions(columns: Sequence[Tensor], head: FrozenHead | None) -> Distrib
 
 @torch.no_grad()
 def reference_columns(
-    states: Tensor, weight: Tensor, bias: Tensor | None, transform: LogitTransform, chunk_size: int, top_k: int
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    transform: LogitTransform,
+    chunk_size: int,
+    top_k: int,
 ) -> dict[str, Tensor]:
-    """``ref_ids`` and ``ref_support`` of (N, H) states, or with ``top_k`` 0 ``ref_hidden``, by their names in a batch."""
+    """``ref_ids`` and ``ref_support`` of (N, H) states, or with ``top_k`` 0 ``ref_hidden``, by
+    their names in a batch."""
     if top_k == 0:
         return {"ref_hidden": states}
     chunks = states.split(chunk_size or max(len(states), 1))

@@ -1,10 +1,11 @@
-"""Causal attention over a packed row whose parts lie on the ranks of a ring (https://arxiv.org/abs/2310.01889).
+"""Causal attention over a packed row whose parts lie on the ranks of a ring
+(https://arxiv.org/abs/2310.01889).
 
-Queries stay; keys and values go once around. Attention to the keys of one part is a *block*, an ordinary attention with
-the log-sum-exp of its scores; blocks are merged by these. Sequences of a packed row are contiguous, so a block is one of
-two: the own part, causal within each of its sequences, or an earlier part, of which the sequence that reaches into the own
-part is seen whole. No mask exists. The backward pass sends the keys around again, with their gradients.
-"""
+Queries stay; keys and values go once around. Attention to the keys of one part is a *block*, an
+ordinary attention with the log-sum-exp of its scores; blocks are merged by these. Sequences of a
+packed row are contiguous, so a block is one of two: the own part, causal within each of its
+sequences, or an earlier part, of which the sequence that reaches into the own part is seen whole.
+No mask exists. The backward pass sends the keys around again, with their gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +24,9 @@ class Block:
 
     queries: slice
     keys: slice
-    bounds: tuple[list[int], list[int]]  # of its sequences among these queries, and among these keys
+    bounds: tuple[
+        list[int], list[int]
+    ]  # of its sequences among these queries, and among these keys
     causal: bool
 
 
@@ -48,8 +51,11 @@ class Ring:
         return visible(self.starts, self.starts[-1] // self.size, self.rank, source)
 
     def pass_on(self, values: Tensor) -> tuple[Tensor, list[dist.Work]]:
-        """Send to the next rank; (what the previous one sends, what to wait for before it is read)."""
-        peers = [dist.get_global_rank(self.group, (self.rank + step) % self.size) for step in (1, -1)]
+        """Send to the next rank; (what the previous one sends, what to wait for before it is
+        read)."""
+        peers = [
+            dist.get_global_rank(self.group, (self.rank + step) % self.size) for step in (1, -1)
+        ]
         received = torch.empty_like(values)
         sends = dist.P2POp(dist.isend, values, peers[0], self.group)
         receives = dist.P2POp(dist.irecv, received, peers[1], self.group)
@@ -57,12 +63,15 @@ class Ring:
 
 
 def visible(starts: Sequence[int], part: int, rank: int, source: int) -> Block | None:
-    """The block of queries of part ``rank`` and keys of part ``source``, parts of ``part`` tokens each."""
+    """The block of queries of part ``rank`` and keys of part ``source``, parts of ``part`` tokens
+    each."""
     first = rank * part
     if source == rank:
         bounds = sorted({0, part} | {start - first for start in starts if 0 < start - first < part})
         return Block(slice(0, part), slice(0, part), (bounds, bounds), causal=True)
-    begin = max((start for start in starts if start < first), default=0)  # of the sequence that reaches into the part
+    begin = max(
+        (start for start in starts if start < first), default=0
+    )  # of the sequence that reaches into the part
     queries = min(min(start for start in starts if start >= first) - first, part)
     key = max(begin - source * part, 0)
     if source > rank or not queries or key >= part:
@@ -71,13 +80,16 @@ def visible(starts: Sequence[int], part: int, rank: int, source: int) -> Block |
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: Ring, scale: float) -> Tensor:
-    """This rank's part: query (s, H, D), key and value (s, H', D) with H a multiple of H' -> (s, H, D)."""
+    """This rank's part: query (s, H, D), key and value (s, H', D) with H a multiple of H' -> (s, H,
+    D)."""
     heads, kv_heads = query.shape[1], key.shape[1]
     found = []
     for first in range(0, kv_heads, ring.stride):
         own = slice(first, first + ring.stride)
         queries = slice(first * heads // kv_heads, (first + ring.stride) * heads // kv_heads)
-        found.append(_Ring.apply(query[:, queries], torch.stack([key[:, own], value[:, own]]), ring, scale))
+        found.append(
+            _Ring.apply(query[:, queries], torch.stack([key[:, own], value[:, own]]), ring, scale)
+        )
     return torch.cat(found, 1)
 
 
@@ -98,7 +110,10 @@ class _Ring(torch.autograd.Function):
                 key, value = travelling[:, block.keys]
                 found, its_lse = attend(query[at], key, value, block, scale)
                 both = torch.logaddexp(lse[at], its_lse)
-                out[at] = out[at] * (lse[at] - both).exp()[..., None] + found * (its_lse - both).exp()[..., None]
+                out[at] = (
+                    out[at] * (lse[at] - both).exp()[..., None]
+                    + found * (its_lse - both).exp()[..., None]
+                )
                 lse[at] = both
             for work in works:
                 work.wait()
@@ -113,7 +128,9 @@ class _Ring(torch.autograd.Function):
         query, pairs, out, lse = ctx.saved_tensors
         ring, gradient = ctx.ring, gradient.contiguous()
         of_query = torch.zeros(query.shape, dtype=lse.dtype, device=query.device)
-        of_pairs = torch.zeros(pairs.shape, dtype=lse.dtype, device=query.device)  # of the pairs that are here
+        of_pairs = torch.zeros(
+            pairs.shape, dtype=lse.dtype, device=query.device
+        )  # of the pairs that are here
         travelling = pairs.contiguous()
         for step in range(ring.size):
             last = step == ring.size - 1
@@ -133,8 +150,11 @@ class _Ring(torch.autograd.Function):
         return of_query.to(query.dtype), of_pairs.to(pairs.dtype), None, None
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float) -> tuple[Tensor, Tensor]:
-    """query (n, H, D), key and value (m, H', D) -> the block's output (n, H, D) and log-sum-exp (n, H)."""
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float
+) -> tuple[Tensor, Tensor]:
+    """query (n, H, D), key and value (m, H', D) -> the block's output (n, H, D) and log-sum-exp (n,
+    H)."""
     if _flash(query):
         bounds, longest = _on_device(block, query.device)
         found = torch.ops.aten._flash_attention_forward(
@@ -146,7 +166,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float
         scores = _scores(query[q], key[k], block.causal, scale)
         lse = scores.logsumexp(-1)
         weights = (scores - lse[..., None]).exp()
-        outs.append(torch.einsum("hgnm,mhd->nhgd", weights, value[k].to(weights.dtype)).flatten(1, 2))
+        outs.append(
+            torch.einsum("hgnm,mhd->nhgd", weights, value[k].to(weights.dtype)).flatten(1, 2)
+        )
         lses.append(lse.flatten(0, 1).T)
     return torch.cat(outs), torch.cat(lses)
 
@@ -161,14 +183,30 @@ def attend_backward(
     block: Block,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the block's query, key and value. ``out`` (n, H, D) and ``lse`` (n, H) are of all blocks together, and
-    so make this block's share of the weights and of their normalisation."""
+    """Gradients of the block's query, key and value. ``out`` (n, H, D) and ``lse`` (n, H) are of
+    all blocks together, and so make this block's share of the weights and of their
+    normalisation."""
     if _flash(query):
         bounds, longest = _on_device(block, query.device)
-        state = torch.zeros(2, dtype=torch.uint64, device=query.device)  # of dropout, which there is none of
-        args = (gradient, query, key, value, out, lse.T.contiguous().float(), *bounds, *longest, 0.0, block.causal)
+        state = torch.zeros(
+            2, dtype=torch.uint64, device=query.device
+        )  # of dropout, which there is none of
+        args = (
+            gradient,
+            query,
+            key,
+            value,
+            out,
+            lse.T.contiguous().float(),
+            *bounds,
+            *longest,
+            0.0,
+            block.causal,
+        )
         return torch.ops.aten._flash_attention_backward(*args, state, state[:0], scale=scale)  # type: ignore[no-any-return]
-    of_query, of_key, of_value = (torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (query, key, value))
+    of_query, of_key, of_value = (
+        torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (query, key, value)
+    )
     delta = (out.to(lse.dtype) * gradient).sum(-1)
     for q, k in _sequences(block):
         groups = (key.shape[1], query.shape[1] // key.shape[1])
@@ -179,12 +217,15 @@ def attend_backward(
         of_weights = torch.einsum("nhgd,mhd->hgnm", grad, value[k].to(lse.dtype))
         of_scores = weights * (of_weights - delta[q].T.unflatten(0, groups)[..., None]) * scale
         of_query[q] += torch.einsum("hgnm,mhd->nhgd", of_scores, key[k].to(lse.dtype)).flatten(1, 2)
-        of_key[k] += torch.einsum("hgnm,nhgd->mhd", of_scores, query[q].to(lse.dtype).unflatten(1, groups))
+        of_key[k] += torch.einsum(
+            "hgnm,nhgd->mhd", of_scores, query[q].to(lse.dtype).unflatten(1, groups)
+        )
     return of_query, of_key, of_value
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
-    """(n, H, D), (m, H', D) -> (H', H / H', n, m) in at least fp32, -inf where a query does not see a key."""
+    """(n, H, D), (m, H', D) -> (H', H / H', n, m) in at least fp32, -inf where a query does not see
+    a key."""
     exact = torch.promote_types(query.dtype, torch.float32)
     grouped = query.to(exact).unflatten(1, (key.shape[1], -1))
     scores = torch.einsum("nhgd,mhd->hgnm", grouped, key.to(exact)) * scale

@@ -1,4 +1,5 @@
-"""A backbone with a scalar head: the critic (a value for each token) and the reward model (one for the row)."""
+"""A backbone with a scalar head: the critic (a value for each token) and the reward model (one for
+the row)."""
 
 from __future__ import annotations
 
@@ -51,14 +52,16 @@ class ScalarModel(nn.Module):
             self.head.weight.copy_(head_weight)
 
     def scalars(self, rows: Rows, balance: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """(R, S) the head's output at every token, in at least fp32, and for ``balance`` what the router of each layer
-        said, (R * S, experts)."""
+        """(R, S) the head's output at every token, in at least fp32, and for ``balance`` what the
+        router of each layer said, (R * S, experts)."""
         part = self.split(rows)
         wanted = {"output_router_logits": True} if balance else {}
         found = self.hf(input_ids=part.token_ids, use_cache=False, **part.inputs, **wanted)
         column = self.head(found.last_hidden_state)[..., 0]
         scalars = part.whole(column.to(torch.promote_types(column.dtype, torch.float32)))
-        return scalars, [rows.real(x) for x in part.whole_logits(found.router_logits)] if balance else []
+        return scalars, (
+            [rows.real(x) for x in part.whole_logits(found.router_logits)] if balance else []
+        )
 
     @property
     def config(self) -> PretrainedConfig:
@@ -76,16 +79,22 @@ class ScalarModel(nn.Module):
         return type(self.hf).__name__.removesuffix("Model") + "ForSequenceClassification"
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of one or more whole layers, by this module's names -> names of a checkpoint with a head."""
-        head = {f"{self.head_name}.weight": t for name, t in named.items() if name.startswith("head.")}
+        """Parameters of one or more whole layers, by this module's names -> names of a checkpoint
+        with a head."""
+        head = {
+            f"{self.head_name}.weight": t for name, t in named.items() if name.startswith("head.")
+        }
         body = {name.removeprefix("hf."): t for name, t in named.items() if name.startswith("hf.")}
         prefix = f"{self.hf.base_model_prefix}."
         body = self.adapters.merged(body) if self.adapters else body
         body = revert_weight_conversion(self.hf, body) if body else {}
-        return {name if name.startswith(prefix) else prefix + name: t for name, t in body.items()} | head
+        return {
+            name if name.startswith(prefix) else prefix + name: t for name, t in body.items()
+        } | head
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of adapters and the head, by this module's names -> as peft's files name them."""
+        """Parameters of adapters and the head, by this module's names -> as peft's files name
+        them."""
         names = {name: name.replace("hf.", f"{self.hf.base_model_prefix}.", 1) for name in named}
         names["head.weight"] = f"{self.head_name}.weight"
         return {peft_name(names[name]): t for name, t in named.items()}
@@ -102,8 +111,8 @@ class ValueModel(ScalarModel):
     def forward(
         self, token_ids: Tensor, attention_mask: Tensor, groups: Tensor | None = None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden state at t-1
-        describes. 0 at index 0 and on padding."""
+        """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden
+        state at t-1 describes. 0 at index 0 and on padding."""
         rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         shifted = to_next(self.scalars(rows)[0])
         return rows.columns(shifted.masked_fill(~rows.predicted, 0)), {}
@@ -120,8 +129,8 @@ class RewardModel(ScalarModel):
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by ``std``; and "balance" if
-        it is wanted."""
+        """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by
+        ``std``; and "balance" if it is wanted."""
         rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         last = attention_mask.sum(-1, keepdim=True) - 1
         scalars, logits = self.scalars(rows, "balance" in want)
@@ -147,11 +156,13 @@ def load_scalar_model(
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
-    A model that is to be trained may start from a checkpoint without head (a language model) and gets a fresh one,
-    normal with standard deviation 1 / (hidden size + 1), from ``fresh_head_seed``. With None a missing head is a
-    UserError. ``fp32_head`` takes the head's product in fp32.
-    """
-    hf = load_pretrained(AutoModel, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings)
+    A model that is to be trained may start from a checkpoint without head (a language model) and
+    gets a fresh one, normal with standard deviation 1 / (hidden size + 1), from
+    ``fresh_head_seed``. With None a missing head is a UserError. ``fp32_head`` takes the head's
+    product in fp32."""
+    hf = load_pretrained(
+        AutoModel, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings
+    )
     head_name, weight = stored_head(path, flags, head_prefix)
     if weight is None and fresh_head_seed is None:
         raise UserError(
@@ -161,7 +172,9 @@ def load_scalar_model(
     if weight is None:
         assert fresh_head_seed is not None
         size = hf.config.get_text_config().hidden_size
-        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(fresh_head_seed)) / (size + 1)
+        weight = torch.randn(1, size, generator=torch.Generator().manual_seed(fresh_head_seed)) / (
+            size + 1
+        )
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
     return kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=packing)
@@ -175,12 +188,16 @@ def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Ten
 
 
 def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, float]:
-    """Mean and std of a reward model's rewards, from its config.json. Raises UserError if they are not there."""
+    """Mean and std of a reward model's rewards, from its config.json. Raises UserError if they are
+    not there."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     mean, std = getattr(config, "mean", None), getattr(config, "std", None)
     if mean is None or std is None or not std > 0:
         found = "has no mean and std" if mean is None or std is None else f"has the std {std}"
-        raise UserError(f"--normalize_reward: {path}/config.json {found}", "train_rm stores them; or leave it out")
+        raise UserError(
+            f"--normalize_reward: {path}/config.json {found}",
+            "train_rm stores them; or leave it out",
+        )
     return float(mean), float(std)
 
 

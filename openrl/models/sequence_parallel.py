@@ -1,13 +1,14 @@
-"""Sequences split over ranks: each holds an equal part of every row, and only attention looks at the others.
+"""Sequences split over ranks: each holds an equal part of every row, and only attention looks at
+the others.
 
-Embeddings, norms and MLPs work token by token, so a backbone runs on its rank's part as it is. Its attention function is
-replaced by one of two. Ulysses (https://arxiv.org/abs/2309.14509): an all-to-all gives each rank whole sequences of some
-heads, whatever attention the model had runs on them, a second one brings the parts back. Ring attention
-(``ring_attention``): queries stay, keys and values travel.
+Embeddings, norms and MLPs work token by token, so a backbone runs on its rank's part as it is. Its
+attention function is replaced by one of two. Ulysses (https://arxiv.org/abs/2309.14509): an
+all-to-all gives each rank whole sequences of some heads, whatever attention the model had runs on
+them, a second one brings the parts back. Ring attention (``ring_attention``): queries stay, keys
+and values travel.
 
-What comes out of the last layer is reduced to columns, one number a token, on each part; then the columns are gathered, and
-every rank of the group computes the same losses of whole rows.
-"""
+What comes out of the last layer is reduced to columns, one number a token, on each part; then the
+columns are gathered, and every rank of the group computes the same losses of whole rows."""
 
 from __future__ import annotations
 
@@ -48,7 +49,9 @@ class Part:
 
     def whole_logits(self, router_logits: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Of each layer, (R * s, experts) -> (R * S, experts)."""
-        return tuple(self.whole(x.unflatten(0, self.token_ids.shape)).flatten(0, 1) for x in router_logits)
+        return tuple(
+            self.whole(x.unflatten(0, self.token_ids.shape)).flatten(0, 1) for x in router_logits
+        )
 
 
 def undivided(rows: Rows) -> Part:
@@ -57,10 +60,13 @@ def undivided(rows: Rows) -> Part:
 
 @dataclass(frozen=True)
 class SequenceSplit:
-    """Cuts rows for one rank of a group that holds them together. Every rank of the group makes the same calls."""
+    """Cuts rows for one rank of a group that holds them together. Every rank of the group makes the
+    same calls."""
 
     group: dist.ProcessGroup
-    inner: str  # the attention that the model has when nothing is split, by its name in transformers
+    inner: (
+        str  # the attention that the model has when nothing is split, by its name in transformers
+    )
     flags: ParallelFlags
 
     @property
@@ -73,8 +79,8 @@ class SequenceSplit:
         return RING if self.flags.ring_attn_size > 1 else ULYSSES
 
     def __call__(self, rows: Rows) -> Part:
-        """Rows are filled up on the right to equal parts. The tokens that fill them have the position 0: packed, each is
-        a sequence of its own, and padded, nothing looks at them."""
+        """Rows are filled up on the right to equal parts. The tokens that fill them have the
+        position 0: packed, each is a sequence of its own, and padded, nothing looks at them."""
         width = rows.token_ids.shape[1]
         part = -(-width // self.size)
         own = slice(dist.get_rank(self.group) * part, (dist.get_rank(self.group) + 1) * part)
@@ -87,7 +93,9 @@ class SequenceSplit:
             return _Gathered.apply(values, self.group)[:, :width]  # type: ignore[no-any-return]
 
         packed = "position_ids" in rows.inputs
-        positions = rows.inputs.get("position_ids", torch.arange(width, device=rows.token_ids.device)[None])
+        positions = rows.inputs.get(
+            "position_ids", torch.arange(width, device=rows.token_ids.device)[None]
+        )
         sequence = WholeSequence(self, F.pad(positions, (0, missing)), packed)
         inputs = {"position_ids": take(positions), "sequence": sequence}
         return Part(take(rows.token_ids), inputs, take, whole)
@@ -95,7 +103,8 @@ class SequenceSplit:
 
 @dataclass(frozen=True)
 class WholeSequence:
-    """What attention on one part has to know of the whole rows; travels through the backbone as a keyword argument."""
+    """What attention on one part has to know of the whole rows; travels through the backbone as a
+    keyword argument."""
 
     split: SequenceSplit
     positions: Tensor  # (1, S) int64
@@ -108,7 +117,8 @@ class WholeSequence:
         return [*(self.positions[0] == 0).nonzero()[:, 0].tolist(), self.positions.shape[1]]
 
     def mask(self, window: int | None) -> Tensor | None:
-        """(1, 1, S, S) bool, True where a query (row) sees a key; None for plain causal attention."""
+        """(1, 1, S, S) bool, True where a query (row) sees a key; None for plain causal
+        attention."""
         if not self.packed and window is None:
             return None
         if window not in self._masks:
@@ -137,9 +147,9 @@ class WholeSequence:
 class _Gathered(torch.autograd.Function):
     """(R, s, ...) on each rank -> (R, S, ...) on all.
 
-    Every rank of the group computes the same loss of what is gathered, and gradients are averaged over all ranks: the
-    gradient of a part is what this rank's own loss says of it, times the size of the group.
-    """
+    Every rank of the group computes the same loss of what is gathered, and gradients are averaged
+    over all ranks: the gradient of a part is what this rank's own loss says of it, times the size
+    of the group."""
 
     @staticmethod
     def forward(ctx, values, group):  # type: ignore[no-untyped-def]
@@ -155,7 +165,8 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Exchanged(torch.autograd.Function):
-    """``to_heads``: (R, H, s, D), own tokens of all heads -> (R, H / size, S, D), all tokens of some heads; else back."""
+    """``to_heads``: (R, H, s, D), own tokens of all heads -> (R, H / size, S, D), all tokens of
+    some heads; else back."""
 
     @staticmethod
     def forward(ctx, values, group, to_heads):  # type: ignore[no-untyped-def]
@@ -186,10 +197,11 @@ def ulysses_attention(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: query (R, H, s, D), key and value (R, H', s, D) -> (R, s, H, D).
+    """An attention function of transformers: query (R, H, s, D), key and value (R, H', s, D) -> (R,
+    s, H, D).
 
-    Fewer key-value heads than ranks, or such as do not divide among them, are repeated as often as it takes.
-    """
+    Fewer key-value heads than ranks, or such as do not divide among them, are repeated as often as
+    it takes."""
     split = sequence.split
     if per_head := [name for name in ("s_aux", "position_bias") if more.get(name) is not None]:
         raise TypeError(f"its attention has {' and '.join(per_head)}")
@@ -226,10 +238,14 @@ def ring_of_parts(
     **more: Any,
 ) -> tuple[Tensor, None]:
     """As ``ulysses_attention``, for one packed row."""
-    if odd := [name for name in ("s_aux", "position_bias", "softcap") if more.get(name) is not None]:
+    if odd := [
+        name for name in ("s_aux", "position_bias", "softcap") if more.get(name) is not None
+    ]:
         raise TypeError(f"its attention has {' and '.join(odd)}")
     if sliding_window is not None:
-        raise TypeError("its attention has a sliding window, which a ring does not know (--ulysses_size does)")
+        raise TypeError(
+            "its attention has a sliding window, which a ring does not know (--ulysses_size does)"
+        )
     split = sequence.split
     ring = Ring(split.group, sequence.starts, split.flags.ring_head_stride)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -239,16 +255,22 @@ def ring_of_parts(
 
 
 ULYSSES, RING = "openrl_ulysses", "openrl_ring"
-# Without a mask function of the same name transformers makes no masks: it would see one part of the sequence.
+# Without a mask function of the same name transformers makes no masks: it would see one part of the
+# sequence.
 AttentionInterface.register(ULYSSES, ulysses_attention)
 AttentionInterface.register(RING, ring_of_parts)
 
 
-def split_sequences(hf: PreTrainedModel, path: str, flags: ParallelFlags, group: dist.ProcessGroup) -> SequenceSplit:
-    """Put the attention of a split model in the place of its own. Raises UserError if that cannot be replaced."""
+def split_sequences(
+    hf: PreTrainedModel, path: str, flags: ParallelFlags, group: dist.ProcessGroup
+) -> SequenceSplit:
+    """Put the attention of a split model in the place of its own. Raises UserError if that cannot
+    be replaced."""
     inner = hf.config._attn_implementation
     if inner not in SPLITTABLE:
-        raise _unsplittable(flags, path, f"its attention is {inner}", f"--attn_implementation {SPLITTABLE[0]}")
+        raise _unsplittable(
+            flags, path, f"its attention is {inner}", f"--attn_implementation {SPLITTABLE[0]}"
+        )
     split = SequenceSplit(group, inner, flags)
     hf.set_attn_implementation(split.attention)
     if hf.config._attn_implementation != split.attention:
@@ -274,20 +296,29 @@ Run = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def probe(run: Run) -> Tensor:
-    """What a model says of a row of twelve tokens, and with other ones in its first half: (2, ...)."""
+    """What a model says of a row of twelve tokens, and with other ones in its first half: (2,
+    ...)."""
     ids = torch.cat([_PROBE, torch.where(_PROBE > 6, _PROBE, _PROBE + 1)])
     return torch.stack([run(row[None], row[None] > 0)[0] for row in ids]).float().cpu()
 
 
 def differ(found: Tensor, expected: Tensor) -> str | None:
-    """How two results of ``probe`` differ, if they do: by more than a tenth of what the first half does to the second."""
+    """How two results of ``probe`` differ, if they do: by more than a tenth of what the first half
+    does to the second."""
     gap = float((found - expected).abs().max())
-    reach = float((expected[0] - expected[1]).reshape(-1)[-6:].abs().max())  # a reward model says one number of a row
-    return None if gap <= 0.1 * reach else f"parts do not add up to the whole ({gap:.2g} of {reach:.2g})"
+    reach = float(
+        (expected[0] - expected[1]).reshape(-1)[-6:].abs().max()
+    )  # a reward model says one number of a row
+    return (
+        None
+        if gap <= 0.1 * reach
+        else f"parts do not add up to the whole ({gap:.2g} of {reach:.2g})"
+    )
 
 
 def check_split(path: str, model: Any, run: Run) -> None:
-    """Raises UserError if a model whose sequences are split does not compute what it computes on whole ones. Collective.
+    """Raises UserError if a model whose sequences are split does not compute what it computes on
+    whole ones. Collective.
 
     ``run`` is the model on its device.
     """
@@ -296,7 +327,9 @@ def check_split(path: str, model: Any, run: Run) -> None:
         expected = probe(run)
     try:
         found = probe(run)
-    except TypeError as error:  # a forward without position_ids, attention that is not told of the whole sequence
+    except (
+        TypeError
+    ) as error:  # a forward without position_ids, attention that is not told of the whole sequence
         raise _unsplittable(flags, path, str(error)) from error
     if wrong := differ(found, expected):
         raise _unsplittable(flags, path, wrong)
@@ -312,14 +345,17 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     if others := _other_layers(text):
         raise _unsplittable(flags, path, f"layers of type {others} need all tokens before a token")
-    heads, kv_heads = (n // flags.ds_tensor_parallel_size for n in (heads, kv_heads))  # of a rank that has some of them
+    heads, kv_heads = (
+        n // flags.ds_tensor_parallel_size for n in (heads, kv_heads)
+    )  # of a rank that has some of them
     if heads % flags.ulysses_size:
         fitting = next(n for n in range(flags.ulysses_size, 0, -1) if heads % n == 0)
         why = f"{heads} attention heads do not divide among {flags.ulysses_size} ranks"
         raise _unsplittable(flags, path, why, f"--ulysses_size {fitting}")
     if kv_heads % flags.ring_head_stride:
         raise UserError(
-            f"--ring_head_stride {flags.ring_head_stride} does not divide the {kv_heads} key-value heads of {path}",
+            f"--ring_head_stride {flags.ring_head_stride} does not divide the {kv_heads} key-value"
+            f" heads of {path}",
             "--ring_head_stride 1",
         )
 
@@ -328,6 +364,8 @@ def _other_layers(text: PretrainedConfig) -> str:
     return ", ".join(sorted(set(getattr(text, "layer_types", None) or ()) - PACKABLE_LAYERS))
 
 
-def _unsplittable(flags: ParallelFlags, path: str, why: str, remedy: str = "leave it out") -> UserError:
+def _unsplittable(
+    flags: ParallelFlags, path: str, why: str, remedy: str = "leave it out"
+) -> UserError:
     flag = "ring_attn_size" if flags.ring_attn_size > 1 else "ulysses_size"
     return UserError(f"--{flag}: sequences of {path} cannot be split: {why}", remedy)

@@ -33,16 +33,21 @@ def build_reward(
     token: str | None = None,
     models: Mapping[str, Source] | None = None,
 ) -> Reward | None:
-    """The sources that are asked beside the engine, which is one of ``engines``: all but reward models, unless they are
-    here as ``models``. None if there is none. ``token`` is the bearer token of HTTP. Starts nothing before the first
-    call."""
+    """The sources that are asked beside the engine, which is one of ``engines``: all but reward
+    models, unless they are here as ``models``. None if there is none. ``token`` is the bearer token
+    of HTTP. Starts nothing before the first call."""
     size = max(1, flags.reward_num_workers // engines)
     executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
-    sources: dict[str, Source] = {**process_sources(flags, plan.sources, plugins, executor, size), **(models or {})}
+    sources: dict[str, Source] = {
+        **process_sources(flags, plan.sources, plugins, executor, size),
+        **(models or {}),
+    }
     for s in plan.sources:
         if s.kind == "http":
             timeout, attempts = flags.reward_timeout, flags.reward_max_retries
-            sources[s.name] = HttpSource(s.name, Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token)
+            sources[s.name] = HttpSource(
+                s.name, Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token
+            )
     if not sources:
         return None
     weighing = Weighing(plan, flags.reward_failure_policy)
@@ -57,7 +62,8 @@ def process_sources(
     executor: Executor,
     size: int,
 ) -> dict[str, ProcessSource]:
-    """The files and verifiers among ``sources``, by name. The threads of ``executor`` bound the calls at a time."""
+    """The files and verifiers among ``sources``, by name. The threads of ``executor`` bound the
+    calls at a time."""
     made: dict[str, ProcessSource] = {}
     for target, names in targets(flags, sources, plugins):
         pool = RewardPool(target, size, limits(flags), executor)
@@ -72,7 +78,8 @@ def limits(flags: RewardSourceFlags) -> Limits:
 def targets(
     flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]
 ) -> list[tuple[Target, list[str]]]:
-    """What processes run, and the names of the sources that each serves: one per file, one for all verifiers."""
+    """What processes run, and the names of the sources that each serves: one per file, one for all
+    verifiers."""
     kwargs = source_kwargs(flags, sources)
     found: list[tuple[Target, list[str]]] = [
         (FileTarget(*s.file, kwargs[s.name]), [s.name]) for s in sources if s.kind == "file"
@@ -81,11 +88,13 @@ def targets(
     return [*found, (VerifierTarget(options, plugins), list(options))] if options else found
 
 
-def check_reward_sources(flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]) -> None:
+def check_reward_sources(
+    flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]
+) -> None:
     """Load each file and the verifiers once, in a process of its own.
 
-    Raises UserError, with all problems, if one does not load, lacks its function or does not take its arguments.
-    """
+    Raises UserError, with all problems, if one does not load, lacks its function or does not take
+    its arguments."""
     problems = []
     for target, _ in targets(flags, sources, plugins):
         process = RewardProcess(target, limits(flags))
@@ -100,15 +109,26 @@ def check_reward_sources(flags: RewardSourceFlags, sources: tuple[RewardSource, 
 
 
 def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
-    """Raises UserError for rows of a data source without a route, and for rows without the label that a verifier
-    compares with: no answer to them could be judged."""
+    """Raises UserError for rows of a data source without a route, and for rows without the label
+    that a verifier compares with: no answer to them could be judged."""
     plan.check_routes(prompt.source for prompt in prompts)
-    comparing = {s.name for s in plan.sources if s.kind == "verifier" and compares(verifiers[s.address].component)}
-    idle = [p for p in prompts if p.label in (None, "") and not comparing.isdisjoint(plan.of(p.source))]
+    comparing = {
+        s.name
+        for s in plan.sources
+        if s.kind == "verifier" and compares(verifiers[s.address].component)
+    }
+    idle = [
+        p for p in prompts if p.label in (None, "") and not comparing.isdisjoint(plan.of(p.source))
+    ]
     if idle:
         names = ", ".join(s.name for s in plan.sources if s.name in comparing)
         raise UserError(
-            f"--reward_funcs {names} compares with the label, and {len(idle)} of {len(prompts)} rows have none "
-            f"({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",
-            "--label_key COLUMN" if len(idle) == len(prompts) else "mend these rows, or route them by --reward_routing",
+            f"--reward_funcs {names} compares with the label, and {len(idle)} of {len(prompts)}"
+            " rows have none"
+            f" ({', '.join(p.id for p in idle[:5])}{' ...' if len(idle) > 5 else ''})",
+            (
+                "--label_key COLUMN"
+                if len(idle) == len(prompts)
+                else "mend these rows, or route them by --reward_routing"
+            ),
         )

@@ -28,8 +28,8 @@ class Weighing:
     policy: FailurePolicy
 
     def combine(self, trajectory: Trajectory, results: Mapping[str, Score | Failure]) -> Score:
-        """The weighted sum of what the sources say, by their names. Raises UserError for a failure if the policy is
-        fail."""
+        """The weighted sum of what the sources say, by their names. Raises UserError for a failure
+        if the policy is fail."""
         scores: dict[str, Score] = {}
         for name, result in results.items():
             if isinstance(result, Failure):
@@ -40,9 +40,8 @@ class Weighing:
     def weigh(self, datasource: str, scores: Mapping[str, Score]) -> Score:
         """The weighted sum for a row of ``datasource``.
 
-        With several sources each is a part, and its own parts are "source/part". The verdict is the mean of the
-        sources' verdicts, weighed likewise; None if there is none.
-        """
+        With several sources each is a part, and its own parts are "source/part". The verdict is the
+        mean of the sources' verdicts, weighed likewise; None if there is none."""
         weights = self.plan.of(datasource)
         total = Score(0.0)
         verdicts: list[tuple[float, float]] = []
@@ -58,7 +57,9 @@ class Weighing:
         """``score`` with one more source in it; the verdict stays as it is."""
         parts = result.parts
         if len(self.plan.sources) > 1:
-            parts = {name: result.reward} | {f"{name}/{part}": value for part, value in result.parts.items()}
+            parts = {name: result.reward} | {
+                f"{name}/{part}": value for part, value in result.parts.items()
+            }
         return replace(
             score,
             reward=score.reward + weight * result.reward,
@@ -75,7 +76,12 @@ class Weighing:
                 "mend the reward, or --reward_failure_policy drop",
             )
         zero = self.policy == "zero"
-        return Score(0.0 if zero else math.nan, 0.0 if zero else None, attempts=failure.attempts, failure=reason)
+        return Score(
+            0.0 if zero else math.nan,
+            0.0 if zero else None,
+            attempts=failure.attempts,
+            failure=reason,
+        )
 
 
 def row_lines(trajectory: Trajectory) -> list[str]:
@@ -121,8 +127,11 @@ class CombinedReward:
         await asyncio.to_thread(self._executor.shutdown)
 
 
-def read_rows(group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool) -> Rows:
-    """What rewards are told of a group. The prompt is decoded like the query, so that it is where the query begins."""
+def read_rows(
+    group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
+) -> Rows:
+    """What rewards are told of a group. The prompt is decoded like the query, so that it is where
+    the query begins."""
     prompt, trajectories = group.prompt, group.trajectories
     n, start = len(trajectories), len(prompt.token_ids)
 
@@ -139,7 +148,10 @@ def read_rows(group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_
         labels=each(prompt.label),
         responses=texts if skip_special_tokens else [t.text for t in trajectories],
         texts=texts,
-        token_ids=[[i for i, sampled in zip(t.token_ids, t.loss_mask, strict=True) if sampled] for t in trajectories],
+        token_ids=[
+            [i for i, sampled in zip(t.token_ids, t.loss_mask, strict=True) if sampled]
+            for t in trajectories
+        ],
         sources=each(prompt.source),
         metas=each(prompt.meta),
     )

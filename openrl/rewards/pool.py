@@ -1,9 +1,10 @@
-"""Processes that run reward code: it may hang, crash, print or eat memory, and the engine beside it goes on.
+"""Processes that run reward code: it may hang, crash, print or eat memory, and the engine beside it
+goes on.
 
-Calls block a thread each, never the event loop. A call that outlives its time or outgrows its memory is killed with
-everything it started. Memory is watched (resident bytes of the process and its children) rather than limited by the
-kernel: a limit on addresses breaks libraries that reserve far more than they use.
-"""
+Calls block a thread each, never the event loop. A call that outlives its time or outgrows its
+memory is killed with everything it started. Memory is watched (resident bytes of the process and
+its children) rather than limited by the kernel: a limit on addresses breaks libraries that reserve
+far more than they use."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ from openrl.rewards.worker import Call, Failed, Ready, RowValues, Target, Values
 
 START_TIMEOUT = 120.0  # seconds; the file may import large libraries
 WATCH_INTERVAL = 0.2  # seconds between looks at the memory
-_MAIN = "from openrl.rewards.worker import main; main()"  # not -m: what is pickled must not live in __main__
+_MAIN = (  # not -m: what is pickled must not live in __main__
+    "from openrl.rewards.worker import main; main()"
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,8 @@ class CallFailed(Exception):
 
 
 class RewardProcess:
-    """One worker process, started when first needed and again after it was killed. Not for several threads at a time."""
+    """One worker process, started when first needed and again after it was killed. Not for several
+    threads at a time."""
 
     def __init__(self, target: Target, limits: Limits) -> None:
         self.target, self.limits = target, limits
@@ -60,7 +64,8 @@ class RewardProcess:
             [sys.executable, "-c", _MAIN, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))},
             start_new_session=True,  # so that one signal reaches all that it starts
         )
         theirs.close()
@@ -119,13 +124,15 @@ class RewardProcess:
                 if (used := resident_bytes(self._process.pid)) > self.limits.memory:
                     self.kill()
                     raise CallFailed(
-                        f"it took {used / 2**30:.1f} GiB of memory, {self.limits.memory / 2**30:g} are allowed "
-                        "(--reward_memory_gb); the process was killed"
+                        f"it took {used / 2**30:.1f} GiB of memory, {self.limits.memory / 2**30:g}"
+                        " are allowed (--reward_memory_gb); the process was killed"
                     )
         except (EOFError, OSError):
             raise CallFailed(f"the reward process {self._ending()}") from None
         self.kill()
-        raise CallFailed(f"nothing came back within {timeout:g} s (--reward_timeout); the process was killed")
+        raise CallFailed(
+            f"nothing came back within {timeout:g} s (--reward_timeout); the process was killed"
+        )
 
     def _ending(self) -> str:
         """How it ended by itself."""
@@ -137,7 +144,11 @@ class RewardProcess:
         self.kill()
         if code is None:
             return "closed its connection"
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with status {code}"
+        return (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"exited with status {code}"
+        )
 
 
 def _family(pid: int) -> list[psutil.Process]:
@@ -160,8 +171,8 @@ def resident_bytes(pid: int) -> int:
 class RewardPool:
     """Up to ``size`` processes of one target behind one coroutine, started as calls overlap.
 
-    The threads of ``executor`` bound the calls that run at a time; those beyond wait without using up their time.
-    """
+    The threads of ``executor`` bound the calls that run at a time; those beyond wait without using
+    up their time."""
 
     def __init__(self, target: Target, size: int, limits: Limits, executor: Executor) -> None:
         self.target, self._executor = target, executor

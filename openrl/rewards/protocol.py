@@ -1,12 +1,14 @@
-"""The JSON that scorers speak, which is OpenRLHF's, for both ends of the wire and for what reward functions return.
+"""The JSON that scorers speak, which is OpenRLHF's, for both ends of the wire and for what reward
+functions return.
 
 Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equal length, one item per answer.
           ``query`` is prompt and answer as one text; labels are any JSON values.
 Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer, in their order.
-          ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1], or the rewards again.
-          ``extra_logs``, if there, is a dict of lists with null where an answer has no value, or a list of one dict per
-          answer; one number stands for all. A list of rewards alone will do. A reward of null, or one that is no finite number, says that this
-          answer could not be scored.
+          ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1], or the rewards
+          again. ``extra_logs``, if there, is a dict of lists with null where an answer has no
+          value, or a list of one dict per answer; one number stands for all. A list of rewards
+          alone will do. A reward of null, or one that is no finite number, says that this answer
+          could not be scored.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ class ScoreRequest:
 
 
 def read_request(body: Any) -> ScoreRequest:
-    """The body of a request. ``prompts`` and ``labels`` may be missing: empty texts. Raises BadRequest."""
+    """The body of a request. ``prompts`` and ``labels`` may be missing: empty texts. Raises
+    BadRequest."""
     if not isinstance(body, dict) or QUERY not in body:
         raise BadRequest(f"expected a JSON object with {QUERY!r}")
     queries = [body[QUERY]] if isinstance(body[QUERY], str) else body[QUERY]
@@ -77,24 +80,32 @@ def _check_texts(column: Any, name: str) -> None:
 
 
 def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
-    """The reply for these scores; ``scores`` are the rewards where there is no verdict, as in OpenRLHF."""
+    """The reply for these scores; ``scores`` are the rewards where there is no verdict, as in
+    OpenRLHF."""
     given = [score if isinstance(score, Score) else None for score in scores]
     names = sorted({name for score in given if score for name in score.parts})
     return {
         REWARDS: [score and score.reward for score in given],
-        SCORES: [score and (score.reward if score.passed is None else score.passed) for score in given],
+        SCORES: [
+            score and (score.reward if score.passed is None else score.passed) for score in given
+        ],
         EXTRA_LOGS: {name: [score and score.parts.get(name) for score in given] for name in names},
     }
 
 
 def read_reply(values: Any, count: int) -> list[Score | Failure]:
-    """One score or failure for each of ``count`` answers. Raises BadReply if the whole is unusable."""
+    """One score or failure for each of ``count`` answers. Raises BadReply if the whole is
+    unusable."""
     if not isinstance(values, dict):
         values = {REWARDS: values}
     if REWARDS not in values:
-        raise BadReply(f"it returned no {REWARDS!r}, but {', '.join(map(repr, values)) or 'an empty dict'}")
+        raise BadReply(
+            f"it returned no {REWARDS!r}, but {', '.join(map(repr, values)) or 'an empty dict'}"
+        )
     rewards = _column(values[REWARDS], REWARDS, count)
-    passed = [None] * count if values.get(SCORES) is None else _column(values[SCORES], SCORES, count)
+    passed = (
+        [None] * count if values.get(SCORES) is None else _column(values[SCORES], SCORES, count)
+    )
     logs = _rows_of_logs(values.get(EXTRA_LOGS) or {}, count)
     return [_score(*row) for row in zip(rewards, passed, logs, strict=True)]
 
@@ -103,7 +114,9 @@ def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score | Failure:
     try:
         value = _number(reward, REWARDS)
         parts = {name: _number(log, name) for name, log in logs.items() if log is not None}
-        return Score(value, None if passed is None else _verdict(_number(passed, SCORES), value), parts)
+        return Score(
+            value, None if passed is None else _verdict(_number(passed, SCORES), value), parts
+        )
     except ValueError as error:
         return Failure(str(error))
 
@@ -119,12 +132,15 @@ def _verdict(score: float, reward: float) -> float | None:
 def _rows_of_logs(logs: Any, count: int) -> list[dict[str, Any]]:
     if isinstance(logs, list):
         if len(logs) != count or not all(isinstance(log, dict) for log in logs):
-            raise BadReply(f"{EXTRA_LOGS} must be one dict for each of {count} rows, or a dict of lists")
+            raise BadReply(
+                f"{EXTRA_LOGS} must be one dict for each of {count} rows, or a dict of lists"
+            )
         return logs
     if not isinstance(logs, dict):
         raise BadReply(f"{EXTRA_LOGS} must be a dict, it returned {shorten(logs)}")
     columns = {
-        n: _column(column, n, count) if isinstance(column, list) else [column] * count for n, column in logs.items()
+        n: _column(column, n, count) if isinstance(column, list) else [column] * count
+        for n, column in logs.items()
     }
     return [{name: column[i] for name, column in columns.items()} for i in range(count)]
 

@@ -1,4 +1,5 @@
-"""What rewards are told of answers. Standard library only: it travels to processes that load nothing else."""
+"""What rewards are told of answers. Standard library only: it travels to processes that load
+nothing else."""
 
 from __future__ import annotations
 
@@ -29,4 +30,9 @@ class Rows:
 
 def join(parts: Sequence[Rows]) -> Rows:
     """All rows of all parts, in their order."""
-    return Rows(**{f.name: [value for part in parts for value in getattr(part, f.name)] for f in fields(Rows)})
+    return Rows(
+        **{
+            f.name: [value for part in parts for value in getattr(part, f.name)]
+            for f in fields(Rows)
+        }
+    )

@@ -1,12 +1,14 @@
-"""The signatures of reward functions that other systems document, told by the names of their parameters.
+"""The signatures of reward functions that other systems document, told by the names of their
+parameters.
 
-Standard library only: it runs in the process of the reward function. Whatever the signature, the values come out in the
-shape that ``openrl/rewards/protocol.py`` reads.
+Standard library only: it runs in the process of the reward function. Whatever the signature, the
+values come out in the shape that ``openrl/rewards/protocol.py`` reads.
 
 OpenRLHF    ``reward_func(queries, prompts, labels, **kwargs)``: lists in, a dict of lists out. One that names
             ``responses``, ``texts``, ``sources``, ``metas`` or ``token_ids`` gets them too.
 EasyR1      ``compute_score(reward_inputs)``, a list of dicts in and out, or with REWARD_TYPE = "sequential" (or the
-            parameter ``reward_input``) one dict at a time. Earlier: ``predicts, ground_truths``; ``predict, ground_truth``.
+            parameter ``reward_input``) one dict at a time. Earlier: ``predicts, ground_truths``;
+            ``predict, ground_truth``.
 verl        ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one answer at a time, coroutine or
             not; batched ``data_sources, solution_strs, ground_truths, extra_infos``.
 
@@ -38,7 +40,9 @@ class Signature:
     mark: str
     arguments: Callable[[Rows], dict[str, Any]]  # everything that the function may take, by name
     always: tuple[str, ...]  # what it gets if it takes **kwargs
-    reward: str = ""  # key of the reward in a row's dict; empty: the values are the protocol's already
+    reward: str = (
+        ""  # key of the reward in a row's dict; empty: the values are the protocol's already
+    )
     by_row: bool = False  # takes one answer, and arguments are those of the first
 
 
@@ -49,7 +53,13 @@ def _openrlhf(rows: Rows) -> dict[str, Any]:
 def _easyr1_inputs(rows: Rows) -> list[dict[str, Any]]:
     """Their three keys, the prompt, and the other columns of the data."""
     return [
-        meta | {"prompt": prompt, "response": text, "response_length": len(ids), "ground_truth": label}
+        meta
+        | {
+            "prompt": prompt,
+            "response": text,
+            "response_length": len(ids),
+            "ground_truth": label,
+        }
         for meta, prompt, text, ids, label in zip(
             rows.metas, rows.prompts, rows.texts, rows.token_ids, rows.labels, strict=True
         )
@@ -68,10 +78,36 @@ def _verl_one(rows: Rows) -> dict[str, Any]:
 
 SIGNATURES = (
     Signature("OpenRLHF", "queries", _openrlhf, ("queries", "prompts", "labels")),
-    Signature("EasyR1", "reward_inputs", lambda rows: {"reward_inputs": _easyr1_inputs(rows)}, (), "overall"),
-    Signature("EasyR1", "reward_input", lambda rows: {"reward_input": _easyr1_inputs(rows)[0]}, (), "overall", True),
-    Signature("EasyR1", "predicts", lambda r: {"predicts": r.texts, "ground_truths": r.labels}, (), "overall"),
-    Signature("EasyR1", "predict", lambda r: {"predict": r.texts[0], "ground_truth": r.labels[0]}, (), "overall", True),
+    Signature(
+        "EasyR1",
+        "reward_inputs",
+        lambda rows: {"reward_inputs": _easyr1_inputs(rows)},
+        (),
+        "overall",
+    ),
+    Signature(
+        "EasyR1",
+        "reward_input",
+        lambda rows: {"reward_input": _easyr1_inputs(rows)[0]},
+        (),
+        "overall",
+        True,
+    ),
+    Signature(
+        "EasyR1",
+        "predicts",
+        lambda r: {"predicts": r.texts, "ground_truths": r.labels},
+        (),
+        "overall",
+    ),
+    Signature(
+        "EasyR1",
+        "predict",
+        lambda r: {"predict": r.texts[0], "ground_truth": r.labels[0]},
+        (),
+        "overall",
+        True,
+    ),
     Signature("verl", "solution_strs", _verl, VERL_BATCHED, "score"),
     Signature("verl", "solution_str", _verl_one, VERL, "score", True),
 )
@@ -122,12 +158,23 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
     if reward_type == "sequential" and signature.mark == "reward_inputs":
         one = next(s for s in SIGNATURES if s.mark == "reward_input")
         signature = Signature(
-            one.system, "reward_inputs", lambda r: {"reward_inputs": _easyr1_inputs(r)[0]}, (), one.reward, True
+            one.system,
+            "reward_inputs",
+            lambda r: {"reward_inputs": _easyr1_inputs(r)[0]},
+            (),
+            one.reward,
+            True,
         )
     offered = set(signature.arguments(_ONE_ROW))
-    if unknown := [name for name in kwargs if name in offered or (name not in taken and not takes_any(function))]:
+    if unknown := [
+        name
+        for name in kwargs
+        if name in offered or (name not in taken and not takes_any(function))
+    ]:
         raise TypeError(f"it takes no keyword argument {', '.join(unknown)} (--reward_func_kwargs)")
-    if missing := [n for n, p in taken.items() if p.default is p.empty and n not in offered and n not in kwargs]:
+    if missing := [
+        n for n, p in taken.items() if p.default is p.empty and n not in offered and n not in kwargs
+    ]:
         raise TypeError(f"it needs {', '.join(missing)}: give them by --reward_func_kwargs")
     return Scorer(function, signature, kwargs, together=reward_type == "group")
 
@@ -146,11 +193,16 @@ def takes_any(function: Function) -> bool:
 
 
 def keyed(values: Any, reward: str) -> dict[str, Any]:
-    """One number or dict for each row, in the protocol's shape: the key ``reward`` is the reward, one of VERDICTS the
-    verdict; the other numbers are parts, and what is no number is left out, as in those systems."""
+    """One number or dict for each row, in the protocol's shape: the key ``reward`` is the reward,
+    one of VERDICTS the verdict; the other numbers are parts, and what is no number is left out, as
+    in those systems."""
     rewards, verdicts, logs = [], [], []
     for value in values if isinstance(values, Sequence) else [values]:
-        row = value if isinstance(value, dict) else {reward: value[0] if isinstance(value, list) and value else value}
+        row = (
+            value
+            if isinstance(value, dict)
+            else {reward: value[0] if isinstance(value, list) and value else value}
+        )
         if reward not in row:
             raise KeyError(f"a row has no {reward!r}, but {', '.join(map(repr, row)) or 'nothing'}")
         known = [row[key] for key in VERDICTS if _is_number(row.get(key)) and 0 <= row[key] <= 1]
@@ -165,7 +217,8 @@ def _is_number(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Tensors and arrays become lists or numbers, so that the other side needs none of their libraries.
+    """Tensors and arrays become lists or numbers, so that the other side needs none of their
+    libraries.
 
     Raises TypeError for what is no number, text, list or dict.
     """
@@ -177,4 +230,6 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if hasattr(value, "tolist"):
         return plain(value.tolist())
-    raise TypeError(f"it returned a {type(value).__name__}; numbers, lists, tensors and dicts are understood")
+    raise TypeError(
+        f"it returned a {type(value).__name__}; numbers, lists, tensors and dicts are understood"
+    )

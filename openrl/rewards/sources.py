@@ -63,10 +63,14 @@ def _read_row(row: Values | Failed) -> Score | Failure:
 
 
 async def retry_failed(
-    attempt: Callable[[Rows], Awaitable[Results]], rows: Rows, results: Results, *, together: bool = False
+    attempt: Callable[[Rows], Awaitable[Results]],
+    rows: Rows,
+    results: Results,
+    *,
+    together: bool = False,
 ) -> Results:
-    """Try the rows that failed once more, each by itself, so that one bad row takes none along; all of them again if
-    they are only meaningful ``together``."""
+    """Try the rows that failed once more, each by itself, so that one bad row takes none along; all
+    of them again if they are only meaningful ``together``."""
     failed = [i for i, result in enumerate(results) if isinstance(result, Failure)]
     if not failed:
         return results
@@ -78,5 +82,6 @@ async def retry_failed(
         for i, (result,) in zip(failed, alone, strict=True):
             again[i] = result
     return [
-        replace(again[i], attempts=result.attempts + 1) if i in failed else result for i, result in enumerate(results)
+        replace(again[i], attempts=result.attempts + 1) if i in failed else result
+        for i, result in enumerate(results)
     ]

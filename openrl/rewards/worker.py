@@ -1,9 +1,9 @@
-"""The process that runs reward code. Standard library only: it starts fast and loads what the code loads.
+"""The process that runs reward code. Standard library only: it starts fast and loads what the code
+loads.
 
-``main`` runs with the argument FD and talks over the connection FD. It receives a ``Target`` and says ``Ready`` or
-``Failed`` once, then answers each ``Call`` with ``Values``, one ``RowValues`` or ``Failed``. When the other end goes
-away it exits, even in the middle of a call.
-"""
+``main`` runs with the argument FD and talks over the connection FD. It receives a ``Target`` and
+says ``Ready`` or ``Failed`` once, then answers each ``Call`` with ``Values``, one ``RowValues`` or
+``Failed``. When the other end goes away it exits, even in the middle of a call."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ class Call:
 
 @dataclass(frozen=True)
 class Ready:
-    """The target is loaded. ``together``: it compares siblings, so they are never scored one by one."""
+    """The target is loaded. ``together``: it compares siblings, so they are never scored one by
+    one."""
 
     together: bool = False
 
@@ -70,7 +71,8 @@ class Target(Protocol):
     """What a process runs. Picklable."""
 
     def load(self) -> tuple[Ready, Loaded]:
-        """Import the code, and check that it can be called. Any error is reported to the other end."""
+        """Import the code, and check that it can be called. Any error is reported to the other
+        end."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,9 @@ class FileTarget:
 
     def load(self) -> tuple[Ready, Loaded]:
         module = load_module(self.path)
-        scorer = recognise(find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None))
+        scorer = recognise(
+            find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
+        )
         return Ready(scorer.together), lambda name, rows: call(scorer, rows, str(self.path))
 
 
@@ -106,7 +110,10 @@ class VerifierTarget:
         from openrl.rewards.verifiers.base import read_options
 
         load_plugins(self.plugins)
-        chosen = {n: (verifiers[n].component, read_options(n, dict(given))) for n, given in self.options.items()}
+        chosen = {
+            n: (verifiers[n].component, read_options(n, dict(given)))
+            for n, given in self.options.items()
+        }
         return Ready(), lambda name, rows: verify(*chosen[name], rows)
 
 
@@ -125,14 +132,20 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
     for wanted in (name,) if name else DEFAULT_NAMES:
         if callable(function := getattr(module, wanted, None)):
             return function
-    there = [n for n, f in vars(module).items() if inspect.isfunction(f) and f.__module__ == module.__name__]
+    there = [
+        n
+        for n, f in vars(module).items()
+        if inspect.isfunction(f) and f.__module__ == module.__name__
+    ]
     raise AttributeError(
-        f"it defines no function {name or DEFAULT_NAMES[0]!r}, but {', '.join(there) or 'none at all'}"
+        f"it defines no function {name or DEFAULT_NAMES[0]!r}, but"
+        f" {', '.join(there) or 'none at all'}"
     )
 
 
 def call(scorer: Scorer, rows: Rows, path: str) -> Values | RowValues:
-    """What the function returns for the rows; what it raises for one row does not touch the others."""
+    """What the function returns for the rows; what it raises for one row does not touch the
+    others."""
     if not scorer.by_row:
         return Values(scorer(rows))
     return RowValues([_one(scorer, rows.pick([i]), path) for i in range(len(rows))])
@@ -143,7 +156,14 @@ def verify(verifier: Callable[..., Any], options: Any, rows: Rows) -> RowValues:
     from openrl.rewards.verifiers.base import Answer
 
     def one(row: Rows) -> dict[str, Any]:
-        answer = Answer(row.prompts[0], row.texts[0], row.labels[0], row.sources[0], row.metas[0], row.token_ids[0])
+        answer = Answer(
+            row.prompts[0],
+            row.texts[0],
+            row.labels[0],
+            row.sources[0],
+            row.metas[0],
+            row.token_ids[0],
+        )
         verdict = verifier(answer, options)
         return {"rewards": verdict.reward, "scores": verdict.passed, "extra_logs": verdict.parts}
 
@@ -158,7 +178,8 @@ def _one(score: Callable[[Rows], Any], row: Rows, path: str) -> Values | Failed:
 
 
 def describe(error: BaseException, path: str) -> str:
-    """The error with its last place in the user's file: "ValueError: no digits (reward.py, line 12)"."""
+    """The error with its last place in the user's file: "ValueError: no digits (reward.py, line
+    12)"."""
     places = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     where = f" ({Path(path).name}, line {places[-1].lineno})" if places else ""
     return f"{type(error).__name__}: {error}{where}"

@@ -1,4 +1,5 @@
-"""What every rollout engine keeps of its sleep: which parts are gone, and that nothing is asked of them meanwhile."""
+"""What every rollout engine keeps of its sleep: which parts are gone, and that nothing is asked of
+them meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ class Asleep:
     def require(self, what: str, *parts: EnginePart) -> None:
         """Raises RuntimeError if ``what`` needs one of ``parts`` and it is asleep."""
         if asleep := [part for part in parts if part in self.parts]:
-            raise RuntimeError(f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first")
+            raise RuntimeError(
+                f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first"
+            )
 
     def add(self, *parts: EnginePart) -> None:
         self.require("park", *parts)

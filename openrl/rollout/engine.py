@@ -1,4 +1,5 @@
-"""What a rollout engine is. Tokens in, tokens out: an engine never sees a reward or an advantage."""
+"""What a rollout engine is. Tokens in, tokens out: an engine never sees a reward or an
+advantage."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ EnginePart = Literal["weights", "cache"]
 
 
 class RolloutEngine(Protocol):
-    """Generates with one copy of the policy. One contract suite (``tests/contract``) runs over every engine."""
+    """Generates with one copy of the policy. One contract suite (``tests/contract``) runs over
+    every engine."""
 
     policy_version: int
     """Version of the weights that now generate; 0 before the first sync."""
@@ -31,13 +33,16 @@ class RolloutEngine(Protocol):
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         """Continue ``token_ids``. Requests run concurrently; the engine batches them as they come.
 
-        Log-probs are those of the distribution that was sampled: after temperature, top_k, top_p and the rest; at
-        temperature 0 (greedy) those of temperature 1. An end-of-text token or the token that completes a stop text is
-        the last of the completion. Raises UserError if the prompt leaves no room for a token.
-        """
+        Log-probs are those of the distribution that was sampled: after temperature, top_k, top_p
+        and the rest; at temperature 0 (greedy) those of temperature 1. An end-of-text token or the
+        token that completes a stop text is the last of the completion. Raises UserError if the
+        prompt leaves no room for a token."""
 
-    async def generate_many(self, token_ids: list[int], sampling: Sampling, n: int) -> list[Completion]:
-        """``n`` completions of one prompt by one request; a seed is followed by others for the second and later ones."""
+    async def generate_many(
+        self, token_ids: list[int], sampling: Sampling, n: int
+    ) -> list[Completion]:
+        """``n`` completions of one prompt by one request; a seed is followed by others for the
+        second and later ones."""
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks.
@@ -49,29 +54,29 @@ class RolloutEngine(Protocol):
         """Where weights must get to."""
 
     async def connect(self, route: Route, first_rank: int) -> None:
-        """Prepare for the syncs of a run; before the first of them. ``first_rank`` is this engine's in a broadcast."""
+        """Prepare for the syncs of a run; before the first of them. ``first_rank`` is this engine's
+        in a broadcast."""
 
     async def load_bucket(self, sent: SentBucket) -> None:
         """Take one bucket of new weights; nothing is generated from here to ``finish_sync``.
 
-        From host memory nothing changes until then. Buckets that come to a GPU are loaded at once: there is no room for
-        two copies of a model.
-        """
+        From host memory nothing changes until then. Buckets that come to a GPU are loaded at once:
+        there is no room for two copies of a model."""
 
     async def finish_sync(self, version: int) -> int:
         """Switch to the buckets received, drop cached prefixes, return the version now in force.
 
-        Raises UserError if the buckets do not hold the whole model, by name, or a tensor is not what its checksum says. An
-        engine that could not keep its old weights then refuses every later request.
-        """
+        Raises UserError if the buckets do not hold the whole model, by name, or a tensor is not
+        what its checksum says. An engine that could not keep its old weights then refuses every
+        later request."""
 
     async def park(self, *parts: EnginePart) -> None:
-        """Free the memory of these parts once no request runs. From now on requests raise RuntimeError, and a sync
-        while the weights are asleep."""
+        """Free the memory of these parts once no request runs. From now on requests raise
+        RuntimeError, and a sync while the weights are asleep."""
 
     async def wake(self, *parts: EnginePart) -> None:
-        """Bring these parts back; the cache comes back empty. RuntimeError if one is awake already. At
-        ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
+        """Bring these parts back; the cache comes back empty. RuntimeError if one is awake already.
+        At ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
 
     async def memory(self) -> MemoryUse:
         """What the engine has of its GPU; of the fullest one, if it has several."""
@@ -90,14 +95,18 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     max_model_len: int = 2048  # tokens of prompt and response together
     seed: int = 0  # of requests that bring none
-    max_num_seqs: int | None = None  # sequences decoded at a time; None here and below: the engine's default
+    max_num_seqs: int | None = (
+        None  # sequences decoded at a time; None here and below: the engine's default
+    )
     max_num_batched_tokens: int | None = None  # tokens computed in one step
     block_size: int | None = None  # tokens per block of the key-value cache
     quantization: str | None = None  # of the engine's weights; None: none
     load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
     adapter_rank: int = 0  # of the adapters that syncs bring; 0: they bring whole models
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
-    engine_kwargs: dict[str, Any] = field(default_factory=dict)  # further fields of vLLM's EngineArgs
+    engine_kwargs: dict[str, Any] = field(
+        default_factory=dict
+    )  # further fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
     kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
     sizes: ParallelSizes = ParallelSizes()  # over how many GPUs, and how
@@ -111,8 +120,9 @@ class EngineSpec:
     enable_prefix_caching: bool = False
     trust_remote_code: bool = False
     deterministic: bool = False
-    """Equal requests give equal bits, in whatever order and company they arrive. Kernels sum in an order that depends
-    on the size of the batch, so each request runs alone and prefixes are not shared: exact, and slower."""
+    """Equal requests give equal bits, in whatever order and company they arrive. Kernels sum in an
+    order that depends on the size of the batch, so each request runs alone and prefixes are not
+    shared: exact, and slower."""
 
 
 def engine_spec(
@@ -124,8 +134,9 @@ def engine_spec(
     engines: int = 1,
     shared: bool = False,
 ) -> EngineSpec:
-    """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together. On a CPU all ``engines``
-    of the run are taken to share one machine; ``shared``: there are models on the engine's GPUs."""
+    """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together.
+    On a CPU all ``engines`` of the run are taken to share one machine; ``shared``: there are models
+    on the engine's GPUs."""
     return EngineSpec(
         model=model.pretrain,
         tokenizer=model.tokenizer_path,
@@ -149,7 +160,8 @@ def engine_spec(
 
 
 async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
-    """An engine that is ready for requests. ``backend`` is a value of --rollout_backend; only its library is imported."""
+    """An engine that is ready for requests. ``backend`` is a value of --rollout_backend; only its
+    library is imported."""
     if backend == "vllm":
         from openrl.rollout.vllm_engine import VLLMEngine
 
@@ -162,8 +174,8 @@ async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
 
 
 def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raises UserError for names that vLLM's EngineArgs does not have. Asking vLLM takes seconds; without names it is
-    not asked."""
+    """Raises UserError for names that vLLM's EngineArgs does not have. Asking vLLM takes seconds;
+    without names it is not asked."""
     if not kwargs:
         return
     from openrl.rollout.vllm_engine import engine_fields
@@ -173,7 +185,8 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             raise UserError(
-                f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}", f"{near[0]!r}" if near else ""
+                f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}",
+                f"{near[0]!r}" if near else "",
             )
 
 
@@ -190,17 +203,21 @@ def sampling_of(flags: DrawFlags, max_tokens: int) -> Sampling:
 
 
 def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:
-    """New tokens a request may have: ``max_tokens``, or less if ``max_len`` or the model length ends before."""
+    """New tokens a request may have: ``max_tokens``, or less if ``max_len`` or the model length
+    ends before."""
     room = min(max_model_len, sampling.max_len or max_model_len) - len(token_ids)
     if not token_ids or room < 1:
         raise UserError(
-            f"a prompt of {len(token_ids)} tokens cannot be continued by an engine of {max_model_len} tokens",
+            f"a prompt of {len(token_ids)} tokens cannot be continued by an engine of"
+            f" {max_model_len} tokens",
             "--prompt_max_len and --generate_max_len: the engine takes their sum",
         )
     return min(sampling.max_tokens, room)
 
 
-def opened(receiver: Receiver, received: Iterable[SentBucket]) -> Iterator[tuple[SentBucket, Bucket]]:
+def opened(
+    receiver: Receiver, received: Iterable[SentBucket]
+) -> Iterator[tuple[SentBucket, Bucket]]:
     """The buckets behind announcements. Raises UserError if the memory of one is gone."""
     for sent in received:
         try:
@@ -210,8 +227,8 @@ def opened(receiver: Receiver, received: Iterable[SentBucket]) -> Iterator[tuple
 
 
 def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
-    """Raises UserError if a bucket could not be opened, with the reasons ``lost``, or tensors named by ``changed`` arrived
-    other than they were sent."""
+    """Raises UserError if a bucket could not be opened, with the reasons ``lost``, or tensors named
+    by ``changed`` arrived other than they were sent."""
     if lost:
         raise UserError(
             f"weight sync: the memory of a bucket is gone: {lost[0]}",
@@ -221,5 +238,6 @@ def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> 
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
             f"weight sync: {changed[0]}{more} arrived changed (--check_weight_sync)",
-            "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect the machine's memory",
+            "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect"
+            " the machine's memory",
         )

@@ -1,4 +1,5 @@
-"""transformers as the rollout engine: the trainer's own implementation, for models vLLM lacks and for checks."""
+"""transformers as the rollout engine: the trainer's own implementation, for models vLLM lacks and
+for checks."""
 
 from __future__ import annotations
 
@@ -42,9 +43,9 @@ class _Request:
 class HFEngine:
     """``RolloutEngine`` over a model of transformers.
 
-    Waiting requests are decoded together until the last of them ends; later ones form the next batch. The model runs in
-    one thread of its own, which also loads weights, so that the event loop stays free and nothing overlaps.
-    """
+    Waiting requests are decoded together until the last of them ends; later ones form the next
+    batch. The model runs in one thread of its own, which also loads weights, so that the event loop
+    stays free and nothing overlaps."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.policy_version = 0
@@ -64,7 +65,8 @@ class HFEngine:
             await engine._in_thread(engine._load_model)
         except (OSError, ValueError) as error:
             raise UserError(
-                f"transformers cannot load {spec.model}: {error}", "--pretrain: a directory or a name"
+                f"transformers cannot load {spec.model}: {error}",
+                "--pretrain: a directory or a name",
             ) from error
         return engine
 
@@ -77,14 +79,17 @@ class HFEngine:
         self._model = model.to(spec.device).eval()
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 
-    # -- requests -----------------------------------------------------------------------------------
+    # -- requests
+    # -----------------------------------------------------------------------------------
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         self._asleep.require("a request", "weights", "cache")
         room = room_for(token_ids, sampling, self._spec.max_model_len)
         seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
         generator = torch.Generator().manual_seed(seed)
-        request = _Request(list(token_ids), sampling, room, generator, asyncio.get_running_loop().create_future())
+        request = _Request(
+            list(token_ids), sampling, room, generator, asyncio.get_running_loop().create_future()
+        )
         self._waiting.append(request)
         if self._decoding is None or self._decoding.done():
             self._decoding = asyncio.create_task(self._decode_waiting())
@@ -92,12 +97,17 @@ class HFEngine:
         tokens, logprobs, finish = await request.reply
         return Completion(tokens, logprobs, finish, (oldest, self.policy_version))
 
-    async def generate_many(self, token_ids: list[int], sampling: Sampling, n: int) -> list[Completion]:
+    async def generate_many(
+        self, token_ids: list[int], sampling: Sampling, n: int
+    ) -> list[Completion]:
         seeds = [None if sampling.seed is None else sampling.seed + i for i in range(n)]
-        return await asyncio.gather(*(self.generate(token_ids, replace(sampling, seed=seed)) for seed in seeds))
+        return await asyncio.gather(
+            *(self.generate(token_ids, replace(sampling, seed=seed)) for seed in seeds)
+        )
 
     async def _decode_waiting(self) -> None:
-        """Batch after batch, until nobody waits. A failing batch fails its requests, not the engine."""
+        """Batch after batch, until nobody waits. A failing batch fails its requests, not the
+        engine."""
         limit = 1 if self._spec.deterministic else self._spec.max_num_seqs or _MAX_NUM_SEQS
         await asyncio.sleep(0)  # requests that start together go together
         while self._waiting:
@@ -112,17 +122,26 @@ class HFEngine:
 
     @torch.inference_mode()
     def _decode(self, batch: list[_Request], loop: asyncio.AbstractEventLoop) -> None:
-        """Sample every request of a left-padded batch to its end; finished rows leave the batch and its cache."""
+        """Sample every request of a left-padded batch to its end; finished rows leave the batch and
+        its cache."""
         if not batch:
             return
         device, width = self._spec.device, max(len(r.prompt) for r in batch)
-        mask = torch.tensor([[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch], device=device)
-        tokens = torch.tensor([[0] * (width - len(r.prompt)) + r.prompt for r in batch], device=device)
+        mask = torch.tensor(
+            [[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch], device=device
+        )
+        tokens = torch.tensor(
+            [[0] * (width - len(r.prompt)) + r.prompt for r in batch], device=device
+        )
         cache = DynamicCache(config=self._model.config)
         while batch:
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             logits = self._model(
-                input_ids=tokens, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
+                input_ids=tokens,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                logits_to_keep=1,
             ).logits[:, -1]
             going = []
             for row, (request, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
@@ -163,7 +182,8 @@ class HFEngine:
         logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
         return [0.0, *logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()]
 
-    # -- weights ------------------------------------------------------------------------------------
+    # -- weights
+    # ------------------------------------------------------------------------------------
 
     async def sync_end(self) -> SyncEnd:
         return SyncEnd(machine_id())  # also on a GPU: the model is built anew from host memory
@@ -186,11 +206,14 @@ class HFEngine:
         return version
 
     def _switch(self, received: list[SentBucket]) -> None:
-        """Build the model anew from checkpoint names, through transformers' own renaming and tying."""
+        """Build the model anew from checkpoint names, through transformers' own renaming and
+        tying."""
         state: dict[str, Tensor] = {}
         for sent, bucket in opened(self._receiver, received):
             refuse_incomplete(changed=changed_on_the_way(sent, bucket))
-            state |= {name: tensor.clone() for name, tensor in bucket.tensors()}  # buckets are borrowed
+            state |= {
+                name: tensor.clone() for name, tensor in bucket.tensors()
+            }  # buckets are borrowed
         model, report = type(self._model).from_pretrained(
             None,
             config=self._model.config,
@@ -200,14 +223,17 @@ class HFEngine:
         )
         if wrong := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
             raise UserError(
-                f"weight sync does not fit the model: {wrong}", "weights must carry the names of the checkpoint"
+                f"weight sync does not fit the model: {wrong}",
+                "weights must carry the names of the checkpoint",
             )
         self._model = model.to(self._spec.device).eval()
 
-    # -- sleep --------------------------------------------------------------------------------------
+    # -- sleep
+    # --------------------------------------------------------------------------------------
 
     async def park(self, *parts: EnginePart) -> None:
-        """Weights move to host memory, where those of a CPU are already; a cache lives only while a batch is decoded."""
+        """Weights move to host memory, where those of a CPU are already; a cache lives only while a
+        batch is decoded."""
         self._asleep.add(*parts)
         while self._decoding is not None and not self._decoding.done():
             await asyncio.wait({self._decoding})
@@ -237,7 +263,8 @@ class HFEngine:
 
 
 def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
-    """The tokenizer's end of text and those of generation_config.json: chat models often have two."""
+    """The tokenizer's end of text and those of generation_config.json: chat models often have
+    two."""
     listed = getattr(generation, "eos_token_id", None)
     ids = listed if isinstance(listed, list) else [listed]
     return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)

@@ -13,13 +13,15 @@ from torch import Tensor
 def free_pages(tensors: Iterable[Tensor]) -> int:
     """Give the pages below these tensors back to the system; returns their bytes.
 
-    The tensors stay valid and read as zeros; a page is taken again when it is next touched. Pages that the tensors share
-    with others at their ends stay. Raises OSError if the system refuses.
-    """
+    The tensors stay valid and read as zeros; a page is taken again when it is next touched. Pages
+    that the tensors share with others at their ends stay. Raises OSError if the system refuses."""
     libc, freed = ctypes.CDLL(None, use_errno=True), 0
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     for start, size in storages.items():
-        first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
+        first, end = (
+            -(-start // mmap.PAGESIZE) * mmap.PAGESIZE,
+            (start + size) // mmap.PAGESIZE * mmap.PAGESIZE,
+        )
         if end <= first:
             continue
         if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED):

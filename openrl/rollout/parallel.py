@@ -1,4 +1,5 @@
-"""Whether vLLM can divide a model as the flags ask: what it would refuse after minutes is refused before anything starts."""
+"""Whether vLLM can divide a model as the flags ask: what it would refuse after minutes is refused
+before anything starts."""
 
 from __future__ import annotations
 
@@ -10,15 +11,24 @@ from openrl.config.placement import ParallelSizes
 from openrl.errors import Gathered, UserError
 
 ON_A_CPU = {
-    "vllm_pipeline_parallel_size": "vLLM's CPU worker keeps no buffers for the activations between stages",
-    "vllm_enable_expert_parallel": "vLLM's CPU kernel of experts crashes when a rank holds a part of them",
-    "vllm_data_parallel_size": "the replicas of a mixture exchange tokens by all_gatherv, which vLLM has not on a CPU",
+    "vllm_pipeline_parallel_size": (
+        "vLLM's CPU worker keeps no buffers for the activations between stages"
+    ),
+    "vllm_enable_expert_parallel": (
+        "vLLM's CPU kernel of experts crashes when a rank holds a part of them"
+    ),
+    "vllm_data_parallel_size": (
+        "the replicas of a mixture exchange tokens by all_gatherv, which vLLM has not on a CPU"
+    ),
 }
 """Flag -> why vLLM 0.32 on a CPU cannot; it can be tensor parallel."""
 
 
-def check_parallel(model: str, sizes: ParallelSizes, expert: bool, device: str, trust_remote_code: bool) -> None:
-    """Raises UserError with everything that is in the way of dividing ``model`` so on ``device``."""
+def check_parallel(
+    model: str, sizes: ParallelSizes, expert: bool, device: str, trust_remote_code: bool
+) -> None:
+    """Raises UserError with everything that is in the way of dividing ``model`` so on
+    ``device``."""
     gathered = Gathered()
     asked = {
         "vllm_pipeline_parallel_size": sizes.pipeline > 1,
@@ -27,7 +37,10 @@ def check_parallel(model: str, sizes: ParallelSizes, expert: bool, device: str, 
     }
     for flag in (flag for flag, wanted in asked.items() if wanted and device == "cpu"):
         with gathered:
-            raise UserError(f"--{flag} needs GPUs: {ON_A_CPU[flag]}", "leave it out, or --vllm_tensor_parallel_size")
+            raise UserError(
+                f"--{flag} needs GPUs: {ON_A_CPU[flag]}",
+                "leave it out, or --vllm_tensor_parallel_size",
+            )
     if sizes.width > 1 or expert:
         with gathered:
             config = _config(model, trust_remote_code)
@@ -39,32 +52,56 @@ def check_parallel(model: str, sizes: ParallelSizes, expert: bool, device: str, 
 
 def _config(model: str, trust_remote_code: bool) -> PretrainedConfig:
     try:
-        return AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code).get_text_config()
+        return AutoConfig.from_pretrained(
+            model, trust_remote_code=trust_remote_code
+        ).get_text_config()
     except (OSError, ValueError) as error:
         raise UserError(f"--pretrain: the config of {model} does not load: {error}") from error
 
 
-def shape_problems(config: PretrainedConfig, sizes: ParallelSizes, expert: bool) -> Iterator[tuple[str, str]]:
-    """(message, remedy) of each part of the model that does not divide, by the rules of vLLM's layers."""
+def shape_problems(
+    config: PretrainedConfig, sizes: ParallelSizes, expert: bool
+) -> Iterator[tuple[str, str]]:
+    """(message, remedy) of each part of the model that does not divide, by the rules of vLLM's
+    layers."""
     heads, tensor = config.num_attention_heads, sizes.tensor
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     experts = next((n for name in EXPERTS if (n := getattr(config, name, None))), 0)
-    fits = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+    fits = [
+        n
+        for n in range(1, heads + 1)
+        if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)
+    ]
     divisors = f"--vllm_tensor_parallel_size {' or '.join(map(str, fits))}"
     if heads % tensor:
-        yield f"--vllm_tensor_parallel_size {tensor} does not divide the {heads} attention heads of the model", divisors
+        yield (
+            (
+                f"--vllm_tensor_parallel_size {tensor} does not divide the {heads} attention heads"
+                " of the model"
+            ),
+            divisors,
+        )
     elif (
         kv_heads % tensor and tensor % kv_heads
     ):  # either a share of them on each rank, or each on a share of the ranks
         yield (
-            f"--vllm_tensor_parallel_size {tensor} and the {kv_heads} key-value heads: neither divides the other",
+            (
+                f"--vllm_tensor_parallel_size {tensor} and the {kv_heads} key-value heads: neither"
+                " divides the other"
+            ),
             divisors,
         )
     inner = getattr(config, "moe_intermediate_size" if experts else "intermediate_size", None)
     if inner and inner % tensor and not expert:
-        yield f"--vllm_tensor_parallel_size {tensor} does not divide the {inner} columns of the MLP", "a divisor"
+        yield (
+            f"--vllm_tensor_parallel_size {tensor} does not divide the {inner} columns of the MLP",
+            "a divisor",
+        )
     if sizes.pipeline > config.num_hidden_layers:
-        message = f"--vllm_pipeline_parallel_size {sizes.pipeline}: the model has {config.num_hidden_layers} layers"
+        message = (
+            f"--vllm_pipeline_parallel_size {sizes.pipeline}: the model has"
+            f" {config.num_hidden_layers} layers"
+        )
         yield message, f"--vllm_pipeline_parallel_size {config.num_hidden_layers} or less"
     if expert and not experts:
         yield "--vllm_enable_expert_parallel: the model has no experts", "leave it out"

@@ -8,12 +8,15 @@ from torch import Tensor
 from openrl.types import Sampling
 
 
-def draw(logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator) -> tuple[int, float]:
-    """The next token and its log-prob. ``logits`` (V,); ``seen`` (n,) tokens of prompt and completion so far.
+def draw(
+    logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator
+) -> tuple[int, float]:
+    """The next token and its log-prob. ``logits`` (V,); ``seen`` (n,) tokens of prompt and
+    completion so far.
 
-    The order is vLLM's: repetition penalty, temperature, min_p, top_k, top_p. The log-prob is that of the
-    distribution sampled from. Temperature 0 takes the likeliest token, with its log-prob at temperature 1.
-    """
+    The order is vLLM's: repetition penalty, temperature, min_p, top_k, top_p. The log-prob is that
+    of the distribution sampled from. Temperature 0 takes the likeliest token, with its log-prob at
+    temperature 1."""
     logits = penalise_repeats(logits.float(), seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         token = int(logits.argmax())
@@ -25,7 +28,8 @@ def draw(logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Gene
 
 
 def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
-    """Divide the positive and multiply the negative logits of ``seen`` tokens (Keskar et al. 2019, CTRL)."""
+    """Divide the positive and multiply the negative logits of ``seen`` tokens (Keskar et al. 2019,
+    CTRL)."""
     if penalty == 1.0:
         return logits
     chosen = logits[seen]
@@ -35,7 +39,9 @@ def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
     """Set to -inf what min_p, top_k and top_p exclude; at least one token stays."""
     if sampling.min_p > 0.0:
-        logits = logits.masked_fill(logits < logits.max() + torch.tensor(sampling.min_p).log(), -torch.inf)
+        logits = logits.masked_fill(
+            logits < logits.max() + torch.tensor(sampling.min_p).log(), -torch.inf
+        )
     if 0 < sampling.top_k < len(logits):
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
     if sampling.top_p < 1.0:

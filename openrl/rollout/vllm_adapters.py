@@ -1,4 +1,5 @@
-"""A policy in vLLM as its base and an adapter beside it, instead of one model with merged weights."""
+"""A policy in vLLM as its base and an adapter beside it, instead of one model with merged
+weights."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ def room_for_rank(rank: int) -> int:
 
 
 class AdapterSlot:
-    """The adapter that requests are answered with. Each sync brings a new one under a new name, so that nothing cached for
-    an old one can be taken for it."""
+    """The adapter that requests are answered with. Each sync brings a new one under a new name, so
+    that nothing cached for an old one can be taken for it."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -38,7 +39,8 @@ class AdapterSlot:
         """What ``AsyncLLM.generate`` is told; None before the first sync: the base alone."""
 
     async def load(self, config: dict[str, Any], received: list[SentBucket]) -> None:
-        """Serve the adapter that the buckets hold from now on. Raises UserError if vLLM refuses it; the old one stays."""
+        """Serve the adapter that the buckets hold from now on. Raises UserError if vLLM refuses it;
+        the old one stays."""
         from vllm.lora.request import LoRARequest
 
         folder = self._written(config, received)
@@ -48,7 +50,9 @@ class AdapterSlot:
             await self._llm.add_lora(request)
         except Exception as error:
             folder.cleanup()
-            raise UserError(f"vLLM does not take the adapter: {error}", "--lora_sync merge") from error
+            raise UserError(
+                f"vLLM does not take the adapter: {error}", "--lora_sync merge"
+            ) from error
         if self.request is not None:
             await self._llm.remove_lora(self.request.lora_int_id)
         self.clear()
@@ -59,13 +63,17 @@ class AdapterSlot:
         if self._folder is not None:
             self._folder.cleanup()
 
-    def _written(self, config: dict[str, Any], received: list[SentBucket]) -> tempfile.TemporaryDirectory[str]:
+    def _written(
+        self, config: dict[str, Any], received: list[SentBucket]
+    ) -> tempfile.TemporaryDirectory[str]:
         """A directory as peft saves an adapter."""
         tensors: dict[str, Tensor] = {}
         for sent, bucket in opened(self._receiver, received):
             refuse_incomplete(changed=changed_on_the_way(sent, bucket))
             tensors |= dict(bucket.tensors())
         folder = tempfile.TemporaryDirectory(prefix="openrl-adapter-")
-        save_file(tensors, Path(folder.name) / "adapter_model.safetensors", metadata={"format": "pt"})
+        save_file(
+            tensors, Path(folder.name) / "adapter_model.safetensors", metadata={"format": "pt"}
+        )
         (Path(folder.name) / "adapter_config.json").write_text(json.dumps(config))
         return folder

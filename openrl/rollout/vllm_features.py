@@ -1,8 +1,9 @@
-"""What openrl asks of vLLM beyond generating: looked for by name, in one place, before an engine starts.
+"""What openrl asks of vLLM beyond generating: looked for by name, in one place, before an engine
+starts.
 
-Meant are versions 0.26 to 0.32; the tests run on 0.32. Of its weight transfer the part in the workers is asked for, which has
-been the same in all of them; the trainer's part, which changed from version to version, is ours.
-"""
+Meant are versions 0.26 to 0.32; the tests run on 0.32. Of its weight transfer the part in the
+workers is asked for, which has been the same in all of them; the trainer's part, which changed from
+version to version, is ours."""
 
 from __future__ import annotations
 
@@ -13,7 +14,11 @@ from typing import Any
 
 REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     # module, attribute of it, parameters that we pass by name or position
-    ("vllm.v1.engine.async_llm", "AsyncLLM.generate", ("prompt", "sampling_params", "request_id", "lora_request")),
+    (
+        "vllm.v1.engine.async_llm",
+        "AsyncLLM.generate",
+        ("prompt", "sampling_params", "request_id", "lora_request"),
+    ),
     ("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", ("method", "args")),
     ("vllm.v1.engine.async_llm", "AsyncLLM.reset_prefix_cache", ()),
     ("vllm.v1.engine.async_llm", "AsyncLLM.add_lora", ("lora_request",)),
@@ -21,13 +26,26 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "vllm.engine.arg_utils",
         "AsyncEngineArgs",
-        ("worker_extension_cls", "weight_transfer_config", "logprobs_mode", "kv_cache_memory_bytes"),
+        (
+            "worker_extension_cls",
+            "weight_transfer_config",
+            "logprobs_mode",
+            "kv_cache_memory_bytes",
+        ),
     ),
     ("vllm.sampling_params", "SamplingParams", ("flat_logprobs", "output_kind")),
     ("vllm.model_executor.model_loader.reload", "initialize_layerwise_reload", ("model",)),
     ("vllm.model_executor.model_loader.reload", "finalize_layerwise_reload", ()),
-    ("vllm.distributed.weight_transfer", "WeightTransferEngine", ("config", "vllm_config", "device", "model")),
-    ("vllm.distributed.weight_transfer", "WeightTransferEngineFactory.register_engine", ("name", "module_path_or_cls")),
+    (
+        "vllm.distributed.weight_transfer",
+        "WeightTransferEngine",
+        ("config", "vllm_config", "device", "model"),
+    ),
+    (
+        "vllm.distributed.weight_transfer",
+        "WeightTransferEngineFactory.register_engine",
+        ("name", "module_path_or_cls"),
+    ),
     ("vllm.v1.worker.gpu_worker", "Worker.init_weight_transfer_engine", ("init_info",)),
     ("vllm.v1.worker.gpu_worker", "Worker.start_weight_update", ()),
     ("vllm.v1.worker.gpu_worker", "Worker.update_weights", ("update_info",)),
@@ -37,7 +55,8 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def missing_features(
-    required: Iterable[tuple[str, str, tuple[str, ...]]] = REQUIRED, load: Callable[[str], Any] = import_module
+    required: Iterable[tuple[str, str, tuple[str, ...]]] = REQUIRED,
+    load: Callable[[str], Any] = import_module,
 ) -> list[str]:
     """What of ``required`` this vLLM lacks, in words; ``load`` imports a module by name."""
     missing = []

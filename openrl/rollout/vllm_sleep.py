@@ -1,4 +1,5 @@
-"""How a vLLM engine gives its memory to others and takes it back, in two stages: weights, then cache."""
+"""How a vLLM engine gives its memory to others and takes it back, in two stages: weights, then
+cache."""
 
 from __future__ import annotations
 
@@ -14,10 +15,11 @@ TAGS = {"weights": "weights", "cache": "kv_cache"}
 
 
 class VLLMSleep:
-    """Puts vLLM's parts to sleep at ``level`` (1: weights wait in host memory, 2: they are dropped).
+    """Puts vLLM's parts to sleep at ``level`` (1: weights wait in host memory, 2: they are
+    dropped).
 
-    vLLM sleeps as a whole and wakes part by part. On a CPU its sleep does nothing; there the pages of the cache are
-    given back, and the weights stay where level 1 would put them, in host memory.
+    vLLM sleeps as a whole and wakes part by part. On a CPU its sleep does nothing; there the pages
+    of the cache are given back, and the weights stay where level 1 would put them, in host memory.
     """
 
     def __init__(self, llm: Any, level: int, on_cpu: bool) -> None:
@@ -36,7 +38,9 @@ class VLLMSleep:
         """A request starts. Raises RuntimeError if the engine cannot answer it."""
         self.require("a request", "weights", "cache")
         if self._dropped:
-            raise RuntimeError("this engine dropped its weights when it slept, and none were sent since")
+            raise RuntimeError(
+                "this engine dropped its weights when it slept, and none were sent since"
+            )
         self._running += 1
         self._idle.clear()
 
@@ -60,7 +64,9 @@ class VLLMSleep:
                 await self._llm.collective_rpc("openrl_free_cache")
             return
         if before and not hasattr(self._llm, "release_kv_cache_memory"):
-            await self._wake(before)  # vLLM before it could sleep part by part falls asleep from fully awake alone
+            await self._wake(
+                before
+            )  # vLLM before it could sleep part by part falls asleep from fully awake alone
         await self._llm.sleep(level=self._level)
         self._dropped = self._level == 2
         if awake := TAGS.keys() - self._asleep.parts:

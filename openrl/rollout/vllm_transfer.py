@@ -1,10 +1,11 @@
-"""How vLLM's workers receive weights: an engine among vLLM's own weight-transfer engines, under the name ``BACKEND``.
+"""How vLLM's workers receive weights: an engine among vLLM's own weight-transfer engines, under the
+name ``BACKEND``.
 
-vLLM's worker keeps the session (start, any number of updates, finish) and refuses what is out of order; this engine opens
-buckets by any of the transports of ``openrl.weights`` and loads them by vLLM's layerwise reload, as its own engines do.
-Those are not used themselves: none carries checksums or says which parameters got no weight, and their other ends, which belong
-into the trainer, changed from version to version.
-"""
+vLLM's worker keeps the session (start, any number of updates, finish) and refuses what is out of
+order; this engine opens buckets by any of the transports of ``openrl.weights`` and loads them by
+vLLM's layerwise reload, as its own engines do. Those are not used themselves: none carries
+checksums or says which parameters got no weight, and their other ends, which belong into the
+trainer, changed from version to version."""
 
 from __future__ import annotations
 
@@ -16,10 +17,19 @@ import torch
 from torch import nn
 from vllm.distributed.weight_transfer import WeightTransferEngine, WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, WeightTransferUpdateInfo
-from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Receiver, Route, changed_on_the_way, make_receiver, read_message
+from openrl.weights.transport import (
+    Receiver,
+    Route,
+    changed_on_the_way,
+    make_receiver,
+    read_message,
+)
 
 BACKEND = "openrl"
 
@@ -46,14 +56,17 @@ class Buckets(WeightTransferUpdateInfo):
 
 
 class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
-    """One of each worker. vLLM makes it when the model is loaded, with ``model``, ``model_config`` and ``device``."""
+    """One of each worker. vLLM makes it when the model is loaded, with ``model``, ``model_config``
+    and ``device``."""
 
     init_info_cls = Connection
     update_info_cls = Buckets
     supports_draft_weight_update = False
 
     _receiver: Receiver
-    _wanted: set[str] | None = None  # parameters of the model; None: no bucket of this session was loaded yet
+    _wanted: set[str] | None = (
+        None  # parameters of the model; None: no bucket of this session was loaded yet
+    )
     _loaded: set[str] | None = None  # those that got a weight; None: the model does not tell
     absent: tuple[str, ...] = ()
     """Parameters that got no weight in the session that ended last; vLLM itself only logs them."""
@@ -73,23 +86,34 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Buckets) -> None:
-        """Raises Refused, or what vLLM raises for names or shapes that it does not know: the model is then half loaded and
-        must not be used."""
+        """Raises Refused, or what vLLM raises for names or shapes that it does not know: the model
+        is then half loaded and must not be used."""
         sent = [read_message(message) for message in update_info.messages]
         try:
             buckets = [Bucket(one.manifest, self._receiver.open(one)) for one in sent]
         except OSError as error:
             raise Refused([str(error)], []) from error
-        changed = [name for one, bucket in zip(sent, buckets, strict=True) for name in changed_on_the_way(one, bucket)]
+        changed = [
+            name
+            for one, bucket in zip(sent, buckets, strict=True)
+            for name in changed_on_the_way(one, bucket)
+        ]
         if changed:
             raise Refused([], changed)
         if self._wanted is None:
-            self._wanted, self._loaded = {parameter_key(name) for name, _ in self.model.named_parameters()}, set()
+            self._wanted, self._loaded = (
+                {parameter_key(name) for name, _ in self.model.named_parameters()},
+                set(),
+            )
             _forget_expert_kernels(self.model)
             initialize_layerwise_reload(self.model)
-        loaded = self.model.load_weights(chain.from_iterable(bucket.tensors() for bucket in buckets))
+        loaded = self.model.load_weights(
+            chain.from_iterable(bucket.tensors() for bucket in buckets)
+        )
         seen = self._loaded
-        self._loaded = None if seen is None or loaded is None else seen | set(map(parameter_key, loaded))
+        self._loaded = (
+            None if seen is None or loaded is None else seen | set(map(parameter_key, loaded))
+        )
 
     def finish_weight_update(self) -> None:
         if self._wanted is None:
@@ -102,19 +126,24 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     def shutdown(self) -> None:
         """Receivers hold what the sender lent them, and nothing of their own."""
 
-    trainer_send_weights = None  # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
+    trainer_send_weights = (
+        None  # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
+    )
 
 
 def parameter_key(name: str) -> str:
-    """A parameter as every ``load_weights`` may name it: of experts vLLM 0.28 leaves the inner module out, 0.32 does not."""
+    """A parameter as every ``load_weights`` may name it: of experts vLLM 0.28 leaves the inner
+    module out, 0.32 does not."""
     return name.replace(".routed_experts.", ".")
 
 
-# vLLM's CPU kernels work on packed copies. A reload packs linear layers again, but neither of the following two.
+# vLLM's CPU kernels work on packed copies. A reload packs linear layers again, but neither of the
+# following two.
 
 
 def _forget_expert_kernels(model: nn.Module) -> None:
-    """Mixtures of experts pack when their kernel is built, and it is built once: make the reload build it anew."""
+    """Mixtures of experts pack when their kernel is built, and it is built once: make the reload
+    build it anew."""
     for module in _on_cpu(model):
         if getattr(module.quant_method, "moe_kernel", None) is not None:
             module.quant_method.moe_kernel = None
@@ -123,7 +152,9 @@ def _forget_expert_kernels(model: nn.Module) -> None:
 def _repack_heads(model: nn.Module) -> None:
     """An output head tied to the embedding gets no weights of its own, so a reload passes it by."""
     for module in _on_cpu(model):
-        if hasattr(module, "cpu_linear") and module.weight.numel():  # numel 0: packed and the original dropped
+        if (
+            hasattr(module, "cpu_linear") and module.weight.numel()
+        ):  # numel 0: packed and the original dropped
             module.quant_method.process_weights_after_loading(module)
 
 
@@ -131,7 +162,9 @@ def _on_cpu(model: nn.Module) -> list[nn.Module]:
     """Modules with a kernel, if the model is on a CPU; CUDA kernels hold no copies."""
     if next(model.parameters()).device.type != "cpu":
         return []
-    return [module for module in model.modules() if getattr(module, "quant_method", None) is not None]
+    return [
+        module for module in model.modules() if getattr(module, "quant_method", None) is not None
+    ]
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, BucketTransfer)

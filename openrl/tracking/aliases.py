@@ -1,4 +1,5 @@
-"""Metrics under the names that other systems give them, so that their dashboards and habits go on working."""
+"""Metrics under the names that other systems give them, so that their dashboards and habits go on
+working."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ ALIASES = {
     "train/response_length": "rollout/response_length",
     "train/truncated": "rollout/truncated_share",
 }
-"""{their name: ours}. Theirs that are ours as well (actor/entropy, actor/kl_loss, actor/grad_norm, val-core/...) need none."""
+"""{their name: ours}. Theirs that are ours as well (actor/entropy, actor/kl_loss, actor/grad_norm,
+val-core/...) need none."""
 
 
 def aliased(values: Mapping[str, float]) -> dict[str, float]:

@@ -17,13 +17,17 @@ logger = logging.getLogger(__name__)
 class JsonlWriter:
     """Appends records that carry a ``step``. A line is on its way to disk as soon as it is written.
 
-    ``keep_until`` is the last step of an earlier run to keep: a run resumed at step k passes k, and the lines
-    after it, which will be written anew, are dropped by an atomic rewrite. -1 starts an empty file.
-    """
+    ``keep_until`` is the last step of an earlier run to keep: a run resumed at step k passes k, and
+    the lines after it, which will be written anew, are dropped by an atomic rewrite. -1 starts an
+    empty file."""
 
     def __init__(self, path: Path, keep_until: int = -1) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = [r for r in read_jsonl(path) if r["step"] <= keep_until] if path.exists() and keep_until >= 0 else []
+        kept = (
+            [r for r in read_jsonl(path) if r["step"] <= keep_until]
+            if path.exists() and keep_until >= 0
+            else []
+        )
         write_atomically(path, "".join(to_line(r) for r in kept))
         self.last_step: int | None = kept[-1]["step"] if kept else None
         self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the run
@@ -47,7 +51,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def to_line(record: Mapping[str, Any]) -> str:
-    """One line of strict JSON: values it has no form for become text ("nan", "inf"; ``float()`` reads them)."""
+    """One line of strict JSON: values it has no form for become text ("nan", "inf"; ``float()``
+    reads them)."""
     return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 

@@ -1,8 +1,9 @@
-"""Where the numbers of a run go: metrics.jsonl always, TensorBoard and Weights & Biases when asked for.
+"""Where the numbers of a run go: metrics.jsonl always, TensorBoard and Weights & Biases when asked
+for.
 
-A tracker that cannot start is an error before anything is trained. One that fails later never stops the
-training: it is reported once, and from then on ``tracking/<name>_failures`` counts what it missed.
-"""
+A tracker that cannot start is an error before anything is trained. One that fails later never stops
+the training: it is reported once, and from then on ``tracking/<name>_failures`` counts what it
+missed."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class JsonlTracker:
         self._writer = JsonlWriter(path, keep_until)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Raises ValueError if the step does not rise: two objects of one step would be ambiguous."""
+        """Raises ValueError if the step does not rise: two objects of one step would be
+        ambiguous."""
         last = self._writer.last_step
         if last is not None and step <= last:
             raise ValueError(f"step {step} after step {last}")
@@ -74,7 +76,9 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         # purge_step hides what an interrupted run wrote after the step that is resumed
-        self._writer = SummaryWriter(str(directory), purge_step=keep_until + 1 if keep_until >= 0 else None)
+        self._writer = SummaryWriter(
+            str(directory), purge_step=keep_until + 1 if keep_until >= 0 else None
+        )
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -85,15 +89,20 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """The key and all further settings ($WANDB_MODE, $WANDB_RUN_ID, $WANDB_RESUME, ...) come from the environment."""
+    """The key and all further settings ($WANDB_MODE, $WANDB_RUN_ID, $WANDB_RESUME, ...) come from
+    the environment."""
 
     name = "wandb"
 
-    def __init__(self, project: str, run_name: str, directory: Path, config: Mapping[str, Any]) -> None:
+    def __init__(
+        self, project: str, run_name: str, directory: Path, config: Mapping[str, Any]
+    ) -> None:
         import wandb
 
         settings = wandb.Settings(silent=True, console="off")
-        self._run = wandb.init(project=project, name=run_name, dir=directory, config=dict(config), settings=settings)
+        self._run = wandb.init(
+            project=project, name=run_name, dir=directory, config=dict(config), settings=settings
+        )
         self._run.define_metric("*", step_metric="step")  # our steps, not its count of calls
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -106,11 +115,15 @@ class WandbTracker:
 class Trackers:
     """All trackers of a run behind one ``log``.
 
-    ``local`` gets every step. The others get each ``every``-th step, and evaluations whenever they happen.
-    """
+    ``local`` gets every step. The others get each ``every``-th step, and evaluations whenever they
+    happen."""
 
     def __init__(
-        self, local: Tracker, others: list[Tracker] | None = None, samples: SampleLog | None = None, every: int = 1
+        self,
+        local: Tracker,
+        others: list[Tracker] | None = None,
+        samples: SampleLog | None = None,
+        every: int = 1,
     ) -> None:
         self.local, self.others, self.samples, self.every = local, others or [], samples, every
         self.failures: Counter[str] = Counter()
@@ -119,7 +132,11 @@ class Trackers:
         failures = {f"tracking/{name}_failures": float(n) for name, n in self.failures.items()}
         values = {**values, **aliased(values), **failures}
         self._guard(self.local.name, self.local.log, step, values)
-        sent = values if step % self.every == 0 else {k: v for k, v in values.items() if k.startswith(EVALUATION)}
+        sent = (
+            values
+            if step % self.every == 0
+            else {k: v for k, v in values.items() if k.startswith(EVALUATION)}
+        )
         for tracker in self.others if sent else []:
             self._guard(tracker.name, tracker.log, step, sent)
 
@@ -139,7 +156,11 @@ class Trackers:
             action(*args)
         except Exception:  # any failure of a tracker is worth less than the training it watches
             if not self.failures[name]:
-                logger.warning("%s failed; training goes on, later failures are only counted", name, exc_info=True)
+                logger.warning(
+                    "%s failed; training goes on, later failures are only counted",
+                    name,
+                    exc_info=True,
+                )
             self.failures[name] += 1
 
 
@@ -159,9 +180,8 @@ def build_trackers(
 ) -> Trackers:
     """The trackers that the flags ask for, writing under ``run_dir``.
 
-    ``config`` is what Weights & Biases shows as the run's settings. ``keep_until`` is the step a resumed run
-    goes on from, -1 for a fresh one. Raises UserError if a tracker cannot start.
-    """
+    ``config`` is what Weights & Biases shows as the run's settings. ``keep_until`` is the step a
+    resumed run goes on from, -1 for a fresh one. Raises UserError if a tracker cannot start."""
     others: list[Tracker] = []
     if flags.use_tensorboard:
         directory = Path(flags.use_tensorboard) / name
@@ -184,7 +204,11 @@ def build_trackers(
     return Trackers(
         JsonlTracker(run_dir / "metrics.jsonl", keep_until),
         others,
-        SampleLog(run_dir / "samples.jsonl", samples.train_generations_to_log, keep_until) if samples else None,
+        (
+            SampleLog(run_dir / "samples.jsonl", samples.train_generations_to_log, keep_until)
+            if samples
+            else None
+        ),
         flags.logging_steps,
     )
 
@@ -193,4 +217,6 @@ def _start(flag: str, build: Callable[[], Tracker], remedy: str) -> Tracker:
     try:
         return build()
     except Exception as error:
-        raise UserError(f"{flag}: the tracker did not start: {type(error).__name__}: {error}", remedy) from error
+        raise UserError(
+            f"{flag}: the tracker did not start: {type(error).__name__}: {error}", remedy
+        ) from error

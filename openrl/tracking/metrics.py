@@ -1,8 +1,9 @@
-"""Measured values that know how they reduce over micro-batches, ranks and steps. Standard library only.
+"""Measured values that know how they reduce over micro-batches, ranks and steps. Standard library
+only.
 
-The code that measures picks the kind; nothing downstream guesses it from a name. Merging is associative, so
-any grouping of micro-batches and ranks gives the same figure; for all but ``Last`` the order is free too.
-"""
+The code that measures picks the kind; nothing downstream guesses it from a name. Merging is
+associative, so any grouping of micro-batches and ranks gives the same figure; for all but ``Last``
+the order is free too."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ class Min:
 
 @dataclass(frozen=True)
 class Last:
-    """The newest, for values that are states (learning rate, a coefficient) or equal on every rank."""
+    """The newest, for values that are states (learning rate, a coefficient) or equal on every
+    rank."""
 
     value: float
 
@@ -71,14 +73,16 @@ Metric = Mean | Sum | Max | Min | Last
 
 
 def merge_all(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
-    """Merge by name; a name may be missing in some parts. Raises TypeError if a name has two kinds."""
+    """Merge by name; a name may be missing in some parts. Raises TypeError if a name has two
+    kinds."""
     merged: dict[str, Metric] = {}
     for part in parts:
         for name, metric in part.items():
             before = merged.get(name)
             if before is not None and type(before) is not type(metric):
                 raise TypeError(
-                    f"metric {name!r} is a {type(before).__name__} here and a {type(metric).__name__} there"
+                    f"metric {name!r} is a {type(before).__name__} here and a"
+                    f" {type(metric).__name__} there"
                 )
             merged[name] = metric if before is None else before.merge(metric)  # type: ignore[arg-type]
     return merged

@@ -1,8 +1,8 @@
 """What a person sees while a run goes on, and where its wall time goes.
 
-On a terminal: a bar that stays in place, with the stage under way and the latest figures. Elsewhere: one plain
-line a step. Which figures are shown is data, so RL and supervised training share it.
-"""
+On a terminal: a bar that stays in place, with the stage under way and the latest figures.
+Elsewhere: one plain line a step. Which figures are shown is data, so RL and supervised training
+share it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""``with stage("train") as tell: ...`` counts and shows the time spent inside; ``tell(done, total)`` how far it is."""
+"""``with stage("train") as tell: ...`` counts and shows the time spent inside; ``tell(done,
+total)`` how far it is."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,19 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.title, self.total, self.columns, self.done, self.every = title, total, columns, done, every
+        self.title, self.total, self.columns, self.done, self.every = (
+            title,
+            total,
+            columns,
+            done,
+            every,
+        )
         self.console, self.clock = console or Console(), clock
         self.seconds_by_stage: Counter[str] = Counter()
         self._lap_start, self._lap_seconds = clock(), Counter[str]()
-        self._first: tuple[float, int] | None = None  # when the first step of this process ended, and which it was
+        self._first: tuple[float, int] | None = (
+            None  # when the first step of this process ended, and which it was
+        )
         self._active: dict[str, str] = {}  # stage -> how far it is, as text; insertion order
         self._shown = ""
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
@@ -63,13 +72,17 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._live.stop()
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        """Count the time inside under ``name``; stages may nest or overlap, and each counts its own wall time.
+        """Count the time inside under ``name``; stages may nest or overlap, and each counts its own
+        wall time.
 
         Yields ``tell(done, total)``, which shows how far the stage is.
         """
@@ -89,7 +102,8 @@ class Progress:
             self._active.pop(name, None)
 
     def lap(self) -> dict[str, float]:
-        """Seconds since the last lap, as metrics: ``time/<stage>`` for each stage, ``time/step`` for the wall.
+        """Seconds since the last lap, as metrics: ``time/<stage>`` for each stage, ``time/step``
+        for the wall.
 
         Call it once before the first step, so that start-up does not count as a part of it.
         """
@@ -104,7 +118,9 @@ class Progress:
         """Step ``step`` is done, with these metrics."""
         self.done = step
         self._first = self._first or (self.clock(), step)
-        self._shown = " | ".join(c.template.format(values[c.key]) for c in self.columns if c.key in values)
+        self._shown = " | ".join(
+            c.template.format(values[c.key]) for c in self.columns if c.key in values
+        )
         if not self.console.is_terminal and (step % self.every == 0 or step == self.total):
             parts = [f"{self.title} {step}/{self.total}", self._shown, self._left()]
             self._print(" | ".join(p for p in parts if p))
@@ -128,7 +144,11 @@ class Progress:
         stages = " + ".join(name + how_far for name, how_far in list(self._active.items()))
         bar = ProgressBar(total=max(self.total, 1), completed=self.done, width=30)
         grid.add_row(
-            Text(self.title, style="bold"), f"{self.done}/{self.total}", bar, Text(stages, style="cyan"), self._left()
+            Text(self.title, style="bold"),
+            f"{self.done}/{self.total}",
+            bar,
+            Text(stages, style="cyan"),
+            self._left(),
         )
         return Group(grid, Text(self._shown)) if self._shown else grid
 

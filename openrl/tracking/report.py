@@ -37,8 +37,13 @@ def write_summary(path: Path, summary: RunSummary) -> None:
 
 
 def summary_table(summary: RunSummary, artefacts: Mapping[str, Path]) -> Group:
-    """The closing table, for ``Console.print``: before and after, wall time by stage, where the artefacts lie."""
-    tables = [_result_table(summary), _time_table(summary.seconds_by_stage), _artefact_table(artefacts)]
+    """The closing table, for ``Console.print``: before and after, wall time by stage, where the
+    artefacts lie."""
+    tables = [
+        _result_table(summary),
+        _time_table(summary.seconds_by_stage),
+        _artefact_table(artefacts),
+    ]
     return Group(*(t for t in tables if t.row_count))
 
 
@@ -49,7 +54,9 @@ def _result_table(summary: RunSummary) -> Table:
         if value is not None:
             table.add_row(label, f"{value:.3f}")
     if before is not None and after is not None:
-        table.add_row("gain", f"{after - before:+.3f}", style="bold green" if after > before else "bold red")
+        table.add_row(
+            "gain", f"{after - before:+.3f}", style="bold green" if after > before else "bold red"
+        )
     table.add_row("steps", str(summary.steps))
     table.add_row("samples/s", f"{summary.samples_per_second:.1f}")
     table.add_row("tokens/s", f"{summary.tokens_per_second:.0f}")
@@ -76,29 +83,44 @@ def _artefact_table(artefacts: Mapping[str, Path]) -> Table:
 
 
 def plot_learning_curve(
-    metrics: Path, picture: Path, *, title: str, value: tuple[str, str], evaluation: tuple[str, str] | None = None
+    metrics: Path,
+    picture: Path,
+    *,
+    title: str,
+    value: tuple[str, str],
+    evaluation: tuple[str, str] | None = None,
 ) -> None:
     """Draw metrics.jsonl as a PNG: ``value`` over the steps and, beside it, ``evaluation``.
 
-    Each is (metric, heading), e.g. ``("reward", "Training reward")``; a panel without data is left out.
-    """
+    Each is (metric, heading), e.g. ``("reward", "Training reward")``; a panel without data is left
+    out."""
     records = list(read_jsonl(metrics))
-    panels = [(key, heading, key == value[0]) for key, heading in (value, *([evaluation] if evaluation else []))]
-    series = {key: [(r["step"], float(r[key])) for r in records if key in r] for key, _, _ in panels}
+    panels = [
+        (key, heading, key == value[0])
+        for key, heading in (value, *([evaluation] if evaluation else []))
+    ]
+    series = {
+        key: [(r["step"], float(r[key])) for r in records if key in r] for key, _, _ in panels
+    }
     panels = [p for p in panels if series[p[0]]]
     if panels:
-        write_atomically(picture, _draw(title, [(heading, series[key], noisy) for key, heading, noisy in panels]))
+        write_atomically(
+            picture, _draw(title, [(heading, series[key], noisy) for key, heading, noisy in panels])
+        )
 
 
 def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -> bytes:
-    """PNG bytes. A noisy series is drawn faint under its moving average, others with a mark at each point."""
+    """PNG bytes. A noisy series is drawn faint under its moving average, others with a mark at each
+    point."""
     import io
 
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     figure = Figure(figsize=(4.8 * len(panels), 3.4), dpi=150, layout="constrained")
     figure.suptitle(title, fontsize=11, x=0.02, ha="left", fontweight="bold")
-    for axes, (heading, points, noisy) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
+    for axes, (heading, points, noisy) in zip(
+        figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
+    ):
         steps, values = zip(*points, strict=True)
         if noisy:
             axes.plot(steps, values, color="#9db8d9", linewidth=1)
@@ -106,9 +128,19 @@ def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -
         else:
             axes.plot(steps, values, color="#c4571b", linewidth=2, marker="o", markersize=4)
             rises = values[-1] >= values[0]
-            for (step, y), above in {points[0]: not rises, points[-1]: rises}.items():  # the figures clear of the line
+            for (step, y), above in {
+                points[0]: not rises,
+                points[-1]: rises,
+            }.items():  # the figures clear of the line
                 shift = (0, 7 if above else -14)
-                axes.annotate(f"{y:.2f}", (step, y), textcoords="offset points", xytext=shift, ha="center", fontsize=9)
+                axes.annotate(
+                    f"{y:.2f}",
+                    (step, y),
+                    textcoords="offset points",
+                    xytext=shift,
+                    ha="center",
+                    fontsize=9,
+                )
             axes.margins(x=0.08, y=0.2)
         axes.set_title(heading, fontsize=10, loc="left")
         axes.set_xlabel("step", fontsize=9)
@@ -122,7 +154,8 @@ def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -
 
 
 def smooth(values: list[float], keep: float = 0.8) -> list[float]:
-    """Exponential moving average without the bias of its start (Adam's correction, arXiv:1412.6980)."""
+    """Exponential moving average without the bias of its start (Adam's correction,
+    arXiv:1412.6980)."""
     result, total, weight = [], 0.0, 0.0
     for value in values:
         total, weight = keep * total + (1 - keep) * value, keep * weight + 1 - keep

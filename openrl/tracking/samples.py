@@ -14,8 +14,8 @@ MOST_FAILURES = 16  # a step
 
 
 class SampleLog:
-    """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any; then rollouts whose
-    reward failed, MOST_FAILURES at most."""
+    """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any;
+    then rollouts whose reward failed, MOST_FAILURES at most."""
 
     name = "samples"
 
@@ -35,11 +35,14 @@ class SampleLog:
 
 def _across(groups: list[Group]) -> Iterable[Trajectory]:
     """First trajectory of each group, then the second of each, ..."""
-    return (t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None)
+    return (
+        t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None
+    )
 
 
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The readable side of a trajectory; ``reward`` and ``passed`` are None where nothing judged it; ``failure`` says why."""
+    """The readable side of a trajectory; ``reward`` and ``passed`` are None where nothing judged
+    it; ``failure`` says why."""
     prompt, score = trajectory.prompt, trajectory.score
     return {
         "prompt_id": prompt.id,

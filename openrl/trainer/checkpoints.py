@@ -23,15 +23,16 @@ from openrl.errors import UserError
 from openrl.training.state import StateParts
 
 SCHEMA_VERSION = 3
-"""Raised whenever the layout of a checkpoint or of its state changes: an older one is refused, never half read."""
+"""Raised whenever the layout of a checkpoint or of its state changes: an older one is refused,
+never half read."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. Those that it does not go on from, all with --overwrite_ckpt or later ones than that of
-    --resume_from_checkpoint, go once the first new one is complete.
+    """The checkpoints of one run. Those that it does not go on from, all with --overwrite_ckpt or
+    later ones than that of --resume_from_checkpoint, go once the first new one is complete.
 
-    Where several processes run the same driver, one of them ``leads``; the others write only their engines' parts.
-    """
+    Where several processes run the same driver, one of them ``leads``; the others write only their
+    engines' parts."""
 
     def __init__(self, flags: CheckpointFlags, leads: bool = True) -> None:
         self.directory, self.keep, self.leads = Path(flags.ckpt_path), flags.max_ckpt_num, leads
@@ -45,9 +46,17 @@ class Checkpoints:
         if flags.resume_from_checkpoint is not None:
             self.start_from = Path(flags.resume_from_checkpoint).expanduser()
         elif flags.load_checkpoint:
-            resumable = (path for path in reversed(self.complete()) if manifest_of(path)["resumable"])
+            resumable = (
+                path for path in reversed(self.complete()) if manifest_of(path)["resumable"]
+            )
             self.start_from = next(resumable, None)
-        last = -1 if flags.overwrite_ckpt else step_of(self.start_from) if self.start_from else math.inf
+        last = (
+            -1
+            if flags.overwrite_ckpt
+            else step_of(self.start_from)
+            if self.start_from
+            else math.inf
+        )
         self._stale = [path for path in self.complete() if step_of(path) > last]
 
     async def save(
@@ -58,8 +67,8 @@ class Checkpoints:
         write: Callable[[Path], Awaitable[None]],
         metric: float | None = None,
     ) -> Path:
-        """``write(directory)`` puts the engines' parts into the directory before it is renamed. The one with the highest
-        ``metric`` is kept besides the newest.
+        """``write(directory)`` puts the engines' parts into the directory before it is renamed. The
+        one with the highest ``metric`` is kept besides the newest.
 
         If it raises, the checkpoints are as before; what it wrote goes with the next save.
         """
@@ -73,10 +82,17 @@ class Checkpoints:
         aside.mkdir(parents=True)
         await write(aside)
         write_json(aside / "state.json", state)
-        manifest = {"schema_version": SCHEMA_VERSION, "step": step, "resumable": self.resumable, "metric": metric}
+        manifest = {
+            "schema_version": SCHEMA_VERSION,
+            "step": step,
+            "resumable": self.resumable,
+            "metric": metric,
+        }
         write_json(aside / "manifest.json", manifest | {"flags": flags})
         sync_tree(aside)
-        if final.exists():  # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
+        if (
+            final.exists()
+        ):  # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
             final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
             aside.rename(final)
             shutil.rmtree(replaced)
@@ -91,8 +107,8 @@ class Checkpoints:
         return sorted((p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS)), key=step_of)
 
     def _retain(self, newest: Path) -> None:
-        """Remove what this run does not go on from; then all but the ``keep`` newest (0: all), the best by its metric,
-        and what fits into ``most_bytes``."""
+        """Remove what this run does not go on from; then all but the ``keep`` newest (0: all), the
+        best by its metric, and what fits into ``most_bytes``."""
         for path in self._stale:
             if path != newest:
                 shutil.rmtree(path)
@@ -119,7 +135,8 @@ def manifest_of(checkpoint: Path) -> dict[str, Any]:
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     if manifest["schema_version"] != SCHEMA_VERSION:
         raise UserError(
-            f"{checkpoint} has schema version {manifest['schema_version']}, this is {SCHEMA_VERSION}",
+            f"{checkpoint} has schema version {manifest['schema_version']}, this is"
+            f" {SCHEMA_VERSION}",
             "resume with the version of openrl that wrote it, or start fresh with --overwrite_ckpt",
         )
     return manifest
@@ -152,7 +169,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Force files and directories to disk, so that the rename never publishes empty ones after a power cut."""
+    """Force files and directories to disk, so that the rename never publishes empty ones after a
+    power cut."""
     for path in (*directory.rglob("*"), directory):
         sync(path)
 

@@ -17,7 +17,8 @@ Replace = Callable[[Group], Prompt | None]
 
 
 Judge = Callable[[Group], Awaitable[None]]
-"""``await judge(group)`` completes the scores of a group that has arrived, before anybody is told of it."""
+"""``await judge(group)`` completes the scores of a group that has arrived, before anybody is told
+of it."""
 
 
 def keep_all(group: Group) -> None:
@@ -52,7 +53,8 @@ class _Enough(Exception):
 
 
 class Collector:
-    """``in_order``: groups are judged when all have arrived, in the order of their prompts, instead of as they come."""
+    """``in_order``: groups are judged when all have arrived, in the order of their prompts, instead
+    of as they come."""
 
     def __init__(self, engines: WorkerGroup, in_order: bool = False) -> None:
         self.engines, self.in_order = engines, in_order
@@ -68,16 +70,19 @@ class Collector:
         counts: Counts = every,
         generated: asyncio.Future[list[Group]] | None = None,
     ) -> list[Group]:
-        """One group per prompt, in the order of ``prompts`` whatever the order of arrival, then one per replacement.
+        """One group per prompt, in the order of ``prompts`` whatever the order of arrival, then one
+        per replacement.
 
-        Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as they finish. A
-        replacement goes at once to the engine that has just become free, so all stay busy; the others generate on while
-        a group is judged. ``on_group(done, total)`` is told of each group that is not replaced. When ``wanted`` of them
-        count, those still under way are given up; None: never. ``generated`` is given the groups once all have come,
-        while scores may still be out; a group that is replaced cannot be known by then.
-        """
+        Prompt i goes to engine ``i % engines``: one call per engine, whose groups stream back as
+        they finish. A replacement goes at once to the engine that has just become free, so all stay
+        busy; the others generate on while a group is judged. ``on_group(done, total)`` is told of
+        each group that is not replaced. When ``wanted`` of them count, those still under way are
+        given up; None: never. ``generated`` is given the groups once all have come, while scores
+        may still be out; a group that is replaced cannot be known by then."""
         if self.in_order:
-            return await self._collect_in_order(prompts, request, on_group, replace, judge, generated)
+            return await self._collect_in_order(
+                prompts, request, on_group, replace, judge, generated
+            )
         groups: dict[int, Group] = {}
         judged: list[int] = []
         started, done, good, total = len(prompts), 0, 0, wanted or len(prompts)
@@ -118,7 +123,9 @@ class Collector:
                 raise errors[0] from None
         return [groups[position] for position in sorted(judged)]
 
-    def _shares(self, prompts: list[Prompt], first: int = 0) -> list[tuple[int, list[tuple[int, Prompt]]]]:
+    def _shares(
+        self, prompts: list[Prompt], first: int = 0
+    ) -> list[tuple[int, list[tuple[int, Prompt]]]]:
         """(engine, its numbered prompts), the numbers from ``first`` on."""
         numbered, size = list(enumerate(prompts, first)), self.engines.size
         return [(rank, numbered[rank::size]) for rank in range(min(size, len(prompts)))]
@@ -138,9 +145,13 @@ class Collector:
         while prompts:
             arrived: dict[int, Group] = {}
 
-            async def drain(rank: int, share: list[tuple[int, Prompt]], arrived: dict[int, Group] = arrived) -> None:
+            async def drain(
+                rank: int, share: list[tuple[int, Prompt]], arrived: dict[int, Group] = arrived
+            ) -> None:
                 async for items in self.engines.stream(rank, "collect", share, request):
-                    arrived.update({position: whole(item, arrived.get(position)) for position, item in items})
+                    arrived.update(
+                        {position: whole(item, arrived.get(position)) for position, item in items}
+                    )
                     if generated is not None and not generated.done() and len(arrived) == wanted:
                         generated.set_result([arrived[position] for position in sorted(arrived)])
 

@@ -1,4 +1,5 @@
-"""Credit on the driver: the run's plan, the KL controller, and what is measured while rewards become advantages."""
+"""Credit on the driver: the run's plan, the KL controller, and what is measured while rewards
+become advantages."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class Credit:
 
 
 def credit_metrics(batch: ExperienceBatch, kl_estimator: str) -> dict[str, Metric]:
-    """Advantages, values and distances between policies over the sampled tokens; only what was computed."""
+    """Advantages, values and distances between policies over the sampled tokens; only what was
+    computed."""
     mask, tokens = batch.loss_mask, int(batch.loss_mask.sum())
     metrics: dict[str, Metric] = {}
 

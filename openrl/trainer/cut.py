@@ -28,7 +28,9 @@ def rollout_cut(config: PPOConfig, cost: RowCost) -> Cut:
     if not dynamic.use_dynamic_batch:
         return Cut(batch.micro_train_batch_size, batch.micro_rollout_batch_size, cost, packed)
     forward = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
-    train, forward = (derived.most_tokens(config, n) for n in (dynamic.train_max_tokens_per_gpu, forward))
+    train, forward = (
+        derived.most_tokens(config, n) for n in (dynamic.train_max_tokens_per_gpu, forward)
+    )
     return Cut(TokenCap(train), TokenCap(forward), cost, packed)
 
 
@@ -41,14 +43,17 @@ def supervised_cut(config: SupervisedConfig, cost: RowCost) -> Cut:
 
 
 def work_metrics(sizes: RowSizes, plan: TrainingPlan, cut: Cut) -> dict[str, Metric]:
-    """Of the plan's optimizer steps over these rows: padding_waste is the share of computed tokens that nobody needs,
-    rank_imbalance the cost of the busiest rank over that of the mean, micro_batches the forward and backward passes of each
-    rank; shared_tokens, where siblings share what they begin with, the share of the rows' tokens that this spares."""
+    """Of the plan's optimizer steps over these rows: padding_waste is the share of computed tokens
+    that nobody needs, rank_imbalance the cost of the busiest rank over that of the mean,
+    micro_batches the forward and backward passes of each rank; shared_tokens, where siblings share
+    what they begin with, the share of the rows' tokens that this spares."""
     imbalance, whole, needed, computed, passes = Mean(0.0, 0), 0, 0, 0, 0
     for step in plan.steps:
         costs = []
         for shard, of_rank in zip(plan.shards, step, strict=True):
-            micro_batches = [[shard[i] if i != DUMMY else DUMMY for i in rows] for rows in of_rank.micro_batches]
+            micro_batches = [
+                [shard[i] if i != DUMMY else DUMMY for i in rows] for rows in of_rank.micro_batches
+            ]
             for rows in micro_batches:
                 lengths = [sizes.lengths[row] for row in rows if row != DUMMY]
                 tokens = sizes.tokens(rows)
@@ -58,7 +63,9 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, cut: Cut) -> dict[str, Met
             costs.append(sum(sizes.costs(rows) for rows in micro_batches))
         imbalance = imbalance.merge(Mean(max(costs) * len(costs) / max(sum(costs), 1), 1))
         passes += len(step[0].micro_batches)
-    spared: dict[str, Metric] = {} if sizes.groups is None else {"perf/shared_tokens": Mean(whole - needed, whole)}
+    spared: dict[str, Metric] = (
+        {} if sizes.groups is None else {"perf/shared_tokens": Mean(whole - needed, whole)}
+    )
     return spared | {
         "perf/padding_waste": Mean(computed - needed, computed),
         "perf/rank_imbalance": imbalance,

@@ -22,7 +22,9 @@ LENGTH = "eval/response_length"
 class Evaluation:
     """Answers the same prompts each time, ``--eval_n_samples_per_prompt`` times each."""
 
-    def __init__(self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int) -> None:
+    def __init__(
+        self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int
+    ) -> None:
         self.prompts = prompts
         self.request = CollectRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1))
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
@@ -44,7 +46,11 @@ def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
     """What an evaluation of these prompts is going to measure of their answers."""
     sources = dict.fromkeys(prompt.source for prompt in prompts)
     kinds = ["mean", "best"] if samples > 1 else ["mean"]
-    return [PASS_RATE, LENGTH, *(_of_source(source, kind, samples) for kind in kinds for source in sources)]
+    return [
+        PASS_RATE,
+        LENGTH,
+        *(_of_source(source, kind, samples) for kind in kinds for source in sources),
+    ]
 
 
 def _of_source(source: str, kind: str, samples: int) -> str:
@@ -52,12 +58,12 @@ def _of_source(source: str, kind: str, samples: int) -> str:
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Mean verdict and length over all answers, and per source under the name ``val-core/<source>/acc/mean@N``; the mean
-    of each prompt's best answer as ``best@N``, for N > 1.
+    """Mean verdict and length over all answers, and per source under the name
+    ``val-core/<source>/acc/mean@N``; the mean of each prompt's best answer as ``best@N``, for N >
+    1.
 
-    A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict. Failed ones are
-    counted and left out.
-    """
+    A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
+    Failed ones are counted and left out."""
     verdicts: dict[str, list[float]] = defaultdict(list)
     best: dict[str, list[float]] = defaultdict(list)
     lengths = []
@@ -72,7 +78,9 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
         _of_source(source, "mean", samples): Mean(sum(v), len(v)) for source, v in verdicts.items()
     }
     if samples > 1:
-        metrics |= {_of_source(source, "best", samples): Mean(sum(v), len(v)) for source, v in best.items()}
+        metrics |= {
+            _of_source(source, "best", samples): Mean(sum(v), len(v)) for source, v in best.items()
+        }
     everything = [v for source in verdicts.values() for v in source]
     metrics[PASS_RATE] = Mean(sum(everything), len(everything))
     metrics[LENGTH] = Mean(sum(lengths), len(lengths))

@@ -1,4 +1,5 @@
-"""How the groups of one training step are come by: all at once, in rounds, or more of them than are needed."""
+"""How the groups of one training step are come by: all at once, in rounds, or more of them than are
+needed."""
 
 from __future__ import annotations
 
@@ -36,17 +37,19 @@ async def fill(
     running: int,
     chosen: DynamicFilter | None = None,
 ) -> tuple[list[Group], dict[str, Metric]]:
-    """The groups that were generated until ``wanted`` of them will do, and what was given up for it.
+    """The groups that were generated until ``wanted`` of them will do, and what was given up for
+    it.
 
-    ``running`` are the prompts that run or are accepted at a time (--vllm_generate_batch_size). More than wanted: the
-    slowest groups are given up when there are enough, and counted. Fewer: rounds of that many prompts, which
-    ``chosen`` picks from.
-    """
+    ``running`` are the prompts that run or are accepted at a time (--vllm_generate_batch_size).
+    More than wanted: the slowest groups are given up when there are enough, and counted. Fewer:
+    rounds of that many prompts, which ``chosen`` picks from."""
     if running < wanted and chosen is not None:
         return await _rounds(collect, stream, request, on_group, wanted, running, chosen), {}
     before, prompts = chosen.left if chosen else 0, stream.take(running)
     exchange, counts = (chosen.replace, chosen.accepts) if chosen else (keep_all, every)
-    groups = await collect(prompts, request, on_group, exchange, wanted if running > wanted else None, counts)
+    groups = await collect(
+        prompts, request, on_group, exchange, wanted if running > wanted else None, counts
+    )
     if running == wanted:
         return groups, {}
     tried = running + (before - chosen.left if chosen else 0)

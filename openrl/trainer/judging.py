@@ -9,13 +9,16 @@ from openrl.types import Group
 
 
 class ArrivalJudge:
-    """Scores what has arrived while the model was busy in one call, as a database commits groups of transactions.
+    """Scores what has arrived while the model was busy in one call, as a database commits groups of
+    transactions.
 
-    ``score(groups)`` fills in the scores; one call runs at a time, since the ranks of a model must meet in the same one.
-    ``most`` is the most groups of a call: with 1 the numbers do not depend on which groups arrived together.
-    """
+    ``score(groups)`` fills in the scores; one call runs at a time, since the ranks of a model must
+    meet in the same one. ``most`` is the most groups of a call: with 1 the numbers do not depend on
+    which groups arrived together."""
 
-    def __init__(self, score: Callable[[list[Group]], Awaitable[None]], most: int | None = None) -> None:
+    def __init__(
+        self, score: Callable[[list[Group]], Awaitable[None]], most: int | None = None
+    ) -> None:
         self.score, self.most = score, most
         self._waiting: dict[int, Group] = {}
         self._turn = asyncio.Lock()

@@ -49,7 +49,8 @@ StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManag
 
 
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
-    """Start everything, train, save, report. Whatever happens, no process that ``start`` started outlives the call."""
+    """Start everything, train, save, report. Whatever happens, no process that ``start`` started
+    outlives the call."""
     run_dir, console = Path(config.checkpoint.save_path), Console()
     os.environ |= derived.process_environment(config.placement)
     write_config(config, run_dir)
@@ -141,13 +142,17 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
 def build_ptx(config: PPOConfig, inputs: Inputs) -> SupervisedMix | None:
     if not inputs.ptx_rows:
         return None
-    return SupervisedMix(inputs.ptx_rows, inputs.tokenizer.pad_token_id, config.debug.seed, config.ptx.ptx_coef)
+    return SupervisedMix(
+        inputs.ptx_rows, inputs.tokenizer.pad_token_id, config.debug.seed, config.ptx.ptx_coef
+    )
 
 
 def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
     if not inputs.eval_prompts:
         return None
-    return Evaluation(config.evaluation, inputs.eval_prompts, evaluation_sampling(config), config.debug.seed)
+    return Evaluation(
+        config.evaluation, inputs.eval_prompts, evaluation_sampling(config), config.debug.seed
+    )
 
 
 def training_sampling(config: PPOConfig) -> Sampling:
@@ -156,7 +161,8 @@ def training_sampling(config: PPOConfig) -> Sampling:
 
 
 def evaluation_sampling(config: PPOConfig) -> Sampling:
-    """Its own temperature, top_p, top_k and length; texts that end an answer in training end it here too."""
+    """Its own temperature, top_p, top_k and length; texts that end an answer in training end it
+    here too."""
     flags, longer = config.evaluation, config.evaluation.eval_generate_max_len
     return Sampling(
         longer or config.sampling.lengths.response,
@@ -171,7 +177,10 @@ def evaluation_sampling(config: PPOConfig) -> Sampling:
 def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
     """What a run leaves for people: summary.json, reward.png, a table."""
     write_summary(run_dir / "summary.json", summary)
-    curve = {"value": ("rollout/reward", "Training reward"), "evaluation": (PASS_RATE, "Evaluation pass rate")}
+    curve = {
+        "value": ("rollout/reward", "Training reward"),
+        "evaluation": (PASS_RATE, "Evaluation pass rate"),
+    }
     plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=name, **curve)
     artefacts = {
         "model": run_dir,

@@ -58,7 +58,11 @@ class SupervisedInputs:
 
     def ranks(self, flags: RankFlags) -> int:
         """How many train; of a Ray node whose GPUs are not counted by a flag, one."""
-        return self.launch.world_size if self.launch else flags.num_nodes * (flags.num_gpus_per_node or 1)
+        return (
+            self.launch.world_size
+            if self.launch
+            else flags.num_nodes * (flags.num_gpus_per_node or 1)
+        )
 
 
 def prepare(config: Any) -> SupervisedInputs:
@@ -67,7 +71,8 @@ def prepare(config: Any) -> SupervisedInputs:
     if launch is not None:
         if derived.under_ray(config.ranks):
             raise UserError(
-                "a launcher started this process as one of several ranks, and --num_gpus_per_node asks Ray for them",
+                "a launcher started this process as one of several ranks, and --num_gpus_per_node"
+                " asks Ray for them",
                 "python -m without a launcher, or leave the flags of Ray out",
             )
         launch.take_own_gpu()
@@ -86,7 +91,9 @@ def prepare(config: Any) -> SupervisedInputs:
     inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
     if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
         raise UserError("\n".join(map(str, problems)))
-    check_models_split(config, [config.model.pretrain, *([task.reference] if task.reference else [])])
+    check_models_split(
+        config, [config.model.pretrain, *([task.reference] if task.reference else [])]
+    )
     return inputs
 
 
@@ -97,14 +104,19 @@ def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
     if config.evaluation.eval_steps > 0:
         epoch = len(inputs.examples.train) / config.batch.train_batch_size
         lines[-1] += (
-            f", an evaluation every {config.evaluation.eval_steps} ({config.evaluation.eval_steps / epoch:.2f} epochs)"
+            f", an evaluation every {config.evaluation.eval_steps}"
+            f" ({config.evaluation.eval_steps / epoch:.2f} epochs)"
         )
     return "\n".join(lines)
 
 
 async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
     """Train, save, report."""
-    run_dir, console, task = Path(config.checkpoint.save_path), Console(quiet=not inputs.leads), inputs.task
+    run_dir, console, task = (
+        Path(config.checkpoint.save_path),
+        Console(quiet=not inputs.leads),
+        inputs.task,
+    )
     console.print(describe(config, inputs), highlight=False)
     if inputs.leads:
         write_config(config, run_dir)
@@ -117,7 +129,9 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
         async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
-            model = SupervisedModel(group, task, pad_id, supervised_cut(config, inputs.row_cost), guard)
+            model = SupervisedModel(
+                group, task, pad_id, supervised_cut(config, inputs.row_cost), guard
+            )
             examples = await start_model(model, spec, inputs.examples, progress.stage)
             flags = effective_flags(config)
             trainer = SupervisedTrainer(
@@ -126,7 +140,9 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
                 inputs.tokenizer,
                 config,
                 checkpoints=checkpoints,
-                trackers=trackers_of(config, inputs.leads, name, flags, step_of(checkpoints.start_from)),
+                trackers=trackers_of(
+                    config, inputs.leads, name, flags, step_of(checkpoints.start_from)
+                ),
                 progress=progress,
                 flags=flags,
             )
@@ -136,11 +152,20 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
     return summary
 
 
-async def start_model(model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage) -> Examples:
-    """Start the trained model; before it, where a loss needs one, the reference, for one pass over all examples."""
+async def start_model(
+    model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage
+) -> Examples:
+    """Start the trained model; before it, where a loss needs one, the reference, for one pass over
+    all examples."""
     if model.task.reference is not None:
         changes = spec.changes if model.task.reference == spec.path else ModelChangeFlags()
-        frozen = replace(spec, path=model.task.reference, optim=None, lora=model.task.reference_lora, changes=changes)
+        frozen = replace(
+            spec,
+            path=model.task.reference,
+            optim=None,
+            lora=model.task.reference_lora,
+            changes=changes,
+        )
         with stage("reference") as tell:
             known = await model.add_reference(frozen, [*examples.train, *examples.evaluation], tell)
         count = len(examples.train)
@@ -169,7 +194,9 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
     )
 
 
-def trackers_of(config: SupervisedConfig, leads: bool, name: str, flags: dict[str, Any], keep_until: int) -> Trackers:
+def trackers_of(
+    config: SupervisedConfig, leads: bool, name: str, flags: dict[str, Any], keep_until: int
+) -> Trackers:
     if not leads:
         return Trackers(NoTracker())
     run_dir = Path(config.checkpoint.save_path)
@@ -181,5 +208,9 @@ def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> No
     write_summary(run_dir / "summary.json", summary)
     curves = {"value": ("loss", "Training loss"), "evaluation": ("eval/loss", "Evaluation loss")}
     plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "loss.png", title=name, **curves)
-    artefacts = {"model": run_dir, "metrics": run_dir / "metrics.jsonl", "learning curve": run_dir / "loss.png"}
+    artefacts = {
+        "model": run_dir,
+        "metrics": run_dir / "metrics.jsonl",
+        "learning curve": run_dir / "loss.png",
+    }
     console.print(summary_table(summary, artefacts))

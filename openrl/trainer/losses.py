@@ -40,12 +40,17 @@ class Losses:
         full_kl = derived.full_kl_top_k(config) is not None
         coef = config.kl.kl_loss_coef if derived.kl_in_loss(config.kl) else 0.0
         full_kl_before = derived.kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
-        return cls(actor, critic, old_logprobs, coef, config.mixture.aux_loss_coef, full_kl, full_kl_before)
+        return cls(
+            actor, critic, old_logprobs, coef, config.mixture.aux_loss_coef, full_kl, full_kl_before
+        )
 
     def of(self, kl_coef: float) -> dict[str, LossOf]:
         """The loss of each trained role, with the KL coefficient now in force."""
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
-        return {"actor": balanced(replace(self.actor, kl_coef=coef), self.aux_coef), "critic": self.critic}
+        return {
+            "actor": balanced(replace(self.actor, kl_coef=coef), self.aux_coef),
+            "critic": self.critic,
+        }
 
 
 def _kl_estimator(config: PPOConfig) -> str | None:

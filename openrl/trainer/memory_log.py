@@ -24,7 +24,14 @@ class MemoryLog:
             for role, group in groups.items()
             for rank, use in enumerate(await group.call("memory"))
         }
-        self._say(" | ".join([f"memory after {edge}", *(f"{worker}: {show(use)}" for worker, use in found.items())]))
+        self._say(
+            " | ".join(
+                [
+                    f"memory after {edge}",
+                    *(f"{worker}: {show(use)}" for worker, use in found.items()),
+                ]
+            )
+        )
         self._metrics = merge_all([self._metrics, *map(figures, found.values())])
 
     def metrics(self) -> dict[str, Metric]:

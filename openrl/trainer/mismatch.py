@@ -1,4 +1,5 @@
-"""Engine against trainer, once for each rollout batch: how far apart they are, and what is done about it."""
+"""Engine against trainer, once for each rollout batch: how far apart they are, and what is done
+about it."""
 
 from __future__ import annotations
 
@@ -10,15 +11,17 @@ from openrl.types import ExperienceBatch
 
 
 class Mismatch:
-    """``measure`` before rewards become advantages, ``apply`` after: a token or sequence that is rejected leaves the
-    loss, but was sampled. It counts in its group's baseline and in its response's length, as a truncated one does."""
+    """``measure`` before rewards become advantages, ``apply`` after: a token or sequence that is
+    rejected leaves the loss, but was sampled. It counts in its group's baseline and in its
+    response's length, as a truncated one does."""
 
     def __init__(self, flags: RolloutCorrectionFlags) -> None:
         self.flags = flags
 
     def measure(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
-        """The batch with weights and without rejected tokens, and what was measured; for old log-probs of a pass of
-        their own. Without one the update compares its own log-probs with the engine's."""
+        """The batch with weights and without rejected tokens, and what was measured; for old
+        log-probs of a pass of their own. Without one the update compares its own log-probs with the
+        engine's."""
         assert batch.old_logprobs is not None
         corrected, values = correct_rollouts(batch, self.flags)
         gaps = shown(compare(batch.old_logprobs, batch))

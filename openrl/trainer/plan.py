@@ -1,4 +1,5 @@
-"""The text of --dry_run: where ranks go, how a rollout is cut, what memory it takes. Starts nothing."""
+"""The text of --dry_run: where ranks go, how a rollout is cut, what memory it takes. Starts
+nothing."""
 
 from __future__ import annotations
 
@@ -33,17 +34,24 @@ from openrl.weights.transport import WORDS, TransportName, choose_transport
 
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 FP32 = 4
-MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}  # of a parameter; compensation included
+MOMENT_BYTES = {
+    "adamw": 8,
+    "adamw_bf16": 6,
+    "adamw_8bit": 2,
+    "muon": 8,
+}  # of a parameter; compensation included
 
 
 def describe(config: PPOConfig, inputs: Inputs) -> str:
     """Placement, batch arithmetic and memory estimate of a run.
 
-    Raises UserError if a model's config does not load, or the batches do not divide among the ranks.
-    """
+    Raises UserError if a model's config does not load, or the batches do not divide among the
+    ranks."""
     models = role_models(config)
     plan = plan_placement(
-        role_requests(config.placement, config.hybrid, config.engine, models), inputs.device, [this_machine()]
+        role_requests(config.placement, config.hybrid, config.engine, models),
+        inputs.device,
+        [this_machine()],
     )
     check_ranks(config, {role: len(plan.rows[role]) for role in models})
     spec = run_engine_spec(config, inputs.device, plan.size(ENGINES), plan.shared(ENGINES))
@@ -59,8 +67,13 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         *sleep_table(config, plan, memory),
-        *room_remarks(stage_by_stage(config, plan, memory), gpu_memory() if plan.device == "cuda" else None),
-        "Not counted: activations, communication buffers, CUDA graphs, the cache of --rollout_backend hf.",
+        *room_remarks(
+            stage_by_stage(config, plan, memory), gpu_memory() if plan.device == "cuda" else None
+        ),
+        (
+            "Not counted: activations, communication buffers, CUDA graphs, the cache of"
+            " --rollout_backend hf."
+        ),
     ]
     return "\n\n".join(parts)
 
@@ -68,14 +81,17 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
 def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
     """What stands in the way of the plan, or what to know about it."""
     if address := derived.cluster_address(flags):
-        return [f"The cluster at {address} was not asked; this is the plan for nodes like this machine."]
+        return [
+            f"The cluster at {address} was not asked; this is the plan for nodes like this machine."
+        ]
     if plan.device == "cpu":
         return plan.notes(os.cpu_count() or 1)
     return [f"Does not fit this machine: {problem}." for problem in plan.problems([this_machine()])]
 
 
 def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
-    """The way of weights to the engines; at the start of a run it follows from where the processes find themselves."""
+    """The way of weights to the engines; at the start of a run it follows from where the processes
+    find themselves."""
     reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
     if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
         return "host"
@@ -83,19 +99,29 @@ def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
     return choose_transport(config.engine.vllm_sync_backend, actor, engines)
 
 
-# -- batches ------------------------------------------------------------------------------------------------
+# -- batches
+# ------------------------------------------------------------------------------------------------
 
 
-def batch_rows(config: PPOConfig, n_prompts: int, plan: PlacementPlan) -> list[tuple[str, str, str]]:
-    """(what, count, how it comes about) from the prompts of a step to the optimizer steps of the run."""
+def batch_rows(
+    config: PPOConfig, n_prompts: int, plan: PlacementPlan
+) -> list[tuple[str, str, str]]:
+    """(what, count, how it comes about) from the prompts of a step to the optimizer steps of the
+    run."""
     batch = config.batch
     samples = derived.samples_per_step(batch)
     steps = derived.total_steps(batch, n_prompts)
     ranks, each = len(plan.rows["actor"]), config.parallel.ranks_per_shard
-    shared = [("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")]
+    shared = [
+        ("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")
+    ]
     return [
         *(shared if each > 1 else []),
-        ("prompts per step", f"{batch.rollout_batch_size:,}", f"of {n_prompts:,}, {batch.num_episodes} times"),
+        (
+            "prompts per step",
+            f"{batch.rollout_batch_size:,}",
+            f"of {n_prompts:,}, {batch.num_episodes} times",
+        ),
         ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
         (
             "optimizer steps per step",
@@ -110,12 +136,18 @@ def batch_rows(config: PPOConfig, n_prompts: int, plan: PlacementPlan) -> list[t
 
 
 def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]]:
-    """Of ``ranks`` data-parallel ranks: of an optimizer step and of a forward-only pass; how many micro-batches hold all tokens only a rollout tells."""
+    """Of ``ranks`` data-parallel ranks: of an optimizer step and of a forward-only pass; how many
+    micro-batches hold all tokens only a rollout tells."""
     cut, each = rollout_cut(config, PER_TOKEN), config.parallel.ranks_per_shard
     on = f"{ranks} ranks" if each == 1 else f"{ranks} x {each} ranks"
-    names = ("micro-batches per rank and optimizer step", "micro-batches per rank and forward-only pass")
+    names = (
+        "micro-batches per rank and optimizer step",
+        "micro-batches per rank and forward-only pass",
+    )
     rows = []
-    for name, count, size in zip(names, micro_batches(config.batch, ranks), (cut.train, cut.forward), strict=True):
+    for name, count, size in zip(
+        names, micro_batches(config.batch, ranks), (cut.train, cut.forward), strict=True
+    ):
         if isinstance(size, TokenCap):
             rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {on}"))
         else:
@@ -124,15 +156,19 @@ def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]
 
 
 def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
-    """Micro-batches that each rank runs: (in one optimizer step, in one forward-only pass over the rollout)."""
+    """Micro-batches that each rank runs: (in one optimizer step, in one forward-only pass over the
+    rollout)."""
     step = min(batch.train_batch_size, derived.samples_per_step(batch))
     return (
         math.ceil(math.ceil(step / ranks) / batch.micro_train_batch_size),
-        math.ceil(math.ceil(derived.samples_per_step(batch) / ranks) / batch.micro_rollout_batch_size),
+        math.ceil(
+            math.ceil(derived.samples_per_step(batch) / ranks) / batch.micro_rollout_batch_size
+        ),
     )
 
 
-# -- memory -------------------------------------------------------------------------------------------------
+# -- memory
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -140,7 +176,8 @@ class ModelShape:
     """The sizes of a language model that memory depends on."""
 
     parameters: int  # tied weights once
-    linear: int  # inputs and outputs of all linear layers but the head: parameters of an adapter of rank 1
+    # inputs and outputs of all linear layers but the head: parameters of an adapter of rank 1
+    linear: int
     backbone: int  # parameters without the output head
     hidden: int
     layers: int
@@ -172,9 +209,15 @@ class Memory:
         return sum(getattr(self, f.name) for f in fields(self)) - self.host
 
     def by_part(self) -> dict[str, int]:
-        """Bytes by the parts that sleep, of an engine or a model, and the logits, which only come and go."""
+        """Bytes by the parts that sleep, of an engine or a model, and the logits, which only come
+        and go."""
         optim, named = self.masters + self.moments, {"param": self.weights, "grad": self.gradients}
-        return named | {"optim": optim, "weights": self.weights, "cache": self.cache, "logits": self.logits}
+        return named | {
+            "optim": optim,
+            "weights": self.weights,
+            "cache": self.cache,
+            "logits": self.logits,
+        }
 
 
 def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
@@ -189,7 +232,11 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
     heads = text.num_attention_heads
     return ModelShape(
         parameters=sum(p.numel() for p in model.parameters()),
-        linear=sum(m.in_features + m.out_features for m in model.base_model.modules() if isinstance(m, nn.Linear)),
+        linear=sum(
+            m.in_features + m.out_features
+            for m in model.base_model.modules()
+            if isinstance(m, nn.Linear)
+        ),
         backbone=sum(p.numel() for p in model.base_model.parameters()),
         hidden=text.hidden_size,
         layers=text.num_hidden_layers,
@@ -216,13 +263,16 @@ def memory_by_role(
             config.model.param_dtype,
             config.deepspeed,
             len(plan.rows[role]) // parallel.ds_tensor_parallel_size,
-            (size.tokens if isinstance(size, TokenCap) else size * longest) // parallel.sequence_size,
+            (size.tokens if isinstance(size, TokenCap) else size * longest)
+            // parallel.sequence_size,
             config.optim.optimizer,
             [held[path] for path in model.others],
         )
         if model.rate is None and derived.ref_reward_streams(config):
             result[role] = replace(result[role], weights=0)  # a layer at a time
-    result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, config.engine.rollout_backend)
+    result[ENGINES] = engine_memory(
+        shapes[models["actor"].path], spec, config.engine.rollout_backend
+    )
     return result
 
 
@@ -236,13 +286,14 @@ def model_memory(
     optimizer: OptimizerName = "adamw",
     others: Sequence[ModelShape] = (),
 ) -> Memory:
-    """One rank of a model under DeepSpeed, and of ``others`` that are evaluated beside it. ``ranks`` share parameters.
+    """One rank of a model under DeepSpeed, and of ``others`` that are evaluated beside it.
+    ``ranks`` share parameters.
 
-    Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the weights
-    (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are their own masters.
-    With adapters, theirs alone have gradients and states; 4-bit weights take a quarter.
-    Logits exist for one chunk of tokens at a time, in fp32, with their gradient where one is taken.
-    """
+    Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the
+    weights (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are
+    their own masters. With adapters, theirs alone have gradients and states; 4-bit weights take a
+    quarter. Logits exist for one chunk of tokens at a time, in fp32, with their gradient where one
+    is taken."""
     heads = sum(s.backbone + s.hidden for s in [shape, *others])
     parameters = shape.parameters if model.kind == "logprobs" else heads
     stage = flags.zero_stage
@@ -269,7 +320,8 @@ def model_memory(
 
 
 def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
-    """With --adam_offload masters, sums of gradients and moments leave the device, with --param_offload weights do."""
+    """With --adam_offload masters, sums of gradients and moments leave the device, with
+    --param_offload weights do."""
     names = (["gradients", "masters", "moments"] if flags.adam_offload else []) + (
         ["weights"] if flags.param_offload else []
     )
@@ -278,28 +330,34 @@ def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
 
 
 def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
-    """What training one model takes. A reference comes before it and takes less. Raises UserError."""
+    """What training one model takes. A reference comes before it and takes less. Raises
+    UserError."""
     model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
     size = supervised_cut(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
-    shape, parallel = model_shape(config.model.pretrain, config.model.trust_remote_code), config.parallel
+    shape, parallel = (
+        model_shape(config.model.pretrain, config.model.trust_remote_code),
+        config.parallel,
+    )
     memory = model_memory(
         shape.of_rank(parallel.ds_tensor_parallel_size),
         model,
         config.model.param_dtype,
         config.deepspeed,
         ranks // parallel.ds_tensor_parallel_size,
-        (size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len) // parallel.sequence_size,
+        (size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len)
+        // parallel.sequence_size,
         config.optim.optimizer,
     )
-    return memory_table({"model": memory}, {"model": ranks}, device) + (
-        "\nNot counted: activations, communication buffers."
+    return (
+        memory_table({"model": memory}, {"model": ranks}, device)
+        + "\nNot counted: activations, communication buffers."
     )
 
 
 def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
-    """One GPU of an engine: its part of the weights, and the key-value cache that vLLM sets aside for good; without the
-    cache where no GPU is at hand to tell its size."""
+    """One GPU of an engine: its part of the weights, and the key-value cache that vLLM sets aside
+    for good; without the cache where no GPU is at hand to tell its size."""
     weights = shape.parameters * BYTES[spec.dtype] // (spec.sizes.tensor * spec.sizes.pipeline)
     if backend != "vllm":
         return Memory(weights)
@@ -312,7 +370,8 @@ def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
 
 
 def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) -> str:
-    """One row per role, in bytes per rank; on one machine without GPUs the ranks' sum beside what it has."""
+    """One row per role, in bytes per rank; on one machine without GPUs the ranks' sum beside what
+    it has."""
     names = [f.name for f in fields(Memory)]
     rows = [
         (role, str(ranks[role]), *(size(getattr(m, name)) for name in names), size(m.total))
@@ -326,30 +385,45 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
 
 
 def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[str]:
-    """Who sleeps and wakes before each stage, and what that leaves on a place; nothing if nobody sleeps."""
+    """Who sleeps and wakes before each stage, and what that leaves on a place; nothing if nobody
+    sleeps."""
     if not ResidencyTable.of(plan, sleeping(config)).rows:
         return []
     walked = stage_by_stage(config, plan, memory)
-    rows = [(w.stage, _names(w.parked), _names(w.woken), size(w.peak), size(w.host)) for w in walked]
+    rows = [
+        (w.stage, _names(w.parked), _names(w.woken), size(w.peak), size(w.host)) for w in walked
+    ]
     place = "GPU" if plan.device == "cuda" else "place"
-    header = ("stage", "goes to sleep", "wakes up", f"most on one {place}", f"of one {place} on the host")
+    header = (
+        "stage",
+        "goes to sleep",
+        "wakes up",
+        f"most on one {place}",
+        f"of one {place} on the host",
+    )
     return [text_table("A step, stage by stage", header, rows)]
 
 
-def stage_by_stage(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[StageMemory]:
+def stage_by_stage(
+    config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]
+) -> list[StageMemory]:
     sizes = {role: m.by_part() for role, m in memory.items()}
-    return walk(ResidencyTable.of(plan, sleeping(config)), stages(config), sizes, dropped_parts(config))
+    return walk(
+        ResidencyTable.of(plan, sleeping(config)), stages(config), sizes, dropped_parts(config)
+    )
 
 
 def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
-    """That the fullest GPU has no room for the fullest stage; ``capacity`` in bytes, None: not known."""
+    """That the fullest GPU has no room for the fullest stage; ``capacity`` in bytes, None: not
+    known."""
     fullest = max(walked, key=lambda found: found.peak)
     if capacity is None or fullest.peak <= capacity:
         return []
     return [
-        f"Does not fit: a GPU here has {size(capacity)}, and {fullest.stage} takes {size(fullest.peak)} of one before anything "
-        "that is not counted. Let more sleep (--vllm_enable_sleep, --deepspeed_enable_sleep, --ref_reward_offload), divide "
-        "more (--zero_stage 3), or lower --vllm_gpu_memory_utilization."
+        f"Does not fit: a GPU here has {size(capacity)}, and {fullest.stage} takes"
+        f" {size(fullest.peak)} of one before anything that is not counted. Let more sleep"
+        " (--vllm_enable_sleep, --deepspeed_enable_sleep, --ref_reward_offload), divide more"
+        " (--zero_stage 3), or lower --vllm_gpu_memory_utilization."
     ]
 
 

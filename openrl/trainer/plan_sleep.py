@@ -1,4 +1,5 @@
-"""Of a plan, who sleeps when: what goes and comes before each stage of a step, and what a place then holds at most."""
+"""Of a plan, who sleeps when: what goes and comes before each stage of a step, and what a place
+then holds at most."""
 
 from __future__ import annotations
 
@@ -49,13 +50,20 @@ def lines_on_a_cpu(config: PPOConfig, device: str) -> list[str]:
         return []
     lines = []
     if hybrid.vllm_enable_sleep and config.engine.rollout_backend == "vllm":
-        lines.append("sleep on a CPU: engines give the pages of their cache back, and keep their weights at any level")
+        lines.append(
+            "sleep on a CPU: engines give the pages of their cache back, and keep their weights at"
+            " any level"
+        )
     elif hybrid.vllm_enable_sleep:
         lines.append("sleep on a CPU: engines of transformers keep no cache and free nothing")
     if hybrid.deepspeed_enable_sleep or derived.ref_reward_sleeps(config):
-        lines.append(f"sleep on a CPU: states of models wait in files under {tempfile.gettempdir()}")
+        lines.append(
+            f"sleep on a CPU: states of models wait in files under {tempfile.gettempdir()}"
+        )
     if derived.ref_reward_streams(config):
-        lines.append("--ref_reward_offload on a CPU frees nothing: weights are in host memory already")
+        lines.append(
+            "--ref_reward_offload on a CPU frees nothing: weights are in host memory already"
+        )
     return lines
 
 
@@ -71,17 +79,29 @@ def walk(
         parked, woken = table.moves(awake, needs)
         awake = awake - {*parked} | {*woken}
         peak = max(held(table, place, awake, needs, sizes) for place in places)
-        waiting = [tenant for tenant in table.rows if tenant not in awake and tenant.part not in dropped]
-        host = max(sum(sizes[t.role][t.part] for t in waiting if place in table.places[t.role]) for place in places)
+        waiting = [
+            tenant for tenant in table.rows if tenant not in awake and tenant.part not in dropped
+        ]
+        host = max(
+            sum(sizes[t.role][t.part] for t in waiting if place in table.places[t.role])
+            for place in places
+        )
         found.append(StageMemory(f"{name} {role}".strip(), parked, woken, peak, host))
     return found[len(stages) :]
 
 
-def held(table: ResidencyTable, place: int, awake: frozenset[Tenant], needs: Need, sizes: Sizes) -> int:
-    """Bytes on one place: what is awake there or never sleeps, and the logits of the models at work."""
+def held(
+    table: ResidencyTable, place: int, awake: frozenset[Tenant], needs: Need, sizes: Sizes
+) -> int:
+    """Bytes on one place: what is awake there or never sleeps, and the logits of the models at
+    work."""
     total = 0
     for role in (role for role, places in table.places.items() if place in places):
         parts = ("weights", "cache") if role == ENGINES else ("param", "optim", "grad")
-        total += sum(sizes[role][p] for p in parts if Tenant(role, p) in awake or Tenant(role, p) not in table.rows)
+        total += sum(
+            sizes[role][p]
+            for p in parts
+            if Tenant(role, p) in awake or Tenant(role, p) not in table.rows
+        )
         total += sizes[role]["logits"] if any(tenant.role == role for tenant in needs) else 0
     return total

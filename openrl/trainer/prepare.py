@@ -61,8 +61,11 @@ class Inputs:
 
 
 def prepare(config: PPOConfig) -> Inputs:
-    """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not fit."""
-    device = resolve_device(config.device, joined=derived.cluster_address(config.placement) is not None)
+    """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not
+    fit."""
+    device = resolve_device(
+        config.device, joined=derived.cluster_address(config.placement) is not None
+    )
     gathered = Gathered()
     with gathered:
         world = derived.actor_world(config.placement, device)
@@ -111,7 +114,8 @@ def prepare(config: PPOConfig) -> Inputs:
 
 
 def read_data(config: PPOConfig, device: Device) -> Inputs:
-    """Tokenizer, prompts and evaluation prompts. Raises one UserError for everything wrong in either set."""
+    """Tokenizer, prompts and evaluation prompts. Raises one UserError for everything wrong in
+    either set."""
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(
         config.data,
@@ -133,11 +137,14 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     with gathered:
         ptx_rows, ptx_reports = load_ptx(config, tokenizer)
     gathered.raise_all()
-    return Inputs(device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports, *ptx_reports], ptx_rows)
+    return Inputs(
+        device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports, *ptx_reports], ptx_rows
+    )
 
 
 def check_steps(config: PPOConfig, prompts: int) -> None:
-    """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is trained."""
+    """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is
+    trained."""
     asked = {"rollout_batch_size": config.batch.rollout_batch_size}
     asked["vllm_generate_batch_size"] = config.collecting.vllm_generate_batch_size or 0
     for name, size in asked.items():
@@ -149,24 +156,29 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
     steps = derived.total_steps(config.batch, prompts)
     if (frozen := derived.frozen_actor_steps(config)) >= steps:
         raise UserError(
-            f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and the run has {steps}",
+            f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and"
+            f" the run has {steps}",
             f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
         )
 
 
 def check_critic_adapters(config: PPOConfig) -> None:
-    """Raises UserError if the layers of --critic_pretrain cannot have the adapters that the policy's can."""
+    """Raises UserError if the layers of --critic_pretrain cannot have the adapters that the
+    policy's can."""
     path = config.others.critic_pretrain
     if path is None or "critic" not in derived.model_roles(config):
         return
     try:
         check_targets(derived.critic_adapters(config.lora), path, config.model.trust_remote_code)
     except UserError as error:
-        raise UserError(f"--critic_pretrain {path}: {error.message}", error.remedy) from None  # one message is shown
+        raise UserError(
+            f"--critic_pretrain {path}: {error.message}", error.remedy
+        ) from None  # one message is shown
 
 
 def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
-    """Raises UserError if --best_metric_key is no figure of the evaluation: no checkpoint would ever be the best."""
+    """Raises UserError if --best_metric_key is no figure of the evaluation: no checkpoint would
+    ever be the best."""
     key = config.checkpoint.best_metric_key
     known = metric_names(eval_prompts, config.evaluation.eval_n_samples_per_prompt)
     if eval_prompts and key not in (*known, "none"):
@@ -180,9 +192,18 @@ def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
 def model_paths(config: PPOConfig) -> list[str]:
     """Of every model that runs on ranks of training."""
     policy, others = config.model.pretrain, config.others
-    of_role = {"critic": others.critic_pretrain or policy, "reference": others.ref_pretrain or policy}
-    judges = [source.address for source in derived.rewards(config).sources if source.kind == "model"]
-    return [policy, *(path for role, path in of_role.items() if role in derived.model_roles(config)), *judges]
+    of_role = {
+        "critic": others.critic_pretrain or policy,
+        "reference": others.ref_pretrain or policy,
+    }
+    judges = [
+        source.address for source in derived.rewards(config).sources if source.kind == "model"
+    ]
+    return [
+        policy,
+        *(path for role, path in of_role.items() if role in derived.model_roles(config)),
+        *judges,
+    ]
 
 
 def check_reward_models(config: PPOConfig) -> None:
@@ -192,27 +213,36 @@ def check_reward_models(config: PPOConfig) -> None:
             stored_moments(source.address, config.model.trust_remote_code)
 
 
-def check_same_tokens(path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False) -> None:
-    """Raises UserError if a reward model at ``path`` means other tokens by the policy's ids, which it is going to read.
+def check_same_tokens(
+    path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+) -> None:
+    """Raises UserError if a reward model at ``path`` means other tokens by the policy's ids, which
+    it is going to read.
 
     One that is stored without a tokenizer is taken at its word.
     """
     try:
-        theirs = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code).get_vocab()
+        theirs = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=trust_remote_code
+        ).get_vocab()
     except Exception:  # whatever there is instead of a tokenizer
         return
     ours = tokenizer.get_vocab()
-    if differing := [token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]]:
+    if differing := [
+        token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]
+    ]:
         token = min(differing)
         raise UserError(
-            f"--reward_pretrain: {path} has another tokenizer than the policy: {token!r} is {theirs[token]}, "
-            f"here {ours[token]} ({len(differing)} tokens differ)",
-            "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads text",
+            f"--reward_pretrain: {path} has another tokenizer than the policy: {token!r} is"
+            f" {theirs[token]}, here {ours[token]} ({len(differing)} tokens differ)",
+            "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads"
+            " text",
         )
 
 
 def check_batches(config: PPOConfig, actor_ranks: int) -> None:
-    """Raises UserError if an optimizer step does not divide among the ranks; only the cluster may know their number."""
+    """Raises UserError if an optimizer step does not divide among the ranks; only the cluster may
+    know their number."""
     if problems := list(ranks_share_a_step(config, actor_ranks)):
         raise UserError("\n".join(map(str, problems)))
 
@@ -220,7 +250,10 @@ def check_batches(config: PPOConfig, actor_ranks: int) -> None:
 def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
     """Raises UserError if the ranks of a role, as the cluster gives them, do not divide."""
     problems = [
-        p for role, world in ranks.items() if role != "actor" for p in shards_divide(config.parallel, world, role)
+        p
+        for role, world in ranks.items()
+        if role != "actor"
+        for p in shards_divide(config.parallel, world, role)
     ]
     if problems:
         raise UserError("\n".join(map(str, problems)))
@@ -254,9 +287,13 @@ def preset_lines(config: PPOConfig) -> list[str]:
 
 
 def start_lines(config: PPOConfig) -> list[str]:
-    """What a run says before anything else: what its preset stands for, and a pass that it leaves out."""
+    """What a run says before anything else: what its preset stands for, and a pass that it leaves
+    out."""
     left_out = {
-        "update": "one optimizer step per rollout: old log-probs are the update's own, without a pass before it",
+        "update": (
+            "one optimizer step per rollout: old log-probs are the update's own, without a pass"
+            " before it"
+        ),
         "engine": "--skip_old_logprob always: the engine's log-probs are the old ones",
     }
     source = derived.old_logprobs(config)
@@ -268,7 +305,8 @@ def start_lines(config: PPOConfig) -> list[str]:
 
 
 def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
-    """How sequences are split over ranks, if they are, and that a flag turned --packing_samples on, if one did."""
+    """How sequences are split over ranks, if they are, and that a flag turned --packing_samples on,
+    if one did."""
     flags, lines = config.parallel, []
     if flags.sequence_size > 1:
         way = "ring attention" if flags.ring_attn_size > 1 else "Ulysses"
@@ -281,7 +319,9 @@ def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
             "use_dynamic_batch": config.dynamic.use_dynamic_batch,
         }
         name = next((name for name, on in ways.items() if on), "ring_attn_size")
-        lines.append(f"--{name} turns --packing_samples on: a micro-batch runs as one row without padding")
+        lines.append(
+            f"--{name} turns --packing_samples on: a micro-batch runs as one row without padding"
+        )
     return lines
 
 

@@ -1,4 +1,5 @@
-"""The ranks of a command with one model: this process alone, those of a launcher, or workers of Ray."""
+"""The ranks of a command with one model: this process alone, those of a launcher, or workers of
+Ray."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ async def start_ranks(
             yield group
     elif launch is not None:
         timeout, each = spec.deepspeed.dist_timeout, spec.parallel.ranks_per_shard
-        group = LauncherGroup(ROLE, launch, spec.device, timeout, ModelWorker, spec, ranks_per_shard=each)
+        group = LauncherGroup(
+            ROLE, launch, spec.device, timeout, ModelWorker, spec, ranks_per_shard=each
+        )
         try:
             yield group
         finally:
@@ -37,14 +40,18 @@ async def start_ranks(
 
 
 @asynccontextmanager
-async def _ray_group(config: SupervisedConfig, spec: ModelSpec, stage: Stage) -> AsyncIterator[RankGroup]:
+async def _ray_group(
+    config: SupervisedConfig, spec: ModelSpec, stage: Stage
+) -> AsyncIterator[RankGroup]:
     from openrl.cluster.planner import RoleRequest  # Ray is heavy, and only some runs need it
     from openrl.cluster.ray_cluster import open_cluster
     from openrl.cluster.ray_group import RayGroup
 
     flags = config.ranks
     with stage("start"):
-        cluster, plan = open_cluster(flags, [RoleRequest(ROLE, flags.num_nodes, flags.num_gpus_per_node)], spec.device)
+        cluster, plan = open_cluster(
+            flags, [RoleRequest(ROLE, flags.num_nodes, flags.num_gpus_per_node)], spec.device
+        )
     try:
         with stage("start"):
             reservation = await cluster.reserve(plan, flags.placement_timeout)

@@ -1,10 +1,11 @@
-"""Who is on a device when: roles that share places take turns, by a table instead of by calls spread over the loop.
+"""Who is on a device when: roles that share places take turns, by a table instead of by calls
+spread over the loop.
 
-What can leave a device is a *tenant*, one part of a role: the ``weights`` and the ``cache`` of the engines, the
-``param``, ``optim`` and ``grad`` of a model. A tenant has a row in the table if the flags let it sleep and its role
-shares a place with another role. Entering a stage wakes what the stage needs and puts to sleep the others on the
-shared places it uses. A tenant without a row never moves; without rows nothing moves.
-"""
+What can leave a device is a *tenant*, one part of a role: the ``weights`` and the ``cache`` of the
+engines, the ``param``, ``optim`` and ``grad`` of a model. A tenant has a row in the table if the
+flags let it sleep and its role shares a place with another role. Entering a stage wakes what the
+stage needs and puts to sleep the others on the shared places it uses. A tenant without a row never
+moves; without rows nothing moves."""
 
 from __future__ import annotations
 
@@ -25,7 +26,10 @@ STAGES: dict[str, tuple[str, ...]] = {
     "collect": ("vllm.weights", "vllm.cache", "reward.param"),
     "forward": ("*.param",),
     "train": ("*.param", "*.optim", "*.grad"),
-    "publish": ("actor.param", "vllm.weights"),  # the cache sleeps on: two copies of the policy, and nothing else
+    "publish": (
+        "actor.param",
+        "vllm.weights",
+    ),  # the cache sleeps on: two copies of the policy, and nothing else
     "save": ("*.param", "*.optim"),
     "load": ("*.param", "*.optim"),
     "export": ("*.param", "*.optim"),  # masters make room for a moving average
@@ -49,16 +53,20 @@ Need = frozenset[Tenant]
 
 @dataclass(frozen=True)
 class ResidencyTable:
-    """Role -> its places, and the tenants that may sleep. Pure: the plan of --dry_run reads it as well."""
+    """Role -> its places, and the tenants that may sleep. Pure: the plan of --dry_run reads it as
+    well."""
 
     places: Mapping[str, frozenset[int]] = field(default_factory=dict)
     rows: tuple[Tenant, ...] = ()
 
     @classmethod
     def of(cls, plan: PlacementPlan, sleeping: Iterable[Tenant]) -> ResidencyTable:
-        """``sleeping`` are the tenants that the flags let sleep; those of roles with places of their own stay."""
+        """``sleeping`` are the tenants that the flags let sleep; those of roles with places of
+        their own stay."""
         places = {role: plan.places(role) for role in plan.rows}
-        return cls(places, tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role)))
+        return cls(
+            places, tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
+        )
 
     def needs(self, stage: str, role: str = "") -> Need:
         """The tenants that a stage works with, of the roles that this run has."""
@@ -66,18 +74,25 @@ class ResidencyTable:
         return frozenset(tenant for tenant in named if tenant.role in self.places)
 
     def displaced(self, needs: Need) -> list[Tenant]:
-        """The rows that must sleep while a stage with these needs runs: those of other use on places it shares."""
-        return [t for t in self.rows if t not in needs and any(self._meet(t.role, n.role) for n in needs)]
+        """The rows that must sleep while a stage with these needs runs: those of other use on
+        places it shares."""
+        return [
+            t
+            for t in self.rows
+            if t not in needs and any(self._meet(t.role, n.role) for n in needs)
+        ]
 
     def _meet(self, one: str, other: str) -> bool:
-        """Whether two roles use a place that serves more than one role; a role meets itself on such a place."""
+        """Whether two roles use a place that serves more than one role; a role meets itself on such
+        a place."""
         common = self._common(one, other)
         if one != other:
             return bool(common)
         return any(common & places for role, places in self.places.items() if role != one)
 
     def rounds(self, roles: Iterable[str]) -> list[list[str]]:
-        """The roles in rounds, one after the other: those of a round have no place in common and work side by side."""
+        """The roles in rounds, one after the other: those of a round have no place in common and
+        work side by side."""
         found: list[list[str]] = []
         for role in roles:
             apart = (r for r in found if not any(self._common(role, other) for other in r))
@@ -99,7 +114,9 @@ class ResidencyTable:
 
     def exclude(self, one: Need, other: Need) -> bool:
         """Whether two stages cannot run at a time: one would put to sleep what the other needs."""
-        return not other.isdisjoint(self.displaced(one)) or not one.isdisjoint(self.displaced(other))
+        return not other.isdisjoint(self.displaced(one)) or not one.isdisjoint(
+            self.displaced(other)
+        )
 
 
 class SleepError(RuntimeError):
@@ -114,17 +131,21 @@ class _Entered:
     needs: Need
 
 
-_INSIDE: ContextVar[tuple[_Entered, ...]] = ContextVar("stages that the running code is inside of", default=())
+_INSIDE: ContextVar[tuple[_Entered, ...]] = ContextVar(
+    "stages that the running code is inside of", default=()
+)
 
 
 class Residency:
-    """Carries the table out over worker groups, whose workers have ``park(*parts)`` and ``wake(*parts)``.
+    """Carries the table out over worker groups, whose workers have ``park(*parts)`` and
+    ``wake(*parts)``.
 
-    Stages that exclude each other run in the order in which they were entered, others side by side. Waits are as long
-    as the calls of the stages before, which have time limits of their own.
-    """
+    Stages that exclude each other run in the order in which they were entered, others side by side.
+    Waits are as long as the calls of the stages before, which have time limits of their own."""
 
-    def __init__(self, table: ResidencyTable | None = None, memory: MemoryLog | None = None) -> None:
+    def __init__(
+        self, table: ResidencyTable | None = None, memory: MemoryLog | None = None
+    ) -> None:
         self.table, self.memory = table or ResidencyTable(), memory
         self.awake: set[Tenant] = set()
         self._groups: dict[str, WorkerGroup] = {}
@@ -135,7 +156,8 @@ class Residency:
         self._seconds: Counter[str] = Counter()
 
     async def started(self, role: str, group: WorkerGroup) -> None:
-        """A role has started, all of it awake: what can sleep does, so that the next role finds room."""
+        """A role has started, all of it awake: what can sleep does, so that the next role finds
+        room."""
         self._groups[role] = group
         await self.edge(f"load {role}", role)
         rows = [tenant for tenant in self.table.rows if tenant.role == role]
@@ -149,7 +171,9 @@ class Residency:
         entered = _Entered(f"{name} {role}".strip(), self.table.needs(name, role))
         for outer in _INSIDE.get():
             if self.table.exclude(outer.needs, entered.needs):
-                raise SleepError(f"{entered.name} cannot run within {outer.name}: {self._clash(outer, entered)}")
+                raise SleepError(
+                    f"{entered.name} cannot run within {outer.name}: {self._clash(outer, entered)}"
+                )
         self._entered.append(entered)
         token = _INSIDE.set((*_INSIDE.get(), entered))
         try:
@@ -172,7 +196,9 @@ class Residency:
         return any(self.table.exclude(other.needs, entered.needs) for other in earlier)
 
     def _clash(self, one: _Entered, other: _Entered) -> str:
-        rows = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)} & (one.needs | other.needs)
+        rows = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)} & (
+            one.needs | other.needs
+        )
         return f"{_names(rows)} would have to be asleep and awake at a time"
 
     async def _make_room(self, entered: _Entered) -> None:
@@ -183,14 +209,20 @@ class Residency:
         await self._move("wake", to_wake, entered.name)
 
     async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:
-        """One call per role. After a failure nobody knows what is where, so every later stage is refused."""
+        """One call per role. After a failure nobody knows what is where, so every later stage is
+        refused."""
         for role in dict.fromkeys(tenant.role for tenant in tenants):
-            moved, started = [tenant for tenant in tenants if tenant.role == role], time.perf_counter()
+            moved, started = (
+                [tenant for tenant in tenants if tenant.role == role],
+                time.perf_counter(),
+            )
             try:
                 await self._groups[role].call(direction, *(tenant.part for tenant in moved))
             except BaseException as error:
                 asleep = _names({*self.table.rows} - self.awake - {*moved})
-                self._failed = f"{direction} {_names(moved)} for {why} failed ({error}); asleep: {asleep}"
+                self._failed = (
+                    f"{direction} {_names(moved)} for {why} failed ({error}); asleep: {asleep}"
+                )
                 if isinstance(error, Exception):
                     raise SleepError(self._failed) from error
                 raise
@@ -204,7 +236,8 @@ class Residency:
             await self.memory(what, {role: self._groups[role] for role in roles})
 
     def metrics(self) -> dict[str, Metric]:
-        """Seconds that moving took since the last call, if anything moved, and what --log_memory read."""
+        """Seconds that moving took since the last call, if anything moved, and what --log_memory
+        read."""
         seconds, self._seconds = self._seconds, Counter()
         memory = {} if self.memory is None else self.memory.metrics()
         return {name: Sum(value) for name, value in seconds.items()} | memory

@@ -11,7 +11,8 @@ SHOWN = 3  # rows of a batch
 
 
 def failed_rewards(groups: list[Group]) -> list[Trajectory]:
-    """The trajectories whose reward failed; with a greedy answer without reward to compare with, all of its group."""
+    """The trajectories whose reward failed; with a greedy answer without reward to compare with,
+    all of its group."""
     return [
         trajectory
         for group in groups
@@ -25,7 +26,8 @@ def _failure(trajectory: Trajectory) -> str | None:
 
 
 def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Rows without a reward, and rows whose reward took more than one call; absent where nothing was scored."""
+    """Rows without a reward, and rows whose reward took more than one call; absent where nothing
+    was scored."""
     scored = [t for group in groups for t in group.trajectories if t.score]
     if not scored:
         return {}
@@ -40,21 +42,25 @@ def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
 def failure_notes(groups: list[Group]) -> list[str]:
     """The first rows without a reward, for people."""
     failed = failed_rewards(groups)
-    notes = ["\n".join([f"no reward: {_failure(t) or 'that of the greedy answer'}", *row_lines(t)]) for t in failed]
+    notes = [
+        "\n".join([f"no reward: {_failure(t) or 'that of the greedy answer'}", *row_lines(t)])
+        for t in failed
+    ]
     more = [f"{len(failed) - SHOWN} more rows without a reward"] if len(failed) > SHOWN else []
     return notes[:SHOWN] + more
 
 
 class FailureGuard:
-    """Told of each group of a batch as it arrives; stops the run as soon as too many rows have no reward, so that a
-    dead server is not asked for a whole data set."""
+    """Told of each group of a batch as it arrives; stops the run as soon as too many rows have no
+    reward, so that a dead server is not asked for a whole data set."""
 
     def __init__(self, rows: int, most: float) -> None:
         self.rows, self.most = rows, most
         self.failed: list[Group] = []
 
     def __call__(self, group: Group) -> None:
-        """Raises UserError, with rows, if more than the share ``most`` of the batch has no reward."""
+        """Raises UserError, with rows, if more than the share ``most`` of the batch has no
+        reward."""
         if not failed_rewards([group]):
             return
         self.failed.append(group)
@@ -63,7 +69,10 @@ class FailureGuard:
             raise UserError(
                 "\n".join(
                     [
-                        f"{count} of {self.rows} rows have no reward, --max_reward_failure_rate is {self.most:g}",
+                        (
+                            f"{count} of {self.rows} rows have no reward, --max_reward_failure_rate"
+                            f" is {self.most:g}"
+                        ),
                         *failure_notes(self.failed),
                     ]
                 ),

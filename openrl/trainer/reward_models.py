@@ -1,4 +1,5 @@
-"""The reward models of a run as sources of rewards: they complete the scores of groups that have arrived."""
+"""The reward models of a run as sources of rewards: they complete the scores of groups that have
+arrived."""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ class RewardModels:
     async def score(self, groups: list[Group]) -> None:
         """Add to each row's score what the models of its data source say; to greedy answers too.
 
-        The engines' side may have scored a row by other sources, or failed to. Raises UserError for a reward that is
-        not finite, if that is to stop the run.
-        """
+        The engines' side may have scored a row by other sources, or failed to. Raises UserError for
+        a reward that is not finite, if that is to stop the run."""
         rows = [t for g in groups for t in g.answers]
         for row in rows:
             row.score = row.score or Score(0.0)
         for model, name in enumerate(self.names):
-            asked = [row for row in rows if name in self.weighing.plan.of(row.prompt.source) and not _failed(row)]
+            asked = [
+                row
+                for row in rows
+                if name in self.weighing.plan.of(row.prompt.source) and not _failed(row)
+            ]
             if asked:
                 values = await self.forward([Group(row.prompt, [row]) for row in asked], model)
                 for row, value in zip(asked, values.tolist(), strict=True):
@@ -40,7 +44,9 @@ class RewardModels:
         if not math.isfinite(value):
             return self.weighing.fail(row, name, Failure(f"the model's output is {value}"))
         assert row.score is not None
-        return self.weighing.add(row.score, name, self.weighing.plan.of(row.prompt.source)[name], Score(value))
+        return self.weighing.add(
+            row.score, name, self.weighing.plan.of(row.prompt.source)[name], Score(value)
+        )
 
 
 def _failed(row: Trajectory) -> bool:

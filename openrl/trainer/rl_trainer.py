@@ -1,4 +1,5 @@
-"""The loop of a reinforcement-learning run: two stages driven by a schedule, then logs, evaluation, checkpoints."""
+"""The loop of a reinforcement-learning run: two stages driven by a schedule, then logs, evaluation,
+checkpoints."""
 
 from __future__ import annotations
 
@@ -54,7 +55,8 @@ class Learned:
 
 
 class RLTrainer:
-    """``flags`` are the effective ones, kept beside each checkpoint. All collaborators come in ready."""
+    """``flags`` are the effective ones, kept beside each checkpoint. All collaborators come in
+    ready."""
 
     def __init__(
         self,
@@ -76,7 +78,12 @@ class RLTrainer:
         weight_sync_interval: int = 1,
         schedule: Schedule = OnPolicy(),
     ) -> None:
-        self.pipeline, self.stream, self.total_steps, self.tokenizer = pipeline, stream, total_steps, tokenizer
+        self.pipeline, self.stream, self.total_steps, self.tokenizer = (
+            pipeline,
+            stream,
+            total_steps,
+            tokenizer,
+        )
         self.batch, self.collecting, self.filtering = batch, collecting, filtering
         self.checkpoint, self.evaluate_flags = checkpoint, evaluate
         self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
@@ -91,7 +98,8 @@ class RLTrainer:
             await self.restore(self.checkpoints.start_from)
         elif self.checkpoint.load_checkpoint:
             self.progress.note(
-                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path}, starting fresh"
+                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path},"
+                " starting fresh"
             )
         with self.progress.stage("sync"):
             await self.pipeline.publish()
@@ -115,7 +123,8 @@ class RLTrainer:
         return self.summary()
 
     async def steps(self) -> AsyncGenerator[Learned]:
-        """What is learnt in each step that is left; ``report`` ends it. Everything random follows from seed and step."""
+        """What is learnt in each step that is left; ``report`` ends it. Everything random follows
+        from seed and step."""
         left = range(self.step + 1, self.total_steps + 1)
         try:
             async with aclosing(self.schedule.run(self, left)) as steps:
@@ -125,8 +134,13 @@ class RLTrainer:
             await cancelled(self.scoring)
 
     async def collect(self, step: int) -> Rollout:
-        """Answers to the prompts of a step, and which of them to train on. Without filtering their rewards may be out yet."""
-        wanted, request, behind = self.batch.rollout_batch_size, self.pipeline.request(step), self.unsent
+        """Answers to the prompts of a step, and which of them to train on. Without filtering their
+        rewards may be out yet."""
+        wanted, request, behind = (
+            self.batch.rollout_batch_size,
+            self.pipeline.request(step),
+            self.unsent,
+        )
         running = self.collecting.vllm_generate_batch_size or wanted
         filtered = self.filtering.dynamic_filtering
         chosen = DynamicFilter(self.filtering, self.stream, wanted, running) if filtered else None
@@ -135,7 +149,9 @@ class RLTrainer:
                 answers = await self.pipeline.generate(self.stream.take(wanted), request, tell)
                 self.scoring.add(answers.scoring)
                 return Rollout(answers.groups, answers, behind)
-            groups, measured = await fill(self.pipeline.collect, self.stream, request, tell, wanted, running, chosen)
+            groups, measured = await fill(
+                self.pipeline.collect, self.stream, request, tell, wanted, running, chosen
+            )
         kept = groups
         if chosen is not None:
             kept, filtering = chosen.select(groups)
@@ -144,7 +160,9 @@ class RLTrainer:
 
     async def learn(self, rollout: Rollout, step: int) -> Learned:
         """Train on a rollout and give the engines what came of it."""
-        measured: dict[str, Metric] = {"rollout/steps_behind": Last(rollout.steps_behind)} | rollout.filtered
+        measured: dict[str, Metric] = {
+            "rollout/steps_behind": Last(rollout.steps_behind)
+        } | rollout.filtered
         if rollout.kept.groups:
             measured |= await self.pipeline.learn(rollout.kept, step, self.progress.stage)
             self.scoring.discard(rollout.kept.scoring)
@@ -168,7 +186,8 @@ class RLTrainer:
         self.progress.advance(learned.step, values)
 
     async def sync(self) -> dict[str, Metric]:
-        """Give the engines what was trained since they last got weights; what that took, empty if there was nothing."""
+        """Give the engines what was trained since they last got weights; what that took, empty if
+        there was nothing."""
         if not self.unsent:
             return {}
         with self.progress.stage("sync"):
@@ -179,9 +198,8 @@ class RLTrainer:
     async def periodic(self, step: int) -> dict[str, float]:
         """Evaluation and checkpoint when they are due; returns the evaluation's figures.
 
-        Before either the engines get the weights of the step: to be judged, and because a resume sends them what was
-        saved.
-        """
+        Before either the engines get the weights of the step: to be judged, and because a resume
+        sends them what was saved."""
         evaluates = due(step, self.evaluate_flags.eval_steps, self.total_steps)
         saves = self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0
         values: dict[str, float] = {}
@@ -196,7 +214,9 @@ class RLTrainer:
 
     def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
         """Seconds of this step by stage, and its throughput."""
-        samples, tokens = (int(measured[f"rollout/{name}"].value or 0) for name in ("samples", "tokens"))
+        samples, tokens = (
+            int(measured[f"rollout/{name}"].value or 0) for name in ("samples", "tokens")
+        )
         return self.totals.add(samples, tokens, self.progress.lap())
 
     async def evaluate(self) -> dict[str, float]:
@@ -206,7 +226,8 @@ class RLTrainer:
         self.totals.eval_pass_after = values.get(PASS_RATE)
         return values
 
-    # -- leaving and returning ------------------------------------------------------------------------
+    # -- leaving and returning
+    # ------------------------------------------------------------------------
 
     async def save(self, step: int, metric: float | None) -> None:
         state = {
@@ -225,7 +246,8 @@ class RLTrainer:
         await self.checkpoints.save(step, state, dict(self.flags), write, metric)
 
     async def restore(self, checkpoint: Path) -> None:
-        """Go on where ``checkpoint`` stands: weights, optimizers, random state, data position, KL controller."""
+        """Go on where ``checkpoint`` stands: weights, optimizers, random state, data position, KL
+        controller."""
         state, flags = read_state(checkpoint)
         await self.pipeline.load(checkpoint, state["pipeline"], self.checkpoints.read)
         self.stream.load_state(state["stream"])

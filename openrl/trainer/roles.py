@@ -1,4 +1,5 @@
-"""The worker groups of a run: which models it has, what each is built from, and how all are started and closed."""
+"""The worker groups of a run: which models it has, what each is built from, and how all are started
+and closed."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Roles:
     reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
     reward: WorkerGroup | None = None
     adapted: bool = False
-    """Adapters are trained on a frozen base: the policy itself, as it was at the start, is the reference."""
+    """Adapters are trained on a frozen base: the policy itself, as it was at the start, is the
+    reference."""
     residency: Residency = field(default_factory=Residency)
     """Who of them is awake."""
 
@@ -58,7 +60,9 @@ class RoleModel:
     frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
     others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
     lora: LoRAFlags | None = None  # adapters that it trains, 4-bit weights; None: neither
-    average: float | None = None  # weight of the old in a moving average of its weights; None: there is none
+    average: float | None = (
+        None  # weight of the old in a moving average of its weights; None: there is none
+    )
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
@@ -74,18 +78,30 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
             lora=lora,
             average=config.checkpoint.ema_beta if config.checkpoint.enable_ema else None,
         ),
-        "critic": RoleModel("values", others.critic_pretrain or policy, config.critic_optim, lora=fresh),
+        "critic": RoleModel(
+            "values", others.critic_pretrain or policy, config.critic_optim, lora=fresh
+        ),
         "reference": RoleModel("logprobs", reference_path(config)),
     }
     if derived.needs_reward_model(config):
-        first, *more = [source.address for source in derived.rewards(config).sources if source.kind == "model"]
+        first, *more = [
+            source.address for source in derived.rewards(config).sources if source.kind == "model"
+        ]
         table["reward"] = RoleModel("rewards", first, others=tuple(more))
     return {role: table[role] for role in derived.model_roles(config)}
 
 
-def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int) -> ModelSpec:
-    own_steps = optimizer_steps - role.frozen_steps * derived.optimizer_steps_per_rollout(config.batch)
-    optim = None if role.rate is None else OptimSpec.from_flags(role.rate, config.optim, own_steps, role.average)
+def model_spec(
+    config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int
+) -> ModelSpec:
+    own_steps = optimizer_steps - role.frozen_steps * derived.optimizer_steps_per_rollout(
+        config.batch
+    )
+    optim = (
+        None
+        if role.rate is None
+        else OptimSpec.from_flags(role.rate, config.optim, own_steps, role.average)
+    )
     return ModelSpec(
         kind=role.kind,
         path=role.path,
@@ -102,7 +118,9 @@ def model_spec(config: PPOConfig, role: RoleModel, device: Device, optimizer_ste
         shares=derived.shares_prefixes(config),
         streamed=role.rate is None and derived.ref_reward_streams(config),
         kl_top_k=derived.full_kl_top_k(config),
-        kl_reference=reference_path(config) if role.kind == "logprobs" and role.rate is not None else None,
+        kl_reference=(
+            reference_path(config) if role.kind == "logprobs" and role.rate is not None else None
+        ),
         lora=role.lora,
         changes=config.changes if role.path == config.model.pretrain else ModelChangeFlags(),
     )
@@ -112,10 +130,14 @@ def reference_path(config: PPOConfig) -> str:
     return config.others.ref_pretrain or config.model.pretrain
 
 
-def run_engine_spec(config: PPOConfig, device: Device, engines: int = 1, shared: bool = False) -> EngineSpec:
+def run_engine_spec(
+    config: PPOConfig, device: Device, engines: int = 1, shared: bool = False
+) -> EngineSpec:
     """What each of the ``engines`` of a run is told; ``shared``: they lie beside models."""
     flags = config.engine
-    spec = engine_spec(config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared)
+    spec = engine_spec(
+        config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
+    )
     return replace(
         spec,
         sizes=parallel_sizes(flags),
@@ -130,7 +152,8 @@ def run_engine_spec(config: PPOConfig, device: Device, engines: int = 1, shared:
 def workers(
     config: PPOConfig, device: Device, optimizer_steps: int, plan: PlacementPlan | None = None
 ) -> dict[str, tuple[Any, ...]]:
-    """What each group is made of: the class of its workers, and their arguments after the context."""
+    """What each group is made of: the class of its workers, and their arguments after the
+    context."""
     table: dict[str, tuple[Any, ...]] = {}
     for role, model in role_models(config).items():
         spec = model_spec(config, model, device, optimizer_steps)
@@ -139,12 +162,24 @@ def workers(
     engine = run_engine_spec(config, device, *places)
     sources = (config.reward, derived.rewards(config), bearer_token())
     limit = config.collecting.vllm_max_inflight_per_engine
-    return table | {ENGINES: (RolloutWorker, config.engine.rollout_backend, engine, config.model, *sources, limit)}
+    return table | {
+        ENGINES: (
+            RolloutWorker,
+            config.engine.rollout_backend,
+            engine,
+            config.model,
+            *sources,
+            limit,
+        )
+    }
 
 
 def sleeping(config: PPOConfig) -> list[Tenant]:
-    """What the flags let sleep, role by role: engines as a whole, of models what --deepspeed_sleep_states says."""
-    tenants = [Tenant(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep]
+    """What the flags let sleep, role by role: engines as a whole, of models what
+    --deepspeed_sleep_states says."""
+    tenants = [
+        Tenant(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep
+    ]
     for role, model in role_models(config).items():
         if model.rate is not None:
             tenants += [Tenant(role, part) for part in derived.sleep_states(config.hybrid)]
@@ -153,14 +188,18 @@ def sleeping(config: PPOConfig) -> list[Tenant]:
     return tenants
 
 
-def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None) -> Roles:
+def roles_of(
+    config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None
+) -> Roles:
     """The groups by what they do in the run; those it does not need are left out."""
     adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
     return Roles(
         policy=groups["actor"],
         rollout=groups[ENGINES],
         critic=groups["critic"] if "critic" in wanted else None,
-        reference=groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None,
+        reference=(
+            groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None
+        ),
         reward=groups["reward"] if "reward" in wanted else None,
         adapted=adapted,
         residency=residency or Residency(),
@@ -168,12 +207,15 @@ def roles_of(config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Re
 
 
 @asynccontextmanager
-async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage) -> AsyncIterator[Roles]:
-    """Start all groups side by side, on a cluster that is joined or started; leave no process behind.
+async def start_roles(
+    config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage
+) -> AsyncIterator[Roles]:
+    """Start all groups side by side, on a cluster that is joined or started; leave no process
+    behind.
 
-    Engines that share their GPUs with models come first: vLLM measures free memory while it starts. Where anything
-    sleeps, roles start one after the other, and each goes to sleep before the next one needs its room.
-    """
+    Engines that share their GPUs with models come first: vLLM measures free memory while it starts.
+    Where anything sleeps, roles start one after the other, and each goes to sleep before the next
+    one needs its room."""
     models = role_models(config)
     requests = role_requests(config.placement, config.hybrid, config.engine, models)
     with stage("start"):
@@ -188,7 +230,9 @@ async def start_roles(config: PPOConfig, device: Device, optimizer_steps: int, s
             memory = MemoryLog() if config.memory.log_memory else None
             residency = Residency(ResidencyTable.of(plan, sleeping(config)), memory)
             for wave in waves(plan, residency.table):
-                starting = (_start(config, cluster, reservation, role, *made_of[role]) for role in wave)
+                starting = (
+                    _start(config, cluster, reservation, role, *made_of[role]) for role in wave
+                )
                 groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
                 for role in wave:
                     await residency.started(role, groups[role])
@@ -208,7 +252,12 @@ def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
 
 
 async def _start(
-    config: PPOConfig, cluster: RayCluster, reservation: Reservation, role: str, worker_class: type, *args: Any
+    config: PPOConfig,
+    cluster: RayCluster,
+    reservation: Reservation,
+    role: str,
+    worker_class: type,
+    *args: Any,
 ) -> WorkerGroup:
     group = await RayGroup.create(
         cluster,

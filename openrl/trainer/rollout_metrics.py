@@ -12,12 +12,15 @@ from openrl.types import Finish, Group, Trajectory
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Lengths, rewards and their parts, ends, zero-signal groups. A figure nobody measured is absent."""
+    """Lengths, rewards and their parts, ends, zero-signal groups. A figure nobody measured is
+    absent."""
     rows = [t for g in groups for t in g.trajectories]
     lengths = [t.response_length for t in rows]
     metrics: dict[str, Metric] = {
         "rollout/samples": Sum(len(rows)),
-        "rollout/untrained_samples": Sum(sum(not any(trained_mask(t, g)) for g in groups for t in g.trajectories)),
+        "rollout/untrained_samples": Sum(
+            sum(not any(trained_mask(t, g)) for g in groups for t in g.trajectories)
+        ),
         "rollout/tokens": Sum(sum(lengths)),
         "rollout/prompt_length": mean(len(g.prompt.token_ids) for g in groups),
         "rollout/response_length": mean(lengths),
@@ -40,7 +43,9 @@ def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Me
     verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
     if verdicts:
         metrics["rollout/pass_rate"] = mean(verdicts)
-    metrics |= {f"rollout/{name}_groups": Last(share) for name, share in signal_metrics(groups).items()}
+    metrics |= {
+        f"rollout/{name}_groups": Last(share) for name, share in signal_metrics(groups).items()
+    }
     for part in sorted({name for s in scores for name in s.parts}):
         metrics[f"reward/{part}"] = mean(s.parts[part] for s in scores if part in s.parts)
     return metrics

@@ -18,20 +18,28 @@ from openrl.training.engine import LossOf
 from openrl.types import ExperienceBatch, StepPlan
 
 
-async def forward_rows(group: RankGroup, batch: ExperienceBatch, cut: Cut, model: int = 0) -> Tensor:
-    """One forward-only pass over all rows: the column of the group's model, (B, T) or (B,), in batch order."""
+async def forward_rows(
+    group: RankGroup, batch: ExperienceBatch, cut: Cut, model: int = 0
+) -> Tensor:
+    """One forward-only pass over all rows: the column of the group's model, (B, T) or (B,), in
+    batch order."""
     return (await columns_of_rows(group, batch, cut, model))["column"]
 
 
 async def columns_of_rows(
     group: RankGroup, batch: ExperienceBatch, cut: Cut, model: ModelChoice, *want: Want
 ) -> dict[str, Tensor]:
-    """``forward_rows``'s column as "column", and what else is asked for, each under its own name, (B, T, ...)."""
+    """``forward_rows``'s column as "column", and what else is asked for, each under its own name,
+    (B, T, ...)."""
     split = split_rows(RowSizes.of(batch, cut.cost), data_ranks(group), cut.forward)
     ranks = zip(split.shards, split.micro_batches, strict=True)
-    parts = await group.scatter("columns", [(batch.select(rows), micro, model, *want) for rows, micro in ranks])
+    parts = await group.scatter(
+        "columns", [(batch.select(rows), micro, model, *want) for rows, micro in ranks]
+    )
     width = batch.token_ids.shape[1]
-    return {name: join_rows(split.shards, [part[name] for part in parts], width) for name in parts[0]}
+    return {
+        name: join_rows(split.shards, [part[name] for part in parts], width) for name in parts[0]
+    }
 
 
 @dataclass(frozen=True)
@@ -43,21 +51,34 @@ class Training:
     loss_of: LossOf
 
     def of(self, rank: int) -> tuple[ExperienceBatch, list[StepPlan], LossOf]:
-        return self.batch.select(self.plan.shards[rank]), [ranks[rank] for ranks in self.plan.steps], self.loss_of
+        return (
+            self.batch.select(self.plan.shards[rank]),
+            [ranks[rank] for ranks in self.plan.steps],
+            self.loss_of,
+        )
 
 
 async def update_rows(
-    group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf, also: Training | None = None
+    group: RankGroup,
+    batch: ExperienceBatch,
+    plan: TrainingPlan,
+    loss_of: LossOf,
+    also: Training | None = None,
 ) -> Reports:
-    """Every optimizer step of the plan; metrics by rank and step. The steps of ``also`` are made together with these."""
+    """Every optimizer step of the plan; metrics by rank and step. The steps of ``also`` are made
+    together with these."""
     main = Training(batch, plan, loss_of)
     ranks = range(len(plan.shards))
-    return await group.scatter("update", [(*main.of(r), *([also.of(r)] if also else [])) for r in ranks])
+    return await group.scatter(
+        "update", [(*main.of(r), *([also.of(r)] if also else [])) for r in ranks]
+    )
 
 
 async def evaluate_rows(
     group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf
 ) -> dict[str, Metric]:
     """The metrics of a loss over all rows; ``plan`` has one step, which is not made."""
-    work = [(batch.select(rows), plan.steps[0][rank], loss_of) for rank, rows in enumerate(plan.shards)]
+    work = [
+        (batch.select(rows), plan.steps[0][rank], loss_of) for rank, rows in enumerate(plan.shards)
+    ]
     return merge_all(await group.scatter("evaluate", work))

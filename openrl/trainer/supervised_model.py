@@ -22,15 +22,20 @@ from openrl.training.build import ModelSpec
 from openrl.types import ExperienceBatch
 
 CHUNK = 1024  # examples of one batch where no optimizer step sets the number
-STATISTICS = 1000  # training examples whose rewards are measured where there are no evaluation examples
+STATISTICS = (
+    1000  # training examples whose rewards are measured where there are no evaluation examples
+)
 
 Tell = Callable[[int, int], None]
 
 
 class SupervisedModel:
-    """The group must have been started, but for ``add_reference``, which starts it with another model."""
+    """The group must have been started, but for ``add_reference``, which starts it with another
+    model."""
 
-    def __init__(self, group: RankGroup, task: Task, pad_id: int, cut: Cut, guard: NonFiniteGuard) -> None:
+    def __init__(
+        self, group: RankGroup, task: Task, pad_id: int, cut: Cut, guard: NonFiniteGuard
+    ) -> None:
         self.group, self.task, self.pad_id, self.cut, self.guard = group, task, pad_id, cut, guard
 
     async def forward(self, batch: ExperienceBatch) -> Tensor:
@@ -54,12 +59,16 @@ class SupervisedModel:
             plan = self.task.plan(batch, data_ranks(self.group), self.cut.train, self.cut.cost)
             parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
         values = to_floats(merge_all(parts))
-        return {f"eval/{name}": value for name, value in (values | self.task.from_evaluation(values)).items()}
+        return {
+            f"eval/{name}": value
+            for name, value in (values | self.task.from_evaluation(values)).items()
+        }
 
     async def add_reference(
         self, spec: ModelSpec, examples: Sequence[PreferenceExample], tell: Tell
     ) -> list[PreferenceExample]:
-        """The examples with log-probs of a frozen model, which stands in the place of the trained one meanwhile."""
+        """The examples with log-probs of a frozen model, which stands in the place of the trained
+        one meanwhile."""
         sums = []
         await self.group.call("start", spec)
         for batch in self._batches(examples, tell):
@@ -67,8 +76,8 @@ class SupervisedModel:
         return with_reference(examples, torch.cat(sums))
 
     async def export(self, directory: Path, examples: Examples) -> None:
-        """A Hugging Face directory. What the task adds to its config.json is measured on the evaluation examples, or
-        on the first of training where there are none."""
+        """A Hugging Face directory. What the task adds to its config.json is measured on the
+        evaluation examples, or on the first of training where there are none."""
         fields: dict[str, float] = {}
         if self.task.config_fields is not None:
             measured = examples.evaluation or examples.train[:STATISTICS]
@@ -76,7 +85,9 @@ class SupervisedModel:
             fields = self.task.config_fields(torch.cat(columns))
         await self.group.call("export", str(directory), fields)
 
-    def _batches(self, examples: Sequence[Any], tell: Tell = lambda done, total: None) -> Iterator[ExperienceBatch]:
+    def _batches(
+        self, examples: Sequence[Any], tell: Tell = lambda done, total: None
+    ) -> Iterator[ExperienceBatch]:
         for start in range(0, len(examples), CHUNK):
             tell(start, len(examples))
             yield self.task.collate(examples[start : start + CHUNK], self.pad_id)

@@ -1,4 +1,5 @@
-"""What distinguishes the supervised commands: one row each for train_sft, train_rm and train_dpo."""
+"""What distinguishes the supervised commands: one row each for train_sft, train_rm and
+train_dpo."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from openrl.types import ExperienceBatch, PreferenceBatch
 Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
 
 
-def plan_rows(batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost) -> TrainingPlan:
+def plan_rows(
+    batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost
+) -> TrainingPlan:
     """One optimizer step over all rows."""
     return plan_steps(batch, dp_size, len(batch), micro_batch_size, cost=cost)
 
@@ -55,11 +58,17 @@ class Task:
     columns: tuple[Column, ...]  # on display beside the loss
     collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate
     plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
-    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is  # before each update or evaluation
-    reference: str | None = None  # frozen model whose log-probs of the answers are computed before training
+    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = (
+        as_it_is  # before each update or evaluation
+    )
+    reference: str | None = (
+        None  # frozen model whose log-probs of the answers are computed before training
+    )
     reference_lora: LoRAFlags | None = None  # of the reference
     from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further figures
-    config_fields: Callable[[Tensor], dict[str, float]] | None = None  # for config.json, from rewards (B,)
+    config_fields: Callable[[Tensor], dict[str, float]] | None = (
+        None  # for config.json, from rewards (B,)
+    )
     value_head: str = "score"
     fp32_head: bool = False
 
@@ -80,7 +89,8 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 
 def _balanced(config: SFTConfig | RMConfig | DPOConfig, update: LossOf) -> LossOf:
-    """With the load-balancing loss where it is asked for. Raises UserError for a model without experts."""
+    """With the load-balancing loss where it is asked for. Raises UserError for a model without
+    experts."""
     if config.mixture.aux_loss_coef:
         check_mixture(config.model.pretrain, config.model.trust_remote_code)
     return balanced(update, config.mixture.aux_loss_coef)
@@ -111,11 +121,15 @@ def mean_and_std(rewards: Tensor) -> dict[str, float]:
 def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
     flags, options, rated = config.preference, config.options["loss"], derived.rated(config)
     reading = _reading(config, tokenizer)
-    builder = RatedBuilder(**reading, label_key=options.label_key) if rated else PairBuilder(**reading)
+    builder = (
+        RatedBuilder(**reading, label_key=options.label_key) if rated else PairBuilder(**reading)
+    )
     return Task(
         name="dpo",
         kind="logprobs",
-        update=_balanced(config, PreferenceUpdate(flags.loss, options, flags.beta, flags.nll_loss_coef)),
+        update=_balanced(
+            config, PreferenceUpdate(flags.loss, options, flags.beta, flags.nll_loss_coef)
+        ),
         builder=builder,
         columns=(Column("accuracy", "accuracy {:.3f}"), Column("rewards/margin", "margin {:.3f}")),
         collate=collate_preferences,
@@ -127,10 +141,11 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 
 async def rated_with_kl(batch: PreferenceBatch, forward: Forward) -> PreferenceBatch:
-    """Rows (answer, answer to another prompt) -> the answers, with KTO's KL estimate over all of them.
+    """Rows (answer, answer to another prompt) -> the answers, with KTO's KL estimate over all of
+    them.
 
-    The estimate is that of the policy as it stands before the step, over the whole step on all ranks.
-    """
+    The estimate is that of the policy as it stands before the step, over the whole step on all
+    ranks."""
     answers, others = (batch.select(list(range(first, len(batch), 2))) for first in (0, 1))
     assert others.ref_answers is not None
     ratios = answer_logprobs(await forward(others), others.loss_mask) - others.ref_answers
@@ -140,7 +155,12 @@ async def rated_with_kl(batch: PreferenceBatch, forward: Forward) -> PreferenceB
 def _reading(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """What every builder of examples is made of."""
     workers = config.order.preprocess_num_workers
-    return {"flags": config.data, "templates": config.templates, "tokenizer": tokenizer, "workers": workers}
+    return {
+        "flags": config.data,
+        "templates": config.templates,
+        "tokenizer": tokenizer,
+        "workers": workers,
+    }
 
 
 TASKS: dict[type, Callable[[Any, PreTrainedTokenizerBase], Task]] = {

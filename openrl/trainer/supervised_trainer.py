@@ -22,11 +22,11 @@ from openrl.trainer.totals import Totals, due
 
 
 class SupervisedTrainer:
-    """All collaborators come in ready. ``flags`` are the effective ones, kept beside each checkpoint.
+    """All collaborators come in ready. ``flags`` are the effective ones, kept beside each
+    checkpoint.
 
-    Under a launcher every rank runs one of these on equal data; ``checkpoints``, ``trackers`` and ``progress`` know
-    whether this is the one that writes and shows.
-    """
+    Under a launcher every rank runs one of these on equal data; ``checkpoints``, ``trackers`` and
+    ``progress`` know whether this is the one that writes and shows."""
 
     def __init__(
         self,
@@ -41,11 +41,17 @@ class SupervisedTrainer:
         flags: Mapping[str, Any],
     ) -> None:
         self.model, self.examples, self.tokenizer, self.flags = model, examples, tokenizer, flags
-        self.batch, self.checkpoint, self.evaluation = config.batch, config.checkpoint, config.evaluation
+        self.batch, self.checkpoint, self.evaluation = (
+            config.batch,
+            config.checkpoint,
+            config.evaluation,
+        )
         self.checkpoints, self.trackers, self.progress = checkpoints, trackers, progress
         self.total_steps = progress.total
         seed, shuffle = derived.data_seed(config), config.order.shuffle
-        self.stream = SupervisedStream(examples.train, model.pad_id, seed, shuffle=shuffle, collate=model.task.collate)
+        self.stream = SupervisedStream(
+            examples.train, model.pad_id, seed, shuffle=shuffle, collate=model.task.collate
+        )
         self.step, self.totals = 0, Totals()
         self.measured: dict[str, float] = {}  # by the last evaluation
 
@@ -54,7 +60,8 @@ class SupervisedTrainer:
             await self.restore(self.checkpoints.start_from)
         elif self.checkpoint.load_checkpoint:
             self.progress.note(
-                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path}, starting fresh"
+                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path},"
+                " starting fresh"
             )
         self.progress.lap()
         while self.step < self.total_steps:
@@ -71,7 +78,9 @@ class SupervisedTrainer:
             batch = self.stream.take(self.batch.train_batch_size)
             values = await self.model.update(batch, step)
         self.step = step
-        values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), self.progress.lap())
+        values |= self.totals.add(
+            self.batch.train_batch_size, int(batch.loss_mask.sum()), self.progress.lap()
+        )
         values |= await self.periodic()
         self.trackers.log(step, values)
         self.progress.advance(step, values)
@@ -79,7 +88,9 @@ class SupervisedTrainer:
     async def periodic(self) -> dict[str, float]:
         """Evaluation and checkpoint when they are due; returns the evaluation's figures."""
         values: dict[str, float] = {}
-        if self.examples.evaluation and due(self.step, self.evaluation.eval_steps, self.total_steps):
+        if self.examples.evaluation and due(
+            self.step, self.evaluation.eval_steps, self.total_steps
+        ):
             with self.progress.stage("evaluation") as tell:
                 values = self.measured = await self.model.evaluate(self.examples.evaluation, tell)
         if self.checkpoint.save_steps > 0 and self.step % self.checkpoint.save_steps == 0:
@@ -87,14 +98,17 @@ class SupervisedTrainer:
                 await self.save()
         return values
 
-    # -- leaving and returning ------------------------------------------------------------------------
+    # -- leaving and returning
+    # ------------------------------------------------------------------------
 
     async def save(self) -> None:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
 
         async def write(directory: Path) -> None:
             if self.checkpoints.resumable:
-                await self.model.group.call("save", str(directory / "model"), self.checkpoints.written)
+                await self.model.group.call(
+                    "save", str(directory / "model"), self.checkpoints.written
+                )
             if self.checkpoint.save_hf_ckpt:
                 await self.export(directory / "hf")
 

@@ -10,7 +10,8 @@ Result = TypeVar("Result")
 
 
 async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """The results of all; the first failure cancels the rest and is raised as it is, not in a group."""
+    """The results of all; the first failure cancels the rest and is raised as it is, not in a
+    group."""
     tasks = [asyncio.create_task(w) for w in work]
     try:
         return await asyncio.gather(*tasks)
@@ -19,7 +20,8 @@ async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[A
 
 
 async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future[Any]]) -> Result:
-    """The result of ``work``. The error of another task ends it at once and is raised; the others run on."""
+    """The result of ``work``. The error of another task ends it at once and is raised; the others
+    run on."""
     task = asyncio.ensure_future(work)
     watched: set[asyncio.Future[Any]] = {task, *others}
     try:
@@ -33,7 +35,8 @@ async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future
 
 
 async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs, and wait for its end; errors of what was cancelled are nobody's any more."""
+    """Cancel what still runs, and wait for its end; errors of what was cancelled are nobody's any
+    more."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

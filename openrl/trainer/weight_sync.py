@@ -1,4 +1,5 @@
-"""The policy's weights on their way to all engines: what is agreed on once, and what happens at each sync."""
+"""The policy's weights on their way to all engines: what is agreed on once, and what happens at
+each sync."""
 
 from __future__ import annotations
 
@@ -14,12 +15,19 @@ from openrl.weights.transport import WORDS, Route, SyncEnd, choose_transport
 
 
 class WeightSync:
-    """Between the ranks of the policy and the engines; the driver passes announcements on and never sees a weight."""
+    """Between the ranks of the policy and the engines; the driver passes announcements on and never
+    sees a weight."""
 
     def __init__(
-        self, policy: WorkerGroup, rollout: WorkerGroup, flags: EngineFlags, adapter: bool = False, timeout: int = 3600
+        self,
+        policy: WorkerGroup,
+        rollout: WorkerGroup,
+        flags: EngineFlags,
+        adapter: bool = False,
+        timeout: int = 3600,
     ) -> None:
-        """``adapter``: send adapters alone. ``timeout``: seconds that processes wait for each other."""
+        """``adapter``: send adapters alone. ``timeout``: seconds that processes wait for each
+        other."""
         self.policy, self.rollout, self.flags = policy, rollout, flags
         self.adapter, self.timeout = adapter, timeout
         self.route: Route | None = None
@@ -64,19 +72,24 @@ class WeightSync:
         )
 
     async def send(self, version: int) -> dict[str, Metric]:
-        """Give the policy's weights to every engine, one call per bucket; the engines have confirmed ``version``.
+        """Give the policy's weights to every engine, one call per bucket; the engines have
+        confirmed ``version``.
 
         Returns bytes of weights and calls to each engine, and the seconds that all took.
         """
         if self.route is None:
             self.route = await self.connect()
         started, sent, calls = time.monotonic(), 0, 0
-        async for ranks in self.policy.stream_handles("send_weights", version, self.flags.sync_bucket_mb * 2**20):
+        async for ranks in self.policy.stream_handles(
+            "send_weights", version, self.flags.sync_bucket_mb * 2**20
+        ):
             sent += (await self.rollout.call("load_bucket", ranks[0]))[0]
             calls += 1
         confirmed = await self.rollout.call("finish_sync", version)
         if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
-            raise RuntimeError(f"weights {version} were sent, but engines report {wrong} (engine: version)")
+            raise RuntimeError(
+                f"weights {version} were sent, but engines report {wrong} (engine: version)"
+            )
         await self.policy.call("end_sync")
         seconds = time.monotonic() - started
         figures = {"sync_bytes": sent, "sync_rpcs": calls + 1, "sync_seconds": seconds}

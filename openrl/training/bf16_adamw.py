@@ -1,4 +1,5 @@
-"""AdamW whose weights and moments are bf16, with what rounding takes from the weights carried on."""
+"""AdamW whose weights and moments are bf16, with what rounding takes from the weights carried
+on."""
 
 from __future__ import annotations
 
@@ -9,17 +10,22 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-CHUNK = 2**24  # elements whose fp32 copies exist at a time; shards of ZeRO are a model's share in one tensor
+CHUNK = (
+    2**24
+)  # elements whose fp32 copies exist at a time; shards of ZeRO are a model's share in one tensor
 
 
 class BF16AdamW(Optimizer):
-    """AdamW in 8 bytes a parameter: weight, two moments, and the weight's compensation (Kahan summation).
+    """AdamW in 8 bytes a parameter: weight, two moments, and the weight's compensation (Kahan
+    summation).
 
     bf16 has 8 bits of mantissa: at usual learning rates nearly every update alone is rounded away
     (https://arxiv.org/abs/2010.06192 section 4.2). The arithmetic is fp32.
     """
 
-    def __init__(self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float = 1e-8) -> None:
+    def __init__(
+        self, params: Iterable[Any], lr: float, betas: tuple[float, float], eps: float = 1e-8
+    ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": 0.0, "eps": eps})
 
     @torch.no_grad()
@@ -31,9 +37,18 @@ class BF16AdamW(Optimizer):
                 state = self.state[weight]
                 if not state:
                     state["step"] = 0
-                    state |= {name: torch.zeros_like(weight) for name in ("exp_avg", "exp_avg_sq", "compensation")}
+                    state |= {
+                        name: torch.zeros_like(weight)
+                        for name in ("exp_avg", "exp_avg_sq", "compensation")
+                    }
                 state["step"] += 1
-                tensors = (weight, weight.grad, state["exp_avg"], state["exp_avg_sq"], state["compensation"])
+                tensors = (
+                    weight,
+                    weight.grad,
+                    state["exp_avg"],
+                    state["exp_avg_sq"],
+                    state["compensation"],
+                )
                 for parts in zip(*(t.reshape(-1).split(CHUNK) for t in tensors), strict=True):
                     _update(parts, group, state["step"])
 

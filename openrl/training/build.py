@@ -1,4 +1,5 @@
-"""From a model's description to its engine: policy, critic, reference and reward differ in this table alone."""
+"""From a model's description to its engine: policy, critic, reference and reward differ in this
+table alone."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_layers, check_packing, check_sharing
 from openrl.models.reference import FrozenHead
-from openrl.models.scalar_model import RewardModel, ScalarModel, ValueModel, load_scalar_model, stored_moments
+from openrl.models.scalar_model import (
+    RewardModel,
+    ScalarModel,
+    ValueModel,
+    load_scalar_model,
+    stored_moments,
+)
 from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import own_group
@@ -50,15 +57,24 @@ class ModelSpec:
     parallel: ParallelFlags = ParallelFlags()
     packing: bool = False  # micro-batches run as one row without padding
     shares: bool = False  # packed rows of a group share what they begin with
-    changes: ModelChangeFlags = ModelChangeFlags()  # of the model's config, kernels and trained parameters
+    changes: ModelChangeFlags = (
+        ModelChangeFlags()
+    )  # of the model's config, kernels and trained parameters
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
-    streamed: bool = False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
-    kl_reference: str | None = None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
-    kl_top_k: int | None = None  # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
+    streamed: bool = (
+        False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
+    )
+    kl_reference: str | None = (
+        None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
+    )
+    kl_top_k: int | None = (
+        None  # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
+    )
 
 
 def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:
-    """Set up a reference's output head, or a policy's against ``spec.kl_reference``, for ``spec.kl_top_k``."""
+    """Set up a reference's output head, or a policy's against ``spec.kl_reference``, for
+    ``spec.kl_top_k``."""
     head = model.hf.get_output_embeddings()
     if spec.kl_top_k is not None:
         head.top_k = spec.kl_top_k
@@ -78,7 +94,14 @@ def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
         model = load_causal_lm(
-            spec.path, spec.model, spec.device, spec.temperature, chunk, spec.packing, load_in_4bit, **settings
+            spec.path,
+            spec.model,
+            spec.device,
+            spec.temperature,
+            chunk,
+            spec.packing,
+            load_in_4bit,
+            **settings,
         )
         prepare_full_kl(model, spec)
     else:
@@ -120,7 +143,9 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if spec.packing:
         check_layers(spec.path, model.hf.config)
     tp_size = spec.parallel.ds_tensor_parallel_size
-    layout = ParallelLayout(dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size)
+    layout = ParallelLayout(
+        dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size
+    )
     if tp_size > 1:
         with attention_of_a_cpu(model.hf):
             of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0])
@@ -130,7 +155,13 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if spec.changes.use_liger_kernel:  # after all that runs on the CPU
         use_liger_kernels(model.hf)
     engine = DeepSpeedEngine(
-        model, spec.model.param_dtype, spec.deepspeed, spec.optim, spec.device, layout, spec.streamed
+        model,
+        spec.model.param_dtype,
+        spec.deepspeed,
+        spec.optim,
+        spec.device,
+        layout,
+        spec.streamed,
     )
     if tp_size > 1:
         with unsplit(model) if layout.sp_size > 1 else nullcontext():

@@ -1,4 +1,5 @@
-"""From flags to DeepSpeed's own settings: a pure function, so that what a flag turns on is tested as data."""
+"""From flags to DeepSpeed's own settings: a pure function, so that what a flag turns on is tested
+as data."""
 
 from __future__ import annotations
 
@@ -27,26 +28,30 @@ class EngineFacts:
     trained: bool
     max_norm: float = 0.0  # gradient norm that DeepSpeed clips to; 0: it does not clip
     low_masters: bool = False
-    """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in stages 1 to 3; in stage 0
-    it leaves parameters as they are when it is told of no type."""
+    """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in
+    stages 1 to 3; in stage 0 it leaves parameters as they are when it is told of no type."""
     tp_size: int = 1  # ranks that split each layer
     streamed: bool = False  # not trained, and its weights wait in host memory
 
 
 def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
-    """DeepSpeed's settings. Micro-batches are counted by the engine around it, so here there is one per step.
+    """DeepSpeed's settings. Micro-batches are counted by the engine around it, so here there is one
+    per step.
 
-    Raises UserError if --zpg does not divide the ranks, whose number only the cluster may have known.
-    """
+    Raises UserError if --zpg does not divide the ranks, whose number only the cluster may have
+    known."""
     if facts.trained and facts.ranks % flags.zpg:
-        raise UserError(f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide into such groups", "--zpg 1")
+        raise UserError(
+            f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide into such groups", "--zpg 1"
+        )
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": facts.max_norm,
         "steps_per_print": None,
-        # DeepSpeed knows optimizers by name, and wants its own Adam on a CPU, which each installation would have to
-        # compile; torch's fused one is as fast. The contract tests are ours.
+        # DeepSpeed knows optimizers by name, and wants its own Adam on a CPU, which each
+        # installation would have to compile; torch's fused one is as fast. The contract tests are
+        # ours.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(flags, facts),
@@ -59,23 +64,28 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
 def check_device(dtype: str, device: str) -> None:
     """Raises UserError if DeepSpeed does not train this type on this device."""
     if device == "cpu" and dtype == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
-        raise UserError("--param_dtype fp16: this CPU has no arithmetic in it", "--param_dtype bf16, or fp32")
+        raise UserError(
+            "--param_dtype fp16: this CPU has no arithmetic in it", "--param_dtype bf16, or fp32"
+        )
 
 
 def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
-    """Raises UserError for what --ds_config_overrides asks of a section of settings that has no such field. Imports
-    DeepSpeed, which takes seconds, if there is something to check."""
+    """Raises UserError for what --ds_config_overrides asks of a section of settings that has no
+    such field. Imports DeepSpeed, which takes seconds, if there is something to check."""
     if not flags.ds_config_overrides:
         return
     os.environ["DS_ACCELERATOR"] = device  # read when it is imported
     from deepspeed.runtime.config import DeepSpeedConfig
 
-    facts = EngineFacts(parameters=1, hidden_size=1, dtype=dtype, device=device, ranks=flags.zpg, trained=True)
+    facts = EngineFacts(
+        parameters=1, hidden_size=1, dtype=dtype, device=device, ranks=flags.zpg, trained=True
+    )
     try:
         DeepSpeedConfig(deepspeed_config(flags, facts))
     except (ValueError, AssertionError) as error:
         raise UserError(
-            f"--ds_config_overrides: DeepSpeed refuses it: {error}", "see deepspeed.ai/docs/config-json"
+            f"--ds_config_overrides: DeepSpeed refuses it: {error}",
+            "see deepspeed.ai/docs/config-json",
         ) from error
 
 
@@ -96,7 +106,9 @@ def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
         "reduce_bucket_size": min(REDUCE_BUCKET, facts.parameters),
         # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
         "stage3_param_persistence_threshold": 10 * facts.hidden_size,
-        "zero_hpz_partition_size": flags.zpg if facts.trained else 1,  # only a backward pass gathers from the copies
+        "zero_hpz_partition_size": (
+            flags.zpg if facts.trained else 1
+        ),  # only a backward pass gathers from the copies
     }
     if flags.overlap_comm is not None:
         settings["overlap_comm"] = flags.overlap_comm
@@ -115,10 +127,24 @@ def grad_accum_dtype(flags: DeepSpeedFlags, low_masters: bool) -> str:
 def _types(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
     """Of parameters, and of gradients while micro-batches are added up."""
     sharded = flags.zero_stage > 0
-    sums = {"data_types": {"grad_accum_dtype": grad_accum_dtype(flags, facts.low_masters)}} if sharded else {}
+    sums = (
+        {"data_types": {"grad_accum_dtype": grad_accum_dtype(flags, facts.low_masters)}}
+        if sharded
+        else {}
+    )
     if facts.low_masters:
-        names = ("enabled", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states")
+        names = (
+            "enabled",
+            "check_grad_overflow",
+            "bf16_master_weights_and_grads",
+            "bf16_optimizer_states",
+        )
         return {"bf16": dict.fromkeys(names, True), **sums} if sharded else {}
     if facts.dtype == "fp32":
         return {}
-    return {facts.dtype: {"enabled": True} | ({"check_grad_overflow": True} if facts.dtype == "bf16" else {}), **sums}
+    return {
+        facts.dtype: (
+            {"enabled": True} | ({"check_grad_overflow": True} if facts.dtype == "bf16" else {})
+        ),
+        **sums,
+    }

@@ -54,8 +54,8 @@ ADAPTER_FOLDER = "adapter"
 class DeepSpeedEngine:
     """Trains or, with ``optim`` None, only evaluates one model. Needs an initialised process group.
 
-    An engine that only evaluates uses DeepSpeed for nothing but splitting parameters (stage 3, tensor parallelism).
-    """
+    An engine that only evaluates uses DeepSpeed for nothing but splitting parameters (stage 3,
+    tensor parallelism)."""
 
     def __init__(
         self,
@@ -75,7 +75,9 @@ class DeepSpeedEngine:
         if optim is not None:
             self._start_training(flags, optim)
         elif self.stage == 3 or layout.tp_size > 1:
-            self._engine = _initialize(model, deepspeed_config(flags, replace(self._facts(), streamed=streamed)), None)
+            self._engine = _initialize(
+                model, deepspeed_config(flags, replace(self._facts(), streamed=streamed)), None
+            )
         else:
             self._engine = model.to(self.device)
         if optim is None:
@@ -89,17 +91,24 @@ class DeepSpeedEngine:
                 flags.gradient_checkpointing_num_layers,
                 flags.gradient_checkpointing_use_reentrant,
             )
-        # The base has no dropout; only checkpointing asks for this mode, and the dropout of adapters.
+        # The base has no dropout; only checkpointing asks for this mode, and the dropout of
+        # adapters.
         adapters = self.model.adapters
-        self._train_mode = flags.gradient_checkpointing or (adapters is not None and adapters.config.lora_dropout > 0)
+        self._train_mode = flags.gradient_checkpointing or (
+            adapters is not None and adapters.config.lora_dropout > 0
+        )
         self._inner = build_optimizer(self.model, optim)
         low_masters = optim.optimizer == "adamw_bf16"
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
         self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and self.layout.world_size == 1:
-            self._engine.enable_backward_allreduce = False  # it copies all gradients there and back, also for one rank
-        self._masters = Masters(self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself)
+            self._engine.enable_backward_allreduce = (
+                False  # it copies all gradients there and back, also for one rank
+            )
+        self._masters = Masters(
+            self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself
+        )
         self._masters.mend(grad_accum_dtype(flags, low_masters))
         self._scheduler = build_scheduler(self._inner, optim)
         if optim.average is not None:
@@ -109,13 +118,19 @@ class DeepSpeedEngine:
         hidden = self.model.hf.config.get_text_config().hidden_size
         count = sum(p.numel() for p in self.model.parameters())
         trained, ranks = self.optim is not None, self.layout.world_size
-        facts = EngineFacts(count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters)
+        facts = EngineFacts(
+            count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters
+        )
         return replace(facts, tp_size=self.layout.tp_size)
 
     # ---- taking turns on a device
 
     def park(self, *parts: SleepState) -> None:
-        trained = (self._inner, self._masters.tensors(), self._engine.optimizer) if self.optim is not None else ()
+        trained = (
+            (self._inner, self._masters.tensors(), self._engine.optimizer)
+            if self.optim is not None
+            else ()
+        )
         for part in parts:
             self.sleep.park(part, movable(part, self.model, *trained))
 
@@ -124,18 +139,28 @@ class DeepSpeedEngine:
 
     # ---- running the model
 
-    def forward(self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False) -> Tensor:
+    def forward(
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False
+    ) -> Tensor:
         return self.columns(batch, micro_batches, at_start=at_start)["column"]
 
     @needs("param")
     @torch.no_grad()
     def columns(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], *want: Want, at_start: bool = False
+        self,
+        batch: ExperienceBatch,
+        micro_batches: list[list[int]],
+        *want: Want,
+        at_start: bool = False,
     ) -> dict[str, Tensor]:
         self.model.eval()
         found: dict[str, Tensor] = {}
         for rows in micro_batches:
-            with self.model.adapters.at_start() if at_start and self.model.adapters else nullcontext():
+            with (
+                self.model.adapters.at_start()
+                if at_start and self.model.adapters
+                else nullcontext()
+            ):
                 column, more = self._run(batch.select(rows), *want)
             for name, result in ({"column": column.float()} | more).items():
                 if name not in found:
@@ -149,11 +174,15 @@ class DeepSpeedEngine:
         return found
 
     def column(self, *tokens: Tensor) -> Tensor:
-        """The model's column for right-padded token_ids and attention_mask (b, T), and maybe groups (b,); on the device."""
+        """The model's column for right-padded token_ids and attention_mask (b, T), and maybe groups
+        (b,); on the device."""
         return self._engine(*(column.to(self.device) for column in tokens))[0]
 
     def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens = [column.to(self.device) for column in (batch.token_ids, batch.attention_mask, batch.group_ids)]
+        tokens = [
+            column.to(self.device)
+            for column in (batch.token_ids, batch.attention_mask, batch.group_ids)
+        ]
         if not want:
             return self._engine(*tokens)
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []
@@ -161,10 +190,14 @@ class DeepSpeedEngine:
 
     @needs("param")
     @torch.no_grad()
-    def evaluate(self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf) -> dict[str, Metric]:
+    def evaluate(
+        self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
+    ) -> dict[str, Metric]:
         self.model.eval()
         micro_batches = [_to(batch.select(rows), self.device) for rows in plan.micro_batches]
-        return merge_all(loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches)
+        return merge_all(
+            loss_of(self._run, micro_batch, plan.counts)[1] for micro_batch in micro_batches
+        )
 
     @needs("param", "optim", "grad")
     def train_step(
@@ -196,7 +229,8 @@ class DeepSpeedEngine:
         return merge_all([*metrics, {"lr": Last(rate)}])
 
     def _apply_gradients(self) -> float:
-        """The optimizer step. Returns the gradient norm before clipping, inf or NaN if the step was skipped."""
+        """The optimizer step. Returns the gradient norm before clipping, inf or NaN if the step was
+        skipped."""
         assert self.optim is not None
         if self._clips_itself:
             norm = clip_and_measure(self.model, self.optim.max_norm)
@@ -207,7 +241,11 @@ class DeepSpeedEngine:
             return norm
         scale = self._masters.missing_loss_scale()
         self._engine.step()
-        return float(self._engine.get_global_grad_norm()) / scale if self._engine.was_step_applied() else math.inf
+        return (
+            float(self._engine.get_global_grad_norm()) / scale
+            if self._engine.was_step_applied()
+            else math.inf
+        )
 
     # ---- weights
 
@@ -216,7 +254,11 @@ class DeepSpeedEngine:
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
         entries = []
-        own = {name for named in (self.model.named_parameters, self.model.named_buffers) for name, _ in named()}
+        own = {
+            name
+            for named in (self.model.named_parameters, self.model.named_buffers)
+            for name, _ in named()
+        }
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if name in own and id(tensor) not in seen:  # what else 4-bit weights bring is no weight
                 seen.add(id(tensor))  # a tied head is the embedding again
@@ -228,7 +270,9 @@ class DeepSpeedEngine:
         """Parameters as they are on one rank alone, 4-bit ones unpacked; copies in stage 3."""
         with self._gathered(list(named.values())):
             named = {name: undivided_weight(t) for name, t in named.items()}
-            return {name: whole(t).clone() if self.stage == 3 else whole(t) for name, t in named.items()}
+            return {
+                name: whole(t).clone() if self.stage == 3 else whole(t) for name, t in named.items()
+            }
 
     def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager:
         if self.stage < 3:
@@ -242,7 +286,11 @@ class DeepSpeedEngine:
         shares = [getattr(p, "ds_tensor", p) for _, p in named]
         bad = torch.stack([~torch.isfinite(share).all().to(self.device) for share in shares]).int()
         dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-        return [name.removeprefix("hf.") for (name, _), found in zip(named, bad.tolist(), strict=True) if found]
+        return [
+            name.removeprefix("hf.")
+            for (name, _), found in zip(named, bad.tolist(), strict=True)
+            if found
+        ]
 
     def parameter_count(self) -> int:
         sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in self.model.parameters())
@@ -254,9 +302,14 @@ class DeepSpeedEngine:
             weights = {}
             for name, tensor in self.named_weights():
                 if self.layout.rank == 0:
-                    weights[name] = tensor.to("cpu", copy=True)  # parameters are views of one buffer in stages 1 and 2
+                    weights[name] = tensor.to(
+                        "cpu", copy=True
+                    )  # parameters are views of one buffer in stages 1 and 2
             if self.layout.rank == 0:
-                fields = {"architectures": [self.model.architecture], "dtype": str(DTYPES[self.dtype])[6:]}
+                fields = {
+                    "architectures": [self.model.architecture],
+                    "dtype": str(DTYPES[self.dtype])[6:],
+                }
                 write_model(directory, self.model.hf, weights, fields | dict(config_fields or {}))
             if self.model.adapters:
                 self._export_adapters(directory / ADAPTER_FOLDER)
@@ -264,7 +317,8 @@ class DeepSpeedEngine:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The moving average in the place of the weights, where there is one; then the weights again."""
+        """The moving average in the place of the weights, where there is one; then the weights
+        again."""
         if self._average is None:
             yield
             return
@@ -278,7 +332,11 @@ class DeepSpeedEngine:
     @needs("param")
     @torch.no_grad()
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        parts = {name: p for name, p in self.model.named_parameters() if p.requires_grad or of_adapter(name)}
+        parts = {
+            name: p
+            for name, p in self.model.named_parameters()
+            if p.requires_grad or of_adapter(name)
+        }
         yield from self.model.to_adapter(self._full(parts)).items()
 
     def adapter_config(self) -> dict[str, Any]:
@@ -300,7 +358,10 @@ class DeepSpeedEngine:
         tensors |= self._average.named() if self._average else {}
         values |= self._shape()
         if parts.optimizer:
-            values |= {"scheduler": self._scheduler.state_dict(), "loss_scaler": self._masters.loss_scale()}
+            values |= {
+                "scheduler": self._scheduler.state_dict(),
+                "loss_scaler": self._masters.loss_scale(),
+            }
         write_rank_state(directory, self.layout.rank, tensors, values)
         dist.barrier()
 
@@ -309,13 +370,17 @@ class DeepSpeedEngine:
         tensors, values = read_rank_state(directory, self.layout.rank, self._shape(), parts)
         if parts.random:
             restore_random_state(self.device, tensors, values)
-        restore_optimizer_tensors(self._inner, self._masters.tensors(), tensors, state=parts.optimizer)
+        restore_optimizer_tensors(
+            self._inner, self._masters.tensors(), tensors, state=parts.optimizer
+        )
         self._masters.refresh()
         if self._average:
             self._average.load(tensors)
         if parts.optimizer:
             self._scheduler.load_state_dict(values["scheduler"])
-            for group, rate in zip(self._inner.param_groups, self._scheduler.get_last_lr(), strict=True):
+            for group, rate in zip(
+                self._inner.param_groups, self._scheduler.get_last_lr(), strict=True
+            ):
                 group["lr"] = rate
             self._masters.set_loss_scale(values["loss_scaler"])
         dist.barrier()
@@ -333,11 +398,13 @@ class DeepSpeedEngine:
 
 
 def _deepspeed() -> ModuleType:
-    """Imported on first use: DeepSpeed looks for its accelerator while it is imported, so ``init_distributed`` has
-    to speak first, and a process that only names this class need not load it."""
+    """Imported on first use: DeepSpeed looks for its accelerator while it is imported, so
+    ``init_distributed`` has to speak first, and a process that only names this class need not load
+    it."""
     import deepspeed
 
-    # Its shared-memory op would be compiled by every new installation, for inference collectives alone.
+    # Its shared-memory op would be compiled by every new installation, for inference collectives
+    # alone.
     deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
     warnings.filterwarnings(
         "ignore", r".*(all_gather_into_tensor|reduce_scatter_tensor).* is deprecated", FutureWarning
@@ -345,19 +412,23 @@ def _deepspeed() -> ModuleType:
     return deepspeed
 
 
-def _initialize(model: CausalLM | ScalarModel, config: dict[str, Any], optimizer: Optimizer | None) -> Any:
+def _initialize(
+    model: CausalLM | ScalarModel, config: dict[str, Any], optimizer: Optimizer | None
+) -> Any:
     with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
         engine, *_ = _deepspeed().initialize(model=model, optimizer=optimizer, config=config)
     return engine
 
 
 def _layer_of(name: str) -> str:
-    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers is its own, with its
-    adapter."""
+    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers
+    is its own, with its adapter."""
     found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else re.split(r"\.(base_layer|lora_[AB])\.", name)[0]
 
 
 def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:
     columns = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    return batch.replace(**{name: c.to(device) for name, c in columns.items() if isinstance(c, Tensor)})
+    return batch.replace(
+        **{name: c.to(device) for name, c in columns.items() if isinstance(c, Tensor)}
+    )

@@ -13,9 +13,11 @@ from transformers import PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 
-def write_model(directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]) -> None:
-    """``weights`` by the names of a checkpoint, with the config and the code of ``hf``; ``fields`` are added to
-    config.json. No tokenizer."""
+def write_model(
+    directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]
+) -> None:
+    """``weights`` by the names of a checkpoint, with the config and the code of ``hf``; ``fields``
+    are added to config.json. No tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     config = copy(hf.config)
     config.update(dict(fields))

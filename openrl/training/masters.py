@@ -1,9 +1,8 @@
 """What one rank's optimizer steps on below DeepSpeed, and the loss scale beside it.
 
-Four kinds of DeepSpeed optimizer pass for one here: a plain one on the parameters themselves (stage 0, fp32 or
-adamw_bf16), fp32 masters beside the parameters (stage 0, bf16 and fp16), flat shards (stages 1 and 2) and sharded
-parameters (stage 3).
-"""
+Four kinds of DeepSpeed optimizer pass for one here: a plain one on the parameters themselves (stage
+0, fp32 or adamw_bf16), fp32 masters beside the parameters (stage 0, bf16 and fp16), flat shards
+(stages 1 and 2) and sharded parameters (stage 3)."""
 
 from __future__ import annotations
 
@@ -19,17 +18,21 @@ from openrl.models.causal_lm import DTYPES
 
 
 class Masters:
-    """The masters of ``inner`` below DeepSpeed's ``optimizer``; ``plain``: they are the parameters themselves."""
+    """The masters of ``inner`` below DeepSpeed's ``optimizer``; ``plain``: they are the parameters
+    themselves."""
 
-    def __init__(self, optimizer: Any, inner: Optimizer, stage: int, dtype: str, plain: bool) -> None:
+    def __init__(
+        self, optimizer: Any, inner: Optimizer, stage: int, dtype: str, plain: bool
+    ) -> None:
         self._optimizer, self._inner = optimizer, inner
         self._stage, self._dtype, self._plain = stage, dtype, plain
 
     @torch.no_grad()
     def mend(self, grad_dtype: str) -> None:
-        """Two things that DeepSpeed does in stage 0 below fp32, and in no other: it adds micro-batches up in the type
-        of the parameters, and it makes the optimizer's state by a step with zero gradients, which decays the weights
-        once and leaves Adam's bias correction one step ahead."""
+        """Two things that DeepSpeed does in stage 0 below fp32, and in no other: it adds
+        micro-batches up in the type of the parameters, and it makes the optimizer's state by a step
+        with zero gradients, which decays the weights once and leaves Adam's bias correction one
+        step ahead."""
         if self._stage > 0 or self._plain:
             return
         self._inner.state.clear()
@@ -58,7 +61,8 @@ class Masters:
             persistent = optimizer.persistent_parameters
             if persistent:
                 persistent[0].partition(persistent)
-            optimizer.invalidate_secondary_tensor()  # the copies of --zpg, which partitioning has made of old values
+            # the copies of --zpg, which partitioning has made of old values
+            optimizer.invalidate_secondary_tensor()
             for i in range(len(optimizer.fp16_groups)):
                 optimizer._reassign_or_swap_out_partitioned_parameters(i)
             if persistent:
@@ -71,18 +75,25 @@ class Masters:
 
     def _pairs(self) -> Iterable[tuple[Any, Tensor]]:
         """Of parameters and masters in stage 0."""
-        for parameters, masters in zip(self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True):
+        for parameters, masters in zip(
+            self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True
+        ):
             yield from zip(parameters, masters, strict=True)
 
     # ---- the loss scale of fp16
 
     def missing_loss_scale(self) -> float:
-        """DeepSpeed scales fp16 losses itself, except in stage 0, where it only undoes the scale."""
+        """DeepSpeed scales fp16 losses itself, except in stage 0, where it only undoes the
+        scale."""
         return self._optimizer.loss_scale if self._stage == 0 and self._dtype == "fp16" else 1.0
 
     def loss_scale(self) -> dict[str, Any]:
         """The state of the dynamic scale, as JSON; empty where there is no scaling."""
-        return {name: value for name, value in vars(self._scaler()).items() if isinstance(value, (bool, int, float))}
+        return {
+            name: value
+            for name, value in vars(self._scaler()).items()
+            if isinstance(value, (bool, int, float))
+        }
 
     def set_loss_scale(self, state: dict[str, Any]) -> None:
         """The inverse of ``loss_scale``."""

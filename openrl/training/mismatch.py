@@ -1,4 +1,5 @@
-"""Engine against trainer as metrics: measured in parts, merged over micro-batches and ranks, then shown."""
+"""Engine against trainer as metrics: measured in parts, merged over micro-batches and ranks, then
+shown."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ LEADING = ("logprob_gap", "logprob_gap_max")  # shown among the actor's figures
 
 
 def compare(logprobs: Tensor, batch: ExperienceBatch) -> dict[str, Metric]:
-    """Mergeable totals over the sampled tokens; ``logprobs`` (b, T) are of the weights that sampled, by the trainer."""
+    """Mergeable totals over the sampled tokens; ``logprobs`` (b, T) are of the weights that
+    sampled, by the trainer."""
     totals = mismatch_totals(logprobs, batch.rollout_logprobs, batch.loss_mask)
     found: dict[str, Metric] = {PREFIX + name: Mean(*total) for name, total in totals.sums.items()}
     return found | {PREFIX + name: Max(value) for name, value in totals.maxima.items()}
@@ -29,9 +31,16 @@ def split(metrics: Mapping[str, Metric]) -> tuple[dict[str, Metric], dict[str, M
 
 def shown(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
     """The figures of a run, from merged totals; none without a sampled token."""
-    means = {name.removeprefix(PREFIX): m.value for name, m in metrics.items() if name.startswith(PREFIX)}
+    means = {
+        name.removeprefix(PREFIX): m.value for name, m in metrics.items() if name.startswith(PREFIX)
+    }
     known = {name: value for name, value in means.items() if value is not None}
     if not known:
         return {}
-    figures = mismatch_metrics(known) | {name: known[name] for name in known if name.endswith("_max")}
-    return {("actor/" if name in LEADING else PREFIX) + name: Last(value) for name, value in figures.items()}
+    figures = mismatch_metrics(known) | {
+        name: known[name] for name in known if name.endswith("_max")
+    }
+    return {
+        ("actor/" if name in LEADING else PREFIX) + name: Last(value)
+        for name, value in figures.items()
+    }

@@ -9,10 +9,11 @@ from torch import Tensor
 
 
 class MovingAverage:
-    """Of one rank's masters, in fp32: ``average = beta * average + (1 - beta) * master`` after each optimizer step.
+    """Of one rank's masters, in fp32: ``average = beta * average + (1 - beta) * master`` after each
+    optimizer step.
 
-    It starts as the masters themselves. Shards of ZeRO are averaged where they are, so ranks say nothing to each other.
-    """
+    It starts as the masters themselves. Shards of ZeRO are averaged where they are, so ranks say
+    nothing to each other."""
 
     def __init__(self, masters: Iterable[Tensor], beta: float) -> None:
         self.beta = beta

@@ -1,4 +1,5 @@
-"""Optimizers by name, with decay on matrices only, and the learning-rate schedules of transformers by name."""
+"""Optimizers by name, with decay on matrices only, and the learning-rate schedules of transformers
+by name."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from openrl.training.bf16_adamw import BF16AdamW
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """How one role is optimised. ``total_steps`` counts optimizer steps, where the schedule ends."""
+    """How one role is optimised. ``total_steps`` counts optimizer steps, where the schedule
+    ends."""
 
     learning_rate: float
     scheduler: str
@@ -31,16 +33,26 @@ class OptimSpec:
     max_norm: float
     total_steps: int
     optimizer: OptimizerName = "adamw"
-    average: float | None = None  # weight of the old in a moving average of the weights, which is then what is exported
+    average: float | None = (
+        None  # weight of the old in a moving average of the weights, which is then what is exported
+    )
 
     @classmethod
     def from_flags(
-        cls, rate: LearningRateFlags, optim: OptimizerFlags, total_steps: int, average: float | None = None
+        cls,
+        rate: LearningRateFlags,
+        optim: OptimizerFlags,
+        total_steps: int,
+        average: float | None = None,
     ) -> OptimSpec:
         return cls(
             rate.learning_rate,
             optim.lr_scheduler,
-            math.ceil(optim.lr_warmup_ratio * total_steps) if optim.lr_warmup_steps is None else optim.lr_warmup_steps,
+            (
+                math.ceil(optim.lr_warmup_ratio * total_steps)
+                if optim.lr_warmup_steps is None
+                else optim.lr_warmup_steps
+            ),
             optim.min_lr_ratio,
             optim.l2,
             optim.adam_betas,
@@ -54,10 +66,12 @@ class OptimSpec:
 def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
     """The optimizer ``spec.optimizer`` over the trainable parameters.
 
-    Weight decay acts on matrices; biases, norms and other vectors are left out, as in the GPT-3 recipe.
-    """
+    Weight decay acts on matrices; biases, norms and other vectors are left out, as in the GPT-3
+    recipe."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    for_muon = {id(p) for name, p in named if spec.optimizer == "muon" and p.dim() == 2 and in_a_layer(name)}
+    for_muon = {
+        id(p) for name, p in named if spec.optimizer == "muon" and p.dim() == 2 and in_a_layer(name)
+    }
     trainable = [p for _, p in named if id(p) not in for_muon]
     groups: list[dict[str, Any]] = [
         {"params": [p for p in trainable if p.dim() > 1], "weight_decay": spec.weight_decay},
@@ -82,21 +96,25 @@ def _adamw(groups: list[dict[str, Any]], spec: OptimSpec) -> AdamW:
 
 
 def in_a_layer(name: str) -> bool:
-    """Whether a parameter belongs to a numbered layer: not embeddings, output head or value head."""
+    """Whether a parameter belongs to a numbered layer: not embeddings, output head or value
+    head."""
     return re.search(r"(^|\.)\d+\.", name) is not None
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon for the matrices of layers, AdamW for the rest, at one learning rate: Muon's updates get the root mean
-    square of AdamW's (https://arxiv.org/abs/2502.16982 section 2.2).
+    """Muon for the matrices of layers, AdamW for the rest, at one learning rate: Muon's updates get
+    the root mean square of AdamW's (https://arxiv.org/abs/2502.16982 section 2.2).
 
-    Its parts work on its own groups and state, so whoever swaps parameters in the groups (mixed precision does)
-    reaches them.
-    """
+    Its parts work on its own groups and state, so whoever swaps parameters in the groups (mixed
+    precision does) reaches them."""
 
-    def __init__(self, matrices: list[nn.Parameter], rest: list[dict[str, Any]], spec: OptimSpec) -> None:
+    def __init__(
+        self, matrices: list[nn.Parameter], rest: list[dict[str, Any]], spec: OptimSpec
+    ) -> None:
         rate, decay = spec.learning_rate, spec.weight_decay
-        muon = Muon(matrices, lr=rate, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        muon = Muon(
+            matrices, lr=rate, weight_decay=decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        )
         self._parts: list[Optimizer] = [muon, *([_adamw(rest, spec)] if rest else [])]
         super().__init__([group for part in self._parts for group in part.param_groups], {})
         for part in self._parts:
@@ -132,5 +150,7 @@ def clip_and_measure(model: nn.Module, max_norm: float) -> float:
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
     if max_norm > 0 and bool(torch.isfinite(norm)):
-        nn.utils.clip_grads_with_norm_([p for p in model.parameters() if p.grad is not None], max_norm, norm)
+        nn.utils.clip_grads_with_norm_(
+            [p for p in model.parameters() if p.grad is not None], max_norm, norm
+        )
     return float(norm)

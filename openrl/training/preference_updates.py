@@ -1,7 +1,8 @@
-"""The losses of one optimizer step on answers that were compared or rated, as ``updates.py`` has those on tokens.
+"""The losses of one optimizer step on answers that were compared or rated, as ``updates.py`` has
+those on tokens.
 
-Denominators are ``StepCounts.sequences``: pairs where rows come in pairs (``batching.plan_pairs``), else rated answers.
-"""
+Denominators are ``StepCounts.sequences``: pairs where rows come in pairs (``batching.plan_pairs``),
+else rated answers."""
 
 from __future__ import annotations
 
@@ -22,10 +23,11 @@ from openrl.types import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCou
 
 @dataclass(frozen=True)
 class PreferenceUpdate:
-    """A loss of the registry of preference losses + nll_coef * the chosen answers' mean negative log-likelihood.
+    """A loss of the registry of preference losses + nll_coef * the chosen answers' mean negative
+    log-likelihood.
 
-    The mean is over the tokens of an answer first, then over answers, as each pair counts once in the loss.
-    """
+    The mean is over the tokens of an answer first, then over answers, as each pair counts once in
+    the loss."""
 
     loss: str  # name in the registry
     options: Any  # that loss's options
@@ -40,7 +42,9 @@ class PreferenceUpdate:
         answers = AnswerInputs(
             logprobs=answer_logprobs(logprobs, batch.loss_mask),
             mean_logprobs=answer_logprobs(logprobs, batch.loss_mask, mean=True),
-            ref_logprobs=torch.zeros_like(batch.rewards) if batch.ref_answers is None else batch.ref_answers,
+            ref_logprobs=(
+                torch.zeros_like(batch.rewards) if batch.ref_answers is None else batch.ref_answers
+            ),
             passed=batch.passed,
             beta=self.beta,
             kl=batch.kl,
@@ -50,7 +54,9 @@ class PreferenceUpdate:
         paired = "ratings" not in entry.needs
         members = split_pairs(batch.members)[0] if paired else batch.members
         loss = mean_over_step(result.losses, members, counts)
-        metrics = _mean("loss", result.losses, members) | _reward_metrics(result.rewards, batch, paired)
+        metrics = _mean("loss", result.losses, members) | _reward_metrics(
+            result.rewards, batch, paired
+        )
         if self.nll_coef:
             nll = -split_pairs(answers.mean_logprobs)[0]
             loss = loss + self.nll_coef * mean_over_step(nll, members, counts)
@@ -78,13 +84,15 @@ class PairRewardUpdate:
 
 
 def mean_over_step(values: Tensor, members: Tensor, counts: StepCounts) -> Tensor:
-    """This micro-batch's share of the mean of ``values`` (n,) over the whole step; dummies are no ``members``."""
+    """This micro-batch's share of the mean of ``values`` (n,) over the whole step; dummies are no
+    ``members``."""
     return step_loss(values[:, None], members[:, None], counts, "seq-mean-token-sum")
 
 
 @torch.no_grad()
 def _reward_metrics(rewards: Tensor, batch: PreferenceBatch, paired: bool) -> dict[str, Metric]:
-    """Rewards (b,) of better and worse answers and, of pairs, how often and by how much the better one leads."""
+    """Rewards (b,) of better and worse answers and, of pairs, how often and by how much the better
+    one leads."""
     better = _mean("rewards/chosen", rewards, batch.members & (batch.passed == 1))
     metrics = better | _mean("rewards/rejected", rewards, batch.members & (batch.passed == 0))
     if paired:

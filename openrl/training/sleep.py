@@ -1,9 +1,9 @@
 """What of a model leaves its device while other roles use it, and how it comes back bit for bit.
 
-Memory moves by storage, not by tensor: DeepSpeed keeps many views of a few flat buffers (parameters, masters, shards),
-and all of them stay valid while the storage below them is empty. So this works for every ZeRO stage and optimizer.
-DeepSpeed's own ``offload_states`` does not: it has nothing in stage 0 and wants its own Adam in stage 3.
-"""
+Memory moves by storage, not by tensor: DeepSpeed keeps many views of a few flat buffers
+(parameters, masters, shards), and all of them stay valid while the storage below them is empty. So
+this works for every ZeRO stage and optimizer. DeepSpeed's own ``offload_states`` does not: it has
+nothing in stage 0 and wants its own Adam in stage 3."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from torch.optim import Optimizer
 
 from openrl.config.rollout import SleepState
 
-PIECE = 256 * 2**20  # bytes; torch rounds pinned blocks up to powers of two, so large ones would waste host memory
+PIECE = (
+    256 * 2**20
+)  # bytes; torch rounds pinned blocks up to powers of two, so large ones would waste host memory
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def needs(*parts: str) -> Callable[[Method], Method]:
-    """A method of an engine (with a ``sleep``) that raises RuntimeError while one of these parts is asleep."""
+    """A method of an engine (with a ``sleep``) that raises RuntimeError while one of these parts is
+    asleep."""
 
     def decorate(method: Method) -> Method:
         @wraps(method)
@@ -40,14 +43,16 @@ def needs(*parts: str) -> Callable[[Method], Method]:
 
 
 def parameter_tensors(model: nn.Module) -> list[Tensor]:
-    """What --deepspeed_sleep_states calls param: parameters, in ZeRO 3 this rank's shards of them, and --zpg's copies."""
+    """What --deepspeed_sleep_states calls param: parameters, in ZeRO 3 this rank's shards of them,
+    and --zpg's copies."""
     names = ("data", "ds_tensor", "ds_secondary_tensor")
     found = (getattr(p, name, None) for p in model.parameters() for name in names)
     return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
 def gradient_tensors(parameters: Iterable[Tensor], optimizer: Any) -> list[Tensor]:
-    """What gradients are written to, as far as it outlives a step: stage 1 keeps tensors, stage 3 flat buffers."""
+    """What gradients are written to, as far as it outlives a step: stage 1 keeps tensors, stage 3
+    flat buffers."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
     flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
@@ -70,7 +75,8 @@ def movable(
     masters: Sequence[Tensor] = (),
     optimizer: Any = None,
 ) -> Movable:
-    """Of a model that is trained: by ``inner``, which steps on ``masters``, below DeepSpeed's ``optimizer``."""
+    """Of a model that is trained: by ``inner``, which steps on ``masters``, below DeepSpeed's
+    ``optimizer``."""
     parameters = parameter_tensors(model)
     if part == "param":
         return Movable(parameters)
@@ -97,7 +103,9 @@ class InHostMemory:
 
     def put(self, data: Tensor) -> None:
         for piece in data.split(PIECE):
-            self._pieces.append(torch.empty(len(piece), dtype=torch.uint8, pin_memory=True).copy_(piece))
+            self._pieces.append(
+                torch.empty(len(piece), dtype=torch.uint8, pin_memory=True).copy_(piece)
+            )
 
     def restore(self, data: Tensor) -> None:
         for piece in data.split(PIECE):
@@ -105,7 +113,8 @@ class InHostMemory:
 
 
 class InFile:
-    """Of a CPU: a file without a name under $TMPDIR, which ends with the process whatever happens."""
+    """Of a CPU: a file without a name under $TMPDIR, which ends with the process whatever
+    happens."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="openrl_sleep_")  # noqa: SIM115
@@ -123,12 +132,14 @@ class InFile:
 
 
 def _buffer(data: Tensor) -> ctypes.Array:
-    """Bytes of a CPU as files take them. ``data.numpy()`` would do, but from then on torch refuses to free them."""
+    """Bytes of a CPU as files take them. ``data.numpy()`` would do, but from then on torch refuses
+    to free them."""
     return (ctypes.c_char * len(data)).from_address(data.data_ptr())
 
 
 class Dropped:
-    """Of gradients: nothing. Between two steps they have been used; their buffers come back as zeros."""
+    """Of gradients: nothing. Between two steps they have been used; their buffers come back as
+    zeros."""
 
     def put(self, data: Tensor) -> None: ...
 
@@ -143,7 +154,8 @@ class _Parked:
 
 
 class Sleep:
-    """The parts of one engine that are asleep. ``park`` empties their storages, ``wake`` fills them again."""
+    """The parts of one engine that are asleep. ``park`` empties their storages, ``wake`` fills them
+    again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -152,19 +164,31 @@ class Sleep:
     def require(self, what: str, parts: Iterable[str]) -> None:
         """Raises RuntimeError if one of ``parts`` is asleep: its tensors have no memory."""
         if asleep := [part for part in parts if part in self._parked]:
-            raise RuntimeError(f"{what} needs {' and '.join(asleep)} of this model, asleep now: wake it first")
+            raise RuntimeError(
+                f"{what} needs {' and '.join(asleep)} of this model, asleep now: wake it first"
+            )
 
     def park(self, part: str, what: Movable) -> None:
         """Free the memory of a part on the device.
 
-        What lies elsewhere (offloaded already) or in memory that is not torch's own (a mapped file) stays.
-        """
+        What lies elsewhere (offloaded already) or in memory that is not torch's own (a mapped file)
+        stays."""
         self.require("park", [part])
         spared = {t.untyped_storage().data_ptr() for t in what.spared}
         storages = [t.untyped_storage() for t in what.tensors if t.device.type == self._device.type]
         found = {storage.data_ptr(): storage for storage in storages}
-        chosen = [s for address, s in found.items() if address not in spared and s.nbytes() and s.resizable()]
-        kept: Kept = Dropped() if what.dropped else InHostMemory() if self._device.type == "cuda" else InFile()
+        chosen = [
+            s
+            for address, s in found.items()
+            if address not in spared and s.nbytes() and s.resizable()
+        ]
+        kept: Kept = (
+            Dropped()
+            if what.dropped
+            else InHostMemory()
+            if self._device.type == "cuda"
+            else InFile()
+        )
         for storage in chosen:
             kept.put(_bytes(storage))
         self._parked[part] = _Parked([(storage, storage.nbytes()) for storage in chosen], kept)
@@ -173,7 +197,8 @@ class Sleep:
         _give_back(self._device)
 
     def wake(self, *parts: str) -> None:
-        """Raises RuntimeError if a part is awake, or if there is no room for it; then it is still asleep."""
+        """Raises RuntimeError if a part is awake, or if there is no room for it; then it is still
+        asleep."""
         for part in parts:
             if part not in self._parked:
                 raise RuntimeError(f"{part} of this model is awake already")
@@ -186,7 +211,8 @@ class Sleep:
 
 
 def _give_back(device: torch.device) -> None:
-    """Freed memory goes from the allocator to the system. glibc keeps holes between what is in use unless it is asked."""
+    """Freed memory goes from the allocator to the system. glibc keeps holes between what is in use
+    unless it is asked."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):

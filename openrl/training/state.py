@@ -1,4 +1,5 @@
-"""What one rank must keep to go on bit for bit, as two files: tensors in safetensors, the rest in JSON."""
+"""What one rank must keep to go on bit for bit, as two files: tensors in safetensors, the rest in
+JSON."""
 
 from __future__ import annotations
 
@@ -28,22 +29,29 @@ class StateParts:
 WHOLE = StateParts()
 
 
-def write_rank_state(directory: Path, rank: int, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+def write_rank_state(
+    directory: Path, rank: int, tensors: dict[str, Tensor], values: dict[str, Any]
+) -> None:
     """``rank_00000.safetensors`` and ``rank_00000.json``."""
     directory.mkdir(parents=True, exist_ok=True)
     stem = directory / f"rank_{rank:05d}"
-    save_file({name: t.detach().contiguous().cpu() for name, t in tensors.items()}, stem.with_suffix(".safetensors"))
+    save_file(
+        {name: t.detach().contiguous().cpu() for name, t in tensors.items()},
+        stem.with_suffix(".safetensors"),
+    )
     stem.with_suffix(".json").write_text(json.dumps(values))
 
 
 def read_rank_state(
     directory: Path, rank: int, expected: dict[str, Any], parts: StateParts = WHOLE
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, values). Raises UserError if the files are missing, one of ``expected`` was saved differently, or one of
-    ``parts`` was not saved."""
+    """(tensors, values). Raises UserError if the files are missing, one of ``expected`` was saved
+    differently, or one of ``parts`` was not saved."""
     stem = directory / f"rank_{rank:05d}"
     if not stem.with_suffix(".json").exists():
-        raise UserError(f"{directory} holds no state of rank {rank}", "resume with as many ranks as the run had")
+        raise UserError(
+            f"{directory} holds no state of rank {rank}", "resume with as many ranks as the run had"
+        )
     values = json.loads(stem.with_suffix(".json").read_text())
     for name, now in expected.items():
         if values[name] != now:
@@ -51,18 +59,28 @@ def read_rank_state(
                 f"{directory} was saved with {name} {values[name]}, this run has {now}",
                 f"resume with {name} {values[name]}, or start fresh from an exported model",
             )
-    for wanted, witness, flag in ((parts.optimizer, "scheduler", "optim"), (parts.random, "python", "rng")):
+    for wanted, witness, flag in (
+        (parts.optimizer, "scheduler", "optim"),
+        (parts.random, "python", "rng"),
+    ):
         if wanted and witness not in values:
-            raise UserError(f"{directory} was saved with --no_save_{flag}", f"resume with --no_load_{flag}")
+            raise UserError(
+                f"{directory} was saved with --no_save_{flag}", f"resume with --no_load_{flag}"
+            )
     return load_file(stem.with_suffix(".safetensors")), values
 
 
-def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], state: bool = True) -> dict[str, Tensor]:
-    """The masters and, with ``state``, that of their optimizer, by position; whole numbers as int64 scalars."""
+def optimizer_tensors(
+    optimizer: Optimizer, masters: list[Tensor], state: bool = True
+) -> dict[str, Tensor]:
+    """The masters and, with ``state``, that of their optimizer, by position; whole numbers as int64
+    scalars."""
     named = {f"master.{i}": master for i, master in enumerate(masters)}
     for i, master in enumerate(masters if state else []):
         for key, value in optimizer.state.get(master, {}).items():
-            shared = key.startswith("qmap")  # the code book of 8-bit moments is one tensor, which a file must not share
+            shared = key.startswith(
+                "qmap"
+            )  # the code book of 8-bit moments is one tensor, which a file must not share
             named[f"{key}.{i}"] = value.clone() if shared else torch.as_tensor(value)
     return named
 
@@ -70,7 +88,8 @@ def optimizer_tensors(optimizer: Optimizer, masters: list[Tensor], state: bool =
 def restore_optimizer_tensors(
     optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool = True
 ) -> None:
-    """The inverse of ``optimizer_tensors``, among other tensors; state that was not there then is not there now."""
+    """The inverse of ``optimizer_tensors``, among other tensors; state that was not there then is
+    not there now."""
     with torch.no_grad():
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])
@@ -90,10 +109,15 @@ def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any
         tensors["rng.cuda"] = torch.cuda.get_rng_state(device)
     version, words, gauss = random.getstate()
     kind, keys, *rest = np.random.get_state()
-    return tensors, {"python": [version, list(words), gauss], "numpy": [kind, [int(k) for k in keys], *rest]}
+    return tensors, {
+        "python": [version, list(words), gauss],
+        "numpy": [kind, [int(k) for k in keys], *rest],
+    }
 
 
-def restore_random_state(device: torch.device, tensors: dict[str, Tensor], values: dict[str, Any]) -> None:
+def restore_random_state(
+    device: torch.device, tensors: dict[str, Tensor], values: dict[str, Any]
+) -> None:
     torch.set_rng_state(tensors["rng.torch"])
     if device.type == "cuda":
         torch.cuda.set_rng_state(tensors["rng.cuda"], device)

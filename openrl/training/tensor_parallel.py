@@ -1,9 +1,8 @@
 """Layers split over ranks by DeepSpeed's AutoTP: what is split, and weights that are whole again.
 
-A linear layer of transformers' tensor-parallel plan keeps its parameter, of which each rank holds some rows (column
-parallel) or some columns (row parallel). Embeddings, norms and heads are on every rank. DeepSpeed hangs a function on a
-parameter of a split layer that gathers it.
-"""
+A linear layer of transformers' tensor-parallel plan keeps its parameter, of which each rank holds
+some rows (column parallel) or some columns (row parallel). Embeddings, norms and heads are on every
+rank. DeepSpeed hangs a function on a parameter of a split layer that gathers it."""
 
 from __future__ import annotations
 
@@ -23,14 +22,18 @@ STYLES = {
 
 def is_split(parameter: Tensor) -> bool:
     """Whether each rank holds a part."""
-    return getattr(parameter, "tensor_model_parallel", False) and hasattr(parameter, "gather_params")
+    return getattr(parameter, "tensor_model_parallel", False) and hasattr(
+        parameter, "gather_params"
+    )
 
 
 def undivided_weight(parameter: Tensor) -> Tensor:
     """The whole parameter, a copy where it is split. Collective."""
     if not is_split(parameter):
         return parameter
-    gathered = parameter.detach()  # DeepSpeed puts the whole in its place, and the parameter keeps its part
+    gathered = (
+        parameter.detach()
+    )  # DeepSpeed puts the whole in its place, and the parameter keeps its part
     parameter.gather_params([gathered])  # type: ignore[attr-defined]
     return gathered
 
@@ -43,7 +46,9 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
     plan = getattr(text, "base_model_tp_plan", None) or {}
     if not plan or (unknown := set(plan.values()) - STYLES):
         why = (
-            f"its plan for tensor parallelism has {', '.join(sorted(unknown))}" if plan else "transformers has no plan"
+            f"its plan for tensor parallelism has {', '.join(sorted(unknown))}"
+            if plan
+            else "transformers has no plan"
         )
         raise _unsplittable(path, size, why)
     heads = text.num_attention_heads
@@ -52,13 +57,15 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
         if count % size:
             fitting = next(n for n in range(size, 0, -1) if math.gcd(heads, kv_heads) % n == 0)
             raise UserError(
-                f"--ds_tensor_parallel_size {size}: {count} {name} heads of {path} do not divide among {size} ranks",
+                f"--ds_tensor_parallel_size {size}: {count} {name} heads of {path} do not divide"
+                f" among {size} ranks",
                 f"--ds_tensor_parallel_size {fitting}",
             )
 
 
 def check_sum(path: str, size: int, found: Tensor, expected: Tensor) -> None:
-    """Raises UserError if a model whose layers are split, and before, gave different results of ``probe``."""
+    """Raises UserError if a model whose layers are split, and before, gave different results of
+    ``probe``."""
     if wrong := differ(found, expected):
         raise _unsplittable(path, size, wrong)
 

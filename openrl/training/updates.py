@@ -1,4 +1,5 @@
-"""The losses of one optimizer step, each a picklable callable that an engine runs on every micro-batch."""
+"""The losses of one optimizer step, each a picklable callable that an engine runs on every
+micro-batch."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ from openrl.types import ExperienceBatch, LossInputs, StepCounts
 
 @dataclass(frozen=True)
 class PolicyUpdate:
-    """rl_coef * (policy loss + kl_coef * KL to the reference) - entropy_coef * entropy + sft_coef * NLL of good samples.
+    """rl_coef * (policy loss + kl_coef * KL to the reference) - entropy_coef * entropy + sft_coef *
+    NLL of good samples.
 
-    Every term is aggregated by ``agg_mode``. Weights of rows and tokens in the batch multiply the policy loss alone.
+    Every term is aggregated by ``agg_mode``. Weights of rows and tokens in the batch multiply the
+    policy loss alone.
 
-    Without ``old_logprobs`` in the batch the policy's own count as old: right for a batch that is trained on in one
-    step by the policy that made it.
-    """
+    Without ``old_logprobs`` in the batch the policy's own count as old: right for a batch that is
+    trained on in one step by the policy that made it."""
 
     loss_type: str  # name in the registry of policy losses
     options: Any  # that loss's options
@@ -41,12 +43,16 @@ class PolicyUpdate:
     entropy_coef: float = 0.0  # 0: the entropy is measured, without gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
-    compares: bool = False  # measures how far the engine is from this policy; for weights that have just sampled
+    compares: bool = (
+        False  # measures how far the engine is from this policy; for weights that have just sampled
+    )
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]:
-        want: tuple[Want, ...] = ("entropy", "full_kl") if self.kl_estimator == "full" else ("entropy",)
+        want: tuple[Want, ...] = (
+            ("entropy", "full_kl") if self.kl_estimator == "full" else ("entropy",)
+        )
         logprobs, more = forward(batch, *want)
         entropies = more["entropy"]
         if not self.entropy_coef:
@@ -64,28 +70,39 @@ class PolicyUpdate:
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
-        terms = {"policy_loss": (self.rl_coef, self._policy_loss(token_losses.per_token, batch, counts))}
+        terms = {
+            "policy_loss": (self.rl_coef, self._policy_loss(token_losses.per_token, batch, counts))
+        }
         if self.kl_estimator == "full":
             columns["kl"] = more["full_kl"]
         elif self.kl_estimator is not None:
             columns["kl"] = kl_estimate(logprobs, _needed(batch, "ref_logprobs"), self.kl_estimator)
         if self.kl_coef:
-            terms["kl_loss"] = (self.rl_coef * self.kl_coef, self._divided(columns["kl"], batch, counts))
+            terms["kl_loss"] = (
+                self.rl_coef * self.kl_coef,
+                self._divided(columns["kl"], batch, counts),
+            )
         if self.entropy_coef:
             terms["entropy_loss"] = (self.entropy_coef, self._divided(-entropies, batch, counts))
         if self.sft_coef:
             good = good_sample_nll(logprobs, batch.rewards, self.sft_threshold)
             terms["sft_loss"] = (self.sft_coef, self._divided(good, batch, counts))
         total = torch.stack([coef * term for coef, term in terms.values()]).sum()
-        metrics: dict[str, Metric] = {name: _share(term, batch, counts) for name, (_, term) in terms.items()}
+        metrics: dict[str, Metric] = {
+            name: _share(term, batch, counts) for name, (_, term) in terms.items()
+        }
         if self.compares:
             metrics |= compare(logprobs.detach(), batch)
-        return total, metrics | _means(columns, batch.loss_mask) | _extremes(logprobs - old_logprobs, batch.loss_mask)
+        return total, metrics | _means(columns, batch.loss_mask) | _extremes(
+            logprobs - old_logprobs, batch.loss_mask
+        )
 
     def _policy_loss(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
         if batch.is_weights is not None:
             per_token = per_token * batch.is_weights
-        return step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const, batch.loss_weights)
+        return step_loss(
+            per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const, batch.loss_weights
+        )
 
     def _divided(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
         return step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
@@ -105,7 +122,9 @@ class ValueUpdate:
         values, _ = forward(batch)
         returns = _needed(batch, "returns")
         token_losses = clipped_value_loss(values, _needed(batch, "values"), returns, self.clip)
-        loss = step_loss(token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
+        loss = step_loss(
+            token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const
+        )
         columns = token_losses.metrics | {"values": values, "returns": returns}
         return loss, {"value_loss": _share(loss, batch, counts)} | _means(columns, batch.loss_mask)
 
@@ -114,10 +133,10 @@ class ValueUpdate:
 class BalancedUpdate:
     """Another update, plus ``coef`` times the load-balancing loss of a mixture of experts.
 
-    That loss is a product of two means over tokens, padding left out, so it does not add up over micro-batches: each
-    has its own, over all its real tokens, and counts by its share of the step's trained tokens. Experts are thus
-    balanced within micro-batches, as in the other systems, and the cut into them is part of the loss.
-    """
+    That loss is a product of two means over tokens, padding left out, so it does not add up over
+    micro-batches: each has its own, over all its real tokens, and counts by its share of the step's
+    trained tokens. Experts are thus balanced within micro-batches, as in the other systems, and the
+    cut into them is part of the loss."""
 
     update: LossOf
     coef: float
@@ -135,7 +154,9 @@ class BalancedUpdate:
         loss, metrics = self.update(and_balance, batch, counts)
         tokens, (balance,) = int(batch.loss_mask.sum()), balances
         share = balance * (tokens / max(counts.tokens, 1)) * counts.dp_size
-        return loss + self.coef * share, metrics | {"aux_loss": Mean(float(balance.detach()) * tokens, tokens)}
+        return loss + self.coef * share, metrics | {
+            "aux_loss": Mean(float(balance.detach()) * tokens, tokens)
+        }
 
 
 def balanced(update: LossOf, coef: float) -> LossOf:
@@ -151,13 +172,16 @@ class SupervisedUpdate:
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]:
         logprobs, _ = forward(batch)
-        return step_loss(-logprobs, batch.loss_mask, counts, "token-mean"), _means({"loss": -logprobs}, batch.loss_mask)
+        return step_loss(-logprobs, batch.loss_mask, counts, "token-mean"), _means(
+            {"loss": -logprobs}, batch.loss_mask
+        )
 
 
 @dataclass(frozen=True)
 class PtxUpdate:
-    """``coef`` times the mean negative log-likelihood of given answers: the term that InstructGPT adds to its objective
-    (https://arxiv.org/abs/2203.02155 eq. 2), at the policy's sampling temperature."""
+    """``coef`` times the mean negative log-likelihood of given answers: the term that InstructGPT
+    adds to its objective (https://arxiv.org/abs/2203.02155 eq. 2), at the policy's sampling
+    temperature."""
 
     coef: float
 
@@ -177,20 +201,26 @@ def _needed(batch: ExperienceBatch, column: str) -> Tensor:
 
 
 def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
-    """A divided loss as a metric: the shares of all micro-batches and ranks add up to the step's loss."""
-    return Mean(float(loss.detach()) / counts.dp_size, int(batch.loss_mask.sum()) / max(counts.tokens, 1))
+    """A divided loss as a metric: the shares of all micro-batches and ranks add up to the step's
+    loss."""
+    return Mean(
+        float(loss.detach()) / counts.dp_size, int(batch.loss_mask.sum()) / max(counts.tokens, 1)
+    )
 
 
 @torch.no_grad()
 def _means(columns: dict[str, Tensor], mask: Tensor) -> dict[str, Metric]:
     """Token-weighted means of (b, T) columns, in one transfer from the device."""
-    totals = torch.stack([column.masked_fill(~mask, 0).sum() for column in columns.values()]).tolist()
+    totals = torch.stack(
+        [column.masked_fill(~mask, 0).sum() for column in columns.values()]
+    ).tolist()
     tokens = int(mask.sum())
     return {name: Mean(total, tokens) for name, total in zip(columns, totals, strict=True)}
 
 
 @torch.no_grad()
 def _extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
-    """The largest ratio between new and old policy over trained tokens, either way; absent without any."""
+    """The largest ratio between new and old policy over trained tokens, either way; absent without
+    any."""
     inside = log_ratio[mask]
     return {"ratio_max": Max(float(inside.abs().max().exp()))} if inside.numel() else {}

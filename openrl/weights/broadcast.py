@@ -1,7 +1,8 @@
-"""To GPUs of their own: rank 0 of the trainer and every process of every engine form a group, each bucket is one broadcast.
+"""To GPUs of their own: rank 0 of the trainer and every process of every engine form a group, each
+bucket is one broadcast.
 
-The group stands beside the default one of either process. On a CPU the same code runs over gloo, for tests.
-"""
+The group stands beside the default one of either process. On a CPU the same code runs over gloo,
+for tests."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class Group:
             self._group = dist.ProcessGroupGloo(scoped, rank, route.world_size, limit)
 
     def broadcast(self, data: Tensor) -> None:
-        """From rank 0 into the ``data`` of the others; on a GPU in order with the work of the current stream."""
+        """From rank 0 into the ``data`` of the others; on a GPU in order with the work of the
+        current stream."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._group.broadcast([data], options).wait()
@@ -56,15 +58,18 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, limit: timedelta) -> 
     except dist.DistStoreError as error:
         missing = [str(other) for other in range(size) if not store.check([f"here/{other}"])]
         raise TimeoutError(
-            f"rank {', '.join(missing)} of the {size} in the group for weights did not come within "
-            f"{limit.total_seconds():g} s (0 is the actor's rank 0, then the engines' processes in order)"
+            f"rank {', '.join(missing)} of the {size} in the group for weights did not come within"
+            f" {limit.total_seconds():g} s (0 is the actor's rank 0, then the engines' processes in"
+            " order)"
         ) from error
 
 
 class Sender:
     """See ``transport.Sender``. Rank 0 alone packs, on its GPU."""
 
-    def __init__(self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> None:
+    def __init__(
+        self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+    ) -> None:
         self.packs = rank == 0
         self._device = device
         if meeting is not None:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from openrl.types import WeightManifest
 
-_ALIGNMENT = 16  # bytes; every tensor starts at a multiple, so that it can be viewed in place in any dtype
+_ALIGNMENT = (
+    16  # bytes; every tensor starts at a multiple, so that it can be viewed in place in any dtype
+)
 _WORDS = 2**22  # of eight bytes that a checksum looks at together
 
 Named = list[tuple[str, Tensor]]
@@ -26,10 +28,13 @@ class Bucket:
     data: Tensor  # (bytes,) uint8
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors, as views of ``data``. Raises ValueError if ``data`` is too short or too long."""
+        """The named tensors, as views of ``data``. Raises ValueError if ``data`` is too short or
+        too long."""
         end = 0
         manifest = self.manifest
-        for name, dtype, shape in zip(manifest.names, manifest.dtypes, manifest.shapes, strict=True):
+        for name, dtype, shape in zip(
+            manifest.names, manifest.dtypes, manifest.shapes, strict=True
+        ):
             kind = getattr(torch, dtype)
             start = _aligned(end)
             end = start + torch.Size(shape).numel() * kind.itemsize
@@ -37,16 +42,19 @@ class Bucket:
                 break
             yield name, self.data[start:end].view(kind).view(shape)
         if end != self.data.numel():
-            raise ValueError(f"bucket of {self.data.numel()} bytes does not hold what its manifest names")
+            raise ValueError(
+                f"bucket of {self.data.numel()} bytes does not hold what its manifest names"
+            )
 
 
 def cut(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Named]:
-    """Cut a stream of named tensors into buckets, never splitting a tensor: a bucket is full with the tensor that makes it
-    ``bucket_bytes`` long or longer, and a tensor of that length has one to itself.
+    """Cut a stream of named tensors into buckets, never splitting a tensor: a bucket is full with
+    the tensor that makes it ``bucket_bytes`` long or longer, and a tensor of that length has one to
+    itself.
 
-    So there are at most ceil(bytes / bucket_bytes) of them, none but a single tensor longer than twice ``bucket_bytes``.
-    Consumes lazily: besides a large tensor at most one bucket of gathered weights is held.
-    """
+    So there are at most ceil(bytes / bucket_bytes) of them, none but a single tensor longer than
+    twice ``bucket_bytes``. Consumes lazily: besides a large tensor at most one bucket of gathered
+    weights is held."""
     pending: Named = []
     size = 0
     for name, tensor in weights:
@@ -82,7 +90,8 @@ def pack(named: Named, version: int, allocate: Allocate) -> Bucket:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A sum over the tensor's bytes as words of eight, each times an odd number that grows with its place, modulo 2^64.
+    """A sum over the tensor's bytes as words of eight, each times an odd number that grows with its
+    place, modulo 2^64.
 
     Integer arithmetic, so a CPU and a GPU agree; a flipped bit and two exchanged words change it.
     """
@@ -93,7 +102,11 @@ def checksum(tensor: Tensor) -> int:
     total = 0
     for start in range(0, len(words), _WORDS):
         part = words[start : start + _WORDS]
-        total += int((part * torch.arange(2 * start + 1, 2 * (start + len(part)), 2, device=part.device)).sum())
+        total += int(
+            (
+                part * torch.arange(2 * start + 1, 2 * (start + len(part)), 2, device=part.device)
+            ).sum()
+        )
     tail = bytes(data[8 * len(words) :].tolist())
     return (total + int.from_bytes(tail, "little") * (2 * len(words) + 1)) % 2**64
 

@@ -1,4 +1,5 @@
-"""On shared GPUs: each rank of the trainer packs the bucket on its GPU, and the engine's process there reads that memory."""
+"""On shared GPUs: each rank of the trainer packs the bucket on its GPU, and the engine's process
+there reads that memory."""
 
 from __future__ import annotations
 
@@ -12,11 +13,15 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Meeting, Route, SentBucket
 
-# Of the arguments of torch's rebuild_cuda_tensor, those that differ between buckets: all are builtin types.
+# Of the arguments of torch's rebuild_cuda_tensor, those that differ between buckets: all are
+# builtin types.
 _FIELDS = slice(7, 10)  # handle of the allocation, size of the storage, its place in the allocation
 _COUNTER = slice(
-    11, 15
-)  # handle and place of its reference counter, handle of the event that ends the packing, whether to wait
+    11,
+    15,
+    # handle and place of its reference counter, handle of the event that ends the packing, whether to
+    # wait
+)
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -25,8 +30,8 @@ def gpu_uuid(device: torch.device) -> str:
 
 
 def export(data: Tensor) -> list[Any]:
-    """A (n,) uint8 tensor on a GPU as builtin types. Its memory stays until the one process that ``rebuild``s it lets go,
-    also if ``data`` is dropped here before."""
+    """A (n,) uint8 tensor on a GPU as builtin types. Its memory stays until the one process that
+    ``rebuild``s it lets go, also if ``data`` is dropped here before."""
     _, arguments = reduce_tensor(data)
     return [data.numel(), data.storage_offset(), *arguments[_FIELDS], *arguments[_COUNTER]]
 
@@ -42,13 +47,18 @@ def rebuild(fields: list[Any], device: torch.device) -> Tensor:
 
 
 class Sender:
-    """See ``transport.Sender``. All ranks pack; rank 0 announces where those with an engine on their GPU have their copy."""
+    """See ``transport.Sender``. All ranks pack; rank 0 announces where those with an engine on
+    their GPU have their copy."""
 
     packs = True
 
-    def __init__(self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> None:
+    def __init__(
+        self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+    ) -> None:
         self._device, self._uuid = device, gpu_uuid(device)
-        self._has_reader = self._uuid in route.gpus  # memory that is exported and read by nobody stays for ever
+        self._has_reader = (
+            self._uuid in route.gpus
+        )  # memory that is exported and read by nobody stays for ever
 
     def begin(self) -> None:
         pass
@@ -59,7 +69,9 @@ class Sender:
     def announce(self, bucket: Bucket) -> SentBucket:
         torch.cuda.synchronize(self._device)
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (self._uuid, export(bucket.data)) if self._has_reader else None)
+        dist.all_gather_object(
+            found, (self._uuid, export(bucket.data)) if self._has_reader else None
+        )
         return SentBucket(bucket.manifest, {"gpus": dict(filter(None, found))})
 
     def deliver(self, bucket: Bucket) -> None:
@@ -70,8 +82,8 @@ class Sender:
 
 
 class Receiver:
-    """See ``transport.Receiver``. The bytes are copied on the GPU: vLLM holds on to tensors until a layer is complete, and
-    the trainer is not to wait for that."""
+    """See ``transport.Receiver``. The bytes are copied on the GPU: vLLM holds on to tensors until a
+    layer is complete, and the trainer is not to wait for that."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._device, self._uuid = device, gpu_uuid(device)
@@ -80,7 +92,8 @@ class Receiver:
         gpus = sent.where["gpus"]
         if self._uuid not in gpus:
             raise RuntimeError(
-                f"no rank of the actor shares GPU {self._uuid} with this engine, they have {sorted(gpus)}"
+                f"no rank of the actor shares GPU {self._uuid} with this engine, they have"
+                f" {sorted(gpus)}"
             )
         copy = rebuild(gpus[self._uuid], self._device).clone()
         torch.cuda.synchronize(self._device)  # before the trainer's memory is let go

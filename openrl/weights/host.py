@@ -1,4 +1,5 @@
-"""Through host memory: rank 0 packs each bucket into memory that the engines of its machine map. Works everywhere."""
+"""Through host memory: rank 0 packs each bucket into memory that the engines of its machine map.
+Works everywhere."""
 
 from __future__ import annotations
 
@@ -13,9 +14,12 @@ from openrl.weights.transport import Meeting, Route, SentBucket
 
 
 class Sender:
-    """See ``transport.Sender``. The bytes are written once; on other machines each engine gets a copy by the cluster."""
+    """See ``transport.Sender``. The bytes are written once; on other machines each engine gets a
+    copy by the cluster."""
 
-    def __init__(self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> None:
+    def __init__(
+        self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+    ) -> None:
         self.packs = rank == 0
         self._remote = route.remote
         self._slots = SharedSlots()
@@ -45,11 +49,14 @@ class Receiver:
         self._mapped = Mapped()
 
     def open(self, sent: SentBucket) -> Tensor:
-        return self._mapped.open(Shared(*(sent.where[name] for name in ("path", "size", "lasting"))))
+        return self._mapped.open(
+            Shared(*(sent.where[name] for name in ("path", "size", "lasting")))
+        )
 
 
 class Landing:
-    """Where a bucket from another machine comes down, so that the processes of this one can map it."""
+    """Where a bucket from another machine comes down, so that the processes of this one can map
+    it."""
 
     def __init__(self) -> None:
         self._slots, self._machine = SharedSlots(), machine_id()
@@ -59,7 +66,9 @@ class Landing:
         if sent.where.get("machine", self._machine) == self._machine:
             return sent
         if sent.data is None:
-            raise RuntimeError(f"weights in the memory of {sent.where['machine']} were not sent to {self._machine}")
+            raise RuntimeError(
+                f"weights in the memory of {sent.where['machine']} were not sent to {self._machine}"
+            )
         self._slots.allocate(sent.data.numel()).copy_(sent.data)
         shared = self._slots.last(sent.data.numel())
         return replace(sent, where=asdict(shared) | {"machine": self._machine}, data=None)

@@ -19,9 +19,14 @@ _SHARE_KEPT = 4  # up to a quarter of the memory that is available stays taken b
 
 
 def machine_id() -> str:
-    """Equal for two processes if one can map what the other shares: same machine and same process numbers."""
+    """Equal for two processes if one can map what the other shares: same machine and same process
+    numbers."""
     boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    return f"{boot.read_text().strip()} {processes.readlink()}" if boot.exists() else socket.gethostname()
+    return (
+        f"{boot.read_text().strip()} {processes.readlink()}"
+        if boot.exists()
+        else socket.gethostname()
+    )
 
 
 @dataclass
@@ -44,9 +49,9 @@ class Shared:
 class SharedSlots:
     """Buffers that are filled one after another in each sync and shared by path.
 
-    New pages cost several times what copying into them does, so slots are used again by the next sync as long as they take
-    no more than a share of the machine's memory; the others go with ``end``. All go with the process, however it ends.
-    """
+    New pages cost several times what copying into them does, so slots are used again by the next
+    sync as long as they take no more than a share of the machine's memory; the others go with
+    ``end``. All go with the process, however it ends."""
 
     def __init__(self) -> None:
         self._slots: list[_Slot] = []
@@ -95,7 +100,8 @@ class Mapped:
         self._lasting: dict[tuple[int, int], Tensor] = {}
 
     def open(self, shared: Shared) -> Tensor:
-        """(size,) uint8; writing to it ends the process. Raises FileNotFoundError once the sharing process is gone."""
+        """(size,) uint8; writing to it ends the process. Raises FileNotFoundError once the sharing
+        process is gone."""
         descriptor = os.open(shared.path, os.O_RDONLY)
         try:
             status = os.fstat(descriptor)
@@ -114,7 +120,8 @@ class Mapped:
 
 
 def _anonymous_file() -> tuple[int, str]:
-    """A file without a directory entry, and the path under which processes of this machine open it."""
+    """A file without a directory entry, and the path under which processes of this machine open
+    it."""
     if hasattr(os, "memfd_create"):  # Linux: not bounded by the size of /dev/shm
         descriptor = os.memfd_create("openrl-weights")
         return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"

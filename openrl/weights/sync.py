@@ -7,23 +7,25 @@ from torch import Tensor
 
 from openrl.errors import UserError
 
-# What is judged, and how far it may go, in nats.
-# fp32: two summation orders differ by 1e-6 to 1e-4; more than 1e-3 is another computation.
-# Half types: one rounding is 2^-9 (bf16) or 2^-12 (fp16) of a logit of order ten, and a single unlikely token can move by
-# 0.2 in bf16, so only the mean can be judged. A sharp random model of five layers shows 0.03 in bf16 and 0.004 in fp16,
-# trained ones less; one stale matrix (a tied head, packed experts) shifts the mean by 0.3 to 5.
+# What is judged, and how far it may go, in nats. fp32: two summation orders differ by 1e-6 to 1e-4;
+# more than 1e-3 is another computation. Half types: one rounding is 2^-9 (bf16) or 2^-12 (fp16) of
+# a logit of order ten, and a single unlikely token can move by 0.2 in bf16, so only the mean can be
+# judged. A sharp random model of five layers shows 0.03 in bf16 and 0.004 in fp16, trained ones
+# less; one stale matrix (a tied head, packed experts) shifts the mean by 0.3 to 5.
 TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.1)}
 
 
 def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, version: int) -> float:
-    """The largest gap, in nats, between the log-probs (n,) that both give to the same sampled tokens.
+    """The largest gap, in nats, between the log-probs (n,) that both give to the same sampled
+    tokens.
 
-    ``dtype`` ("fp32", "bf16", "fp16") is what both compute in, ``version`` that of the weights both should hold.
-    Raises UserError if the gap is too large for ``dtype``: the engine does not generate with the trainer's weights.
-    """
+    ``dtype`` ("fp32", "bf16", "fp16") is what both compute in, ``version`` that of the weights both
+    should hold. Raises UserError if the gap is too large for ``dtype``: the engine does not
+    generate with the trainer's weights."""
     if engine_logprobs.shape != trainer_logprobs.shape or engine_logprobs.numel() == 0:
         raise ValueError(
-            f"cannot compare {tuple(engine_logprobs.shape)} with {tuple(trainer_logprobs.shape)} log-probs"
+            f"cannot compare {tuple(engine_logprobs.shape)} with {tuple(trainer_logprobs.shape)}"
+            " log-probs"
         )
     gaps = (engine_logprobs.float() - trainer_logprobs.float()).abs()
     found = {"largest": gaps.max().item(), "mean": gaps.mean().item()}  # both NaN if one gap is
@@ -32,11 +34,13 @@ def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, ver
         return found["largest"]
     worst = int(torch.where(gaps.isnan(), torch.inf, gaps).argmax())
     raise UserError(
-        f"after the weight sync to version {version} the rollout engine and the trainer disagree: over {gaps.numel()} "
-        f"sampled tokens their log-probs differ by {found['mean']:.2g} in the mean and {found['largest']:.2g} at most "
-        f"(allowed in {dtype}: {judged} {tolerance:g}); at the worst the engine says {engine_logprobs[worst].item():.4f}, "
-        f"the trainer {trainer_logprobs[worst].item():.4f}. Training would follow another policy than the one that "
-        "samples. Likely causes: the engine keeps an old copy of some weights (a tied output head, packed experts), reads "
-        "a name differently, or implements this architecture differently (attention scaling, rotary embedding, router)",
+        f"after the weight sync to version {version} the rollout engine and the trainer disagree:"
+        f" over {gaps.numel()} sampled tokens their log-probs differ by {found['mean']:.2g} in the"
+        f" mean and {found['largest']:.2g} at most (allowed in {dtype}: {judged} {tolerance:g}); at"
+        f" the worst the engine says {engine_logprobs[worst].item():.4f}, the trainer"
+        f" {trainer_logprobs[worst].item():.4f}. Training would follow another policy than the one"
+        " that samples. Likely causes: the engine keeps an old copy of some weights (a tied output"
+        " head, packed experts), reads a name differently, or implements this architecture"
+        " differently (attention scaling, rotary embedding, router)",
         "--rollout_backend hf, which generates with the trainer's own implementation",
     )

@@ -1,8 +1,9 @@
-"""How buckets get from the trainer to the engines: three ways behind one protocol, and which of them a placement needs.
+"""How buckets get from the trainer to the engines: three ways behind one protocol, and which of
+them a placement needs.
 
-A *sender* lives in every rank of the trainer, a *receiver* in every process that holds an engine's weights. Between them
-travels a ``SentBucket``: what is in the bucket and how to find its bytes, not the bytes.
-"""
+A *sender* lives in every rank of the trainer, a *receiver* in every process that holds an engine's
+weights. Between them travels a ``SentBucket``: what is in the bucket and how to find its bytes, not
+the bytes."""
 
 from __future__ import annotations
 
@@ -27,12 +28,18 @@ WORDS = {
 }
 """Each transport as people read of it."""
 
-_HOMES = {"host": "openrl.weights.host", "nccl": "openrl.weights.broadcast", "ipc": "openrl.weights.cuda_ipc"}
+_HOMES = {
+    "host": "openrl.weights.host",
+    "nccl": "openrl.weights.broadcast",
+    "ipc": "openrl.weights.cuda_ipc",
+}
 """Transport -> the module with its ``Sender`` and ``Receiver``."""
 
 
 def choose_transport(
-    backend: Literal["nccl", "gloo"] | None, trainer: Sequence[Hashable], engines: Sequence[Hashable]
+    backend: Literal["nccl", "gloo"] | None,
+    trainer: Sequence[Hashable],
+    engines: Sequence[Hashable],
 ) -> TransportName:
     """The transport for a placement.
 
@@ -41,9 +48,9 @@ def choose_transport(
         trainer: the GPU of each rank of the actor; empty on a CPU.
         engines: the GPU of each process of each engine; empty if an engine reads host memory alone.
 
-    CUDA IPC needs an actor's rank on every engine's GPU, and one reader of what it packed. NCCL takes no GPU twice, and its
-    group is rank 0 with all engines. A placement between the two goes through host memory.
-    """
+    CUDA IPC needs an actor's rank on every engine's GPU, and one reader of what it packed. NCCL
+    takes no GPU twice, and its group is rank 0 with all engines. A placement between the two goes
+    through host memory."""
     if backend == "gloo" or not trainer or not engines or len({*engines}) < len(engines):
         return "host"
     if {*engines} <= {*trainer}:
@@ -58,7 +65,8 @@ class SyncEnd:
     machine: str  # see ``machine_id``
     gpus: tuple[
         str, ...
-    ] = ()  # UUIDs of the GPUs that its weights lie on, by rank; empty if they come from host memory
+        # UUIDs of the GPUs that its weights lie on, by rank; empty if they come from host memory
+    ] = ()
 
 
 @dataclass(frozen=True)
@@ -87,18 +95,24 @@ class SentBucket:
     manifest: WeightManifest
     where: dict[str, Any]  # what the receiver needs to find the bytes, as builtin types
     checksums: tuple[int, ...] = ()  # of each tensor; empty: not asked for
-    data: Tensor | None = field(default=None, repr=False)  # (bytes,) uint8, for engines on other machines
+    data: Tensor | None = field(
+        default=None, repr=False
+    )  # (bytes,) uint8, for engines on other machines
 
     @property
     def nbytes(self) -> int:
         """Of the tensors."""
         kinds = (getattr(torch, dtype).itemsize for dtype in self.manifest.dtypes)
-        return sum(torch.Size(s).numel() * size for s, size in zip(self.manifest.shapes, kinds, strict=True))
+        return sum(
+            torch.Size(s).numel() * size
+            for s, size in zip(self.manifest.shapes, kinds, strict=True)
+        )
 
     def message(self) -> dict[str, Any]:
         """As builtin types, for channels that carry nothing else; without ``data``."""
         manifest = {
-            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self.manifest).items()
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in vars(self.manifest).items()
         }
         return manifest | {"where": self.where, "checksums": list(self.checksums)}
 
@@ -106,15 +120,19 @@ class SentBucket:
 def read_message(message: dict[str, Any]) -> SentBucket:
     """What ``SentBucket.message`` describes."""
     shapes = tuple(tuple(shape) for shape in message["shapes"])
-    manifest = WeightManifest(message["version"], tuple(message["names"]), tuple(message["dtypes"]), shapes)
+    manifest = WeightManifest(
+        message["version"], tuple(message["names"]), tuple(message["dtypes"]), shapes
+    )
     return SentBucket(manifest, message["where"], tuple(message["checksums"]))
 
 
 class Sender(Protocol):
-    """One rank of the trainer. ``begin``, then ``announce`` and ``deliver`` for each bucket, then ``end``."""
+    """One rank of the trainer. ``begin``, then ``announce`` and ``deliver`` for each bucket, then
+    ``end``."""
 
     packs: bool
-    """Whether this rank packs buckets; one that does not only takes part in gathering the weights."""
+    """Whether this rank packs buckets; one that does not only takes part in gathering the
+    weights."""
 
     def begin(self) -> None:
         """A sync starts; what is left of one that failed is void."""
@@ -136,11 +154,13 @@ class Receiver(Protocol):
     """One process that holds weights of an engine."""
 
     def open(self, sent: SentBucket) -> Tensor:
-        """The bytes of an announced bucket, (bytes,) uint8, to be read until the end of the sync."""
+        """The bytes of an announced bucket, (bytes,) uint8, to be read until the end of the
+        sync."""
 
 
 class Meeting:
-    """Where the ranks of a broadcast find each other: a port of the actor's rank 0, bound to its address alone."""
+    """Where the ranks of a broadcast find each other: a port of the actor's rank 0, bound to its
+    address alone."""
 
     def __init__(self, address: str) -> None:
         self._listener = socket.create_server((address, 0), backlog=128)
@@ -151,8 +171,11 @@ class Meeting:
         return self._listener.detach()
 
 
-def make_sender(route: Route, rank: int, device: torch.device, meeting: Meeting | None = None) -> Sender:
-    """``rank`` is that among the ranks of the actor, ``meeting`` the one that ``route`` leads to, on rank 0."""
+def make_sender(
+    route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+) -> Sender:
+    """``rank`` is that among the ranks of the actor, ``meeting`` the one that ``route`` leads to,
+    on rank 0."""
     return import_module(_HOMES[route.transport]).Sender(route, rank, device, meeting)
 
 
@@ -162,6 +185,7 @@ def make_receiver(route: Route, rank: int, device: torch.device) -> Receiver:
 
 
 def changed_on_the_way(sent: SentBucket, bucket: Bucket) -> list[str]:
-    """Names of the tensors that are not what was sent; nothing is looked at unless checksums were sent."""
+    """Names of the tensors that are not what was sent; nothing is looked at unless checksums were
+    sent."""
     pairs = zip(bucket.tensors(), sent.checksums, strict=True) if sent.checksums else ()
     return [name for (name, tensor), expected in pairs if checksum(tensor) != expected]

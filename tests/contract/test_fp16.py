@@ -1,8 +1,8 @@
-"""Training in fp16, with DeepSpeed's dynamic loss scale: norms are those of fp32, an overflow costs a step and lowers the
-scale, and a resume goes on bit for bit.
+"""Training in fp16, with DeepSpeed's dynamic loss scale: norms are those of fp32, an overflow costs
+a step and lowers the scale, and a resume goes on bit for bit.
 
-Few CPUs have arithmetic in fp16; DeepSpeed is told that this one has, and torch computes it all the same.
-"""
+Few CPUs have arithmetic in fp16; DeepSpeed is told that this one has, and torch computes it all the
+same."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from tests.tiny import tiny_model_dir
 pytestmark = pytest.mark.slow
 
 ROWS = [[0, 1, 2, 3], [4, 5, 6, 7]]
-FP16 = {"fp16": {"initial_scale_power": 8, "hysteresis": 1}}  # a scale of 256, which one overflow halves
+FP16 = {
+    "fp16": {"initial_scale_power": 8, "hysteresis": 1}
+}  # a scale of 256, which one overflow halves
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,7 +42,10 @@ def checkpoint(tmp_path_factory):
 
 
 def step(engine, batch):
-    return {name: m.value for name, m in engine.train_step(batch, plan_of(batch), SupervisedUpdate()).items()}
+    return {
+        name: m.value
+        for name, m in engine.train_step(batch, plan_of(batch), SupervisedUpdate()).items()
+    }
 
 
 def plan_of(batch):
@@ -51,7 +56,9 @@ def plan_of(batch):
 def test_norms_are_unscaled_and_a_resume_goes_on(tmp_path, checkpoint, stage):
     batch = ragged_batch()
     exact = step(build_engine(engine_spec(checkpoint, optim=optim_spec())), batch)
-    spec = engine_spec(checkpoint, zero_stage=stage, dtype="fp16", optim=optim_spec(), ds_config_overrides=FP16)
+    spec = engine_spec(
+        checkpoint, zero_stage=stage, dtype="fp16", optim=optim_spec(), ds_config_overrides=FP16
+    )
     engine = build_engine(spec)
     first = step(engine, batch)
     assert first["grad_norm"] == pytest.approx(exact["grad_norm"], rel=0.02)
@@ -68,7 +75,9 @@ def test_norms_are_unscaled_and_a_resume_goes_on(tmp_path, checkpoint, stage):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_an_overflow_costs_a_step_and_halves_the_scale(tmp_path, checkpoint, stage):
     batch = ragged_batch()
-    spec = engine_spec(checkpoint, zero_stage=stage, dtype="fp16", optim=optim_spec(), ds_config_overrides=FP16)
+    spec = engine_spec(
+        checkpoint, zero_stage=stage, dtype="fp16", optim=optim_spec(), ds_config_overrides=FP16
+    )
     engine = build_engine(spec)
     before = {name: tensor.clone() for name, tensor in engine.named_weights()}
 
@@ -76,8 +85,13 @@ def test_an_overflow_costs_a_step_and_halves_the_scale(tmp_path, checkpoint, sta
         loss, metrics = SupervisedUpdate()(forward, rows, counts)
         return loss * 1e9, metrics
 
-    metrics = {n: m.value for n, m in engine.train_step(batch, plan_of(batch), far_too_large).items()}
-    assert (metrics["loss_scale_skips"], metrics["nonfinite_steps"]) == (1, 0) and "grad_norm" not in metrics
+    metrics = {
+        n: m.value for n, m in engine.train_step(batch, plan_of(batch), far_too_large).items()
+    }
+    assert (metrics["loss_scale_skips"], metrics["nonfinite_steps"]) == (
+        1,
+        0,
+    ) and "grad_norm" not in metrics
     assert all(torch.equal(tensor, before[name]) for name, tensor in engine.named_weights())
     engine.save(tmp_path)
     resumed = build_engine(spec)

@@ -1,4 +1,5 @@
-"""Adapters in the training engine: what learns, what is exported, what the start of training was, with 4-bit weights too."""
+"""Adapters in the training engine: what learns, what is exported, what the start of training was,
+with 4-bit weights too."""
 
 from __future__ import annotations
 
@@ -9,7 +10,11 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, BitsAndBytesConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    BitsAndBytesConfig,
+)
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.lora import LoRAFlags
@@ -42,7 +47,9 @@ def checkpoint(request, tmp_path_factory):
 
 def batch_of():
     batch = ragged_batch()
-    return batch.replace(old_logprobs=-2.0 + 0.5 * batch.returns, values=torch.zeros_like(batch.returns))
+    return batch.replace(
+        old_logprobs=-2.0 + 0.5 * batch.returns, values=torch.zeros_like(batch.returns)
+    )
 
 
 def trained(spec, update=POLICY, steps=3):
@@ -65,7 +72,10 @@ def hf_logprobs(model, batch):
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_adapters_learn_and_the_base_stays(checkpoint, tmp_path, stage):
-    engine, batch = trained(engine_spec(checkpoint, zero_stage=stage, optim=optim_spec(), lora=LORA)), batch_of()
+    engine, batch = (
+        trained(engine_spec(checkpoint, zero_stage=stage, optim=optim_spec(), lora=LORA)),
+        batch_of(),
+    )
     fresh = build_engine(engine_spec(checkpoint))
     now, before = engine.forward(batch, ROWS), fresh.forward(batch, ROWS)
     assert float((now - before).abs().max()) > 1e-2
@@ -80,7 +90,10 @@ def test_adapters_learn_and_the_base_stays(checkpoint, tmp_path, stage):
     torch.testing.assert_close(hf_logprobs(unmerged, batch), now, atol=2e-5, rtol=1e-5)
     stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
     assert stored and all(".lora_A.weight" in name or ".lora_B.weight" in name for name in stored)
-    assert load_file(tmp_path / "model.safetensors").keys() == load_file(checkpoint / "model.safetensors").keys()
+    assert (
+        load_file(tmp_path / "model.safetensors").keys()
+        == load_file(checkpoint / "model.safetensors").keys()
+    )
 
 
 def test_a_run_goes_on_from_a_save_and_from_an_exported_adapter(checkpoint, tmp_path):
@@ -109,7 +122,9 @@ def test_a_run_goes_on_from_a_save_and_from_an_exported_adapter(checkpoint, tmp_
 @pytest.mark.parametrize(("arch", "stage"), [("qwen3_moe", 3), ("gpt2", 2)])
 def test_other_layers_export_what_they_compute(tmp_path, arch, stage):
     """Experts, which have no adapters, and weights that are stored (in, out)."""
-    spec = engine_spec(tiny_model_dir(tmp_path, arch=arch), zero_stage=stage, optim=optim_spec(), lora=LORA)
+    spec = engine_spec(
+        tiny_model_dir(tmp_path, arch=arch), zero_stage=stage, optim=optim_spec(), lora=LORA
+    )
     engine, batch = trained(spec), batch_of()
     now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, at_start=True)
     engine.export(tmp_path / "out")
@@ -132,7 +147,10 @@ def test_frozen_adapters_are_in_the_file_too(checkpoint, tmp_path):
 
 
 def test_a_critic_keeps_its_head_beside_the_adapter(checkpoint, tmp_path):
-    engine = trained(engine_spec(checkpoint, "values", optim=optim_spec(), lora=LORA), ValueUpdate(0.0, "token-mean"))
+    engine = trained(
+        engine_spec(checkpoint, "values", optim=optim_spec(), lora=LORA),
+        ValueUpdate(0.0, "token-mean"),
+    )
     engine.export(tmp_path)
     stored = load_file(tmp_path / "adapter/adapter_model.safetensors")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
@@ -180,14 +198,19 @@ def test_adapters_over_4_bit_weights_learn_as_over_the_same_weights_unpacked(che
     packed = LoRAFlags(lora_rank=4, lora_alpha=8, load_in_4bit=True)
     trained(spec(checkpoint, lora=packed), steps=0).export(tmp_path)
     batch = batch_of()
-    over_4_bit, over_whole = trained(spec(checkpoint, lora=packed)), trained(spec(tmp_path, lora=LORA))
+    over_4_bit, over_whole = (
+        trained(spec(checkpoint, lora=packed)),
+        trained(spec(tmp_path, lora=LORA)),
+    )
     start, whole = over_whole.forward(batch, ROWS, at_start=True), over_whole.forward(batch, ROWS)
     gap = (over_4_bit.forward(batch, ROWS) - whole).abs().mean()
     assert float(gap) < 0.1 * float((whole - start).abs().mean())
 
 
 def test_dropout_acts_in_training_alone(checkpoint):
-    spec = engine_spec(checkpoint, optim=optim_spec(), lora=LoRAFlags(lora_rank=4, lora_dropout=0.5))
+    spec = engine_spec(
+        checkpoint, optim=optim_spec(), lora=LoRAFlags(lora_rank=4, lora_dropout=0.5)
+    )
     engine, batch = trained(spec), batch_of()
     assert torch.equal(engine.forward(batch, ROWS), engine.forward(batch, ROWS))
     plain = trained(engine_spec(checkpoint, optim=optim_spec(), lora=LoRAFlags(lora_rank=4)))
@@ -198,7 +221,10 @@ def test_dropout_acts_in_training_alone(checkpoint):
     ("flags", "message"),
     [
         ({"lora_rank": 4, "target_modules": ("nothing",)}, "--target_modules nothing: .*nothing"),
-        ({"lora_rank": 4, "target_modules": ("embed_tokens",)}, "embed_tokens is not a linear layer"),
+        (
+            {"lora_rank": 4, "target_modules": ("embed_tokens",)},
+            "embed_tokens is not a linear layer",
+        ),
         ({"lora_adapter_path": "/nowhere"}, "--lora_adapter_path: no adapter in /nowhere"),
     ],
 )

@@ -1,4 +1,5 @@
-"""What is recomputed, what is frozen, what of the config is replaced, how experts multiply: by an engine that trains."""
+"""What is recomputed, what is frozen, what of the config is replaced, how experts multiply: by an
+engine that trains."""
 
 import pytest
 import torch
@@ -46,7 +47,8 @@ def trained(spec, batch, update=SupervisedUpdate()):
 
 
 def kept(path, **how):
-    """Numbers that a forward pass keeps for the backward pass of the model at ``path``, outside recomputed parts."""
+    """Numbers that a forward pass keeps for the backward pass of the model at ``path``, outside
+    recomputed parts."""
     model = AutoModelForCausalLM.from_pretrained(path).train()
     if how:
         recompute(model, **how)
@@ -81,9 +83,14 @@ def test_each_method_keeps_less_and_another_amount(mixture):
 def test_what_is_recomputed_changes_no_weight(mixture, batch, stage, flags):
     expected = trained(engine_spec(mixture, zero_stage=stage, optim=optim_spec()), batch)
     found = trained(
-        engine_spec(mixture, zero_stage=stage, optim=optim_spec(), gradient_checkpointing=True, **flags), batch
+        engine_spec(
+            mixture, zero_stage=stage, optim=optim_spec(), gradient_checkpointing=True, **flags
+        ),
+        batch,
     )
-    assert all(torch.allclose(found[name], tensor, rtol=0, atol=1e-5) for name, tensor in expected.items())
+    assert all(
+        torch.allclose(found[name], tensor, rtol=0, atol=1e-5) for name, tensor in expected.items()
+    )
 
 
 def test_adapters_learn_through_reentrant_layers(checkpoint, batch):
@@ -93,8 +100,12 @@ def test_adapters_learn_through_reentrant_layers(checkpoint, batch):
     flags = {"gradient_checkpointing": True, "gradient_checkpointing_use_reentrant": True}
     found = trained(engine_spec(checkpoint, optim=optim_spec(), lora=lora, **flags), batch)
     start = load_file(checkpoint / "model.safetensors")
-    assert not torch.allclose(found["model.layers.0.mlp.up_proj.weight"], start["model.layers.0.mlp.up_proj.weight"])
-    assert all(torch.allclose(found[name], tensor, rtol=0, atol=1e-5) for name, tensor in expected.items())
+    assert not torch.allclose(
+        found["model.layers.0.mlp.up_proj.weight"], start["model.layers.0.mlp.up_proj.weight"]
+    )
+    assert all(
+        torch.allclose(found[name], tensor, rtol=0, atol=1e-5) for name, tensor in expected.items()
+    )
 
 
 def test_a_dense_model_has_no_experts_to_recompute(checkpoint):
@@ -102,10 +113,14 @@ def test_a_dense_model_has_no_experts_to_recompute(checkpoint):
         recompute(AutoModelForCausalLM.from_pretrained(checkpoint), "moe")
 
 
-@pytest.mark.parametrize(("kind", "stage"), [("logprobs", 0), ("logprobs", 2), ("logprobs", 3), ("values", 2)])
+@pytest.mark.parametrize(
+    ("kind", "stage"), [("logprobs", 0), ("logprobs", 2), ("logprobs", 3), ("values", 2)]
+)
 def test_frozen_parameters_stay_and_the_others_learn(tmp_path, checkpoint, batch, kind, stage):
     changes = ModelChangeFlags(freeze_modules=r"embed_tokens|model\.layers\.0\.")
-    spec = engine_spec(checkpoint, kind, zero_stage=stage, optim=optim_spec(weight_decay=0.5), changes=changes)
+    spec = engine_spec(
+        checkpoint, kind, zero_stage=stage, optim=optim_spec(weight_decay=0.5), changes=changes
+    )
     update = SupervisedUpdate() if kind == "logprobs" else ValueUpdate(0.0, "token-mean")
     found, start = trained(spec, batch, update), load_file(checkpoint / "model.safetensors")
     moved = {name for name in start if not torch.equal(found[name], start[name])}
@@ -121,16 +136,24 @@ def test_frozen_parameters_resume(tmp_path, checkpoint, batch):
     engine.train_step(batch, plan, SupervisedUpdate())
     engine.save(tmp_path)
     resumed.load(tmp_path)
-    assert engine.train_step(batch, plan, SupervisedUpdate()) == resumed.train_step(batch, plan, SupervisedUpdate())
+    assert engine.train_step(batch, plan, SupervisedUpdate()) == resumed.train_step(
+        batch, plan, SupervisedUpdate()
+    )
 
 
 def test_fields_of_the_config_are_replaced_and_exported(tmp_path, checkpoint, batch):
-    changes = ModelChangeFlags(model_config_overrides={"rms_norm_eps": 0.5, "max_position_embeddings": 64})
+    changes = ModelChangeFlags(
+        model_config_overrides={"rms_norm_eps": 0.5, "max_position_embeddings": 64}
+    )
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec(), changes=changes))
-    plain = AutoModelForCausalLM.from_pretrained(checkpoint, rms_norm_eps=0.5, max_position_embeddings=64)
+    plain = AutoModelForCausalLM.from_pretrained(
+        checkpoint, rms_norm_eps=0.5, max_position_embeddings=64
+    )
     ids = batch.token_ids[:1, :12]
     with torch.no_grad():
-        expected = plain(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        expected = (
+            plain(input_ids=ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+        )
     found = engine.forward(batch, HALVES)[0, 1:12]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     engine.export(tmp_path)
@@ -143,7 +166,9 @@ def test_experts_multiply_as_asked_and_alike(mixture, batch, how):
     found = build_engine(engine_spec(mixture, changes=ModelChangeFlags(experts_implementation=how)))
     assert found.model.hf.config._experts_implementation == how
     expected = build_engine(engine_spec(mixture))
-    torch.testing.assert_close(found.forward(batch, HALVES), expected.forward(batch, HALVES), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found.forward(batch, HALVES), expected.forward(batch, HALVES), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -164,6 +189,8 @@ def test_what_the_model_does_not_have_is_refused_before_it_is_loaded(checkpoint,
 
 def test_what_the_model_has_is_fine(mixture):
     changes = ModelChangeFlags(
-        model_config_overrides={"rms_norm_eps": 1e-5}, experts_implementation="eager", freeze_modules="embed"
+        model_config_overrides={"rms_norm_eps": 1e-5},
+        experts_implementation="eager",
+        freeze_modules="embed",
     )
     check_changes(str(mixture), changes, False)

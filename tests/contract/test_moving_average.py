@@ -1,4 +1,5 @@
-"""--enable_ema and the parts of a checkpoint: what is kept beside weights, what is exported, what a resume takes up."""
+"""--enable_ema and the parts of a checkpoint: what is kept beside weights, what is exported, what a
+resume takes up."""
 
 import pytest
 import torch
@@ -22,23 +23,38 @@ def weights(engine):
 
 
 def step(engine, batch):
-    return engine.train_step(batch, StepPlan([list(range(8))], counts_of(batch)), SupervisedUpdate())
+    return engine.train_step(
+        batch, StepPlan([list(range(8))], counts_of(batch)), SupervisedUpdate()
+    )
 
 
-@pytest.mark.parametrize(("stage", "flags"), [(0, {}), (2, {"adam_offload": True}), (3, {})], ids=str)
-def test_the_average_is_what_is_exported_and_goes_on_bit_for_bit(tmp_path, checkpoint, batch, stage, flags):
-    """0.75 * (0.75 * w0 + 0.25 * w1) + 0.25 * w2; the weights themselves are sent and trained as they were."""
+@pytest.mark.parametrize(
+    ("stage", "flags"), [(0, {}), (2, {"adam_offload": True}), (3, {})], ids=str
+)
+def test_the_average_is_what_is_exported_and_goes_on_bit_for_bit(
+    tmp_path, checkpoint, batch, stage, flags
+):
+    """0.75 * (0.75 * w0 + 0.25 * w1) + 0.25 * w2; the weights themselves are sent and trained as
+    they were."""
     spec = engine_spec(checkpoint, zero_stage=stage, optim=optim_spec(average=BETA), **flags)
     engine = build_engine(spec)
     expected = weights(engine)
     for _ in range(2):
         step(engine, batch)
-        expected = {name: BETA * expected[name] + (1 - BETA) * tensor for name, tensor in weights(engine).items()}
+        expected = {
+            name: BETA * expected[name] + (1 - BETA) * tensor
+            for name, tensor in weights(engine).items()
+        }
     before = weights(engine)
     engine.export(tmp_path / "export")
     exported = load_file(tmp_path / "export" / "model.safetensors")
-    assert all(torch.allclose(exported[name], tensor, rtol=0, atol=1e-6) for name, tensor in expected.items())
-    assert not all(torch.allclose(exported[name], tensor, rtol=0, atol=1e-3) for name, tensor in before.items())
+    assert all(
+        torch.allclose(exported[name], tensor, rtol=0, atol=1e-6)
+        for name, tensor in expected.items()
+    )
+    assert not all(
+        torch.allclose(exported[name], tensor, rtol=0, atol=1e-3) for name, tensor in before.items()
+    )
     assert all(torch.equal(tensor, before[name]) for name, tensor in weights(engine).items())
 
     engine.save(tmp_path / "state")
@@ -55,16 +71,23 @@ def test_a_skipped_step_leaves_the_average_as_it_is(tmp_path, checkpoint, batch)
     engine = build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec(average=BETA)))
     step(engine, batch)
     engine.save(tmp_path / "before")
-    poisoned = lambda forward, micro, counts: (forward(micro)[0].sum() * torch.nan, {})  # noqa: E731
+    poisoned = lambda forward, micro, counts: (
+        forward(micro)[0].sum() * torch.nan,
+        {},
+    )  # noqa: E731
     engine.train_step(batch, StepPlan([list(range(8))], counts_of(batch)), poisoned)
     engine.save(tmp_path / "after")
-    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
+    before, after = (
+        load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after")
+    )
     averages = [name for name in before if name.startswith("average.")]
     assert averages and all(torch.equal(before[name], after[name]) for name in averages)
 
 
 def test_masters_that_slept_are_exported_as_before(tmp_path, checkpoint, batch):
-    engine = build_engine(engine_spec(checkpoint, zero_stage=2, dtype="bf16", optim=optim_spec(average=BETA)))
+    engine = build_engine(
+        engine_spec(checkpoint, zero_stage=2, dtype="bf16", optim=optim_spec(average=BETA))
+    )
     step(engine, batch)
     engine.export(tmp_path / "awake")
     engine.park("optim")
@@ -72,7 +95,9 @@ def test_masters_that_slept_are_exported_as_before(tmp_path, checkpoint, batch):
         engine.export(tmp_path / "asleep")
     engine.wake("optim")
     engine.export(tmp_path / "again")
-    first, second = (load_file(tmp_path / when / "model.safetensors") for when in ("awake", "again"))
+    first, second = (
+        load_file(tmp_path / when / "model.safetensors") for when in ("awake", "again")
+    )
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert step(engine, batch)["nonfinite_steps"].value == 0
 
@@ -85,7 +110,8 @@ def test_an_average_cannot_join_halfway(tmp_path, checkpoint):
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_weights_alone_start_the_optimizer_anew(tmp_path, checkpoint, batch, stage):
-    """As a new engine over the weights that were saved: first step of Adam, first rate of the schedule."""
+    """As a new engine over the weights that were saved: first step of Adam, first rate of the
+    schedule."""
     spec = engine_spec(checkpoint, zero_stage=stage, optim=optim_spec(scheduler="linear"))
     engine = build_engine(spec)
     step(engine, batch)
@@ -96,7 +122,9 @@ def test_weights_alone_start_the_optimizer_anew(tmp_path, checkpoint, batch, sta
     assert {name.split(".")[0] for name in names} == {"master"}
 
     engine.export(tmp_path / "export")
-    expected = build_engine(engine_spec(tmp_path / "export", zero_stage=stage, optim=optim_spec(scheduler="linear")))
+    expected = build_engine(
+        engine_spec(tmp_path / "export", zero_stage=stage, optim=optim_spec(scheduler="linear"))
+    )
     first = step(expected, batch)
     for directory in (small, whole):
         drawn = torch.get_rng_state()
@@ -107,10 +135,14 @@ def test_weights_alone_start_the_optimizer_anew(tmp_path, checkpoint, batch, sta
         found = step(resumed, batch)
         assert found["lr"].value == first["lr"].value == pytest.approx(1e-2)
         again = weights(resumed)
-        assert all(torch.allclose(again[n], t, rtol=0, atol=1e-6) for n, t in weights(expected).items())
+        assert all(
+            torch.allclose(again[n], t, rtol=0, atol=1e-6) for n, t in weights(expected).items()
+        )
 
 
-@pytest.mark.parametrize(("missing", "flag"), [("optimizer", "--no_load_optim"), ("random", "--no_load_rng")])
+@pytest.mark.parametrize(
+    ("missing", "flag"), [("optimizer", "--no_load_optim"), ("random", "--no_load_rng")]
+)
 def test_what_was_not_saved_is_not_loaded(tmp_path, checkpoint, missing, flag):
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
     engine.save(tmp_path, StateParts(**{missing: False}))

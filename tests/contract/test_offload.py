@@ -1,4 +1,5 @@
-"""Where DeepSpeed keeps things and in which type gradients add up, on one rank; on two in tests/invariance."""
+"""Where DeepSpeed keeps things and in which type gradients add up, on one rank; on two in
+tests/invariance."""
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 def three_steps(spec, batch):
     engine = build_engine(spec)
     plan = StepPlan(THIRDS, counts_of(batch))
-    return engine, [engine.train_step(batch, plan, SupervisedUpdate())["grad_norm"].value for _ in range(3)]
+    return engine, [
+        engine.train_step(batch, plan, SupervisedUpdate())["grad_norm"].value for _ in range(3)
+    ]
 
 
 def weights(engine):
@@ -42,8 +45,11 @@ def weights(engine):
     ids=str,
 )
 def test_the_place_of_things_changes_no_number(tmp_path, checkpoint, batch, stage, flags, dtype):
-    """Steps of three micro-batches, clipped; then a save, a resume and the weights for the engines."""
-    plain, expected = three_steps(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM), batch)
+    """Steps of three micro-batches, clipped; then a save, a resume and the weights for the
+    engines."""
+    plain, expected = three_steps(
+        engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM), batch
+    )
     spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=OPTIM, **flags)
     engine, norms = three_steps(spec, batch)
     assert norms == pytest.approx(expected, rel=1e-6)
@@ -54,7 +60,9 @@ def test_the_place_of_things_changes_no_number(tmp_path, checkpoint, batch, stag
     resumed = build_engine(spec)
     resumed.load(tmp_path)
     plan = StepPlan(THIRDS, counts_of(batch))
-    assert engine.train_step(batch, plan, SupervisedUpdate()) == resumed.train_step(batch, plan, SupervisedUpdate())
+    assert engine.train_step(batch, plan, SupervisedUpdate()) == resumed.train_step(
+        batch, plan, SupervisedUpdate()
+    )
     again = weights(resumed)
     assert all(torch.equal(tensor, again[name]) for name, tensor in weights(engine).items())
 
@@ -63,14 +71,19 @@ IN_FP32 = {"communication_data_type": "fp32"}
 
 
 @pytest.mark.parametrize(("stage", "overrides"), [(0, IN_FP32), (1, IN_FP32), (2, {}), (3, {})])
-def test_gradients_add_up_in_the_type_that_is_asked_for(tmp_path, checkpoint, batch, stage, overrides):
-    """Adam's first moment is (1 - beta1) times the sum of the micro-batches' gradients: in fp32 the sum of what each
-    alone gives, in bf16 a rounded one. Stages 0 and 1 send the sum itself, in bf16 unless an override says otherwise."""
+def test_gradients_add_up_in_the_type_that_is_asked_for(
+    tmp_path, checkpoint, batch, stage, overrides
+):
+    """Adam's first moment is (1 - beta1) times the sum of the micro-batches' gradients: in fp32 the
+    sum of what each alone gives, in bf16 a rounded one. Stages 0 and 1 send the sum itself, in bf16
+    unless an override says otherwise."""
     optim = optim_spec(max_norm=0.0)
 
     def gradient(micro_batches, dtype):
         flags = {"grad_accum_dtype": dtype, "ds_config_overrides": overrides}
-        engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim, **flags))
+        engine = build_engine(
+            engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim, **flags)
+        )
         engine.train_step(batch, StepPlan(micro_batches, counts_of(batch)), SupervisedUpdate())
         engine.save(tmp_path)
         state = load_file(tmp_path / "rank_00000.safetensors")

@@ -51,22 +51,38 @@ AttentionMaskInterface.register("forgets_boundaries", sdpa_mask)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_log_probs_are_those_of_rows_alone(tmp_path, batch, arch, attention):
     path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])
-    engine = build_engine(engine_spec(path, temperature=0.7, chunk_size=5, attention=attention, packing=True))
+    engine = build_engine(
+        engine_spec(path, temperature=0.7, chunk_size=5, attention=attention, packing=True)
+    )
     found = engine.forward(batch, CUT)
-    torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7, attention), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        found, plain_logprobs(path, batch, 0.7, attention), rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("kind", ["values", "rewards"])
 def test_scalars_are_those_of_padded_rows(tmp_path, checkpoint, batch, kind):
-    build_engine(engine_spec(checkpoint, "values")).export(tmp_path)  # a reward model needs a stored head
+    build_engine(engine_spec(checkpoint, "values")).export(
+        tmp_path
+    )  # a reward model needs a stored head
     columns = [
-        build_engine(engine_spec(tmp_path, kind, packing=packing)).forward(batch, CUT) for packing in (False, True)
+        build_engine(engine_spec(tmp_path, kind, packing=packing)).forward(batch, CUT)
+        for packing in (False, True)
     ]
     assert columns[0].abs().max() > 0.1
     torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
 
 
-SIBLINGS = (0, 0, 1, 0, 2, 1, 2, 1)  # rows of CUT that follow each other and are of one group: 3 0, 5 (1) 2, 4 alone
+SIBLINGS = (
+    0,
+    0,
+    1,
+    0,
+    2,
+    1,
+    2,
+    1,
+)  # rows of CUT that follow each other and are of one group: 3 0, 5 (1) 2, 4 alone
 WITH_SIBLINGS = [[3, 0, 1, -1, 6, 4], [5, 2, 7], [-1]]
 
 
@@ -92,7 +108,10 @@ def test_rows_that_share_their_beginning(tmp_path, batch, arch):
     tokens = count_tokens(engine)
     found = engine.forward(batch, WITH_SIBLINGS)
     torch.testing.assert_close(found, plain_logprobs(path, batch, 0.7, None), rtol=0, atol=1e-5)
-    whole = [sum(max(int(batch.lengths[row]), 1) if row >= 0 else 1 for row in rows) for rows in WITH_SIBLINGS]
+    whole = [
+        sum(max(int(batch.lengths[row]), 1) if row >= 0 else 1 for row in rows)
+        for rows in WITH_SIBLINGS
+    ]
     assert tokens[0] < whole[0] and tokens[1] < whole[1] and tokens[2] == 1
 
 
@@ -111,7 +130,9 @@ def test_scalars_of_rows_that_share_their_beginning(tmp_path, checkpoint, batch,
 
 def test_attention_that_does_not_look_at_the_shared_beginning_is_refused(checkpoint, batch):
     """It takes the keys as they stand in the row: right for rows that share nothing."""
-    with pytest.raises(UserError, match=r"--prefix_grouper: rows of .* cannot share their beginning"):
+    with pytest.raises(
+        UserError, match=r"--prefix_grouper: rows of .* cannot share their beginning"
+    ):
         build_engine(engine_spec(checkpoint, attention="forgets_beginnings", shares=True))
 
 
@@ -124,7 +145,11 @@ def test_attention_that_does_not_look_at_the_shared_beginning_is_refused(checkpo
     ],
 )
 def test_architectures_without_such_attention_are_refused(tmp_path, arch, expected):
-    fields = {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16} if arch == "falcon_h1" else {"tied": False}
+    fields = (
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16}
+        if arch == "falcon_h1"
+        else {"tied": False}
+    )
     path = tiny_model_dir(tmp_path, arch=arch, **fields)
     with pytest.raises(UserError, match=rf"(?s){expected}"):
         build_engine(engine_spec(path, shares=True))
@@ -138,7 +163,12 @@ def test_capped_logits_are_refused(tmp_path):
 
 def ways_to_run():
     """(how rows run, gradient checkpointing)"""
-    return [({"packing": True}, False), ({"packing": True}, True), ({"shares": True}, False), ({"shares": True}, True)]
+    return [
+        ({"packing": True}, False),
+        ({"packing": True}, True),
+        ({"shares": True}, False),
+        ({"shares": True}, True),
+    ]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -153,7 +183,12 @@ def test_training_is_that_of_padded_rows(checkpoint, batch, kind, stage):
     for rows, checkpointing in [({}, False), *ways_to_run()]:
         optim = optim_spec(learning_rate=1e-3)
         spec = engine_spec(
-            checkpoint, kind, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, **rows
+            checkpoint,
+            kind,
+            zero_stage=stage,
+            optim=optim,
+            gradient_checkpointing=checkpointing,
+            **rows,
         )
         engine = build_engine(spec)
         reports = [engine.train_step(batch, plan, update) for _ in range(2)]
@@ -172,18 +207,24 @@ def test_attention_that_crosses_rows_is_refused(tmp_path, checkpoint, kind, dtyp
     path = checkpoint if kind == "logprobs" else tmp_path
     build_engine(engine_spec(path, kind, dtype=dtype, packing=True))
     with pytest.raises(UserError, match="attention crosses from one packed row into the next"):
-        build_engine(engine_spec(path, kind, dtype=dtype, attention="forgets_boundaries", packing=True))
+        build_engine(
+            engine_spec(path, kind, dtype=dtype, attention="forgets_boundaries", packing=True)
+        )
 
 
 def test_layers_that_are_not_attention_are_refused(tmp_path):
-    path = tiny_model_dir(tmp_path, arch="falcon_h1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16)
+    path = tiny_model_dir(
+        tmp_path, arch="falcon_h1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16
+    )
     build_engine(engine_spec(path))
     with pytest.raises(UserError, match="layers of type hybrid"):
         build_engine(engine_spec(path, packing=True))
 
 
 def test_positions_that_are_ignored_are_refused(tmp_path):
-    path = tiny_model_dir(tmp_path, arch="bloom", tied=False)  # ALiBi: distances are counted from the row's start
+    path = tiny_model_dir(
+        tmp_path, arch="bloom", tied=False
+    )  # ALiBi: distances are counted from the row's start
     with pytest.raises(UserError, match="attention crosses"):
         build_engine(engine_spec(path, attention="eager", packing=True))
 

@@ -49,14 +49,20 @@ class Engine:
         return ray.get_runtime_context().get_node_id(), os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def workers(self) -> list[tuple[str, list[int]]]:
-        """As vLLM's executor over Ray does: one worker in each bundle of the group that it finds itself in."""
+        """As vLLM's executor over Ray does: one worker in each bundle of the group that it finds
+        itself in."""
         assert self.context.spans_nodes
-        share, group = float(os.environ["VLLM_RAY_PER_WORKER_GPUS"]), ray.util.get_current_placement_group()
+        share, group = (
+            float(os.environ["VLLM_RAY_PER_WORKER_GPUS"]),
+            ray.util.get_current_placement_group(),
+        )
         place = ray.remote(lambda: (ray.get_runtime_context().get_node_id(), ray.get_gpu_ids()))
         return ray.get(
             [
                 place.options(
-                    num_cpus=0, num_gpus=share, scheduling_strategy=PlacementGroupSchedulingStrategy(group, int(bundle))
+                    num_cpus=0,
+                    num_gpus=share,
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, int(bundle)),
                 ).remote()
                 for bundle in os.environ["VLLM_RAY_BUNDLE_INDICES"].split(",")
             ]
@@ -67,7 +73,10 @@ class Engine:
 def address():
     """Two nodes of three CPUs each, which pass for owners of two GPUs."""
     before = psutil.Process().children(recursive=True)
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "num_gpus": 2, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 3, "num_gpus": 2, "include_dashboard": False},
+    )
     nodes.add_node(num_cpus=3, num_gpus=2)
     nodes.wait_for_nodes()
     processes = set(psutil.Process().children(recursive=True)) - {*before}
@@ -109,7 +118,9 @@ COLOCATED = HybridFlags(colocate_all_models=True)
 async def start(cluster: RayCluster, sizes: EngineFlags) -> tuple[RayGroup, RayGroup]:
     """An actor on all four GPUs, and the engines beside it."""
     flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=2)
-    plan = plan_placement(role_requests(flags, COLOCATED, sizes, ["actor"]), "cuda", cluster.nodes())
+    plan = plan_placement(
+        role_requests(flags, COLOCATED, sizes, ["actor"]), "cuda", cluster.nodes()
+    )
     reservation = await cluster.reserve(plan, timeout=60)
     actor = await RayGroup.create(cluster, reservation, "actor", Engine, timeout=60)
     return actor, await RayGroup.create(cluster, reservation, ENGINES, Engine, timeout=60)
@@ -130,11 +141,15 @@ def test_an_engine_sees_the_gpus_of_all_its_places(joined):
 
 def test_an_engine_on_two_nodes_finds_its_places(joined):
     async def scenario():
-        actor, engines = await start(joined[0], EngineFlags(vllm_tensor_parallel_size=2, vllm_pipeline_parallel_size=2))
+        actor, engines = await start(
+            joined[0], EngineFlags(vllm_tensor_parallel_size=2, vllm_pipeline_parallel_size=2)
+        )
         return await actor.call("where"), await engines.call("where"), await engines.call("workers")
 
     actor, ((home, gpus),), (workers,) = asyncio.run(scenario())
-    assert [(node, str(*own)) for node, own in workers] == actor  # stage by stage beside the ranks of the actor
+    assert [
+        (node, str(*own)) for node, own in workers
+    ] == actor  # stage by stage beside the ranks of the actor
     assert home == workers[0][0] == workers[1][0] != workers[2][0] == workers[3][0]
     assert gpus == ""
 
@@ -154,7 +169,9 @@ def test_a_plan_that_never_fits_ends_with_what_is_missing(joined):
         "  - needs 4 CPUs on one node for actor, the largest free node has 3",
         "  - needs 7 CPUs in all, the cluster has 6 free on 2 nodes",
     ]
-    assert lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2  # what was granted in part is given back
+    assert (
+        lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2
+    )  # what was granted in part is given back
     reserve(cluster, [RoleRequest("actor", 2, 3)], timeout=60).release()
 
 
@@ -192,7 +209,8 @@ asyncio.run(main())
 
 
 def test_a_cluster_of_ray_start_is_joined_with_its_token_and_works_in_our_directory(tmp_path):
-    """`ray start --head` guards the cluster once ~/.ray holds a token, and its workers begin in its own directory."""
+    """`ray start --head` guards the cluster once ~/.ray holds a token, and its workers begin in its
+    own directory."""
     home, ours = tmp_path / "home", tmp_path / "ours"
     ours.mkdir()
     (home / ".ray").mkdir(parents=True)
@@ -200,10 +218,20 @@ def test_a_cluster_of_ray_start_is_joined_with_its_token_and_works_in_our_direct
     unset = {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"}
     env = {name: value for name, value in os.environ.items() if name not in unset}
     env |= {"HOME": str(home), "PYTHONPATH": str(Path(__file__).parents[2])}
-    start = [Path(sys.executable).parent / "ray", "start", "--head", "--port", "0", "--num-cpus", "2"]
+    start = [
+        Path(sys.executable).parent / "ray",
+        "start",
+        "--head",
+        "--port",
+        "0",
+        "--num-cpus",
+        "2",
+    ]
     before = set(psutil.process_iter())
     options = {"env": env, "capture_output": True, "text": True, "timeout": 120, "check": True}
-    started = subprocess.run([*start, "--include-dashboard", "false", "--disable-usage-stats"], cwd=home, **options)
+    started = subprocess.run(
+        [*start, "--include-dashboard", "false", "--disable-usage-stats"], cwd=home, **options
+    )
     try:
         address = started.stdout.split("--address='")[1].split("'")[0]
         joined = subprocess.run([sys.executable, "-c", JOIN, address], cwd=ours, **options)
@@ -211,5 +239,7 @@ def test_a_cluster_of_ray_start_is_joined_with_its_token_and_works_in_our_direct
     finally:
         for process in set(psutil.process_iter()) - before:
             with contextlib.suppress(psutil.Error):  # others on this machine come and go
-                if "ray" in " ".join(process.cmdline()) and str(home) in str(process.environ().get("HOME")):
+                if "ray" in " ".join(process.cmdline()) and str(home) in str(
+                    process.environ().get("HOME")
+                ):
                     process.kill()

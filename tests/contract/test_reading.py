@@ -25,8 +25,12 @@ def die_at_row_20(rows):
 def test_a_process_that_is_killed_ends_the_reading(monkeypatch):
     monkeypatch.setattr(reading, "CHUNK", 7)
     monkeypatch.setattr(reading, "PARALLEL_FROM", 10)
-    with pytest.raises(UserError, match="a process that turns rows into tokens was killed") as error:
-        reading.read_rows(Dataset.from_list([{"a": i} for i in range(40)]), die_at_row_20, workers=2)
+    with pytest.raises(
+        UserError, match="a process that turns rows into tokens was killed"
+    ) as error:
+        reading.read_rows(
+            Dataset.from_list([{"a": i} for i in range(40)]), die_at_row_20, workers=2
+        )
     assert error.value.remedy == "--preprocess_num_workers 1"
 
 
@@ -38,12 +42,16 @@ def test_two_processes_read_what_one_reads(monkeypatch, tmp_path):
     templates = TemplateFlags(apply_chat_template=True, input_template=str(tmp_path / "t.jinja"))
 
     def build(rows, workers):
-        flags = PromptDataFlags(prompt_data="data", label_key="label", prompt_overflow="truncate_middle")
+        flags = PromptDataFlags(
+            prompt_data="data", label_key="label", prompt_overflow="truncate_middle"
+        )
         builder = PromptBuilder(flags, templates, tokenizer, 12, workers=workers)
         sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows))]
         return builder.build(sources, flag="prompt_data", kind="train")
 
-    rows = [{"input": f"{i} " * (i % 9 + 1), "label": {"at": i}, "tag": f"t{i % 3}"} for i in range(40)]
+    rows = [
+        {"input": f"{i} " * (i % 9 + 1), "label": {"at": i}, "tag": f"t{i % 3}"} for i in range(40)
+    ]
     alone = build(rows, 1)
     assert alone[1][0].shortened > 5
     monkeypatch.setattr(reading, "PARALLEL_FROM", 10)

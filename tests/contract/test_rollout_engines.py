@@ -1,4 +1,5 @@
-"""One suite for every rollout engine: what they return is what a plain forward pass of transformers says."""
+"""One suite for every rollout engine: what they return is what a plain forward pass of transformers
+says."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tied": ({"tied": True}, {"enable_prefix_caching": True}),
     "untied": ({"tied": False}, {"deterministic": True}),
     "experts": ({"tied": True, "arch": "qwen3_moe"}, {}),
-    "divided": ({"tied": True}, {"sizes": ParallelSizes(tensor=2)}),  # over two processes, one attention head on each
+    "divided": (
+        {"tied": True},
+        {"sizes": ParallelSizes(tensor=2)},
+    ),  # over two processes, one attention head on each
 }
 BENCHES = [(b, m) for b in ("hf", "vllm") for m in MODELS if (b, m) != ("hf", "divided")]
 
@@ -67,17 +71,22 @@ class Bench:
 
         return self.run(send())
 
-    def buckets(self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 40_000) -> list[SentBucket]:
+    def buckets(
+        self, weights: dict[str, Tensor], version: int, bucket_bytes: int = 40_000
+    ) -> list[SentBucket]:
         """Packed and announced as the trainer does, with checksums."""
         self.sender.begin()
         sent = []
         for named in cut(weights.items(), bucket_bytes):
             announced = self.sender.announce(pack(named, version, self.sender.allocate))
-            sent.append(replace(announced, checksums=tuple(checksum(tensor) for _, tensor in named)))
+            sent.append(
+                replace(announced, checksums=tuple(checksum(tensor) for _, tensor in named))
+            )
         return sent
 
     def expected(self, prompt: list[int], tokens: list[int], sampling: Sampling) -> Tensor:
-        """Log-probs of ``tokens`` after ``prompt`` by one plain forward, the distribution cut token by token."""
+        """Log-probs of ``tokens`` after ``prompt`` by one plain forward, the distribution cut token
+        by token."""
         with torch.no_grad():
             logits = self.oracle(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         rows = [slow_logprobs(row, prompt + tokens[:i], sampling) for i, row in enumerate(logits)]
@@ -121,9 +130,14 @@ def prompts_of(count: int, seed: int) -> list[list[int]]:
     return [torch.randint(4, 66, (n,), generator=generator).tolist() for n in lengths]
 
 
-def new_weights(bench: Bench, tmp_path: Path, seed: int) -> tuple[dict[str, Tensor], PreTrainedModel]:
-    """Other random weights for the bench's model, as a checkpoint names them, and the model that has them."""
-    shape = next(fields for name, (fields, _) in MODELS.items() if name == bench.directory.parent.name)
+def new_weights(
+    bench: Bench, tmp_path: Path, seed: int
+) -> tuple[dict[str, Tensor], PreTrainedModel]:
+    """Other random weights for the bench's model, as a checkpoint names them, and the model that
+    has them."""
+    shape = next(
+        fields for name, (fields, _) in MODELS.items() if name == bench.directory.parent.name
+    )
     path = tiny_model_dir(tmp_path, seed=seed, **shape)
     return checkpoint(path), AutoModelForCausalLM.from_pretrained(path)
 
@@ -138,18 +152,24 @@ def apart(directory: Path) -> str:
 
 
 @pytest.fixture(scope="module", params=BENCHES, ids="-".join)
-def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+def bench(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Bench]:
     backend, name = request.param
     shape, options = MODELS[name]
     home = tmp_path_factory.mktemp("models") / name
     home.mkdir()
     directory = tiny_model_dir(home, **shape)
     tokenizer = apart(directory) if name == "untied" else None
-    spec = EngineSpec(str(directory), tokenizer, dtype="fp32", max_model_len=MAX_MODEL_LEN, **options)
+    spec = EngineSpec(
+        str(directory), tokenizer, dtype="fp32", max_model_len=MAX_MODEL_LEN, **options
+    )
     with asyncio.Runner() as runner:
         engine = runner.run(start_engine(backend, spec))
         runner.run(engine.connect(Route(), 1))
-        yield Bench(engine, runner, directory, spec, AutoModelForCausalLM.from_pretrained(directory))
+        yield Bench(
+            engine, runner, directory, spec, AutoModelForCausalLM.from_pretrained(directory)
+        )
         runner.run(engine.close())
 
 
@@ -168,7 +188,9 @@ def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_logprobs_of_sampled_tokens(bench: Bench, sampling: Sampling) -> None:
     prompts = prompts_of(16, seed=1)
     samplings = [replace(sampling, seed=i, max_tokens=4 + 2 * i) for i in range(16)]
-    for prompt, wanted, reply in zip(prompts, samplings, bench.generate(prompts, samplings), strict=True):
+    for prompt, wanted, reply in zip(
+        prompts, samplings, bench.generate(prompts, samplings), strict=True
+    ):
         expected = bench.expected(prompt, reply.token_ids, wanted)
         torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
 
@@ -177,7 +199,11 @@ def test_logprobs_of_given_tokens(bench: Bench) -> None:
     for tokens in [*prompts_of(4, seed=2), list(range(4, 66)) * 2]:
         got = bench.run(bench.engine.logprobs(tokens))
         assert got[0] == 0.0
-        expected = bench.expected(tokens[:1], tokens[1:], Sampling(1)) if len(tokens) > 1 else torch.zeros(0)
+        expected = (
+            bench.expected(tokens[:1], tokens[1:], Sampling(1))
+            if len(tokens) > 1
+            else torch.zeros(0)
+        )
         torch.testing.assert_close(torch.tensor(got[1:]), expected, atol=CLOSE, rtol=0)
 
 
@@ -201,7 +227,9 @@ def test_stop_text_ends_and_stays(bench: Bench) -> None:
     free = Sampling(40, seed=5, ignore_eos=True)
     (whole,) = bench.generate([[7, 8, 9]], [free])
     stop = decode(whole.token_ids, skip_special_tokens=True)[10:12]
-    until = next(n for n in range(41) if stop in decode(whole.token_ids[:n], skip_special_tokens=True))
+    until = next(
+        n for n in range(41) if stop in decode(whole.token_ids[:n], skip_special_tokens=True)
+    )
     (cut,) = bench.generate([[7, 8, 9]], [replace(free, stop=("never in it", stop))])
     assert (cut.finish, cut.token_ids) == (Finish.STOP, whole.token_ids[:until])
     assert len(cut.logprobs) == until
@@ -239,14 +267,18 @@ def test_prompt_and_completion_together_have_a_limit(bench: Bench) -> None:
 
 
 def test_greedy(bench: Bench) -> None:
-    """top_k 1 and temperature 0 both take the likeliest token; they differ in the log-prob by definition."""
+    """top_k 1 and temperature 0 both take the likeliest token; they differ in the log-prob by
+    definition."""
     sharp, cold = bench.generate(
-        [[7, 8, 9]] * 2, [Sampling(12, top_k=1, ignore_eos=True), Sampling(12, temperature=0.0, ignore_eos=True)]
+        [[7, 8, 9]] * 2,
+        [Sampling(12, top_k=1, ignore_eos=True), Sampling(12, temperature=0.0, ignore_eos=True)],
     )
     tokens: list[int] = []
     for _ in range(12):
         with torch.no_grad():
-            tokens.append(int(bench.oracle(torch.tensor([[7, 8, 9, *tokens]])).logits[0, -1].argmax()))
+            tokens.append(
+                int(bench.oracle(torch.tensor([[7, 8, 9, *tokens]])).logits[0, -1].argmax())
+            )
     assert sharp.token_ids == cold.token_ids == tokens
     assert sharp.logprobs == [0.0] * 12
     expected = bench.expected([7, 8, 9], tokens, Sampling(12))
@@ -263,7 +295,8 @@ def test_model_length_is_the_limit(bench: Bench) -> None:
 
 
 def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
-    """Three times, in many buckets: nothing changes before finish_sync, and then everything does."""
+    """Three times, in many buckets: nothing changes before finish_sync, and then everything
+    does."""
     prompts = prompts_of(6, seed=4)
     first = bench.engine.policy_version
     for version in (first + 1, first + 2, first + 3):
@@ -274,7 +307,9 @@ def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
         for bucket in buckets:
             bench.run(bench.engine.load_bucket(bucket))
         assert bench.run(bench.engine.logprobs(prompts[0])) == before
-        assert bench.run(bench.engine.finish_sync(version)) == bench.engine.policy_version == version
+        assert (
+            bench.run(bench.engine.finish_sync(version)) == bench.engine.policy_version == version
+        )
         bench.oracle = model
         replies = bench.generate(prompts, [Sampling(16, seed=i) for i in range(6)])
         for prompt, reply in zip(prompts, replies, strict=True):
@@ -305,7 +340,8 @@ def test_incomplete_sync_is_refused(bench: Bench) -> None:
 
 
 def test_a_tensor_that_changed_on_the_way_is_named(bench: Bench) -> None:
-    """One bit, in the memory that the bucket lies in, after it was announced; the old weights stay."""
+    """One bit, in the memory that the bucket lies in, after it was announced; the old weights
+    stay."""
     weights = checkpoint(bench.directory)
     version = bench.engine.policy_version + 1
     bench.sync(weights, version)
@@ -364,7 +400,9 @@ def test_vllm_keeps_the_session(bench: Bench) -> None:
     messages = [sent.message() for sent in bench.buckets(checkpoint(bench.directory), 1)]
 
     def load(messages: list[dict[str, Any]], first: bool, last: bool) -> None:
-        bench.run(bench.engine._llm.collective_rpc("openrl_load_weights", args=(messages, first, last)))
+        bench.run(
+            bench.engine._llm.collective_rpc("openrl_load_weights", args=(messages, first, last))
+        )
 
     with pytest.raises(Exception, match="start_weight_update must be called before"):
         load(messages, first=False, last=False)
@@ -377,7 +415,8 @@ def test_vllm_keeps_the_session(bench: Bench) -> None:
 
 
 def arrivals(bench: Bench, order: list[int]) -> list[Completion]:
-    """The same 12 requests, started in the given order, each after a different number of turns of the loop."""
+    """The same 12 requests, started in the given order, each after a different number of turns of
+    the loop."""
     prompts = prompts_of(12, seed=6)
     replies: dict[int, Completion] = {}
 
@@ -393,9 +432,14 @@ def arrivals(bench: Bench, order: list[int]) -> list[Completion]:
     return [replies[request] for request in range(12)]
 
 
-@pytest.mark.parametrize("bench", [("hf", "untied"), ("vllm", "untied")], ids="-".join, indirect=True)
-def test_deterministic_engine_ignores_order_and_restarts(bench: Bench, request: pytest.FixtureRequest) -> None:
-    """Bit for bit: in another order, after a sync of the same weights, and in an engine started anew."""
+@pytest.mark.parametrize(
+    "bench", [("hf", "untied"), ("vllm", "untied")], ids="-".join, indirect=True
+)
+def test_deterministic_engine_ignores_order_and_restarts(
+    bench: Bench, request: pytest.FixtureRequest
+) -> None:
+    """Bit for bit: in another order, after a sync of the same weights, and in an engine started
+    anew."""
     assert bench.spec.deterministic
     bench.sync(checkpoint(bench.directory), bench.engine.policy_version + 1)
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
@@ -405,18 +449,26 @@ def test_deterministic_engine_ignores_order_and_restarts(bench: Bench, request: 
     other = replace(bench, engine=again)
     try:
         outcomes.append(arrivals(other, [5, 1, 9, 0, 11, 3, 7, 2, 10, 4, 8, 6]))
-        wrong_names = {f"module.{name}": tensor for name, tensor in checkpoint(bench.directory).items()}
+        wrong_names = {
+            f"module.{name}": tensor for name, tensor in checkpoint(bench.directory).items()
+        }
         with pytest.raises(UserError, match="module"):
-            other.sync(wrong_names, 1)  # the first sync of this engine: it cannot know better than the model
+            other.sync(
+                wrong_names, 1
+            )  # the first sync of this engine: it cannot know better than the model
         refuses_or_keeps(other)
     finally:
         bench.run(again.close())
-    bits = [[(reply.token_ids, reply.logprobs, reply.finish) for reply in outcome] for outcome in outcomes]
+    bits = [
+        [(reply.token_ids, reply.logprobs, reply.finish) for reply in outcome]
+        for outcome in outcomes
+    ]
     assert bits[0] == bits[1] == bits[2]
 
 
 def test_sleep_changes_no_answer_and_refuses_what_needs_it(bench: Bench) -> None:
-    """The order of a step: all asleep, weights awake for a sync, then the cache; greedy answers before and after."""
+    """The order of a step: all asleep, weights awake for a sync, then the cache; greedy answers
+    before and after."""
     weights, version = checkpoint(bench.directory), bench.engine.policy_version + 1
     bench.sync(weights, version)
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
@@ -449,7 +501,8 @@ def test_sleep_changes_no_answer_and_refuses_what_needs_it(bench: Bench) -> None
 def test_sleep_waits_for_requests_that_run(bench: Bench) -> None:
     async def scenario() -> tuple[list[Completion], bool]:
         running = [
-            asyncio.create_task(bench.engine.generate([5, 6, 7 + i], Sampling(40, ignore_eos=True))) for i in range(3)
+            asyncio.create_task(bench.engine.generate([5, 6, 7 + i], Sampling(40, ignore_eos=True)))
+            for i in range(3)
         ]
         await asyncio.sleep(0)
         await bench.engine.park("weights", "cache")
@@ -476,11 +529,14 @@ def test_missing_model(backend: str, tmp_path: Path) -> None:
 
 
 def test_dead_vllm_says_so(tmp_path: Path) -> None:
-    """Killed in the middle of a request, as the kernel does when memory runs out; then nothing is left behind."""
+    """Killed in the middle of a request, as the kernel does when memory runs out; then nothing is
+    left behind."""
     before = set(multiprocessing.active_children())
 
     async def die() -> None:
-        engine = await start_engine("vllm", EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512))
+        engine = await start_engine(
+            "vllm", EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512)
+        )
         request = asyncio.create_task(engine.generate([5, 6, 7], Sampling(500, ignore_eos=True)))
         await asyncio.sleep(0)
         for process in set(multiprocessing.active_children()) - before:

@@ -1,4 +1,5 @@
-"""serve_rm as a process: the rewards of its clients are those of the reward role, and it stops with grace."""
+"""serve_rm as a process: the rewards of its clients are those of the reward role, and it stops with
+grace."""
 
 from __future__ import annotations
 
@@ -63,13 +64,17 @@ def random_groups(tokenizer, count: int = 6, size: int = 4) -> list[Group]:
             mask = [False] * len(ids) + [True] * len(answer)
             finish = Finish.STOP if ended else Finish.LENGTH
             text = tokenizer.decode(answer)
-            trajectories.append(Trajectory(prompt, [*ids, *answer], mask, [0.0] * len(mask), finish, text))
+            trajectories.append(
+                Trajectory(prompt, [*ids, *answer], mask, [0.0] * len(mask), finish, text)
+            )
         groups.append(Group(prompt, trajectories))
     return groups
 
 
 async def rewards_over_http(url: str, tokenizer, groups: list[Group]) -> list[list[float]]:
-    flags = RewardFlags(remote_rm_url=f"{url}/get_reward", reward_failure_policy="fail", reward_max_retries=2)
+    flags = RewardFlags(
+        remote_rm_url=f"{url}/get_reward", reward_failure_policy="fail", reward_max_retries=2
+    )
     reward = build_reward(flags, reward_plan(flags), tokenizer, token=TOKEN)
     try:
         scores = await asyncio.gather(*map(reward.score, groups))
@@ -94,7 +99,15 @@ def test_a_server_gives_the_rewards_of_the_reward_role(tmp_path):
     checkpoint = tiny_reward_model_dir(tmp_path)
     tokenizer = load_tokenizer(str(checkpoint))
     groups = random_groups(tokenizer)
-    flags = ("--reward_pretrain", checkpoint, "--param_dtype", "fp32", "--batch_size", 7, "--require_token")
+    flags = (
+        "--reward_pretrain",
+        checkpoint,
+        "--param_dtype",
+        "fp32",
+        "--batch_size",
+        7,
+        "--require_token",
+    )
     with serving(*flags, OPENRL_RM_TOKEN=TOKEN) as (url, process):
         assert httpx.post(f"{url}/get_reward", json={"query": ["a"]}).status_code == 401
         served = asyncio.run(rewards_over_http(url, tokenizer, groups))
@@ -102,7 +115,9 @@ def test_a_server_gives_the_rewards_of_the_reward_role(tmp_path):
     own = asyncio.run(rewards_of_the_role(checkpoint, groups, tokenizer.pad_token_id))
     for a, b in zip(served, own, strict=True):
         assert a == pytest.approx(b, abs=1e-5)
-    assert len({round(r, 3) for of_group in own for r in of_group}) > 20, "the rewards tell answers apart"
+    assert len({round(r, 3) for of_group in own for r in of_group}) > 20, (
+        "the rewards tell answers apart"
+    )
 
 
 @pytest.mark.slow
@@ -120,7 +135,9 @@ def test_requests_in_work_are_answered_before_the_server_ends(tmp_path):
     body = {"query": ["ab: cde", "ab: f"], "prompts": ["ab: ", "ab: "], "labels": [4, 5]}
     replies: list[httpx.Response] = []
     with serving("--remote_rm_url", tmp_path / "reward.py") as (url, process):
-        asking = Thread(target=lambda: replies.append(httpx.post(f"{url}/get_reward", json=body, timeout=120)))
+        asking = Thread(
+            target=lambda: replies.append(httpx.post(f"{url}/get_reward", json=body, timeout=120))
+        )
         asking.start()
         while not (tmp_path / "running").exists():
             assert process.poll() is None
@@ -132,15 +149,25 @@ def test_requests_in_work_are_answered_before_the_server_ends(tmp_path):
         assert process.poll() is None
         (tmp_path / "gate").touch()
         asking.join(120)
-        assert replies[0].json() == {"rewards": [3.0, 1.0], "scores": [3.0, 1.0], "extra_logs": {"label": [4.0, 5.0]}}
+        assert replies[0].json() == {
+            "rewards": [3.0, 1.0],
+            "scores": [3.0, 1.0],
+            "extra_logs": {"label": [4.0, 5.0]},
+        }
         assert process.wait(60) == 0
 
 
 @pytest.mark.slow
 def test_verifiers_are_served(tmp_path):
     with serving("--reward_funcs", "number", "exact", "--reward_weights", 2, 1) as (url, _):
-        body = {"query": ["2+2= 4", "2+2= 4.0", "2+2= 5"], "prompts": ["2+2="] * 3, "labels": ["4"] * 3}
+        body = {
+            "query": ["2+2= 4", "2+2= 4.0", "2+2= 5"],
+            "prompts": ["2+2="] * 3,
+            "labels": ["4"] * 3,
+        }
         reply = httpx.post(f"{url}/get_reward", json=body, timeout=120).json()
         assert reply["rewards"] == [3.0, 2.0, 0.0]
         assert reply["scores"] == pytest.approx([1.0, 2 / 3, 0.0])
-        assert reply["extra_logs"]["number"] == [1.0, 1.0, 0.0] and reply["extra_logs"]["exact"] == [1.0, 0.0, 0.0]
+        assert reply["extra_logs"]["number"] == [1.0, 1.0, 0.0] and reply["extra_logs"][
+            "exact"
+        ] == [1.0, 0.0, 0.0]

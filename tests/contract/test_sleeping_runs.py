@@ -1,7 +1,8 @@
-"""Whole runs in this process, on DeepSpeed and transformers' generation: whoever sleeps, they end bit for bit alike.
+"""Whole runs in this process, on DeepSpeed and transformers' generation: whoever sleeps, they end
+bit for bit alike.
 
-Placement and flags are those of a run; only its processes are missing. ``tests/e2e/test_sleep.py`` has the processes.
-"""
+Placement and flags are those of a run; only its processes are missing. ``tests/e2e/test_sleep.py``
+has the processes."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ RUN = {
 WHOLE = {"deepspeed_sleep_states": ("param", "optim", "grad")}
 MODES: dict[str, dict[str, object]] = {
     "all, engines asleep": {"colocate_all_models": True, "vllm_enable_sleep": True},
-    "all, both asleep": {"colocate_all_models": True, "vllm_enable_sleep": True, "deepspeed_enable_sleep": True},
+    "all, both asleep": {
+        "colocate_all_models": True,
+        "vllm_enable_sleep": True,
+        "deepspeed_enable_sleep": True,
+    },
     "all, everything asleep": {
         "colocate_all_models": True,
         "vllm_enable_sleep": True,
@@ -71,13 +76,17 @@ MODES: dict[str, dict[str, object]] = {
 
 
 @contextlib.asynccontextmanager
-async def in_this_process(config: PPOConfig, device, optimizer_steps: int, stage) -> AsyncIterator[Roles]:
+async def in_this_process(
+    config: PPOConfig, device, optimizer_steps: int, stage
+) -> AsyncIterator[Roles]:
     """As ``start_roles``, with one worker of each role, here."""
     models = role_models(config)
     requests = role_requests(config.placement, config.hybrid, config.engine, models)
     plan = plan_placement(requests, device, [Node("here", 8, 0, 8, 0)])
     made_of, groups = workers(config, device, optimizer_steps, plan), {}
-    residency = Residency(ResidencyTable.of(plan, sleeping(config)), MemoryLog() if config.memory.log_memory else None)
+    residency = Residency(
+        ResidencyTable.of(plan, sleeping(config)), MemoryLog() if config.memory.log_memory else None
+    )
     try:
         for role in (role for wave in waves(plan, residency.table) for role in wave):
             worker_class, *arguments = made_of[role]
@@ -104,13 +113,20 @@ def outcome(task, out, **changes):
     """(metrics that time has no part in, weights, state of the actor) that a run leaves."""
     argv = ppo_flags(task, out, **RUN, **changes)
     run = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
-    assert command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv) == 0
+    assert (
+        command(
+            PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv
+        )
+        == 0
+    )
     state = out / "checkpoints/step_000002/actor/rank_00000.safetensors"
     return untimed(metrics(out)), load_file(out / "model.safetensors"), load_file(state)
 
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+    return one.keys() == other.keys() and all(
+        torch.equal(tensor, other[name]) for name, tensor in one.items()
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -118,14 +134,18 @@ def test_sleep_changes_no_bit_of_a_run(task, awake, tmp_path, capsys, mode):
     capsys.readouterr()
     steps, weights, state = outcome(task, tmp_path, **MODES[mode], log_memory=True)
     assert steps == awake[0] and same(weights, awake[1]) and same(state, awake[2])
-    edges = re.findall(r"^memory after ([^|]+?) \|.* host [\d.]+ GiB$", capsys.readouterr().out, re.MULTILINE)
+    edges = re.findall(
+        r"^memory after ([^|]+?) \|.* host [\d.]+ GiB$", capsys.readouterr().out, re.MULTILINE
+    )
     assert [edge for edge in edges if edge.startswith("load")] and edges.count("sync") == 3
     moved = [sum(edge.startswith(direction) for edge in edges) for direction in ("park", "wake")]
     assert min(moved) >= 4  # each of two steps moves something out and in
     if mode == "all, everything asleep":
         first = edges.index(STEP[0])
         assert edges[first : first + len(STEP)] == STEP
-    assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= metrics(tmp_path)[-1].keys()
+    assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= metrics(tmp_path)[
+        -1
+    ].keys()
 
 
 def test_a_resume_finds_everybody_awake_who_must_be(task, awake, tmp_path):

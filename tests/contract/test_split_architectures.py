@@ -1,4 +1,5 @@
-"""Attention functions of split sequences under the architectures of transformers: one rank, which holds the whole as its part.
+"""Attention functions of split sequences under the architectures of transformers: one rank, which
+holds the whole as its part.
 
 What several ranks make of it is in ``tests/invariance/test_sequence_parallel.py``.
 """
@@ -18,7 +19,10 @@ ARCHITECTURES = {
     "qwen3_moe": {},
     "phi3": {},
     "gpt2": {},  # learned positions
-    "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 32},  # every second layer slides; scores are capped
+    "gemma2": {
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 32,
+    },  # every second layer slides; scores are capped
 }
 
 
@@ -32,7 +36,9 @@ def test_a_part_that_is_the_whole(tmp_path, arch, packing):
         model.split = split_sequences(model.hf, str(path), flags, own_group([[0]], 60))
         column = lambda ids, mask: model(ids, mask)[0]  # noqa: B023, E731
         if flags is RING and arch == "gemma2":
-            with pytest.raises(UserError, match=r"--ring_attn_size: sequences of .* its attention has softcap"):
+            with pytest.raises(
+                UserError, match=r"--ring_attn_size: sequences of .* its attention has softcap"
+            ):
                 check_split(str(path), model, column)
         else:
             check_split(str(path), model, column)
@@ -41,5 +47,7 @@ def test_a_part_that_is_the_whole(tmp_path, arch, packing):
 def test_attention_outside_the_interface_is_refused(tmp_path):
     init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
     path = tiny_model_dir(tmp_path, arch="bloom", tied=False)
-    with pytest.raises(UserError, match=r"--ulysses_size: sequences of .* cannot be split: its attention is eager"):
+    with pytest.raises(
+        UserError, match=r"--ulysses_size: sequences of .* cannot be split: its attention is eager"
+    ):
         split_sequences(load_model(engine_spec(path)).hf, str(path), ULYSSES, own_group([[0]], 60))

@@ -1,4 +1,5 @@
-"""What every training engine must do, on one rank: held against plain transformers and plain AdamW."""
+"""What every training engine must do, on one rank: held against plain transformers and plain
+AdamW."""
 
 import math
 
@@ -83,7 +84,9 @@ def test_forward_is_the_same_in_every_stage(checkpoint, batch, stage):
 @pytest.mark.parametrize("max_norm", [0.0, 0.5])
 def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
     spec = optim_spec(max_norm=max_norm)
-    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=spec, gradient_checkpointing=stage != 1))
+    engine = build_engine(
+        engine_spec(checkpoint, zero_stage=stage, optim=spec, gradient_checkpointing=stage != 1)
+    )
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     optimizer = build_optimizer(model, spec)
     schedule = build_scheduler(optimizer, spec)
@@ -97,7 +100,9 @@ def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
         rate = schedule.get_last_lr()[0]
         optimizer.step()
         schedule.step()
-        metrics = engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
+        metrics = engine.train_step(
+            batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate()
+        )
         assert metrics["loss"].value == pytest.approx(float(loss.detach()), rel=1e-5)
         assert metrics["grad_norm"].value == pytest.approx(norm, rel=1e-4)
         assert metrics["lr"].value == pytest.approx(rate)
@@ -109,17 +114,26 @@ def test_steps_equal_plain_adamw(checkpoint, batch, stage, max_norm):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(tmp_path, checkpoint, batch, stage, dtype):
-    """Bias correction makes the first update lr * g / |g|, whatever the gradient's size and type."""
+def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(
+    tmp_path, checkpoint, batch, stage, dtype
+):
+    """Bias correction makes the first update lr * g / |g|, whatever the gradient's size and
+    type."""
     spec = optim_spec(learning_rate=1e-3, weight_decay=0.0)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=spec))
     engine.save(tmp_path / "before")
     engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
     engine.save(tmp_path / "after")
-    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
-    moved = torch.cat([(after[n] - before[n]).abs().flatten() for n in before if n.startswith("master.")])
+    before, after = (
+        load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after")
+    )
+    moved = torch.cat(
+        [(after[n] - before[n]).abs().flatten() for n in before if n.startswith("master.")]
+    )
     assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
-    assert float((moved > 0.99e-3).float().mean()) > 0.8  # the rest: padding and characters that do not occur
+    assert (
+        float((moved > 0.99e-3).float().mean()) > 0.8
+    )  # the rest: padding and characters that do not occur
 
 
 OPTIMIZERS = [
@@ -130,7 +144,9 @@ OPTIMIZERS = [
 
 
 @pytest.mark.parametrize(("name", "stage", "dtype"), OPTIMIZERS)
-def test_other_optimizers_learn_and_resume_bit_for_bit(tmp_path, checkpoint, batch, name, stage, dtype):
+def test_other_optimizers_learn_and_resume_bit_for_bit(
+    tmp_path, checkpoint, batch, name, stage, dtype
+):
     optim = optim_spec(optimizer=name, learning_rate=3e-3)
     spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim)
     plan = StepPlan(halves(batch), counts_of(batch))
@@ -142,24 +158,33 @@ def test_other_optimizers_learn_and_resume_bit_for_bit(tmp_path, checkpoint, bat
     resumed = build_engine(spec)
     resumed.load(tmp_path)
     assert resumed.train_step(batch, plan, SupervisedUpdate()) == expected
-    for (key, before), (_, after) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+    for (key, before), (_, after) in zip(
+        engine.named_weights(), resumed.named_weights(), strict=True
+    ):
         assert torch.equal(before, after), key
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_adamw_bf16_keeps_nothing_in_fp32_and_starts_with_step_one(tmp_path, checkpoint, batch, stage):
+def test_adamw_bf16_keeps_nothing_in_fp32_and_starts_with_step_one(
+    tmp_path, checkpoint, batch, stage
+):
     """Weight and compensation together move by the learning rate, as the masters of Adam do."""
     optim = optim_spec(optimizer="adamw_bf16", learning_rate=1e-3, weight_decay=0.0)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim))
     engine.save(tmp_path / "before")
     engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
     engine.save(tmp_path / "after")
-    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
+    before, after = (
+        load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after")
+    )
     floats = {name: t.dtype for name, t in after.items() if t.is_floating_point()}
     assert set(floats.values()) == {torch.bfloat16}, floats
     assert {int(t) for name, t in after.items() if name.startswith("step.")} == {1}
     names = [name for name in before if name.startswith("master.")]
-    now = {name: after[name].float() + after[name.replace("master", "compensation")].float() for name in names}
+    now = {
+        name: after[name].float() + after[name.replace("master", "compensation")].float()
+        for name in names
+    }
     moved = torch.cat([(now[name] - before[name].float()).abs().flatten() for name in names])
     assert float(moved.max()) == pytest.approx(1e-3, rel=0.02)
     assert float((moved > 0.98e-3).float().mean()) > 0.8
@@ -181,14 +206,18 @@ def test_a_resumed_engine_goes_on_bit_for_bit(tmp_path, checkpoint, batch, stage
     resumed.load(tmp_path)
     assert torch.equal(torch.rand(3), drawn)
     assert resumed.train_step(batch, plan, SupervisedUpdate()) == expected
-    for (name, before), (other, after) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
+    for (name, before), (other, after) in zip(
+        engine.named_weights(), resumed.named_weights(), strict=True
+    ):
         assert name == other and torch.equal(before, after), name
 
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_going_back_to_a_save_forgets_what_came_after(tmp_path, checkpoint, batch, stage, dtype):
-    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim_spec()))
+    engine = build_engine(
+        engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim_spec())
+    )
     plan = StepPlan(halves(batch), counts_of(batch))
     engine.save(tmp_path)  # before the first step: the optimizer has no state
     twice = []
@@ -202,8 +231,11 @@ def test_going_back_to_a_save_forgets_what_came_after(tmp_path, checkpoint, batc
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_communication_buffers_are_no_larger_than_the_gradients(checkpoint, batch, stage):
-    """DeepSpeed's default sets 500 million elements aside for the smallest of models: a gigabyte or two of a GPU."""
-    engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim_spec()))
+    """DeepSpeed's default sets 500 million elements aside for the smallest of models: a gigabyte or
+    two of a GPU."""
+    engine = build_engine(
+        engine_spec(checkpoint, zero_stage=stage, dtype="bf16", optim=optim_spec())
+    )
     before = psutil.Process().memory_info().vms
     engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate())
     assert psutil.Process().memory_info().vms - before < 5e8
@@ -215,19 +247,28 @@ def test_a_state_of_another_shape_is_refused(tmp_path, checkpoint):
         build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec())).load(tmp_path)
 
 
-@pytest.mark.parametrize(("dtype", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "adamw_bf16")])
+@pytest.mark.parametrize(
+    ("dtype", "optimizer"), [("fp32", "adamw"), ("bf16", "adamw"), ("bf16", "adamw_bf16")]
+)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_gradient_that_is_not_finite_skips_the_step(tmp_path, checkpoint, batch, stage, dtype, optimizer):
+def test_a_gradient_that_is_not_finite_skips_the_step(
+    tmp_path, checkpoint, batch, stage, dtype, optimizer
+):
     optim = optim_spec(optimizer=optimizer)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim))
     plan = StepPlan(halves(batch), counts_of(batch))
     engine.train_step(batch, plan, SupervisedUpdate())
     engine.save(tmp_path / "before")
-    poisoned = lambda forward, micro, counts: (forward(micro)[0].sum() * torch.nan, {})  # noqa: E731
+    poisoned = lambda forward, micro, counts: (
+        forward(micro)[0].sum() * torch.nan,
+        {},
+    )  # noqa: E731
     metrics = engine.train_step(batch, plan, poisoned)
     assert metrics["nonfinite_steps"].value == 1 and "grad_norm" not in metrics
     engine.save(tmp_path / "after")
-    before, after = (load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after"))
+    before, after = (
+        load_file(tmp_path / when / "rank_00000.safetensors") for when in ("before", "after")
+    )
     assert before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in before)
     assert engine.train_step(batch, plan, SupervisedUpdate())["nonfinite_steps"].value == 0
 
@@ -242,7 +283,9 @@ def test_weights_that_are_not_finite_are_not_sent(checkpoint, stage):
     assert [bucket.manifest.version for bucket in worker.send_weights(7, 2**20)] == [7]
     poison(worker.engine, "hf.model.layers.1.mlp.up_proj.weight")
     assert worker.engine.nonfinite_weights() == ["model.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(UserError, match=r"layers\.1\.mlp\.up_proj\.weight of the actor holds inf or NaN"):
+    with pytest.raises(
+        UserError, match=r"layers\.1\.mlp\.up_proj\.weight of the actor holds inf or NaN"
+    ):
         next(worker.send_weights(8, 2**20))
 
 
@@ -262,9 +305,13 @@ def test_named_weights_speak_the_checkpoints_names(tmp_path, batch, arch, tied, 
     exported = load_file(tmp_path / "export" / "model.safetensors")
     trained = weights(engine)
     assert all(torch.equal(trained[name], exported[name]) for name in stored)
-    assert not torch.equal(trained["model.embed_tokens.weight"], stored["model.embed_tokens.weight"])
+    assert not torch.equal(
+        trained["model.embed_tokens.weight"], stored["model.embed_tokens.weight"]
+    )
     expected = engine.forward(batch, halves(batch))
-    torch.testing.assert_close(plain_logprobs(tmp_path / "export", batch), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        plain_logprobs(tmp_path / "export", batch), expected, rtol=0, atol=1e-5
+    )
 
 
 def test_bf16_is_exported_as_bf16(tmp_path, checkpoint, batch):
@@ -273,7 +320,9 @@ def test_bf16_is_exported_as_bf16(tmp_path, checkpoint, batch):
     engine.export(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
     assert model.dtype == torch.bfloat16
-    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in engine.named_weights())
+    assert all(
+        torch.equal(model.state_dict()[name], tensor) for name, tensor in engine.named_weights()
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -282,7 +331,10 @@ def test_a_critic_and_its_round_trip(tmp_path, checkpoint, batch, stage):
     before = engine.forward(batch, halves(batch))
     assert not before[:, 0].any() and not before[~batch.attention_mask].any()
     plan = StepPlan(halves(batch), counts_of(batch))
-    losses = [engine.train_step(batch, plan, ValueUpdate(0.0, "token-mean"))["value_loss"].value for _ in range(8)]
+    losses = [
+        engine.train_step(batch, plan, ValueUpdate(0.0, "token-mean"))["value_loss"].value
+        for _ in range(8)
+    ]
     assert losses[-1] < losses[0]
 
     engine.export(tmp_path)
@@ -317,20 +369,27 @@ def test_a_missing_model_is_one_clear_message(tmp_path):
 def test_an_incomplete_checkpoint_is_refused(tmp_path):
     path = tiny_model_dir(tmp_path, tied=False)
     stored = load_file(path / "model.safetensors")
-    save_file({k: v for k, v in stored.items() if k != "lm_head.weight"}, path / "model.safetensors", {"format": "pt"})
+    save_file(
+        {k: v for k, v in stored.items() if k != "lm_head.weight"},
+        path / "model.safetensors",
+        {"format": "pt"},
+    )
     with pytest.raises(UserError, match=r"lm_head\.weight"):
         build_engine(engine_spec(path))
 
 
 def test_the_policy_update_on_its_own_batch_has_ratio_one(checkpoint, batch):
-    """Without old log-probs the policy's own are old: ratio 1, no KL, no clipping, gradient of -A log p."""
+    """Without old log-probs the policy's own are old: ratio 1, no KL, no clipping, gradient of -A
+    log p."""
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=0.1, kl_estimator="k3")
     metrics = engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), update)
     mask = batch.loss_mask
     assert metrics["ratio_max"].value == 1.0
     assert metrics["ppo_kl"].value == 0.0 and metrics["clip_fraction"].value == 0.0
-    assert metrics["policy_loss"].value == pytest.approx(-float(batch.advantages[mask].mean()), rel=1e-4)
+    assert metrics["policy_loss"].value == pytest.approx(
+        -float(batch.advantages[mask].mean()), rel=1e-4
+    )
     d = plain_logprobs(checkpoint, batch)[mask] - batch.ref_logprobs[mask]
     kl = (torch.expm1(-d) + d).clamp(max=10)
     assert metrics["kl"].value == pytest.approx(float(kl.mean()), rel=1e-4)
@@ -339,51 +398,73 @@ def test_the_policy_update_on_its_own_batch_has_ratio_one(checkpoint, batch):
 
 
 def dense_kl(path, reference, batch, temperature, top_k):
-    """Row by row from the two models' own logits; tokens outside the reference's ``top_k`` likeliest as one."""
+    """Row by row from the two models' own logits; tokens outside the reference's ``top_k``
+    likeliest as one."""
     models = [AutoModelForCausalLM.from_pretrained(p) for p in (path, reference)]
     column = torch.zeros(batch.token_ids.shape)
     for row, length in enumerate(batch.lengths.tolist()):
         ids = batch.token_ids[row : row + 1, :length]
         with torch.no_grad():
-            p, q = ((m(input_ids=ids).logits[0, :-1].double() / temperature).softmax(-1) for m in models)
+            p, q = (
+                (m(input_ids=ids).logits[0, :-1].double() / temperature).softmax(-1) for m in models
+            )
         order = q.argsort(-1, descending=True)
         p, q = p.gather(-1, order), q.gather(-1, order)
         if top_k:
-            p, q = (torch.cat([x[:, :top_k], x[:, top_k:].sum(-1, keepdim=True)], -1) for x in (p, q))
+            p, q = (
+                torch.cat([x[:, :top_k], x[:, top_k:].sum(-1, keepdim=True)], -1) for x in (p, q)
+            )
         column[row, 1:length] = (p * (p / q).log()).sum(-1).float()
     return column
 
 
 @pytest.mark.parametrize(
-    ("stage", "top_k", "packing"), [(0, 5, False), (3, 5, True), (3, 0, False), (2, 0, True), (1, 5, True)]
+    ("stage", "top_k", "packing"),
+    [(0, 5, False), (3, 5, True), (3, 0, False), (2, 0, True), (1, 5, True)],
 )
 def test_the_kl_of_whole_distributions(tmp_path, checkpoint, batch, stage, top_k, packing):
-    """Through a reference's engine and a policy's: the dense KL, before the update and in it, where it falls."""
+    """Through a reference's engine and a policy's: the dense KL, before the update and in it, where
+    it falls."""
     policy_path, temperature = tiny_model_dir(tmp_path, seed=1, initializer_range=0.15), 0.7
-    common = {"zero_stage": stage, "temperature": temperature, "chunk_size": 5, "packing": packing, "kl_top_k": top_k}
+    common = {
+        "zero_stage": stage,
+        "temperature": temperature,
+        "chunk_size": 5,
+        "packing": packing,
+        "kl_top_k": top_k,
+    }
     reference = build_engine(engine_spec(checkpoint, **common))
     optim = optim_spec(learning_rate=3e-3)
-    policy = build_engine(engine_spec(policy_path, **common, optim=optim, kl_reference=str(checkpoint)))
+    policy = build_engine(
+        engine_spec(policy_path, **common, optim=optim, kl_reference=str(checkpoint))
+    )
 
     columns = reference.columns(batch, halves(batch), "reference")
-    torch.testing.assert_close(columns.pop("column"), plain_logprobs(checkpoint, batch, temperature), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        columns.pop("column"), plain_logprobs(checkpoint, batch, temperature), rtol=0, atol=1e-5
+    )
     assert columns.keys() == ({"ref_ids", "ref_support"} if top_k else {"ref_hidden"})
     annotated = batch.replace(**columns)
     expected = dense_kl(policy_path, checkpoint, batch, temperature, top_k)
     found = policy.columns(annotated, halves(batch), "full_kl")["full_kl"]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
-    update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full", rl_coef=1.0)
+    update = PolicyUpdate(
+        "ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full", rl_coef=1.0
+    )
     still = annotated.replace(advantages=torch.zeros_like(batch.advantages))
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
     reports = [policy.train_step(still, plan, update) for _ in range(4)]
-    assert reports[0]["kl_loss"].value == pytest.approx(float(expected[batch.loss_mask].mean()), rel=1e-4)
+    assert reports[0]["kl_loss"].value == pytest.approx(
+        float(expected[batch.loss_mask].mean()), rel=1e-4
+    )
     kls = [report["kl"].value for report in reports]
     assert kls == sorted(kls, reverse=True) and kls[-1] < 0.9 * kls[0]
 
 
 def switch_loss(path, rows, experts=4, chosen=2):
-    """Equation 4 of the Switch Transformer over all layers and tokens of unpadded rows: experts * sum f_i P_i."""
+    """Equation 4 of the Switch Transformer over all layers and tokens of unpadded rows: experts *
+    sum f_i P_i."""
     model = AutoModelForCausalLM.from_pretrained(path)
     shares, probabilities = [], []
     with torch.no_grad():
@@ -405,17 +486,23 @@ def switch_loss(path, rows, experts=4, chosen=2):
     ],
 )
 def test_the_load_balancing_loss(tmp_path, batch, arch, stage, run, checkpointing):
-    """Padding left out, weighed by trained tokens, and it falls where it is all that is trained on."""
+    """Padding left out, weighed by trained tokens, and it falls where it is all that is trained
+    on."""
     overrides = {"num_local_experts": 4, "num_experts_per_tok": 2} if arch == "mixtral" else {}
     path = tiny_model_dir(tmp_path, arch=arch, **overrides)
     batch = alike(batch, (0, 0, 0, 0, 1, 1, 1, 1), (3, 3))
     rows = [batch.token_ids[i, :n] for i, n in enumerate(batch.lengths.tolist())]
     tokens = [int(batch.loss_mask[half].sum()) for half in halves(batch)]
     expected = sum(
-        switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(halves(batch), tokens, strict=True)
+        switch_loss(path, [rows[i] for i in half]) * n
+        for half, n in zip(halves(batch), tokens, strict=True)
     )
     optim = optim_spec(learning_rate=3e-3)
-    engine = build_engine(engine_spec(path, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, **run))
+    engine = build_engine(
+        engine_spec(
+            path, zero_stage=stage, optim=optim, gradient_checkpointing=checkpointing, **run
+        )
+    )
     update = balanced(PolicyUpdate("ppo", PPOOptions(), "token-mean", rl_coef=0.0), 1.0)
     plan = StepPlan([*halves(batch), [-1]], counts_of(batch))
     found = [engine.train_step(batch, plan, update)["aux_loss"].value for _ in range(6)]
@@ -424,14 +511,17 @@ def test_the_load_balancing_loss(tmp_path, batch, arch, stage, run, checkpointin
 
 
 def test_a_reward_model_balances_its_experts_too(tmp_path):
-    """Pairs in micro-batches, each weighed by its answers' tokens; the rewards are those without it."""
+    """Pairs in micro-batches, each weighed by its answers' tokens; the rewards are those without
+    it."""
     path = tiny_model_dir(tmp_path, arch="qwen3_moe")
     pairs = batch_of_pairs(4).replace(margins=torch.zeros(8))
     rows = [pairs.token_ids[i, :n] for i, n in enumerate(pairs.lengths.tolist())]
     plan = plan_pairs(pairs, 1, 2).steps[0][0]
     cut = plan.micro_batches
     tokens = [int(pairs.loss_mask[half].sum()) for half in cut]
-    expected = sum(switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(cut, tokens, strict=True))
+    expected = sum(
+        switch_loss(path, [rows[i] for i in half]) * n for half, n in zip(cut, tokens, strict=True)
+    )
     engine = build_engine(engine_spec(path, "rewards", optim=optim_spec(learning_rate=3e-3)))
     before = engine.forward(pairs, cut)
     update = balanced(PairRewardUpdate("sigmoid"), 1.0)
@@ -450,14 +540,18 @@ def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
     optim = optim_spec(max_norm=0.5)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
     also = StepPart(other, StepPlan([[2, 0], [1], [-1]], counts_of(other)), PtxUpdate(0.3))
-    metrics = engine.train_step(batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate(), also)
+    metrics = engine.train_step(
+        batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate(), also
+    )
 
     model = AutoModelForCausalLM.from_pretrained(checkpoint)
     optimizer = build_optimizer(model, optim)
     losses = []
     for b in (batch, other):
         scores = model(input_ids=b.token_ids).logits[:, :-1].log_softmax(-1)
-        losses.append(-scores.gather(-1, b.token_ids[:, 1:, None])[..., 0][b.loss_mask[:, 1:]].mean())
+        losses.append(
+            -scores.gather(-1, b.token_ids[:, 1:, None])[..., 0][b.loss_mask[:, 1:]].mean()
+        )
     (losses[0] + 0.3 * losses[1]).backward()
     norm = float(clip_grad_norm_(model.parameters(), 0.5))
     optimizer.step()
@@ -465,7 +559,12 @@ def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
     assert metrics["ptx_loss"].value == pytest.approx(float(losses[1].detach()), rel=1e-5)
     assert metrics["grad_norm"].value == pytest.approx(norm, rel=1e-4)
     start, expected = load_file(checkpoint / "model.safetensors"), model.state_dict()
-    for name, found in engine.named_weights():  # a first step is lr * sign: where a gradient is 0, rounding decides it
+    for (
+        name,
+        found,
+    ) in (
+        engine.named_weights()
+    ):  # a first step is lr * sign: where a gradient is 0, rounding decides it
         gap = (found - expected[name]).norm() / (expected[name] - start[name]).norm()
         assert float(gap) < 0.05, name
 
@@ -480,10 +579,14 @@ def test_the_update_measures_the_engine_as_a_pass_of_its_own_does(checkpoint, ba
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec()))
     expected = shown(compare(engine.forward(batch, halves(batch)), batch))
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", compares=True)
-    totals, rest = split(engine.train_step(batch, StepPlan([*halves(batch), [-1]], counts_of(batch)), update))
+    totals, rest = split(
+        engine.train_step(batch, StepPlan([*halves(batch), [-1]], counts_of(batch)), update)
+    )
     found = shown(totals)
     assert found.keys() == expected.keys() and not any("mismatch" in name for name in rest)
-    assert {n: m.value for n, m in found.items()} == pytest.approx({n: m.value for n, m in expected.items()}, rel=1e-5)
+    assert {n: m.value for n, m in found.items()} == pytest.approx(
+        {n: m.value for n, m in expected.items()}, rel=1e-5
+    )
 
 
 def test_dummy_rows_change_nothing(checkpoint, batch):
@@ -499,6 +602,8 @@ def test_dummy_rows_change_nothing(checkpoint, batch):
 def test_a_step_of_dummies_alone_moves_nothing(checkpoint, batch):
     engine = build_engine(engine_spec(checkpoint, optim=optim_spec(weight_decay=0.0)))
     before = weights(engine)
-    metrics = engine.train_step(batch, StepPlan([[-1, -1]], StepCounts(0, 0, 1)), SupervisedUpdate())
+    metrics = engine.train_step(
+        batch, StepPlan([[-1, -1]], StepCounts(0, 0, 1)), SupervisedUpdate()
+    )
     assert metrics["grad_norm"].value == 0.0 and metrics["loss"].value is None
     assert all(torch.equal(before[name], tensor) for name, tensor in weights(engine).items())

@@ -37,19 +37,30 @@ def checkpoint(tmp_path_factory):
 
 def build(path, stage=0, dtype="fp32", optimizer="adamw", lora=None):
     return build_engine(
-        engine_spec(path, zero_stage=stage, dtype=dtype, optim=optim_spec(optimizer=optimizer), lora=lora)
+        engine_spec(
+            path, zero_stage=stage, dtype=dtype, optim=optim_spec(optimizer=optimizer), lora=lora
+        )
     )
 
 
 def held(engine):
     """Bytes of each part that are in memory now, by the tensors' own storages."""
-    states = [v for state in engine._inner.state.values() for v in state.values() if isinstance(v, torch.Tensor)]
+    states = [
+        v
+        for state in engine._inner.state.values()
+        for v in state.values()
+        if isinstance(v, torch.Tensor)
+    ]
     parts = {
         "param": parameter_tensors(engine.model),
         "optim": [*engine._masters.tensors(), *states],
-        "grad": gradient_tensors([*engine.model.parameters(), *engine._masters.tensors()], engine._engine.optimizer),
+        "grad": gradient_tensors(
+            [*engine.model.parameters(), *engine._masters.tensors()], engine._engine.optimizer
+        ),
     }
-    return {part: sum(t.untyped_storage().nbytes() for t in tensors) for part, tensors in parts.items()}
+    return {
+        part: sum(t.untyped_storage().nbytes() for t in tensors) for part, tensors in parts.items()
+    }
 
 
 def nap(engine, *parts):
@@ -78,11 +89,17 @@ def test_sleep_between_calls_changes_no_bit(tmp_path, checkpoint, stage, dtype, 
                 engine.wake("optim", "grad")
         engine.save(tmp_path / str(sleeps))
         weights = {name: tensor.clone() for name, tensor in engine.named_weights()}
-        results.append((columns, weights, load_file(tmp_path / str(sleeps) / "rank_00000.safetensors")))
+        results.append(
+            (columns, weights, load_file(tmp_path / str(sleeps) / "rank_00000.safetensors"))
+        )
     (columns, weights, state), (columns_2, weights_2, state_2) = results
     assert all(torch.equal(a, b) for a, b in zip(columns, columns_2, strict=True))
-    assert weights.keys() == weights_2.keys() and all(torch.equal(w, weights_2[n]) for n, w in weights.items())
-    assert state.keys() == state_2.keys() and all(torch.equal(t, state_2[n]) for n, t in state.items())
+    assert weights.keys() == weights_2.keys() and all(
+        torch.equal(w, weights_2[n]) for n, w in weights.items()
+    )
+    assert state.keys() == state_2.keys() and all(
+        torch.equal(t, state_2[n]) for n, t in state.items()
+    )
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -93,7 +110,9 @@ def test_sleep_frees_what_it_says(checkpoint, stage):
     awake = held(engine)
     count = engine.parameter_count()
     assert awake["param"] >= 2 * count and awake["optim"] >= 12 * count
-    assert (awake["grad"] > 0) == (stage in (1, 3))  # the others free their gradients after each step
+    assert (awake["grad"] > 0) == (
+        stage in (1, 3)
+    )  # the others free their gradients after each step
     engine.park("optim", "grad")
     assert held(engine) == {"param": awake["param"], "optim": 0, "grad": 0}
     engine.park("param")
@@ -117,11 +136,17 @@ def test_adapters_and_a_frozen_base_sleep_too(checkpoint):
     engine = build(checkpoint, 2, "bf16", lora=LoRAFlags(lora_rank=4))
     plan = StepPlan([[*range(8)]], counts_of(batch))
     engine.train_step(batch, plan, SupervisedUpdate())
-    before = engine.forward(batch, [[*range(8)]]), engine.forward(batch, [[*range(8)]], at_start=True)
+    before = (
+        engine.forward(batch, [[*range(8)]]),
+        engine.forward(batch, [[*range(8)]], at_start=True),
+    )
     engine.park(*STATES)
     assert held(engine) == dict.fromkeys(STATES, 0)
     engine.wake(*STATES)
-    after = engine.forward(batch, [[*range(8)]]), engine.forward(batch, [[*range(8)]], at_start=True)
+    after = (
+        engine.forward(batch, [[*range(8)]]),
+        engine.forward(batch, [[*range(8)]], at_start=True),
+    )
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
 
 
@@ -131,7 +156,9 @@ def test_a_model_without_an_optimizer_sleeps(checkpoint, stage):
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage))
     before = engine.forward(batch, [[*range(8)]])
     engine.park("param")
-    if stage == 3:  # without shards and optimizer the weights are still the mapped file that they came from
+    if (
+        stage == 3
+    ):  # without shards and optimizer the weights are still the mapped file that they came from
         assert sum(t.untyped_storage().nbytes() for t in parameter_tensors(engine.model)) == 0
     with pytest.raises(RuntimeError, match="columns needs param of this model, asleep now"):
         engine.forward(batch, [[*range(8)]])
@@ -140,14 +167,19 @@ def test_a_model_without_an_optimizer_sleeps(checkpoint, stage):
 
 
 def test_a_streamed_model_keeps_nothing_between_passes(checkpoint):
-    """--ref_reward_offload with ZeRO 3: DeepSpeed fetches layer by layer, and the answers are those of a whole model."""
+    """--ref_reward_offload with ZeRO 3: DeepSpeed fetches layer by layer, and the answers are those
+    of a whole model."""
     batch = ragged_batch()
     expected = build_engine(engine_spec(checkpoint)).forward(batch, [[*range(8)]])
     engine = build_engine(replace(engine_spec(checkpoint, zero_stage=3), streamed=True))
     for _ in range(2):
-        torch.testing.assert_close(engine.forward(batch, [[*range(8)]]), expected, rtol=0, atol=1e-5)
+        torch.testing.assert_close(
+            engine.forward(batch, [[*range(8)]]), expected, rtol=0, atol=1e-5
+        )
         matrices = [p for p in engine.model.parameters() if p.ds_shape.numel() > 640]
-        assert matrices and all(p.numel() == 0 and p.ds_tensor.device.type == "cpu" for p in matrices)
+        assert matrices and all(
+            p.numel() == 0 and p.ds_tensor.device.type == "cpu" for p in matrices
+        )
 
 
 def test_what_needs_a_sleeping_part_is_refused(tmp_path, checkpoint):
@@ -178,7 +210,9 @@ def test_what_needs_a_sleeping_part_is_refused(tmp_path, checkpoint):
 
 def test_on_a_cpu_the_process_gets_smaller(tmp_path):
     """A model of 8.5 million parameters: 102 MB of masters and moments beside weights of 17 MB."""
-    path = tiny_model_dir(tmp_path, hidden_size=512, intermediate_size=1536, num_hidden_layers=4, head_dim=64)
+    path = tiny_model_dir(
+        tmp_path, hidden_size=512, intermediate_size=1536, num_hidden_layers=4, head_dim=64
+    )
     batch = ragged_batch()
     engine = build(path, 2, "bf16")
     engine.train_step(batch, StepPlan([[*range(8)]], counts_of(batch)), SupervisedUpdate())

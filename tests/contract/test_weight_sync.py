@@ -60,14 +60,17 @@ def engines_of(path: Path, count: int, backend: str = "hf", **fields: Any) -> Co
     spec = EngineSpec(str(path), dtype="fp32", max_model_len=64, **fields)
     rewards = (RewardFlags(), reward_plan(RewardFlags()))
     contexts = [WorkerContext("vllm", rank, count, rank) for rank in range(count)]
-    workers = [RolloutWorker(c, backend, spec, ModelFlags(pretrain=str(path)), *rewards) for c in contexts]
+    workers = [
+        RolloutWorker(c, backend, spec, ModelFlags(pretrain=str(path)), *rewards) for c in contexts
+    ]
     group = Counted("vllm", workers)
     group.calls = Counter()
     return group
 
 
 async def start(engines: LocalGroup) -> None:
-    """Engines of transformers in one process take turns: it loads models by switching the process's default device."""
+    """Engines of transformers in one process take turns: it loads models by switching the process's
+    default device."""
     for worker in engines._workers:
         await worker.start()
         if worker.backend == "hf":
@@ -86,7 +89,8 @@ async def engine_logprobs(engines: LocalGroup) -> list[torch.Tensor]:
 
 
 def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
-    """ceil(bytes / bucket) + 1 calls to each, whatever the tensors' sizes; then both are the policy."""
+    """ceil(bytes / bucket) + 1 calls to each, whatever the tensors' sizes; then both are the
+    policy."""
     path = tiny_model_dir(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     policy, worker = policy_of(path)
     engines = engines_of(path, 2)
@@ -97,14 +101,18 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
         with torch.no_grad():
             for parameter in worker.engine.model.parameters():
                 parameter.mul_(1.5)
-        measured = [{name: m.value for name, m in (await sync.send(version)).items()} for version in (1, 2)]
+        measured = [
+            {name: m.value for name, m in (await sync.send(version)).items()} for version in (1, 2)
+        ]
         got = await engine_logprobs(engines)
         await engines.close()
         return measured, got
 
     measured, got = asyncio.run(scenario())
     worker.export(str(tmp_path / "out"))
-    size = sum(tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values())
+    size = sum(
+        tensor.nbytes for tensor in load_file(tmp_path / "out" / "model.safetensors").values()
+    )
     assert size > 4 * MIB and measured[0]["perf/sync_bytes"] == size
     for figures in measured:
         assert figures["perf/sync_rpcs"] <= math.ceil(size / MIB) + 1
@@ -157,7 +165,8 @@ def test_adapters_are_announced_as_peft_names_them(tmp_path):
 
 
 def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
-    """Base and adapter side by side give what the merged model gives; three syncs, prefixes cached in between."""
+    """Base and adapter side by side give what the merged model gives; three syncs, prefixes cached
+    in between."""
     path = tiny_model_dir(tmp_path)
     policy, worker = policy_of(path, LoRAFlags(lora_rank=4, lora_alpha=8))
     engines = engines_of(path, 1, "vllm", adapter_rank=4, enable_prefix_caching=True)
@@ -181,9 +190,13 @@ def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
         return found, kept
 
     found, kept = asyncio.run(scenario())
-    whole = sum(tensor.nbytes for tensor in load_file(tmp_path / "3" / "model.safetensors").values())
+    whole = sum(
+        tensor.nbytes for tensor in load_file(tmp_path / "3" / "model.safetensors").values()
+    )
     for version, (sent, logprobs) in enumerate(found, 1):
         assert sent < whole / 3
-        torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / str(version)), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            logprobs, plain_logprobs(tmp_path / str(version)), atol=1e-4, rtol=0
+        )
     torch.testing.assert_close(kept, found[-1][1], atol=1e-4, rtol=0)
     assert (found[0][1] - found[1][1]).abs().max() > 0.1

@@ -65,8 +65,13 @@ class PlainWorker:
 
     def exit_code_of_grandchild(self) -> int:
         """As a child learns it: it inherits how its parent hears of ends."""
-        ask = f"import subprocess; print(subprocess.run({[sys.executable, '-c', 'raise SystemExit(7)']}).returncode)"
-        return int(subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout)
+        ask = (
+            "import subprocess;"
+            f" print(subprocess.run({[sys.executable, '-c', 'raise SystemExit(7)']}).returncode)"
+        )
+        return int(
+            subprocess.run([sys.executable, "-c", ask], capture_output=True, check=True).stdout
+        )
 
     def describe(self) -> tuple[WorkerContext, str | None, bool]:
         return self.context, os.environ.get("OMP_NUM_THREADS"), "group_test_plugin" in sys.modules
@@ -80,7 +85,12 @@ class PlainWorker:
 
 class AsyncWorker:
     def __init__(self, context: WorkerContext) -> None:
-        self.context, self.released, self.produced, self.closed = context, asyncio.Event(), 0, asyncio.Event()
+        self.context, self.released, self.produced, self.closed = (
+            context,
+            asyncio.Event(),
+            0,
+            asyncio.Event(),
+        )
 
     async def two_with_a_wait(self) -> object:
         yield 1
@@ -133,11 +143,15 @@ def cluster(tmp_path_factory):
 
 
 async def create(cluster, reservation, worker_class, *args, **options) -> RayGroup:
-    return await RayGroup.create(cluster, reservation, "tester", worker_class, *args, timeout=60, **options)
+    return await RayGroup.create(
+        cluster, reservation, "tester", worker_class, *args, timeout=60, **options
+    )
 
 
 async def reserve(cluster, size):
-    return await cluster.reserve(plan_placement([RoleRequest("tester", 1, size)], "cpu", []), timeout=60)
+    return await cluster.reserve(
+        plan_placement([RoleRequest("tester", 1, size)], "cpu", []), timeout=60
+    )
 
 
 @asynccontextmanager
@@ -236,7 +250,10 @@ def test_leaving_a_stream_closes_its_generator(make):
             async for item in items:
                 if item == 3:
                     break
-        assert await group.scatter("closed_if", [(False,), (True,)]) == [False, True]  # hangs if it is not closed
+        assert await group.scatter("closed_if", [(False,), (True,)]) == [
+            False,
+            True,
+        ]  # hangs if it is not closed
 
     asyncio.run(scenario())
 
@@ -299,7 +316,9 @@ def test_a_timeout_names_role_method_and_ranks(make):
     group = make(AsyncWorker)
     group.timeout = 0.5
     try:
-        with pytest.raises(WorkerTimeout, match=r"tester\.hang_on: no answer from rank 1 of 2 asked within 0\.5 s"):
+        with pytest.raises(
+            WorkerTimeout, match=r"tester\.hang_on: no answer from rank 1 of 2 asked within 0\.5 s"
+        ):
             asyncio.run(group.call("hang_on", 1))
     finally:
         group.timeout = 60
@@ -317,7 +336,12 @@ def test_workers_know_their_place_and_import_plugins(cluster):
 
     places = asyncio.run(scenario())
     for rank, (context, threads, plugin_loaded) in enumerate(places):
-        assert (context.role, context.rank, context.world_size, context.local_rank) == ("tester", rank, 2, rank)
+        assert (context.role, context.rank, context.world_size, context.local_rank) == (
+            "tester",
+            rank,
+            2,
+            rank,
+        )
         assert (context.master_addr, context.master_port) == ("127.0.0.1", places[0][0].master_port)
         assert 1024 <= context.master_port < 65536
         assert threads == context.env["OMP_NUM_THREADS"] == "3"
@@ -371,7 +395,9 @@ def test_a_killed_worker_is_named_at_once(cluster):
         async with ray_group(cluster, PlainWorker) as group:
             await group.call("die_or_hang", 1)  # rank 0 would hang for ever
 
-    with pytest.raises(WorkerDied, match=r"tester rank 1 died in die_or_hang \(process \d+ on 127") as caught:
+    with pytest.raises(
+        WorkerDied, match=r"tester rank 1 died in die_or_hang \(process \d+ on 127"
+    ) as caught:
         asyncio.run(scenario())
     assert "the last thing I said" in str(caught.value)
 
@@ -396,12 +422,15 @@ def test_a_worker_killed_between_items_is_named(cluster):
 
 def test_this_process_still_learns_how_its_own_children_ended(cluster):
     """Ray ignores SIGCHLD in the driver, which would turn every exit code into 0 or None."""
-    assert subprocess.run([sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
+    assert (
+        subprocess.run([sys.executable, "-c", "raise SystemExit(7)"], check=False).returncode == 7
+    )
 
 
 @pytest.mark.parametrize("worker_class", [PlainWorker, AsyncWorker])
 def test_workers_learn_how_their_children_ended(cluster, worker_class):
-    """Else a compiler that fails in vLLM's processes, or a program that a reward runs, seems to succeed."""
+    """Else a compiler that fails in vLLM's processes, or a program that a reward runs, seems to
+    succeed."""
 
     async def scenario():
         async with ray_group(cluster, worker_class) as group:

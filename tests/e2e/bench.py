@@ -1,4 +1,5 @@
-"""Runs of the main command that share their processes: flags, checks, data, trainer and files are each run's own."""
+"""Runs of the main command that share their processes: flags, checks, data, trainer and files are
+each run's own."""
 
 from __future__ import annotations
 
@@ -36,15 +37,31 @@ class Bench:
         """The metrics of each step of a run that has ended well."""
         argv = ppo_flags(self.task, out, **changes)
         run = lambda config, inputs: self.runner.run(train(config, inputs, self.lend))  # noqa: E731
-        assert command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv) == 0
+        assert (
+            command(
+                PPOConfig,
+                train_ppo_ray.prepare,
+                run,
+                prog="train_ppo_ray",
+                description="",
+                argv=argv,
+            )
+            == 0
+        )
         return metrics(out)
 
     @contextlib.asynccontextmanager
-    async def lend(self, config: PPOConfig, device: Any, optimizer_steps: int, stage: Any) -> AsyncIterator[Roles]:
-        """The groups that the run needs, each with the model that its flags describe, built anew."""
+    async def lend(
+        self, config: PPOConfig, device: Any, optimizer_steps: int, stage: Any
+    ) -> AsyncIterator[Roles]:
+        """The groups that the run needs, each with the model that its flags describe, built
+        anew."""
         made_of = workers(config, device, optimizer_steps)
         models = {role: spec for role, (_, spec, *_) in made_of.items() if role != ENGINES}
-        for role, spec in models.items():  # one after the other: where roles sleep, there is room for one
+        for (
+            role,
+            spec,
+        ) in models.items():  # one after the other: where roles sleep, there is room for one
             await self.groups[role].call("start", spec)
             await self.residency.started(role, self.groups[role])
         yield roles_of(config, self.groups, self.residency)
@@ -57,11 +74,20 @@ def started(task: Path, out: Path, **changes: object) -> Iterator[Bench]:
     config, problems = resolve(PPOConfig, collect_flags(PPOConfig), read_request(words).settings)
     assert not problems, problems
     with asyncio.Runner() as runner:
-        starting = start_roles(config, prepare(config).device, 1000, lambda name: contextlib.nullcontext())
+        starting = start_roles(
+            config, prepare(config).device, 1000, lambda name: contextlib.nullcontext()
+        )
         roles = runner.run(starting.__aenter__())
-        groups = {"actor": roles.policy, "critic": roles.critic, "reference": roles.reference, "reward": roles.reward}
+        groups = {
+            "actor": roles.policy,
+            "critic": roles.critic,
+            "reference": roles.reference,
+            "reward": roles.reward,
+        }
         try:
-            alive = {ENGINES: roles.rollout} | {role: group for role, group in groups.items() if group is not None}
+            alive = {ENGINES: roles.rollout} | {
+                role: group for role, group in groups.items() if group is not None
+            }
             yield Bench(runner, task, alive, roles.residency)
         finally:
             runner.run(starting.__aexit__(None, None, None))

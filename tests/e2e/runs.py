@@ -1,4 +1,5 @@
-"""Running the commands as a user does, on a tiny model and a task that can be learnt in a few steps."""
+"""Running the commands as a user does, on a tiny model and a task that can be learnt in a few
+steps."""
 
 from __future__ import annotations
 
@@ -23,14 +24,17 @@ TIMEOUT = 400  # seconds
 def make_task(folder: Path, rows: int = 40) -> Path:
     """A model directory, prompts.jsonl and reward.py under ``folder``; returns it."""
     tiny_model_dir(folder).rename(folder / "model")
-    records = [{"input": f"{a}+{b}=", "label": str(a + b)} for a in range(10) for b in range(10)][:rows]
+    records = [{"input": f"{a}+{b}=", "label": str(a + b)} for a in range(10) for b in range(10)][
+        :rows
+    ]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     (folder / "reward.py").write_text(REWARD)
     return folder
 
 
 def ppo_flags(task: Path, out: Path, **changes: object) -> list[str]:
-    """Flags of a small GRPO run; ``changes`` replace or add flags, True is a switch, None leaves one out."""
+    """Flags of a small GRPO run; ``changes`` replace or add flags, True is a switch, None leaves
+    one out."""
     flags: dict[str, object] = {
         "pretrain": task / "model",
         "prompt_data": task / "prompts.jsonl",
@@ -90,4 +94,7 @@ def metrics(out: Path) -> list[dict[str, float]]:
 
 def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
     """What two equal runs have in common."""
-    return [{k: v for k, v in r.items() if not k.startswith(("time/", "timing_s/", "perf/"))} for r in records]
+    return [
+        {k: v for k, v in r.items() if not k.startswith(("time/", "timing_s/", "perf/"))}
+        for r in records
+    ]

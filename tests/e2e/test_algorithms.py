@@ -1,8 +1,8 @@
-"""Every advantage estimator and every policy loss through the command, with the flags that a user types.
+"""Every advantage estimator and every policy loss through the command, with the flags that a user
+types.
 
-Flags, checks, data, trainer, reports and files are the command's own in every case. Only the processes are shared: they
-are started once, and get their first weights back before each case.
-"""
+Flags, checks, data, trainer, reports and files are the command's own in every case. Only the
+processes are shared: they are started once, and get their first weights back before each case."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ REQUIRED = {"dro": {"dro_beta": 0.1}}  # options without a default
 
 @dataclass
 class Cases(Bench):
-    """Trained roles get their first weights back before each run, which is quicker than to build them anew."""
+    """Trained roles get their first weights back before each run, which is quicker than to build
+    them anew."""
 
     first: Path
 
@@ -56,16 +57,29 @@ class Cases(Bench):
         yield roles_of(config, self.groups)
 
     def check_artefacts(self, out: Path) -> None:
-        names = ("model.safetensors", "config.yaml", "samples.jsonl", "summary.json", "reward.png", "tokenizer.json")
+        names = (
+            "model.safetensors",
+            "config.yaml",
+            "samples.jsonl",
+            "summary.json",
+            "reward.png",
+            "tokenizer.json",
+        )
         assert all((out / name).stat().st_size for name in names)
         flags = yaml.safe_load((out / "config.yaml").read_text())
-        assert json.loads((out / "summary.json").read_text())["steps"] == flags["max_steps"] == metrics(out)[-1]["step"]
+        assert (
+            json.loads((out / "summary.json").read_text())["steps"]
+            == flags["max_steps"]
+            == metrics(out)[-1]["step"]
+        )
 
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     task, first = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("first")
-    with started(task, first / "out", **(SMALL | FULL_KL | {"advantage_estimator": "gae"})) as alive:
+    with started(
+        task, first / "out", **(SMALL | FULL_KL | {"advantage_estimator": "gae"})
+    ) as alive:
         for role in ("actor", "critic"):
             alive.runner.run(alive.groups[role].call("save", str(first / role)))
         yield Cases(alive.runner, task, alive.groups, alive.residency, first)
@@ -74,7 +88,13 @@ def bench(tmp_path_factory):
 def check(steps: list[dict[str, float]]) -> None:
     assert [m["step"] for m in steps] == [1, 2]
     for m in steps:
-        assert {"actor/policy_loss", "actor/grad_norm", "actor/kl", "mismatch/kl", "rollout/reward"} <= m.keys()
+        assert {
+            "actor/policy_loss",
+            "actor/grad_norm",
+            "actor/kl",
+            "mismatch/kl",
+            "rollout/reward",
+        } <= m.keys()
         assert all(abs(value) < 1e6 for value in m.values()), m  # finite, too
         assert m["actor/nonfinite_steps"] == 0
         assert m["actor/logprob_gap_max"] < 1e-3  # the engine follows the trainer from case to case
@@ -108,7 +128,13 @@ def test_old_logprobs_from_the_update_the_engine_or_a_pass(bench, tmp_path, chan
 
 KL_TERMS = [
     FULL_KL,
-    {"use_kl_loss": True, "kl_loss_estimator": "full", "kl_full_topk": 5, "kl_loss_coef": 0.5, "init_kl_coef": 0},
+    {
+        "use_kl_loss": True,
+        "kl_loss_estimator": "full",
+        "kl_full_topk": 5,
+        "kl_loss_coef": 0.5,
+        "init_kl_coef": 0,
+    },
     {"use_kl_loss": True, "kl_loss_estimator": "k3+", "add_token_level_kl": True},
     {"log_ref_kl": True, "init_kl_coef": 0},
 ]
@@ -116,8 +142,8 @@ KL_TERMS = [
 
 @pytest.mark.parametrize("changes", KL_TERMS)
 def test_terms_of_the_kl(bench, tmp_path, changes):
-    """In the reward, in the loss, in both, and only logged. Before the first update the policy is the reference; an
-    update that measures it sees its later optimizer steps, too."""
+    """In the reward, in the loss, in both, and only logged. Before the first update the policy is
+    the reference; an update that measures it sees its later optimizer steps, too."""
     steps = bench(tmp_path, **changes)
     check(steps)
     in_update = "use_kl_loss" in changes or "log_ref_kl" in changes
@@ -127,7 +153,11 @@ def test_terms_of_the_kl(bench, tmp_path, changes):
 
 
 def test_rollout_correction_in_the_loss(bench, tmp_path):
-    changes = {"enable_vllm_is_correction": True, "rollout_rs": "seq_mean_k1", "rollout_rs_threshold": "2"}
+    changes = {
+        "enable_vllm_is_correction": True,
+        "rollout_rs": "seq_mean_k1",
+        "rollout_rs_threshold": "2",
+    }
     steps = bench(tmp_path, **changes)
     check(steps)
     assert steps[1]["mismatch/is_weight_mean"] == pytest.approx(1, abs=1e-2)
@@ -139,42 +169,62 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
     rows = [json.loads(line) for line in (bench.task / "prompts.jsonl").read_text().splitlines()]
 
     def losses(name, **changes):
-        steps = bench(tmp_path / name, init_kl_coef=0, train_batch_size=16, **changes)  # one optimizer step a rollout
+        steps = bench(
+            tmp_path / name, init_kl_coef=0, train_batch_size=16, **changes
+        )  # one optimizer step a rollout
         return [m["actor/policy_loss"] for m in steps]
 
     def with_levels(name, levels):
         path = tmp_path / f"{name}.jsonl"
-        path.write_text("".join(json.dumps(row | {"level": x}) + "\n" for row, x in zip(rows, levels, strict=True)))
+        path.write_text(
+            "".join(
+                json.dumps(row | {"level": x}) + "\n" for row, x in zip(rows, levels, strict=True)
+            )
+        )
         return losses(name, prompt_data=path, difficulty_loss_weight=True, difficulty_key="level")
 
-    equal, rising = with_levels("equal", [0.5] * len(rows)), with_levels("rising", [i / 40 for i in range(len(rows))])
+    equal, rising = (
+        with_levels("equal", [0.5] * len(rows)),
+        with_levels("rising", [i / 40 for i in range(len(rows))]),
+    )
     assert equal[0] == pytest.approx(losses("plain")[0], abs=1e-6)
     assert abs(rising[0] - equal[0]) > 1e-4
 
 
-# -- runs of several steps -----------------------------------------------------------------------------------
+# -- runs of several steps
+# -----------------------------------------------------------------------------------
 
 
 LAYOUTS = {
-    3: "pipeline.kl.coef pipeline.rewards.count pipeline.rewards.mean pipeline.rewards.squares pipeline.version step "
-    "stream.data stream.epoch stream.position stream.seed stream.shuffle stream.size totals.eval_pass_after "
-    "totals.eval_pass_before totals.samples totals.tokens"
+    3: (
+        "pipeline.kl.coef pipeline.rewards.count pipeline.rewards.mean pipeline.rewards.squares"
+        " pipeline.version step stream.data stream.epoch stream.position stream.seed stream.shuffle"
+        " stream.size totals.eval_pass_after totals.eval_pass_before totals.samples totals.tokens"
+    )
 }
-"""What state.json holds, by schema version. When it changes, raise SCHEMA_VERSION and add the new layout here: an older
-checkpoint is to be refused, not half read."""
+"""What state.json holds, by schema version. When it changes, raise SCHEMA_VERSION and add the new
+layout here: an older checkpoint is to be refused, not half read."""
 
 
 def leaves(value: object, path: str = "") -> list[str]:
     """Dotted names of what nested dicts hold."""
     if not isinstance(value, dict):
         return [path]
-    return [leaf for name, item in value.items() for leaf in leaves(item, f"{path}.{name}".lstrip("."))]
+    return [
+        leaf for name, item in value.items() for leaf in leaves(item, f"{path}.{name}".lstrip("."))
+    ]
 
 
 def test_supervised_rows_join_and_resume(bench, tmp_path):
     """Their loss falls, and a resume after step 2 goes on with the rows that come next."""
     task = bench.task / "prompts.jsonl"
-    changes = {"ptx_data": task, "output_key": "label", "ptx_coef": 1.0, "max_steps": 4, "save_steps": 2}
+    changes = {
+        "ptx_data": task,
+        "output_key": "label",
+        "ptx_coef": 1.0,
+        "max_steps": 4,
+        "save_steps": 2,
+    }
     whole = bench(tmp_path / "whole", **changes)
     losses = [m["actor/ptx_loss"] for m in whole]
     assert len(losses) == 4 and losses[-1] < losses[0]
@@ -185,8 +235,14 @@ def test_supervised_rows_join_and_resume(bench, tmp_path):
 
 
 def test_a_resume_between_two_sendings_of_weights(bench, tmp_path):
-    """Weights go out after every second step, and before the checkpoint of step 3, from which the resume starts."""
-    changes = {"max_steps": 5, "save_steps": 3, "weight_sync_interval": 2, "enable_vllm_is_correction": True}
+    """Weights go out after every second step, and before the checkpoint of step 3, from which the
+    resume starts."""
+    changes = {
+        "max_steps": 5,
+        "save_steps": 3,
+        "weight_sync_interval": 2,
+        "enable_vllm_is_correction": True,
+    }
     whole = bench(tmp_path / "whole", **changes)
     stopped = tmp_path / "again/checkpoints/step_000003"
     shutil.copytree(tmp_path / "whole/checkpoints/step_000003", stopped)
@@ -200,7 +256,8 @@ def test_a_resume_between_two_sendings_of_weights(bench, tmp_path):
 
 
 def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
-    """Stopped after step 2 and resumed: the same prompts, coefficient of the KL and weights as without the stop."""
+    """Stopped after step 2 and resumed: the same prompts, coefficient of the KL and weights as
+    without the stop."""
     changes = {
         "max_steps": 4,
         "save_steps": 2,
@@ -218,31 +275,52 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
 
     assert all(0 < m["filter/kept_share"] < 1 for m in whole)
-    assert sum(m["filter/generated_groups"] for m in whole[:2]) > 10  # the checkpoint is in a later pass
+    assert (
+        sum(m["filter/generated_groups"] for m in whole[:2]) > 10
+    )  # the checkpoint is in a later pass
     assert len({m["kl_coef"] for m in whole}) == 4  # the controller acts in every step
     assert untimed(resumed) == untimed(whole[2:])
     states = [
-        json.loads((tmp_path / run / "checkpoints/step_000004/state.json").read_text()) for run in ("whole", "again")
+        json.loads((tmp_path / run / "checkpoints/step_000004/state.json").read_text())
+        for run in ("whole", "again")
     ]
     assert states[0]["stream"]["epoch"] > 1 and all(s["totals"].pop("seconds") for s in states)
     assert states[0] == states[1]
     assert sorted(leaves(states[0])) == LAYOUTS[SCHEMA_VERSION].split()
-    expected, found = (load_file(tmp_path / run / "model.safetensors") for run in ("whole", "again"))
+    expected, found = (
+        load_file(tmp_path / run / "model.safetensors") for run in ("whole", "again")
+    )
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_the_critic_warms_up_alone(bench, tmp_path):
-    """--freezing_actor_steps 0: step 1 leaves the actor bit for bit as it was; later steps train on their own rollouts."""
-    changes = {"advantage_estimator": "gae", "save_steps": 1, "save_hf_ckpt": True, "max_ckpt_num": 0}
+    """--freezing_actor_steps 0: step 1 leaves the actor bit for bit as it was; later steps train on
+    their own rollouts."""
+    changes = {
+        "advantage_estimator": "gae",
+        "save_steps": 1,
+        "save_hf_ckpt": True,
+        "max_ckpt_num": 0,
+    }
     plain = bench(tmp_path / "plain", **changes, dual_clip=3, max_steps=2)
-    assert set(ALIASES.values()) <= plain[0].keys() and all(plain[0][a] == plain[0][b] for a, b in ALIASES.items())
+    assert set(ALIASES.values()) <= plain[0].keys() and all(
+        plain[0][a] == plain[0][b] for a, b in ALIASES.items()
+    )
     steps = bench(tmp_path / "frozen", **changes, max_steps=3, freezing_actor_steps=0)
     before = load_file(bench.task / "model/model.safetensors")
-    after = [load_file(tmp_path / f"frozen/checkpoints/step_00000{n}/hf/model.safetensors") for n in (1, 2, 3)]
+    after = [
+        load_file(tmp_path / f"frozen/checkpoints/step_00000{n}/hf/model.safetensors")
+        for n in (1, 2, 3)
+    ]
     assert all(torch.equal(before[name], after[0][name]) for name in before)
-    assert all(not torch.equal(after[n][name], after[n + 1][name]) for n in (0, 1) for name in before)
-    assert [("actor/policy_loss" in m, "critic/value_loss" in m) for m in steps] == [(False, True)] + [(True, True)] * 2
+    assert all(
+        not torch.equal(after[n][name], after[n + 1][name]) for n in (0, 1) for name in before
+    )
+    assert [("actor/policy_loss" in m, "critic/value_loss" in m) for m in steps] == [
+        (False, True)
+    ] + [(True, True)] * 2
     assert [m["rollout/policy_version_min"] for m in steps] == [1, 1, 2]
-    # the actor's schedule counts its own optimizer steps: two for each rollout that it is trained on, none for step 1
+    # the actor's schedule counts its own optimizer steps: two for each rollout that it is trained
+    # on, none for step 1
     assert [m["actor/lr"] for m in steps[1:]] == [m["actor/lr"] for m in plain]
     assert steps[0]["critic/lr"] == plain[0]["critic/lr"]

@@ -1,7 +1,8 @@
-"""What a user can get wrong, through the real commands: one clear message, nothing started, no traceback.
+"""What a user can get wrong, through the real commands: one clear message, nothing started, no
+traceback.
 
-Whole processes where the process is the point; elsewhere the same command in this process, which saves its imports.
-"""
+Whole processes where the process is the point; elsewhere the same command in this process, which
+saves its imports."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def task(tmp_path_factory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_bars():
-    """The commands say so by environment variables, which come too late for what this process has imported."""
+    """The commands say so by environment variables, which come too late for what this process has
+    imported."""
     datasets.disable_progress_bars()
     yield
     datasets.enable_progress_bars()
@@ -48,7 +50,8 @@ def no_bars():
 
 @pytest.fixture
 def attempt(capsys, tmp_path):
-    """Run a command in this process; its message on stderr, once the exit code is right and nothing was written."""
+    """Run a command in this process; its message on stderr, once the exit code is right and nothing
+    was written."""
 
     def attempt(flags: list[str], code: int = 2, prog: str = "train_ppo_ray") -> str:
         config_type, module = COMMANDS[prog]
@@ -74,7 +77,8 @@ def finish(process) -> tuple[int, str]:
     return process.returncode, output
 
 
-# -- flags and paths: all at once, by a real process -------------------------------------------------------
+# -- flags and paths: all at once, by a real process
+# -------------------------------------------------------
 
 
 def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_path):
@@ -115,11 +119,19 @@ def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_pa
 
 
 def test_supervised_flags_and_paths_are_reported_together(tmp_path):
-    words = f"--pretrain ./no_model --dataset ./none.jsonl --train_batch_size 9 --micro_train_batch_size 2 --max_length 3 --save_path {tmp_path}"
+    words = (
+        "--pretrain ./no_model --dataset ./none.jsonl --train_batch_size 9"
+        f" --micro_train_batch_size 2 --max_length 3 --save_path {tmp_path}"
+    )
     code, output = finish(start("train_sft", words.split()))
     assert code == 2 and "Traceback" not in output
     assert output.startswith("train_sft: 4 problems, nothing was started\n")
-    for flags in ("--max_length", "--train_batch_size, --micro_train_batch_size", "--pretrain", "--dataset"):
+    for flags in (
+        "--max_length",
+        "--train_batch_size, --micro_train_batch_size",
+        "--pretrain",
+        "--dataset",
+    ):
         assert f". {flags}: " in output
 
 
@@ -131,18 +143,23 @@ def test_a_place_that_not_even_root_can_write_to(attempt, task, place):
     assert f"--ckpt_path: {Path(place).parent} is not writable" in message
 
 
-def test_a_device_that_is_settled_late_still_ends_before_the_start(attempt, task, tmp_path, monkeypatch):
-    """--device auto becomes cpu once torch is asked: the number of ranks, and so the batches, are known then."""
+def test_a_device_that_is_settled_late_still_ends_before_the_start(
+    attempt, task, tmp_path, monkeypatch
+):
+    """--device auto becomes cpu once torch is asked: the number of ranks, and so the batches, are
+    known then."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     message = attempt(ppo_flags(task, tmp_path / "out", device="auto", actor_num_nodes=3))
     assert (
-        "--train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node: 16 samples do not divide among 3" in message
+        "--train_batch_size, --actor_num_nodes, --actor_num_gpus_per_node: 16 samples do not divide"
+        " among 3" in message
     )
     assert "try: a number of actor ranks that divides 16, such as 2" in message
     assert message.endswith("nothing was started\n")
 
 
-# -- model and tokenizer -----------------------------------------------------------------------------------
+# -- model and tokenizer
+# -----------------------------------------------------------------------------------
 
 
 def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
@@ -154,7 +171,10 @@ def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
         assert f"--{flag}: {copy} holds no whole model: the file of weights missing" in message
     for path in copy.glob("tokenizer*"):
         path.unlink()
-    assert f"--pretrain: {copy} holds no whole model: the file of weights and the tokenizer missing" in attempt(flags)
+    assert (
+        f"--pretrain: {copy} holds no whole model: the file of weights and the tokenizer missing"
+        in attempt(flags)
+    )
     shutil.copy(task / "model/model.safetensors", copy)
     (copy / "tokenizer.json").write_text("{}")
     message = attempt(flags)
@@ -165,13 +185,18 @@ def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
 @pytest.mark.parametrize("prog", COMMANDS)
 def test_a_chat_template_is_asked_for_and_there_is_none(attempt, task, tmp_path, prog):
     message = attempt(flags_of(prog, task, tmp_path / "out", apply_chat_template=True), prog=prog)
-    assert f"{prog}: --apply_chat_template: the tokenizer of {task}/model has no chat template" in message
     assert (
-        "try: --tokenizer_chat_template FILE, or leave the flag out and wrap prompts with --input_template" in message
+        f"{prog}: --apply_chat_template: the tokenizer of {task}/model has no chat template"
+        in message
+    )
+    assert (
+        "try: --tokenizer_chat_template FILE, or leave the flag out and wrap prompts with"
+        " --input_template" in message
     )
 
 
-# -- adapters ----------------------------------------------------------------------------------------------
+# -- adapters
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prog", COMMANDS)
@@ -181,16 +206,26 @@ def test_adapters_that_no_layer_takes(attempt, task, tmp_path, prog):
     assert message.startswith(f"{prog}: --target_modules query_key_value: Target modules ")
     assert "try: names such as down_proj gate_proj k_proj o_proj q_proj up_proj v_proj" in message
     assert message.endswith("nothing was started\n")
-    message = attempt(flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="embed_tokens"), prog=prog)
+    message = attempt(
+        flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="embed_tokens"),
+        prog=prog,
+    )
     assert "--target_modules: model.embed_tokens is not a linear layer" in message
-    message = attempt(flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="lm_head"), prog=prog)
+    message = attempt(
+        flags_of(prog, task, tmp_path / "out", lora_rank=4, target_modules="lm_head"), prog=prog
+    )
     assert "--target_modules: the output head takes no adapter" in message
 
 
 def test_adapters_that_no_layer_of_the_critic_takes(attempt, task, tmp_path):
     critic = shutil.copytree(task / "model", tmp_path / "critic")
     GPT2Config(n_layer=1, n_embd=32, n_head=2).save_pretrained(critic)
-    changes = {"lora_rank": 4, "target_modules": "q_proj", "critic_pretrain": critic, "advantage_estimator": "gae"}
+    changes = {
+        "lora_rank": 4,
+        "target_modules": "q_proj",
+        "critic_pretrain": critic,
+        "advantage_estimator": "gae",
+    }
     message = attempt(flags_of("train_ppo_ray", task, tmp_path / "out", **changes))
     assert f"--critic_pretrain {critic}: --target_modules q_proj: Target modules" in message
     assert "try: names such as c_attn c_fc c_proj" in message
@@ -198,12 +233,15 @@ def test_adapters_that_no_layer_of_the_critic_takes(attempt, task, tmp_path):
 
 @pytest.mark.parametrize("prog", COMMANDS)
 def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
-    message = attempt(flags_of(prog, task, tmp_path / "out", load_in_4bit=True, param_dtype="bf16"), prog=prog)
+    message = attempt(
+        flags_of(prog, task, tmp_path / "out", load_in_4bit=True, param_dtype="bf16"), prog=prog
+    )
     assert "--load_in_4bit, --lora_rank: 4-bit weights cannot be trained themselves" in message
     assert "try: --lora_rank 16" in message
 
 
-# -- places ------------------------------------------------------------------------------------------------
+# -- places
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -217,7 +255,10 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
         ),
         (
             {"colocate_actor_ref": True, "ref_num_gpus_per_node": 2},
-            "--ref_num_gpus_per_node, --actor_num_gpus_per_node: reference and actor share places, so they need equal numbers",
+            (
+                "--ref_num_gpus_per_node, --actor_num_gpus_per_node: reference and actor share"
+                " places, so they need equal numbers"
+            ),
             "leave --ref_num_gpus_per_node out",
         ),
         (
@@ -232,11 +273,18 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
         ),
         (
             {"vllm_max_model_len": 20},
-            "--vllm_max_model_len, --prompt_max_len, --generate_max_len: prompt and response may have 28 tokens together",
+            (
+                "--vllm_max_model_len, --prompt_max_len, --generate_max_len: prompt and response"
+                " may have 28 tokens together"
+            ),
             "--vllm_max_model_len 28",
         ),
         (
-            {"use_dynamic_batch": True, "train_max_tokens_per_gpu": 20, "micro_train_batch_size": None},
+            {
+                "use_dynamic_batch": True,
+                "train_max_tokens_per_gpu": 20,
+                "micro_train_batch_size": None,
+            },
             "--train_max_tokens_per_gpu",
             "--train_max_tokens_per_gpu 28",
         ),
@@ -252,7 +300,8 @@ def test_places_and_lengths_that_do_not_fit(attempt, task, tmp_path, changes, sa
     assert said in message and (remedy is None or f"try: {remedy}" in message)
 
 
-# -- data --------------------------------------------------------------------------------------------------
+# -- data
+# --------------------------------------------------------------------------------------------------
 
 
 def flags_of(prog: str, task: Path, out: Path, **changes: object) -> list[str]:
@@ -260,7 +309,12 @@ def flags_of(prog: str, task: Path, out: Path, **changes: object) -> list[str]:
     data = changes.pop("data", task / "prompts.jsonl")
     if prog == "train_ppo_ray":
         return ppo_flags(task, out, **({"prompt_data": data} | changes))
-    given = {"pretrain": task / "model", "dataset": data, "output_key": "label", "save_path": out} | changes
+    given = {
+        "pretrain": task / "model",
+        "dataset": data,
+        "output_key": "label",
+        "save_path": out,
+    } | changes
     given |= {"ckpt_path": out / "checkpoints", "device": "cpu"}
     return [
         word
@@ -273,16 +327,25 @@ def flags_of(prog: str, task: Path, out: Path, **changes: object) -> list[str]:
 def test_a_dataset_without_the_key_lists_the_keys_it_has(attempt, task, tmp_path, prog):
     rows = [{"question": "1+1=", "meta": {"answer": "2"}}] * 8
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    message = attempt(flags_of(prog, task, tmp_path / "out", data=tmp_path / "rows.jsonl"), prog=prog)
-    assert f"--input_key: {tmp_path}/rows.jsonl has no key 'input'; it has question, meta, meta.answer" in message
+    message = attempt(
+        flags_of(prog, task, tmp_path / "out", data=tmp_path / "rows.jsonl"), prog=prog
+    )
+    assert (
+        f"--input_key: {tmp_path}/rows.jsonl has no key 'input'; it has question, meta, meta.answer"
+        in message
+    )
     assert "try: --input_key with one of these\nnothing was started" in message
-    flags = flags_of(prog, task, tmp_path / "out", data=tmp_path / "rows.jsonl", input_key="question")
+    flags = flags_of(
+        prog, task, tmp_path / "out", data=tmp_path / "rows.jsonl", input_key="question"
+    )
     other = "label_key" if prog == "train_ppo_ray" else "output_key"
     assert f"--{other}: {tmp_path}/rows.jsonl has no key 'label'" in attempt(flags, prog=prog)
 
 
 @pytest.mark.parametrize("prog", COMMANDS)
-@pytest.mark.parametrize("name", ["empty.jsonl", "blank.jsonl", "empty.json", "head.csv", "saved", "nothing"])
+@pytest.mark.parametrize(
+    "name", ["empty.jsonl", "blank.jsonl", "empty.json", "head.csv", "saved", "nothing"]
+)
 def test_a_dataset_without_rows(attempt, task, tmp_path, prog, name):
     path = tmp_path / name
     if name == "saved":
@@ -290,7 +353,12 @@ def test_a_dataset_without_rows(attempt, task, tmp_path, prog, name):
     elif name == "nothing":
         path.mkdir()
     else:
-        text = {"empty.jsonl": "", "blank.jsonl": "\n\n", "empty.json": "[]", "head.csv": "input,label\n"}
+        text = {
+            "empty.jsonl": "",
+            "blank.jsonl": "\n\n",
+            "empty.json": "[]",
+            "head.csv": "input,label\n",
+        }
         path.write_text(text[name])
     message = attempt(flags_of(prog, task, tmp_path / "out", data=path), prog=prog)
     flag = "prompt_data" if prog == "train_ppo_ray" else "dataset"
@@ -299,17 +367,31 @@ def test_a_dataset_without_rows(attempt, task, tmp_path, prog, name):
 
 
 def test_rows_that_cannot_be_used_are_named(attempt, task, tmp_path):
-    rows = [{"input": "1+1=", "label": "2"}, {"input": "", "label": "3"}, {"input": None, "label": "4"}]
+    rows = [
+        {"input": "1+1=", "label": "2"},
+        {"input": "", "label": "3"},
+        {"input": None, "label": "4"},
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     message = attempt(ppo_flags(task, tmp_path / "out", prompt_data=tmp_path / "rows.jsonl"))
     assert "rows 1, 2: input: empty" in message
 
 
 def test_a_figure_that_the_evaluation_does_not_have(attempt, task, tmp_path):
-    evaluated = {"eval_dataset": task / "prompts.jsonl", "eval_steps": 1, "best_metric_key": "eval/passrate"}
+    evaluated = {
+        "eval_dataset": task / "prompts.jsonl",
+        "eval_steps": 1,
+        "best_metric_key": "eval/passrate",
+    }
     message = attempt(flags_of("train_ppo_ray", task, tmp_path / "out", **evaluated))
-    assert "--best_metric_key: the evaluation has no figure 'eval/passrate', but eval/pass_rate, " in message
-    assert "val-core/default/acc/mean@" in message and "try: --best_metric_key eval/pass_rate" in message
+    assert (
+        "--best_metric_key: the evaluation has no figure 'eval/passrate', but eval/pass_rate, "
+        in message
+    )
+    assert (
+        "val-core/default/acc/mean@" in message
+        and "try: --best_metric_key eval/pass_rate" in message
+    )
 
 
 def test_fewer_prompts_than_a_step_takes(attempt, task, tmp_path):
@@ -322,7 +404,10 @@ def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path)
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"prompt_data": tmp_path / "rows.jsonl", "dry_run": True}
     plan = attempt(ppo_flags(task, tmp_path / "out", prompt_max_len=16, **data), code=0)
-    line = f"{tmp_path}/rows.jsonl: 16 prompts, longest 20 tokens; 4 of 20 left out, longer than --prompt_max_len 16"
+    line = (
+        f"{tmp_path}/rows.jsonl: 16 prompts, longest 20 tokens; 4 of 20 left out, longer than"
+        " --prompt_max_len 16"
+    )
     assert plan.startswith(line)
     (tmp_path / "rows.jsonl").write_text(json.dumps({"input": "1" * 20, "label": ""}))
     message = attempt(ppo_flags(task, tmp_path / "out", prompt_max_len=16, **data))
@@ -331,7 +416,10 @@ def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path)
 
 def test_difficulties_that_are_missing_or_no_shares(attempt, task, tmp_path):
     levels = [0.5, 0, 1, 2, "hard", None, 0.25]
-    rows = [{"input": f"{i}=", "label": "x", "extra": {"level": level}} for i, level in enumerate(levels)]
+    rows = [
+        {"input": f"{i}=", "label": "x", "extra": {"level": level}}
+        for i, level in enumerate(levels)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
     data = {"prompt_data": tmp_path / "rows.jsonl", "difficulty_loss_weight": True}
     message = attempt(ppo_flags(task, tmp_path / "out", **data))
@@ -341,23 +429,33 @@ def test_difficulties_that_are_missing_or_no_shares(attempt, task, tmp_path):
     assert message.endswith("nothing was started\n")
 
 
-# -- rewards: the file -------------------------------------------------------------------------------------
+# -- rewards: the file
+# -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("source", "said"),
     [
         ("def reward_func(:\n    pass", "SyntaxError"),
-        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module' (reward.py, line 1)"),
+        (
+            "import no_such_module",
+            "ModuleNotFoundError: No module named 'no_such_module' (reward.py, line 1)",
+        ),
         ("x = 1 / 0", "ZeroDivisionError: division by zero (reward.py, line 1)"),
         ("import os\nos._exit(3)", "the reward process exited with status 3"),
-        ("def my_reward(q, p, l):\n    return [0.0]", "it defines no function 'reward_func', but my_reward"),
+        (
+            "def my_reward(q, p, l):\n    return [0.0]",
+            "it defines no function 'reward_func', but my_reward",
+        ),
     ],
 )
 def test_a_reward_file_that_cannot_be_used(attempt, task, tmp_path, source, said):
     (tmp_path / "reward.py").write_text(source)
     message = attempt(ppo_flags(task, tmp_path / "out", remote_rm_url=tmp_path / "reward.py"))
-    assert message.startswith("train_ppo_ray: --remote_rm_url: ") and f"{tmp_path}/reward.py" in message
+    assert (
+        message.startswith("train_ppo_ray: --remote_rm_url: ")
+        and f"{tmp_path}/reward.py" in message
+    )
     assert said in message and message.endswith("nothing was started\n")
 
 
@@ -369,7 +467,8 @@ def test_no_reward_at_all_and_no_such_function(attempt, task, tmp_path):
     assert "it defines no function 'judge', but reward_func" in message
 
 
-# -- rewards: their values ---------------------------------------------------------------------------------
+# -- rewards: their values
+# ---------------------------------------------------------------------------------
 
 ROW = """
 def reward_func(queries, prompts, labels, responses):
@@ -393,7 +492,10 @@ def collect_with(task: Path, reward: Path) -> None:
         await group.call("start")
         try:
             tokenize = tiny_tokenizer()
-            prompts = [Prompt(f"train:{i}", tokenize(t).input_ids, t, label=t) for i, t in enumerate(["1+2=", "7+7="])]
+            prompts = [
+                Prompt(f"train:{i}", tokenize(t).input_ids, t, label=t)
+                for i, t in enumerate(["1+2=", "7+7="])
+            ]
             request = CollectRequest(n_samples=3, sampling=Sampling(max_tokens=4), seed=(0, 1))
             async for _ in group.stream(0, "collect", list(enumerate(prompts)), request):
                 pass
@@ -406,7 +508,10 @@ def collect_with(task: Path, reward: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("raise ValueError('no verdict on ' + labels[i])", "ValueError: no verdict on 7+7= (reward.py, line 6)"),
+        (
+            "raise ValueError('no verdict on ' + labels[i])",
+            "ValueError: no verdict on 7+7= (reward.py, line 6)",
+        ),
         ("return values[1:]", "it returned 0 rewards for 1 rows"),
         ("values[i] = float('nan')", "rewards must be finite, it returned nan"),
         ("values[i] = float('inf')", "rewards must be finite, it returned inf"),
@@ -433,13 +538,21 @@ def test_a_reward_that_fails_ends_the_run_with_one_message(task, tmp_path):
         ROW.format(fault="raise ValueError('no verdict on ' + labels[i])").replace("7+7=", "=")
     )
     marker = f"bad_input_{tmp_path.name}"
-    changes = {"remote_rm_url": tmp_path / "reward.py", "reward_failure_policy": "fail", "rollout_backend": "hf"}
+    changes = {
+        "remote_rm_url": tmp_path / "reward.py",
+        "reward_failure_policy": "fail",
+        "rollout_backend": "hf",
+    }
     flags = ppo_flags(task, tmp_path / "out", **changes)
     code, output = finish(start("train_ppo_ray", flags, OPENRL_TEST_MARKER=marker))
     assert code == 1 and "Traceback" not in output, output
     message = output[output.index("train_ppo_ray: ") :]
     assert message.startswith("train_ppo_ray: a reward failed: reward: ValueError: no verdict on ")
-    assert "(reward.py, line 6)" in message and "  row       train:" in message and "  response  " in message
+    assert (
+        "(reward.py, line 6)" in message
+        and "  row       train:" in message
+        and "  response  " in message
+    )
     assert message.count("\n") < 10
     _, alive = psutil.wait_procs(marked(marker), timeout=30)
     assert not alive

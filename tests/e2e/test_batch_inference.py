@@ -1,4 +1,5 @@
-"""batch_inference and evaluate through their commands, on the transformers engine and a tiny model."""
+"""batch_inference and evaluate through their commands, on the transformers engine and a tiny
+model."""
 
 from __future__ import annotations
 
@@ -60,7 +61,12 @@ def flags(task: Path, out: Path, **changes: object) -> list[str]:
 
 
 def generating(**changes: object) -> dict[str, object]:
-    return {"eval_task": "generate", "prompt_max_len": 16, "generate_max_len": 8, "full_determinism": True} | changes
+    return {
+        "eval_task": "generate",
+        "prompt_max_len": 16,
+        "generate_max_len": 8,
+        "full_determinism": True,
+    } | changes
 
 
 def batch(task: Path, out: Path, **changes: object) -> list[dict]:
@@ -90,15 +96,24 @@ def answers(task, tmp_path_factory):
 
 
 def test_every_prompt_is_answered_and_scored(answers):
-    assert [(row["id"], row["sample"]) for row in answers] == [(f"train:{i}", s) for i in range(10) for s in range(3)]
+    assert [(row["id"], row["sample"]) for row in answers] == [
+        (f"train:{i}", s) for i in range(10) for s in range(3)
+    ]
     assert [row["input"] for row in answers[::3]] == [f"0+{i}=" for i in range(10)]
     assert [row["label"] for row in answers[::3]] == [str(i) for i in range(10)]
     assert len({row["output"] for row in answers}) > 20, "samples differ"
-    whole = [row for row in answers if len(row["output"]) == 8]  # eight tokens, none of them special: all of the text
+    whole = [
+        row for row in answers if len(row["output"]) == 8
+    ]  # eight tokens, none of them special: all of the text
     assert len(whole) > 10
     for row in whole:
         assert row["finish"] == "length"
-        assert row["reward"] == row["passed"] == row["parts"]["digits"] == sum(c.isdigit() for c in row["output"]) / 8
+        assert (
+            row["reward"]
+            == row["passed"]
+            == row["parts"]["digits"]
+            == sum(c.isdigit() for c in row["output"]) / 8
+        )
 
 
 def test_best_of_n_keeps_the_best_of_the_same_answers(task, answers, tmp_path):
@@ -111,8 +126,12 @@ def test_best_of_n_keeps_the_best_of_the_same_answers(task, answers, tmp_path):
 
 
 def test_a_killed_run_goes_on_where_it_stood(task, tmp_path):
-    """SIGKILL while later prompts are in work; the second run ends with what one run alone would have written."""
-    out, same = tmp_path / "out.jsonl", generating(n_samples_per_prompt=2, remote_rm_url=task / "gated.py")
+    """SIGKILL while later prompts are in work; the second run ends with what one run alone would
+    have written."""
+    out, same = (
+        tmp_path / "out.jsonl",
+        generating(n_samples_per_prompt=2, remote_rm_url=task / "gated.py"),
+    )
     process = start("batch_inference", flags(task, out, **same))
     try:
         deadline = time.monotonic() + TIMEOUT
@@ -127,21 +146,40 @@ def test_a_killed_run_goes_on_where_it_stood(task, tmp_path):
     (task / "gate").touch()
     rows = batch(task, out, **same)
     assert rows == batch(task, tmp_path / "whole.jsonl", **same)
-    assert [(row["id"], row["sample"]) for row in rows] == [(f"train:{i}", s) for i in range(10) for s in range(2)]
+    assert [(row["id"], row["sample"]) for row in rows] == [
+        (f"train:{i}", s) for i in range(10) for s in range(2)
+    ]
 
 
 def test_rewards_of_responses_that_the_data_holds(task, answers, tmp_path):
-    """--pretrain as the reward model: transformers' own score of prompt, response and end-of-text token."""
+    """--pretrain as the reward model: transformers' own score of prompt, response and end-of-text
+    token."""
     given = tmp_path / "given.jsonl"
     given.write_text(
-        "".join(json.dumps({k: r[k] for k in ("input", "output", "label", "finish")}) + "\n" for r in answers)
+        "".join(
+            json.dumps({k: r[k] for k in ("input", "output", "label", "finish")}) + "\n"
+            for r in answers
+        )
     )
-    rows = batch(task, tmp_path / "scored.jsonl", eval_task="rm", pretrain=task / "rm", prompt_data=given, max_len=64)
+    rows = batch(
+        task,
+        tmp_path / "scored.jsonl",
+        eval_task="rm",
+        pretrain=task / "rm",
+        prompt_data=given,
+        max_len=64,
+    )
     tokenizer = load_tokenizer(str(task / "rm"))
-    model = AutoModelForSequenceClassification.from_pretrained(task / "rm", dtype=torch.float32).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        task / "rm", dtype=torch.float32
+    ).eval()
     assert len(rows) == 30
     for row, answer in zip(rows, answers, strict=True):
-        assert (row["input"], row["output"], row["label"]) == (answer["input"], answer["output"], answer["label"])
+        assert (row["input"], row["output"], row["label"]) == (
+            answer["input"],
+            answer["output"],
+            answer["label"],
+        )
         text = answer["input"] + answer["output"] + ("<eos>" if answer["finish"] == "stop" else "")
         ids = torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
         with torch.no_grad():
@@ -170,7 +208,14 @@ def test_texts_that_a_reward_model_did_not_see_whole_are_counted(task, tmp_path,
             for n in range(1, 6)
         )
     )
-    batch(task, tmp_path / "scored.jsonl", eval_task="rm", pretrain=task / "rm", prompt_data=given, max_len=6)
+    batch(
+        task,
+        tmp_path / "scored.jsonl",
+        eval_task="rm",
+        pretrain=task / "rm",
+        prompt_data=given,
+        max_len=6,
+    )
     assert "3 of 5 texts lost tokens at the start (--max_len)" in capsys.readouterr().out
 
 
@@ -183,7 +228,9 @@ def test_conditional_prompts_say_a_reward(task, tmp_path):
         remote_rm_url=task / "reward.py",
         reward_template="{input}[{reward}]",
     )
-    assert [row["id"] for row in rows] == [f"train:{i}" for i in range(4, 8)], "the second slice of four rows"
+    assert [row["id"] for row in rows] == [f"train:{i}" for i in range(4, 8)], (
+        "the second slice of four rows"
+    )
     assert [row["input"] for row in rows] == [
         f"0+{i}=<rm>: 5 [{row['reward']:.2f}]" for i, row in zip(range(4, 8), rows, strict=True)
     ]
@@ -192,8 +239,9 @@ def test_conditional_prompts_say_a_reward(task, tmp_path):
 def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
     reward = tmp_path / "reward.py"
     reward.write_text(
-        "def reward_func(queries, prompts, labels, responses, **kwargs):\n"
-        "    return {'rewards': [0.0] * len(queries), 'scores': [float(any(c.isdigit() for c in r)) for r in responses]}\n"
+        "def reward_func(queries, prompts, labels, responses, **kwargs):\n    return {'rewards':"
+        " [0.0] * len(queries), 'scores': [float(any(c.isdigit() for c in r)) for r in"
+        " responses]}\n"
     )
     out = tmp_path / "figures.json"
     words = flags(
@@ -210,9 +258,14 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
     assert 0 < sum(map(sum, passed)) < 40, "some answers are right, some are not"
     assert figures["prompts"] == 10
     assert figures["mean@3"] == figures["pass@1"] == pytest.approx(sum(map(sum, passed)) / 40)
-    none_of_three = [{0: 1.0, 1: 1 / 4}.get(int(sum(p)), 0.0) for p in passed]  # choices of 3 of 4 without a right one
+    none_of_three = [
+        {0: 1.0, 1: 1 / 4}.get(int(sum(p)), 0.0) for p in passed
+    ]  # choices of 3 of 4 without a right one
     assert figures["pass@3"] == pytest.approx(1 - sum(none_of_three) / 10)
-    majority = [maj_at(3, [vote(row["output"]) for row in group], p) for group, p in zip(groups, passed, strict=True)]
+    majority = [
+        maj_at(3, [vote(row["output"]) for row in group], p)
+        for group, p in zip(groups, passed, strict=True)
+    ]
     assert figures["maj@3"] == pytest.approx(sum(majority) / 10)
     shown = capsys.readouterr().out
     assert "pass@3" in shown and f"{figures['pass@3']:.4f}" in shown
@@ -220,5 +273,7 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
     before = out.with_suffix(".jsonl").read_bytes()
     again = [word if word != "3" else "2" for word in words]
     assert command(*arguments, prog="evaluate", description="", argv=again) == 0
-    assert out.with_suffix(".jsonl").read_bytes() == before, "answers are there already: other figures of the same"
+    assert out.with_suffix(".jsonl").read_bytes() == before, (
+        "answers are there already: other figures of the same"
+    )
     assert "pass@2" in json.loads(out.read_text())["figures"]["all"]

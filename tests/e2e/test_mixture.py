@@ -1,4 +1,5 @@
-"""A mixture of experts through the main command: it trains, its engines follow, and a resume ends at the same bits."""
+"""A mixture of experts through the main command: it trains, its engines follow, and a resume ends
+at the same bits."""
 
 from __future__ import annotations
 
@@ -36,13 +37,16 @@ FLAGS = {
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(model, steps and directory of a whole run, those of one that resumes after its step 2) over the same processes."""
+    """(model, steps and directory of a whole run, those of one that resumes after its step 2) over
+    the same processes."""
     task, out = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("out")
     model = tiny_model_dir(task, arch="qwen3_moe", tied=False)
     flags = FLAGS | {"pretrain": model}
     with started(task, out / "start", **flags) as bench:
         whole = bench(out / "whole", **flags)
-        shutil.copytree(out / "whole/checkpoints/step_000002", out / "again/checkpoints/step_000002")
+        shutil.copytree(
+            out / "whole/checkpoints/step_000002", out / "again/checkpoints/step_000002"
+        )
         again = bench(out / "again", **flags, load_checkpoint=True)
     return model, (whole, out / "whole"), (again, out / "again")
 

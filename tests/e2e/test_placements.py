@@ -1,11 +1,11 @@
 """Where ranks live changes no number of a run, on the real Ray, DeepSpeed and vLLM.
 
-Every placement mode with one and two actor ranks starts its own processes; in them runs of two steps with ZeRO 2 and 3, LoRA
-on and off, rows padded, packed, with shared prompts and cut by tokens leave what the same flags leave where nothing is
-shared, bit for bit. Places that are named one by one overlap in part, and what shares them sleeps. In the suite each start
-sees both ZeRO stages, with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each
-start sees all sixteen combinations.
-"""
+Every placement mode with one and two actor ranks starts its own processes; in them runs of two
+steps with ZeRO 2 and 3, LoRA on and off, rows padded, packed, with shared prompts and cut by tokens
+leave what the same flags leave where nothing is shared, bit for bit. Places that are named one by
+one overlap in part, and what shares them sleeps. In the suite each start sees both ZeRO stages,
+with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each
+start sees all sixteen combinations."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ from tests.e2e.runs import make_task, untimed
 
 PLACEMENTS = ("actor_ref", "critic_reward", "all_models", "explicit")
 RANKS = (1, 2)
-EXPLICIT = {1: "actor=0;critic=0;ref=1;reward=1;vllm=0", 2: "actor=0-1;critic=1-2;ref=1-2;reward=2-3;vllm=3"}
+EXPLICIT = {
+    1: "actor=0;critic=0;ref=1;reward=1;vllm=0",
+    2: "actor=0-1;critic=1-2;ref=1-2;reward=2-3;vllm=3",
+}
 
 
 ROWS: dict[str, dict[str, object]] = {
@@ -52,7 +55,11 @@ class Case(NamedTuple):
 
     @property
     def flags(self) -> dict[str, object]:
-        return {"zero_stage": self.zero_stage, "lora_rank": self.lora_rank or None, **ROWS[self.rows]}
+        return {
+            "zero_stage": self.zero_stage,
+            "lora_rank": self.lora_rank or None,
+            **ROWS[self.rows],
+        }
 
 
 VALUES = ((2, 3), (0, 4), tuple(ROWS))
@@ -66,25 +73,39 @@ def cases_of(placement: str, ranks: int) -> tuple[Case, ...]:
     p, r = PLACEMENTS.index(placement), RANKS.index(ranks)
     picked = ((turn, p + r + turn, p + 2 * r + turn) for turn in (0, 1))
     return tuple(
-        Case(*(values[n % len(values)] for n, values in zip(numbers, VALUES, strict=True))) for numbers in picked
+        Case(*(values[n % len(values)] for n, values in zip(numbers, VALUES, strict=True)))
+        for numbers in picked
     )
 
 
 def test_the_starts_together_see_every_pair_of_values():
-    seen = {(p, r, *case) for p, r in itertools.product(PLACEMENTS, RANKS) for case in cases_of(p, r)}
+    seen = {
+        (p, r, *case) for p, r in itertools.product(PLACEMENTS, RANKS) for case in cases_of(p, r)
+    }
     values = (PLACEMENTS, RANKS, *VALUES)
     for i, j in itertools.combinations(range(len(values)), 2):
-        assert {(run[i], run[j]) for run in seen} == set(itertools.product(values[i], values[j])), (i, j)
+        assert {(run[i], run[j]) for run in seen} == set(itertools.product(values[i], values[j])), (
+            i,
+            j,
+        )
 
 
 def places(placement: str, ranks: int) -> dict[str, object]:
     if placement == "explicit":
-        return {"placement": EXPLICIT[ranks], "vllm_enable_sleep": True, "deepspeed_enable_sleep": True}
+        return {
+            "placement": EXPLICIT[ranks],
+            "vllm_enable_sleep": True,
+            "deepspeed_enable_sleep": True,
+        }
     shared = {} if placement == "apart" else {f"colocate_{placement}": True}
-    return shared | {"actor_num_gpus_per_node": ranks, "vllm_num_engines": ranks if placement == "all_models" else 1}
+    return shared | {
+        "actor_num_gpus_per_node": ranks,
+        "vllm_num_engines": ranks if placement == "all_models" else 1,
+    }
 
 
-# -- runs -----------------------------------------------------------------------------------------------------
+# -- runs
+# -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -99,14 +120,17 @@ class Outcome:
 def task(tmp_path_factory) -> Path:
     task = make_task(tmp_path_factory.mktemp("task"))
     torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).save_pretrained(task / "judge")
+    AutoModelForSequenceClassification.from_pretrained(
+        task / "model", num_labels=1
+    ).save_pretrained(task / "judge")
     AutoTokenizer.from_pretrained(task / "model").save_pretrained(task / "judge")
     return task
 
 
 @pytest.fixture(scope="module")
 def outcomes(task, tmp_path_factory):
-    """(placement, ranks, cases) -> what each case leaves there; the processes of one placement live at a time."""
+    """(placement, ranks, cases) -> what each case leaves there; the processes of one placement live
+    at a time."""
     every_role = {
         "advantage_estimator": "gae",
         "remote_rm_url": None,
@@ -153,18 +177,23 @@ def test_a_placement_changes_nothing(outcomes, placement, ranks):
         assert here.steps == apart[case].steps, case
         assert differing(here, apart[case]) == [], case
     print(
-        f"{placement}, {ranks} ranks: {len(cases_of(placement, ranks))} runs of {len(CASES)} as where nothing is shared"
+        f"{placement}, {ranks} ranks: {len(cases_of(placement, ranks))} runs of {len(CASES)} as"
+        " where nothing is shared"
     )
 
 
 @pytest.mark.slow
 def test_the_runs_train_and_agree(outcomes, task):
-    """Two steps each; ranks, ZeRO stages and packing change little in the first, adapters leave the rest of the model."""
+    """Two steps each; ranks, ZeRO stages and packing change little in the first, adapters leave the
+    rest of the model."""
     start = load_file(task / "model/model.safetensors")
     runs = list(everywhere(outcomes))
     for case, outcome in runs:
         assert [m["step"] for m in outcome.steps] == [1, 2]
-        assert all(m["actor/logprob_gap_max"] < 1e-4 and m["actor/nonfinite_steps"] == 0 for m in outcome.steps), case
+        assert all(
+            m["actor/logprob_gap_max"] < 1e-4 and m["actor/nonfinite_steps"] == 0
+            for m in outcome.steps
+        ), case
         moved = {name for name in start if not torch.equal(start[name], outcome.weights[name])}
         assert (
             moved
@@ -174,7 +203,9 @@ def test_the_runs_train_and_agree(outcomes, task):
     for lora_rank in (0, 4):
         first = [m.steps[0] for case, m in runs if case.lora_rank == lora_rank]
         for name in ("rollout/reward", "actor/policy_loss", "actor/grad_norm", "critic/value_loss"):
-            assert [m[name] for m in first] == pytest.approx([first[0][name]] * len(first), rel=1e-2, abs=1e-4), name
+            assert [m[name] for m in first] == pytest.approx(
+                [first[0][name]] * len(first), rel=1e-2, abs=1e-4
+            ), name
 
 
 def everywhere(outcomes) -> Iterator[tuple[Case, Outcome]]:
@@ -185,4 +216,6 @@ def everywhere(outcomes) -> Iterator[tuple[Case, Outcome]]:
 def differing(one: Outcome, other: Outcome) -> list[str]:
     """Names of the weights that are not the same bits."""
     assert one.weights.keys() == other.weights.keys()
-    return [name for name, tensor in one.weights.items() if not torch.equal(tensor, other.weights[name])]
+    return [
+        name for name, tensor in one.weights.items() if not torch.equal(tensor, other.weights[name])
+    ]

@@ -1,4 +1,5 @@
-"""Every preset on a real model and real data, through the command: accepted, printed, and giving way to what is typed."""
+"""Every preset on a real model and real data, through the command: accepted, printed, and giving
+way to what is typed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def plan(task, tmp_path, capsys):
         free = {"advantage_estimator": None, "generate_max_len": 512, "dry_run": True}
         argv = ppo_flags(task, tmp_path / "out", **(free | changes))
         run = train_ppo_ray.run
-        code = command(PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv)
+        code = command(
+            PPOConfig, train_ppo_ray.prepare, run, prog="train_ppo_ray", description="", argv=argv
+        )
         printed = capsys.readouterr()
         assert code == 0, printed.err
         assert not (tmp_path / "out").exists()
@@ -41,7 +44,9 @@ def plan(task, tmp_path, capsys):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_makes_a_plan_and_says_what_it_stands_for(plan, name):
     text = plan(algo_preset=name)
-    expansion = next(line for line in text.splitlines() if line.startswith(f"--algo_preset {name}: "))
+    expansion = next(
+        line for line in text.splitlines() if line.startswith(f"--algo_preset {name}: ")
+    )
     for flag, value in PRESETS[name].items():
         assert f"--{flag} {show(value)}" in expansion
     critic = "values" in advantage_estimators[PRESETS[name]["advantage_estimator"]].needs
@@ -50,7 +55,9 @@ def test_a_preset_makes_a_plan_and_says_what_it_stands_for(plan, name):
 
 def test_a_dry_run_prints_nothing_but_the_plan(task, tmp_path):
     """In a process of its own: what other tests have imported may talk."""
-    argv = ppo_flags(task, tmp_path / "out", algo_preset="ppo", advantage_estimator=None, dry_run=True)
+    argv = ppo_flags(
+        task, tmp_path / "out", algo_preset="ppo", advantage_estimator=None, dry_run=True
+    )
     words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *argv]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (0, "")
@@ -58,4 +65,7 @@ def test_a_dry_run_prints_nothing_but_the_plan(task, tmp_path):
 
 def test_what_is_typed_wins_and_is_shown(plan):
     text = plan(algo_preset="grpo", init_kl_coef=0.5, kl_estimator="k2")
-    assert "--kl_estimator 'k2' (instead of 'k3')" in text and "--init_kl_coef 0.5 (instead of 0.001)" in text
+    assert (
+        "--kl_estimator 'k2' (instead of 'k3')" in text
+        and "--init_kl_coef 0.5 (instead of 0.001)" in text
+    )

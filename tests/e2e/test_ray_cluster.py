@@ -1,4 +1,5 @@
-"""The main command on a cluster that runs already: the real Ray, two nodes of two CPUs each on this machine."""
+"""The main command on a cluster that runs already: the real Ray, two nodes of two CPUs each on this
+machine."""
 
 from __future__ import annotations
 
@@ -21,7 +22,9 @@ def task(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def cluster():
-    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}
+    )
     nodes.add_node(num_cpus=2)
     nodes.wait_for_nodes()
     yield nodes
@@ -35,8 +38,11 @@ def flags(task: Path, out: Path, cluster: Cluster, **changes: object) -> list[st
 
 
 def busy() -> set[psutil.Process]:
-    """Processes that this test has started: the cluster's servers and what runs on it, without Ray's pool of idle ones."""
-    return {p for p in psutil.Process().children(recursive=True) if name(p) not in ("ray::IDLE", None)}
+    """Processes that this test has started: the cluster's servers and what runs on it, without
+    Ray's pool of idle ones."""
+    return {
+        p for p in psutil.Process().children(recursive=True) if name(p) not in ("ray::IDLE", None)
+    }
 
 
 def name(process: psutil.Process) -> str | None:

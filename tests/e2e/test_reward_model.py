@@ -1,4 +1,5 @@
-"""A reward model as a role of its own: what it says reaches greedy baselines and filtering, group by group.
+"""A reward model as a role of its own: what it says reaches greedy baselines and filtering, group
+by group.
 
 The command with all its parts, but every worker lives in this process.
 """
@@ -52,7 +53,8 @@ def task(tmp_path_factory):
 
 
 def one_step(task, out, **source):
-    """(metrics, every sample) of one step with both: a baseline and a filter by the model's scores."""
+    """(metrics, every sample) of one step with both: a baseline and a filter by the model's
+    scores."""
     changes = source | {
         "advantage_estimator": "remax",
         "dynamic_filtering": True,
@@ -68,13 +70,19 @@ def one_step(task, out, **source):
     }
     run = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
     argv = ppo_flags(task, out, **changes)
-    assert command(PPOConfig, train_ppo_ray.prepare, run, prog="ppo", description="", argv=argv) == 0
-    return metrics(out)[0], [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    assert (
+        command(PPOConfig, train_ppo_ray.prepare, run, prog="ppo", description="", argv=argv) == 0
+    )
+    return metrics(out)[0], [
+        json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()
+    ]
 
 
 @pytest.fixture(scope="module")
 def ran(task, tmp_path_factory):
-    return one_step(task, tmp_path_factory.mktemp("out"), remote_rm_url=None, reward_pretrain=task / "judge")
+    return one_step(
+        task, tmp_path_factory.mktemp("out"), remote_rm_url=None, reward_pretrain=task / "judge"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +93,9 @@ def score(task):
 
     def score(text):
         with torch.no_grad():
-            return float(judge(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits)
+            return float(
+                judge(**tokenizer(text, return_tensors="pt", add_special_tokens=False)).logits
+            )
 
     return score
 
@@ -100,11 +110,14 @@ def kept(samples):
 
 def test_every_generated_answer_has_the_models_score(ran, score):
     for sample in ran[1]:
-        assert sample["reward"] == pytest.approx(score(sample["prompt"] + sample["response"]), abs=1e-4)
+        assert sample["reward"] == pytest.approx(
+            score(sample["prompt"] + sample["response"]), abs=1e-4
+        )
 
 
 def test_a_server_of_the_same_model_gives_the_same_rewards_for_the_same_rows(ran, task, tmp_path):
-    """The same step, but for the source of rewards: every row that was drawn, and what was made of it."""
+    """The same step, but for the source of rewards: every row that was drawn, and what was made of
+    it."""
     flags = ("--reward_pretrain", task / "judge", "--param_dtype", "fp32")
     with serving(*flags) as (url, _):
         step, samples = one_step(task, tmp_path, remote_rm_url=f"{url}/get_reward")
@@ -120,12 +133,15 @@ def test_a_server_of_the_same_model_gives_the_same_rewards_for_the_same_rows(ran
 
 def test_groups_are_filtered_by_the_models_scores(ran):
     step, samples = ran
-    assert step["filter/generated_groups"] == len({s["prompt_id"] for s in samples}) > 4  # some were replaced
+    assert (
+        step["filter/generated_groups"] == len({s["prompt_id"] for s in samples}) > 4
+    )  # some were replaced
     assert step["filter/kept_groups"] == len(kept(samples)) == 4
 
 
 def test_remax_compares_with_the_models_score_of_the_greedy_answer(ran, score, task):
-    """Advantages are those of the answers' scores, less that of what transformers decodes greedily."""
+    """Advantages are those of the answers' scores, less that of what transformers decodes
+    greedily."""
     step, samples = ran
     tokenizer = AutoTokenizer.from_pretrained(task / "model")
     policy = AutoModelForCausalLM.from_pretrained(task / "model")
@@ -133,6 +149,10 @@ def test_remax_compares_with_the_models_score_of_the_greedy_answer(ran, score, t
     baselines = {}
     for prompt in {s["prompt"] for s in trained}:
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False).input_ids
-        baselines[prompt] = score(tokenizer.decode(policy.generate(ids, do_sample=False, max_new_tokens=TOKENS)[0]))
+        baselines[prompt] = score(
+            tokenizer.decode(policy.generate(ids, do_sample=False, max_new_tokens=TOKENS)[0])
+        )
     sizes = [abs(s["reward"] - baselines[s["prompt"]]) * s["tokens"] for s in trained]
-    assert step["rollout/advantage_abs"] == pytest.approx(sum(sizes) / sum(s["tokens"] for s in trained), abs=1e-4)
+    assert step["rollout/advantage_abs"] == pytest.approx(
+        sum(sizes) / sum(s["tokens"] for s in trained), abs=1e-4
+    )

@@ -23,7 +23,9 @@ from tests.tiny import tiny_model_dir
 def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
     """train_sft under torchrun; a ring packs, and says so."""
     model = tiny_model_dir(tmp_path)
-    rows = [{"input": f"{a}+{b}=", "output": str(a + b) * (a + 1)} for a in range(5) for b in range(5)]
+    rows = [
+        {"input": f"{a}+{b}=", "output": str(a + b) * (a + 1)} for a in range(5) for b in range(5)
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
 
     def flags(out, *more):
@@ -34,28 +36,51 @@ def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
 
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    launcher = f"-m torch.distributed.run --nproc_per_node 2 --master_addr 127.0.0.1 --master_port {port}"
-    words = [*launcher.split(), "-m", "openrl.cli.train_sft", *flags(tmp_path / "ring", "--ring_attn_size", "2")]
+    launcher = (
+        f"-m torch.distributed.run --nproc_per_node 2 --master_addr 127.0.0.1 --master_port {port}"
+    )
+    words = [
+        *launcher.split(),
+        "-m",
+        "openrl.cli.train_sft",
+        *flags(tmp_path / "ring", "--ring_attn_size", "2"),
+    ]
     done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "each sequence is split over 2 ranks by ring attention" in done.stdout
     assert "--ring_attn_size turns --packing_samples on" in done.stdout
-    assert supervised_command(SFTConfig, prog="sft", description="", argv=flags(tmp_path / "one")) == 0
+    assert (
+        supervised_command(SFTConfig, prog="sft", description="", argv=flags(tmp_path / "one")) == 0
+    )
     for split, whole in zip(metrics(tmp_path / "ring"), metrics(tmp_path / "one"), strict=True):
         for name in ("loss", "grad_norm", *(["eval/loss"] if "eval/loss" in whole else [])):
             assert split[name] == pytest.approx(whole[name], rel=1e-4), name
 
 
 def test_a_policy_is_trained_by_two_ranks_of_ulysses(tmp_path):
-    """Actor and reference of train_ppo_ray on Ray, two steps: the same rows, answers and gradients as of one rank each."""
+    """Actor and reference of train_ppo_ray on Ray, two steps: the same rows, answers and gradients
+    as of one rank each."""
     task = make_task(tmp_path)
-    small = {"rollout_backend": "hf", "full_determinism": True, "max_steps": 2, "rollout_batch_size": 4}
+    small = {
+        "rollout_backend": "hf",
+        "full_determinism": True,
+        "max_steps": 2,
+        "rollout_batch_size": 4,
+    }
     ulysses = ppo_flags(task, tmp_path / "two", **small, actor_num_gpus_per_node=2, ulysses_size=2)
     assert "each sequence is split over 2 ranks by Ulysses" in run("train_ppo_ray", ulysses)
     alone = lambda config, inputs: asyncio.run(train(config, inputs, in_this_process))  # noqa: E731
     argv = ppo_flags(task, tmp_path / "one", **small)
-    assert command(PPOConfig, train_ppo_ray.prepare, alone, prog="ppo", description="", argv=argv) == 0
+    assert (
+        command(PPOConfig, train_ppo_ray.prepare, alone, prog="ppo", description="", argv=argv) == 0
+    )
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert two["rollout/reward"] == one["rollout/reward"]
-        for name in ("actor/policy_loss", "actor/kl", "actor/entropy", "actor/grad_norm", "actor/logprob_gap"):
+        for name in (
+            "actor/policy_loss",
+            "actor/kl",
+            "actor/entropy",
+            "actor/grad_norm",
+            "actor/logprob_gap",
+        ):
             assert two[name] == pytest.approx(one[name], rel=1e-3, abs=1e-6), name

@@ -1,4 +1,5 @@
-"""Everything on one place with every kind of sleep, on the real Ray, DeepSpeed and vLLM: the same bits as without."""
+"""Everything on one place with every kind of sleep, on the real Ray, DeepSpeed and vLLM: the same
+bits as without."""
 
 from __future__ import annotations
 
@@ -66,17 +67,26 @@ def test_sleep_changes_no_bit_and_keeps_its_order(tmp_path, capsys):
     with started(task, tmp_path / "start", **TOGETHER, **ASLEEP) as bench:
         capsys.readouterr()
         slept = bench(tmp_path / "slept", **TOGETHER, **ASLEEP)
-        edges = [line.split(" | ")[0].removeprefix("memory after ") for line in lines(capsys.readouterr().out)]
-        shutil.copytree(tmp_path / "slept/checkpoints/step_000001", tmp_path / "again/checkpoints/step_000001")
+        edges = [
+            line.split(" | ")[0].removeprefix("memory after ")
+            for line in lines(capsys.readouterr().out)
+        ]
+        shutil.copytree(
+            tmp_path / "slept/checkpoints/step_000001", tmp_path / "again/checkpoints/step_000001"
+        )
         again = bench(tmp_path / "again", **TOGETHER, **ASLEEP, load_checkpoint=True)
         wake_all(bench)
         stayed = bench(tmp_path / "stayed", **TOGETHER)
     assert untimed(slept) == untimed(stayed)
     assert untimed(again) == untimed(slept)[1:]
     for name in ("model.safetensors", "checkpoints/step_000002/actor/rank_00000.safetensors"):
-        asleep, awake, resumed = (load_file(tmp_path / run / name) for run in ("slept", "stayed", "again"))
+        asleep, awake, resumed = (
+            load_file(tmp_path / run / name) for run in ("slept", "stayed", "again")
+        )
         assert asleep.keys() == awake.keys() == resumed.keys()
-        assert all(torch.equal(t, awake[n]) and torch.equal(t, resumed[n]) for n, t in asleep.items())
+        assert all(
+            torch.equal(t, awake[n]) and torch.equal(t, resumed[n]) for n, t in asleep.items()
+        )
     first = edges.index(STEP[0])
     assert edges[first : first + len(STEP)] == STEP
     assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= slept[-1].keys()

@@ -1,4 +1,5 @@
-"""The main command on the real Ray, DeepSpeed and vLLM: what a run leaves, a resume after a kill, every role."""
+"""The main command on the real Ray, DeepSpeed and vLLM: what a run leaves, a resume after a kill,
+every role."""
 
 from __future__ import annotations
 
@@ -46,7 +47,10 @@ def test_what_a_run_leaves(whole_run):
     assert summary["steps"] == 4 and summary["samples_per_second"] > 0
     assert {"start", "rollout", "train", "sync"} <= summary["seconds_by_stage"].keys()
     samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
-    assert len(samples) == 16 and {"prompt", "response", "reward", "parts", "policy_versions"} <= samples[0].keys()
+    assert (
+        len(samples) == 16
+        and {"prompt", "response", "reward", "parts", "policy_versions"} <= samples[0].keys()
+    )
     assert yaml.safe_load((out / "config.yaml").read_text())["n_samples_per_prompt"] == 4
     assert (out / "reward.png").read_bytes().startswith(b"\x89PNG")
     model = AutoModelForCausalLM.from_pretrained(out)
@@ -61,20 +65,29 @@ def test_engine_and_trainer_agree_in_every_step(whole_run):
 
 def test_the_policy_moves_and_the_engines_follow(whole_run, task):
     out, _ = whole_run
-    before, after = load_file(task / "model/model.safetensors"), load_file(out / "model.safetensors")
+    before, after = (
+        load_file(task / "model/model.safetensors"),
+        load_file(out / "model.safetensors"),
+    )
     assert all(not torch.equal(before[name], after[name]) for name in before)
     assert [m["rollout/policy_version_min"] for m in metrics(out)] == [1, 2, 3, 4]
 
 
 def test_resume_after_a_kill_is_bit_equal(whole_run, task, tmp_path):
-    """The driver is killed (SIGKILL) once step 2 is saved; the resumed run ends as the uninterrupted one."""
+    """The driver is killed (SIGKILL) once step 2 is saved; the resumed run ends as the
+    uninterrupted one."""
     flags = ppo_flags(task, tmp_path, **EXACT)
     process = start("train_ppo_ray", flags)
     kill_when(process, (tmp_path / "checkpoints/step_000002").exists)
     output = run("train_ppo_ray", [*flags, "--load_checkpoint"])
-    assert "resumed from" in output and "load_checkpoint" in output  # the one flag that differs is named
+    assert (
+        "resumed from" in output and "load_checkpoint" in output
+    )  # the one flag that differs is named
     whole, _ = whole_run
-    expected, found = load_file(whole / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    expected, found = (
+        load_file(whole / "model.safetensors"),
+        load_file(tmp_path / "model.safetensors"),
+    )
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert untimed(metrics(tmp_path)) == untimed(metrics(whole))
 
@@ -86,12 +99,16 @@ def test_sharing_places_changes_nothing(whole_run, task, tmp_path):
     assert "Placement on cpu: 1 CPU" in output
     run("train_ppo_ray", ppo_flags(task, tmp_path, **EXACT, **where))
     whole, _ = whole_run
-    expected, found = load_file(whole / "model.safetensors"), load_file(tmp_path / "model.safetensors")
+    expected, found = (
+        load_file(whole / "model.safetensors"),
+        load_file(tmp_path / "model.safetensors"),
+    )
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_adapters_on_shared_places(task, tmp_path):
-    """LoRA over two ranks of ZeRO 3 that share their places with two engines; the reference is the base itself."""
+    """LoRA over two ranks of ZeRO 3 that share their places with two engines; the reference is the
+    base itself."""
     changes = {
         "lora_rank": 4,
         "lora_alpha": 32,
@@ -104,12 +121,21 @@ def test_adapters_on_shared_places(task, tmp_path):
         "actor_learning_rate": 1e-2,
         "max_steps": 3,
     }
-    assert "reference" not in run("train_ppo_ray", ppo_flags(task, tmp_path, **changes, dry_run=True))
+    assert "reference" not in run(
+        "train_ppo_ray", ppo_flags(task, tmp_path, **changes, dry_run=True)
+    )
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
     records = metrics(tmp_path)
-    assert records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]  # it begins as the reference, then leaves it
-    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)  # the engines follow: adapters arrive merged
-    base, merged = load_file(task / "model/model.safetensors"), load_file(tmp_path / "model.safetensors")
+    assert (
+        records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]
+    )  # it begins as the reference, then leaves it
+    assert all(
+        m["actor/logprob_gap_max"] < 1e-4 for m in records
+    )  # the engines follow: adapters arrive merged
+    base, merged = (
+        load_file(task / "model/model.safetensors"),
+        load_file(tmp_path / "model.safetensors"),
+    )
     changed = {name for name in base if not torch.equal(base[name], merged[name])}
     assert changed and all("_proj" in name for name in changed)
     assert (tmp_path / "adapter/adapter_model.safetensors").stat().st_size < (
@@ -118,7 +144,8 @@ def test_adapters_on_shared_places(task, tmp_path):
 
 
 def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
-    """One engine over the places of two actor ranks. Prompts are one request each, two more than wanted run at a time."""
+    """One engine over the places of two actor ranks. Prompts are one request each, two more than
+    wanted run at a time."""
     changes = {
         "colocate_all_models": True,
         "actor_num_gpus_per_node": 2,
@@ -142,14 +169,17 @@ def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
     assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
     records = metrics(tmp_path)
-    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)  # each half of the engine gets its half of a sync
+    assert all(
+        m["actor/logprob_gap_max"] < 1e-4 for m in records
+    )  # each half of the engine gets its half of a sync
     assert [m["rollout/surplus_groups"] for m in records] == [2, 2]
     assert [m["rollout/samples"] for m in records] == [32, 32]
     assert records[1]["eval/response_length"] <= 30
 
 
 def kill_when(process, happened) -> None:
-    """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it started."""
+    """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it
+    started."""
     family = psutil.Process(process.pid)
     deadline = time.monotonic() + 300
     while not happened():
@@ -159,15 +189,18 @@ def kill_when(process, happened) -> None:
     children = family.children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    _, alive = psutil.wait_procs(children, timeout=180)  # Ray's agents look for their parent now and then
+    _, alive = psutil.wait_procs(
+        children, timeout=180
+    )  # Ray's agents look for their parent now and then
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
 
 
 def test_every_role_with_two_actor_ranks(task, tmp_path):
-    """GAE with critic, reference and a reward model as Ray roles; two actor ranks, ZeRO 3, bf16; evaluation too."""
-    AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).save_pretrained(
-        tmp_path / "reward"
-    )
+    """GAE with critic, reference and a reward model as Ray roles; two actor ranks, ZeRO 3, bf16;
+    evaluation too."""
+    AutoModelForSequenceClassification.from_pretrained(
+        task / "model", num_labels=1
+    ).save_pretrained(tmp_path / "reward")
     changes = {
         "remote_rm_url": None,
         "reward_pretrain": tmp_path / "reward",

@@ -1,5 +1,5 @@
-"""Supervised training through its command: a resume ends where the uninterrupted run did, bit for bit, and packed rows
-teach what padded ones do."""
+"""Supervised training through its command: a resume ends where the uninterrupted run did, bit for
+bit, and packed rows teach what padded ones do."""
 
 from __future__ import annotations
 
@@ -54,7 +54,10 @@ def test_resume_equals_the_uninterrupted_run(tmp_path):
 def test_dynamic_batches_train_alike(tmp_path):
     """Packed micro-batches of at most 40 tokens, and padded ones of 16 rows."""
     found = {}
-    for name, words in (("padded", ()), ("dynamic", ("--use_dynamic_batch", "--train_max_tokens_per_gpu", "40"))):
+    for name, words in (
+        ("padded", ()),
+        ("dynamic", ("--use_dynamic_batch", "--train_max_tokens_per_gpu", "40")),
+    ):
         flags = [*make_flags(tmp_path, tmp_path / name), *words]
         if words:
             at = flags.index("--micro_train_batch_size")
@@ -63,30 +66,42 @@ def test_dynamic_batches_train_alike(tmp_path):
         found[name] = metrics(tmp_path / name)
     for padded, dynamic in zip(found["padded"], found["dynamic"], strict=True):
         assert dynamic["loss"] == pytest.approx(padded["loss"], rel=1e-4)
-        assert dynamic["perf/padding_waste"] == 0 and dynamic["perf/micro_batches"] > padded["perf/micro_batches"] == 2
+        assert (
+            dynamic["perf/padding_waste"] == 0
+            and dynamic["perf/micro_batches"] > padded["perf/micro_batches"] == 2
+        )
 
 
 def test_evaluation_is_the_loss_of_transformers_over_all_answer_tokens(tmp_path):
-    """Rows of unlike lengths in micro-batches of unlike sizes; the model is the one that the run leaves."""
+    """Rows of unlike lengths in micro-batches of unlike sizes; the model is the one that the run
+    leaves."""
     out = tmp_path / "out"
     held_out = [{"input": f"{i}:", "output": "ab" * i + "c"} for i in range(1, 8)]
     (tmp_path / "held_out.jsonl").write_text("".join(json.dumps(row) + "\n" for row in held_out))
-    flags = [*make_flags(tmp_path, out), "--eval_dataset", f"{tmp_path}/held_out.jsonl", "--eval_steps", "4"]
+    flags = [
+        *make_flags(tmp_path, out),
+        "--eval_dataset",
+        f"{tmp_path}/held_out.jsonl",
+        "--eval_steps",
+        "4",
+    ]
     flags[flags.index("--micro_train_batch_size") + 1] = "4"
     assert supervised_command(SFTConfig, prog="train_sft", description="", argv=flags) == 0
     model, tokenizer = AutoModelForCausalLM.from_pretrained(out), AutoTokenizer.from_pretrained(out)
     nll = []
     for row in held_out:
         prompt, ids = (
-            tokenizer(text, add_special_tokens=False).input_ids for text in (row["input"], "".join(row.values()))
+            tokenizer(text, add_special_tokens=False).input_ids
+            for text in (row["input"], "".join(row.values()))
         )
         ids = torch.tensor([[*ids, tokenizer.eos_token_id]])
         with torch.no_grad():
             logprobs = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])
         nll += (-logprobs[len(prompt) - 1 :, 0]).tolist()
     lines = metrics(out)
-    assert [i for i, line in enumerate(lines, 1) if "eval/loss" in line] == [4, 6], (
-        "every four steps and after the last"
-    )
+    assert [i for i, line in enumerate(lines, 1) if "eval/loss" in line] == [
+        4,
+        6,
+    ], "every four steps and after the last"
     assert lines[-1]["eval/loss"] == pytest.approx(sum(nll) / len(nll), rel=1e-4)
     assert lines[-1]["eval/perplexity"] == pytest.approx(math.exp(sum(nll) / len(nll)), rel=1e-3)

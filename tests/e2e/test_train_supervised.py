@@ -1,5 +1,5 @@
-"""train_rm, train_dpo and its KTO through their commands: a resume ends bit for bit where the whole run did, and two ranks
-of torchrun, or of Ray, where one does."""
+"""train_rm, train_dpo and its KTO through their commands: a resume ends bit for bit where the whole
+run did, and two ranks of torchrun, or of Ray, where one does."""
 
 from __future__ import annotations
 
@@ -26,8 +26,13 @@ from tests.e2e.runs import metrics, run
 from tests.tiny import PAD, tiny_model_dir
 
 NUMBERS = [(a, b) for a in range(7) for b in range(7)]
-PAIRS = [{"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": f"not {a + b}", "margin": 0.3} for a, b in NUMBERS]
-RATED = [{"prompt": f"{a}+{b}=", "chosen": str(a + b + b % 2), "label": b % 2 == 0} for a, b in NUMBERS]
+PAIRS = [
+    {"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": f"not {a + b}", "margin": 0.3}
+    for a, b in NUMBERS
+]
+RATED = [
+    {"prompt": f"{a}+{b}=", "chosen": str(a + b + b % 2), "label": b % 2 == 0} for a, b in NUMBERS
+]
 CASES = {
     "rm": (RMConfig, PAIRS, "--margin_loss"),
     "dpo": (DPOConfig, PAIRS, "--beta 0.5 --eval_split train"),
@@ -83,19 +88,26 @@ def test_pairs_share_their_prompt(task, whole, tmp_path, case):
     """The same losses from fewer tokens."""
     _, lines = train(task, tmp_path, case, "--prefix_grouper")
     assert all(line["perf/shared_tokens"] > 0.05 for line in lines)
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in whole[case][1]], rel=1e-4)
+    assert [line["loss"] for line in lines] == pytest.approx(
+        [line["loss"] for line in whole[case][1]], rel=1e-4
+    )
 
 
 def test_the_reward_model_is_one_for_transformers_and_for_the_reward_role(task, whole):
     out = task / "rm"
-    tokenizer, flags = AutoTokenizer.from_pretrained(out), ModelFlags(pretrain=str(out), param_dtype="fp32")
+    tokenizer, flags = (
+        AutoTokenizer.from_pretrained(out),
+        ModelFlags(pretrain=str(out), param_dtype="fp32"),
+    )
     texts = [p["prompt"] + p[key] + "<eos>" for p in PAIRS for key in ("chosen", "rejected")]
     batch = tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
     theirs = AutoModelForSequenceClassification.from_pretrained(out, pad_token_id=PAD)
     ours = load_scalar_model(RewardModel, str(out), flags, "cpu", "score")
     with torch.no_grad():
         rewards = ours(batch.input_ids, batch.attention_mask.bool())[0]
-        expected = theirs(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[:, 0]
+        expected = theirs(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[
+            :, 0
+        ]
     torch.testing.assert_close(rewards, expected, rtol=0, atol=1e-5)
     config = json.loads((out / "config.json").read_text())
     assert config["mean"] == pytest.approx(float(rewards.mean()), abs=1e-5)
@@ -104,13 +116,24 @@ def test_the_reward_model_is_one_for_transformers_and_for_the_reward_role(task, 
 
 def merge(task, model, adapter, out, more=""):
     argv = f"--model_path {model} --lora_path {adapter} --output_path {out} --param_dtype fp32 {more}".split()
-    assert command(MergeConfig, lora_combiner.prepare, lora_combiner.run, prog="merge", description="", argv=argv) == 0
+    assert (
+        command(
+            MergeConfig,
+            lora_combiner.prepare,
+            lora_combiner.run,
+            prog="merge",
+            description="",
+            argv=argv,
+        )
+        == 0
+    )
     return load_file(out / "model.safetensors")
 
 
 @pytest.mark.parametrize(("case", "more"), [("rm", "--is_rm"), ("dpo", "")])
 def test_adapters_learn_and_their_file_merges_into_what_the_run_left(task, tmp_path, case, more):
-    """And preferences can go on from an adapter: the reference then has it too, so that the first margin is 0."""
+    """And preferences can go on from an adapter: the reference then has it too, so that the first
+    margin is 0."""
     weights, lines = train(task, tmp_path / "out", case, "--lora_rank 4")
     assert lines[-1]["eval/loss"] < lines[0]["loss"]
     adapter = tmp_path / "out/adapter"
@@ -130,11 +153,14 @@ def test_adapters_learn_and_their_file_merges_into_what_the_run_left(task, tmp_p
 
 
 def test_a_dry_run_says_what_the_data_gives_and_what_memory_takes(task, tmp_path, capsys):
-    """0.1M parameters in fp32: weights that are their own masters, gradients, and two moments of a share each."""
+    """0.1M parameters in fp32: weights that are their own masters, gradients, and two moments of a
+    share each."""
     train_flags = flags_of(task, tmp_path / "out", "rm", "--num_gpus_per_node 2 --dry_run")
     assert supervised_command(RMConfig, prog="rm", description="", argv=train_flags) == 0
     text = capsys.readouterr().out
-    body = AutoModelForSequenceClassification.from_pretrained(task / "model", num_labels=1).num_parameters()
+    body = AutoModelForSequenceClassification.from_pretrained(
+        task / "model", num_labels=1
+    ).num_parameters()
     assert "49 pairs" in text and "4 optimizer steps of 16" in text
     (row,) = [line.split() for line in text.splitlines() if line.strip().startswith("model ")]
     assert row[1] == "2" and f"{size(4 * body)}" in " ".join(row)
@@ -143,26 +169,48 @@ def test_a_dry_run_says_what_the_data_gives_and_what_memory_takes(task, tmp_path
 
 def assert_same_run(found, expected):
     (weights, lines), (wanted, whole_lines) = found, expected
-    assert [line["loss"] for line in lines] == pytest.approx([line["loss"] for line in whole_lines], rel=1e-4)
+    assert [line["loss"] for line in lines] == pytest.approx(
+        [line["loss"] for line in whole_lines], rel=1e-4
+    )
     assert lines[-1]["eval/loss"] == pytest.approx(whole_lines[-1]["eval/loss"], rel=1e-4)
-    for name in wanted:  # Adam turns a rounding error in a gradient near zero into one of the size of a step
+    for name in (
+        wanted
+    ):  # Adam turns a rounding error in a gradient near zero into one of the size of a step
         assert float((weights[name] - wanted[name]).abs().max()) < 1e-3
 
 
 def test_two_ranks_of_torchrun(task, whole, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(port)]
-    command += ["--master_addr", "127.0.0.1", "-m", "openrl.cli.train_dpo", *flags_of(task, tmp_path / "out", "kto")]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc_per_node",
+        "2",
+        "--master_port",
+        str(port),
+    ]
+    command += [
+        "--master_addr",
+        "127.0.0.1",
+        "-m",
+        "openrl.cli.train_dpo",
+        *flags_of(task, tmp_path / "out", "kto"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("49 rated answers") == 2, (
         "the first rank alone shows: one line each for --dataset and --eval_dataset"
     )
-    assert_same_run((load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["kto"])
+    assert_same_run(
+        (load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["kto"]
+    )
     assert len(list((tmp_path / "out/checkpoints/step_000004/model").glob("rank_*.json"))) == 2
 
 
 def test_two_ranks_of_ray(task, whole, tmp_path):
     run("train_rm", flags_of(task, tmp_path / "out", "rm", "--num_gpus_per_node 2"))
-    assert_same_run((load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["rm"])
+    assert_same_run(
+        (load_file(tmp_path / "out/model.safetensors"), metrics(tmp_path / "out")), whole["rm"]
+    )

@@ -1,4 +1,5 @@
-"""Every command of the example scripts and the pages parses, and asks for nothing that has no effect."""
+"""Every command of the example scripts and the pages parses, and asks for nothing that has no
+effect."""
 
 from __future__ import annotations
 
@@ -14,15 +15,22 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 
 ROOT = Path(__file__).parents[2]
-SOURCES = [*sorted(ROOT.glob("examples/scripts/*.sh")), ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+SOURCES = [
+    *sorted(ROOT.glob("examples/scripts/*.sh")),
+    ROOT / "README.md",
+    *sorted(ROOT.glob("docs/*.md")),
+]
 
 
 def commands(path: Path) -> list[tuple[str, list[str]]]:
-    """(command, words) of each ``python -m openrl.cli...`` in a file, without what the shell does with its output; a call
-    with ... in it is a fragment."""
+    """(command, words) of each ``python -m openrl.cli...`` in a file, without what the shell does
+    with its output; a call with ... in it is a fragment."""
     text = re.sub(r"\\\n\s*", " ", path.read_text())
     found = re.findall(r"python -m openrl\.cli\.(\w+) +(--[^\n]*)", text)
-    calls = [(name, shlex.split(re.split(r" [12]?>+ | & *$", words)[0], comments=True)) for name, words in found]
+    calls = [
+        (name, shlex.split(re.split(r" [12]?>+ | & *$", words)[0], comments=True))
+        for name, words in found
+    ]
     return [(name, words) for name, words in calls if "..." not in words]
 
 
@@ -30,7 +38,15 @@ CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
 
 
 def test_the_scripts_were_found():
-    pages = {"quickstart.sh", "train_dpo.sh", "rlhf_cpu.sh", "README.md", "data.md", "serving.md", "supervised.md"}
+    pages = {
+        "quickstart.sh",
+        "train_dpo.sh",
+        "rlhf_cpu.sh",
+        "README.md",
+        "data.md",
+        "serving.md",
+        "supervised.md",
+    }
     assert pages <= {name for name, _, _ in CASES}
 
 
@@ -38,7 +54,9 @@ def test_the_scripts_were_found():
 def test_example_parses(source, name, words):
     command = COMMANDS[name]
     variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"}
-    words = [re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in words]
+    words = [
+        re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in words
+    ]
     request = read_request(words)
     _, problems = resolve(command, collect_flags(command), request.settings, environment=False)
     assert [str(p) for p in [*request.problems, *problems]] == []

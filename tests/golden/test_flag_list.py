@@ -26,7 +26,10 @@ def line(spec: FlagSpec) -> str:
     alias = "".join(f"  also --{name}" for name in spec.alias)
     alias += "".join(f"  --{name} for {value}" for name, value in spec.shorthands.items())
     bounds = f"  {spec.bounds}" if spec.bounds else ""
-    return f"--{spec.name} {placeholder(spec.type) or 'SWITCH'} = {default}{bounds}{choices}{alias}{owner}"
+    return (
+        f"--{spec.name} {placeholder(spec.type) or 'SWITCH'} ="
+        f" {default}{bounds}{choices}{alias}{owner}"
+    )
 
 
 def flag_list(command: type) -> str:
@@ -47,19 +50,26 @@ def test_every_flag_is_read():
 
 
 def declared() -> dict[str, str]:
-    """{field: flag} of every command: actor_learning_rate and critic_learning_rate are one field."""
-    return {spec.path[1]: spec.name for command in COMMANDS.values() for spec in collect_flags(command)}
+    """{field: flag} of every command: actor_learning_rate and critic_learning_rate are one
+    field."""
+    return {
+        spec.path[1]: spec.name for command in COMMANDS.values() for spec in collect_flags(command)
+    }
 
 
 def names_read() -> set[str]:
     """Fields read as ``x.name`` or ``getattr(x, f"{...}_name")`` in the package.
 
-    Of config/ only what derives values counts: a rule that complains about a flag does not make it act.
-    """
+    Of config/ only what derives values counts: a rule that complains about a flag does not make it
+    act."""
     derives = ("derived.py", "correction.py", "placement.py", "reward_plan.py")
     files = [f for f in PACKAGE.rglob("*.py") if f.parent.name != "config" or f.name in derives]
     nodes = [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
-    plain = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)}
+    plain = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
     endings = tuple(filter(None, map(computed_ending, nodes)))
     return plain | {name for name in declared() if endings and name.endswith(endings)}
 

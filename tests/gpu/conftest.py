@@ -1,4 +1,5 @@
-"""Tests of the GPU path: skipped with the reason where there is none, left out of ``make test``, run by ``make gpu``.
+"""Tests of the GPU path: skipped with the reason where there is none, left out of ``make test``,
+run by ``make gpu``.
 
 A figure worth reporting is recorded by pytest's own ``record_property(name, value)``.
 """
@@ -24,7 +25,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of 200 million parameters, large enough that its parts show in the memory of a GPU."""
-    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 16, "head_dim": 64}
+    """A random model of 200 million parameters, large enough that its parts show in the memory of a
+    GPU."""
+    shape = {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 16,
+        "head_dim": 64,
+    }
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "initializer_range": 0.02}
     return tiny_model_dir(tmp_path_factory.mktemp("models"), dtype=torch.bfloat16, **shape, **heads)

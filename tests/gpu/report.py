@@ -1,4 +1,5 @@
-"""``python -m tests.gpu.report``: run the tests of the GPU path and print what they measured, test by test."""
+"""``python -m tests.gpu.report``: run the tests of the GPU path and print what they measured, test
+by test."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ PACKAGES = ("torch", "vllm", "deepspeed", "transformers", "flash-attn", "ray")
 
 
 class Figures:
-    """A plugin of pytest that keeps the outcome of each test and the properties that it recorded."""
+    """A plugin of pytest that keeps the outcome of each test and the properties that it
+    recorded."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -23,7 +25,11 @@ class Figures:
         if report.when != "call" and report.passed:
             return
         name = report.nodeid.partition("tests/gpu/")[2] or report.nodeid
-        reason = f" ({report.longrepr[2]})" if report.skipped and isinstance(report.longrepr, tuple) else ""
+        reason = (
+            f" ({report.longrepr[2]})"
+            if report.skipped and isinstance(report.longrepr, tuple)
+            else ""
+        )
         self.lines.append(f"{report.outcome:8}{name}{reason}, {report.duration:.1f} s")
         self.lines += [f"{'':10}{key}: {_show(value)}" for key, value in report.user_properties]
 
@@ -44,12 +50,17 @@ def machine() -> list[str]:
         return ["no CUDA device", ", ".join(found)]
     device = torch.cuda.get_device_properties(0)
     name = f"{torch.cuda.device_count()} x {device.name}, {device.total_memory / 2**30:.0f} GiB"
-    return [f"{name}, CUDA {torch.version.cuda}, Python {platform.python_version()}", ", ".join(found)]
+    return [
+        f"{name}, CUDA {torch.version.cuda}, Python {platform.python_version()}",
+        ", ".join(found),
+    ]
 
 
 def main(arguments: list[str]) -> int:
     figures = Figures()
-    code = pytest.main(["-q", "-m", "gpu", str(Path(__file__).parent), *arguments], plugins=[figures])
+    code = pytest.main(
+        ["-q", "-m", "gpu", str(Path(__file__).parent), *arguments], plugins=[figures]
+    )
     print("\n".join(["", "GPU report", *machine(), *figures.lines]))
     return int(code)
 

@@ -1,4 +1,5 @@
-"""A weight sync through host memory, as the trainer makes one where engines have no GPU in common with it."""
+"""A weight sync through host memory, as the trainer makes one where engines have no GPU in common
+with it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ async def connected(engine: RolloutEngine) -> Sender:
     return make_sender(Route(), 0, torch.device("cpu"))
 
 
-async def send(sender: Sender, engine: RolloutEngine, weights: Mapping[str, Tensor], version: int) -> None:
+async def send(
+    sender: Sender, engine: RolloutEngine, weights: Mapping[str, Tensor], version: int
+) -> None:
     sender.begin()
     for named in cut(weights.items(), 64 * 2**20):
         await engine.load_bucket(sender.announce(pack(named, version, sender.allocate)))

@@ -16,14 +16,26 @@ from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_b
 from tests.tiny import tiny_model_dir
 
 LENGTHS = (120, 70, 9, 5, 333, 40, 64, 100)
-GROUPS, BEGINNINGS = (0, 1, 1, 0, 2, 1, 0, 2), (3, 7, 50)  # tokens that the rows of a group begin with
+GROUPS, BEGINNINGS = (
+    (0, 1, 1, 0, 2, 1, 0, 2),
+    (
+        3,
+        7,
+        50,
+    ),
+)  # tokens that the rows of a group begin with
 WITH_SIBLINGS = [[3, 0, 6], [-1], [5, 1, 2], [7, 4]]
 KERNELS = {
-    "flash_attention_2": pytest.mark.skipif(not is_flash_attn_2_available(), reason="flash-attn is not installed"),
+    "flash_attention_2": pytest.mark.skipif(
+        not is_flash_attn_2_available(), reason="flash-attn is not installed"
+    ),
     "varlen": (),
 }
 WAYS = [
-    *(pytest.param({"attention": name, "packing": True}, marks=marks, id=name) for name, marks in KERNELS.items()),
+    *(
+        pytest.param({"attention": name, "packing": True}, marks=marks, id=name)
+        for name, marks in KERNELS.items()
+    ),
     pytest.param({"shares": True}, id="shared"),
 ]
 
@@ -46,7 +58,8 @@ def build(checkpoint, **fields):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_packed_rows_are_those_of_padded_sdpa(checkpoint, way):
-    """bf16 against fp32, of the same weights: as near as sdpa in bf16 itself, which rounds alike."""
+    """bf16 against fp32, of the same weights: as near as sdpa in bf16 itself, which rounds
+    alike."""
     batch = alike(ragged_batch(LENGTHS), GROUPS, BEGINNINGS)
     sdpa = {"attention": "sdpa"}
     exact, padded, packed = (
@@ -64,14 +77,16 @@ def test_a_packed_step_has_the_gradient_of_a_padded_one(checkpoint, way):
     norms = []
     for how in ({"attention": "sdpa"}, way):
         engine = build(checkpoint, dtype="bf16", optim=optim_spec(), **how)
-        report = engine.train_step(batch, StepPlan(WITH_SIBLINGS, counts_of(batch)), SupervisedUpdate())
+        report = engine.train_step(
+            batch, StepPlan(WITH_SIBLINGS, counts_of(batch)), SupervisedUpdate()
+        )
         norms.append([report[name].value for name in ("loss", "grad_norm")])
     assert norms[1] == pytest.approx(norms[0], rel=0.02)
 
 
 def test_chunks_bound_the_memory_of_logits(record_property):
-    """At 4,096 x 151,936 in bf16, forward and backward: at most 30 % of all at once, and twice the tokens take no more
-    than their own states."""
+    """At 4,096 x 151,936 in bf16, forward and backward: at most 30 % of all at once, and twice the
+    tokens take no more than their own states."""
     peaks = {}
     for tokens, chunk in ((4096, 0), (4096, 1024), (8192, 1024)):
         torch.cuda.empty_cache()
@@ -80,11 +95,14 @@ def test_chunks_bound_the_memory_of_logits(record_property):
         targets = torch.randint(0, 151_936, (tokens,), device="cuda")
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        logprobs, entropies, _ = token_logprobs(states, weight, None, targets, LogitTransform(), chunk, entropy=True)
+        logprobs, entropies, _ = token_logprobs(
+            states, weight, None, targets, LogitTransform(), chunk, entropy=True
+        )
         (logprobs + 0.1 * entropies).sum().backward()
         peaks[tokens, chunk] = torch.cuda.max_memory_allocated() - before
         record_property(
-            f"peak of logits, {tokens} tokens, chunks of {chunk}", f"{peaks[tokens, chunk] / 2**30:.2f} GiB"
+            f"peak of logits, {tokens} tokens, chunks of {chunk}",
+            f"{peaks[tokens, chunk] / 2**30:.2f} GiB",
         )
     assert peaks[4096, 1024] < 0.3 * peaks[4096, 0]
     assert peaks[8192, 1024] < peaks[4096, 1024] + 64 * 2**20

@@ -1,4 +1,5 @@
-"""A whole run on one GPU that holds everything, both kinds of sleep on: two steps, memory at each edge, the gap of log-probs."""
+"""A whole run on one GPU that holds everything, both kinds of sleep on: two steps, memory at each
+edge, the gap of log-probs."""
 
 from __future__ import annotations
 
@@ -32,7 +33,10 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
         max_steps=2,
         save_steps=1,
     )
-    edges = [(found["edge"], float(found["free"])) for found in EDGE.finditer(run("train_ppo_ray", flags))]
+    edges = [
+        (found["edge"], float(found["free"]))
+        for found in EDGE.finditer(run("train_ppo_ray", flags))
+    ]
     steps = metrics(tmp_path / "out")
     assert [m["step"] for m in steps] == [1, 2]
     for m in steps:
@@ -45,10 +49,16 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
             f"{m['perf/park_seconds']:.2f}, {m['perf/wake_seconds']:.2f}",
         )
         assert m["actor/nonfinite_steps"] == 0 and m["actor/logprob_gap"] < 0.02
-        assert m.get("sync/resent", 0) == level - 1  # after the first check, and after the checkpoint of step 1
+        assert (
+            m.get("sync/resent", 0) == level - 1
+        )  # after the first check, and after the checkpoint of step 1
     for edge, free in edges:
         record_property(f"free GiB after {edge}", free)
     rises = [(edge, now - before) for (_, before), (edge, now) in itertools.pairwise(edges)]
     assert min(rise for edge, rise in rises if edge.startswith("park vllm.cache")) > 1
-    states = [rise for edge, rise in rises if edge.startswith("park actor.grad") and "for start" not in edge]
+    states = [
+        rise
+        for edge, rise in rises
+        if edge.startswith("park actor.grad") and "for start" not in edge
+    ]
     assert min(states) > 1.5  # masters and moments of 200 million parameters

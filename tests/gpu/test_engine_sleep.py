@@ -23,7 +23,11 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
 
     async def scenario() -> None:
         spec = EngineSpec(
-            str(model_dir), device="cuda", max_model_len=256, gpu_memory_utilization=SHARE, sleep_level=level
+            str(model_dir),
+            device="cuda",
+            max_model_len=256,
+            gpu_memory_utilization=SHARE,
+            sleep_level=level,
         )
         engine = await start_engine("vllm", spec)
         sender = await connected(engine)
@@ -58,7 +62,9 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
         assert after.token_ids == before.token_ids
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-2)
         assert free["asleep"] - free["with weights"] >= 0.9 * size / GIB
-        assert free["with weights"] - free["awake again"] > 1  # the cache: most of the engine's share
+        assert (
+            free["with weights"] - free["awake again"] > 1
+        )  # the cache: most of the engine's share
         assert abs(free["asleep again"] - free["asleep"]) < 0.25
         assert abs(free["awake again"] - free["awake"]) < 0.25
 

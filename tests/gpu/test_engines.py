@@ -1,7 +1,8 @@
-"""Engines on one GPU: captured graphs, prefix caching, fp8 weights; each against a plain forward pass, before and after a sync.
+"""Engines on one GPU: captured graphs, prefix caching, fp8 weights; each against a plain forward
+pass, before and after a sync.
 
-Engines of several GPUs are placed and told apart by tests without a GPU; their log-probs are compared on a CPU.
-"""
+Engines of several GPUs are placed and told apart by tests without a GPU; their log-probs are
+compared on a CPU."""
 
 import asyncio
 
@@ -20,7 +21,8 @@ PROMPTS = [[*SHARED, token] for token in range(44, 60)]
 
 
 def gap(directory, replies) -> float:
-    """Largest difference in nats between the engine's log-probs and those of transformers in fp32."""
+    """Largest difference in nats between the engine's log-probs and those of transformers in
+    fp32."""
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).cuda()
     worst = 0.0
     for prompt, reply in zip(PROMPTS, replies, strict=True):
@@ -46,14 +48,18 @@ def test_log_probs_before_and_after_a_sync(options, close, tmp_path):
     shape = {"initializer_range": 0.1, "hidden_size": 128, "intermediate_size": 256, "head_dim": 64}
     first = tiny_model_dir(tmp_path / "first", seed=0, **shape)
     second = tiny_model_dir(tmp_path / "second", seed=1, **shape)
-    spec = EngineSpec(str(first), device="cuda", max_model_len=256, gpu_memory_utilization=0.3, **options)
+    spec = EngineSpec(
+        str(first), device="cuda", max_model_len=256, gpu_memory_utilization=0.3, **options
+    )
 
     async def scenario():
         engine = await start_engine("vllm", spec)
         try:
 
             async def ask():
-                return await asyncio.gather(*(engine.generate(p, Sampling(32, ignore_eos=True)) for p in PROMPTS))
+                return await asyncio.gather(
+                    *(engine.generate(p, Sampling(32, ignore_eos=True)) for p in PROMPTS)
+                )
 
             before = await ask()
             await send(await connected(engine), engine, load_file(second / "model.safetensors"), 1)

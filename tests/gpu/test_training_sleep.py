@@ -40,5 +40,7 @@ def test_training_state_leaves_the_gpu(model_dir, record_property, stage):
     assert without_anything - without_states > 0.95 * awake["param"]
     engine.wake(*STATES)
     assert all(torch.equal(a, b) for a, b in zip(masters, engine._masters.tensors(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(parameters, engine.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(parameters, engine.model.parameters(), strict=True)
+    )
     engine.train_step(batch, plan, SupervisedUpdate())

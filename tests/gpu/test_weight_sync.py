@@ -1,4 +1,5 @@
-"""Weights between GPUs: CUDA IPC on one, an NCCL broadcast to another, each against a plain forward of what was sent."""
+"""Weights between GPUs: CUDA IPC on one, an NCCL broadcast to another, each against a plain forward
+of what was sent."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mod
 
 
 async def synchronise(worker: ModelWorker, engine: RolloutEngine, backend: str | None) -> str:
-    """As the driver does it, with the sender in a thread: in a broadcast both ends wait for each other."""
+    """As the driver does it, with the sender in a thread: in a broadcast both ends wait for each
+    other."""
     ours, theirs = worker.sync_end(), await engine.sync_end()
     transport = choose_transport(backend, ours.gpus, theirs.gpus)  # type: ignore[arg-type]
     address, port = worker.meet() if transport == "nccl" else ("", 0)
@@ -63,12 +65,17 @@ async def synchronise(worker: ModelWorker, engine: RolloutEngine, backend: str |
     return transport
 
 
-def gap(policy: tuple[Path, ModelWorker], out: Path, backend: str | None, device: int) -> tuple[str, float]:
-    """(transport, largest difference between the engine's log-probs and a plain forward of the policy), fp32."""
+def gap(
+    policy: tuple[Path, ModelWorker], out: Path, backend: str | None, device: int
+) -> tuple[str, float]:
+    """(transport, largest difference between the engine's log-probs and a plain forward of the
+    policy), fp32."""
     path, worker = policy
 
     async def scenario() -> tuple[str, list[float]]:
-        spec = EngineSpec(str(path), dtype="fp32", device="cuda", max_model_len=64, gpu_memory_utilization=0.3)
+        spec = EngineSpec(
+            str(path), dtype="fp32", device="cuda", max_model_len=64, gpu_memory_utilization=0.3
+        )
         engine = await start_engine("vllm", spec)
         try:
             return await synchronise(worker, engine, backend), await engine.logprobs(TOKENS)
@@ -76,12 +83,18 @@ def gap(policy: tuple[Path, ModelWorker], out: Path, backend: str | None, device
             await engine.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CUDA_VISIBLE_DEVICES", str(device))  # read by vLLM's processes; this one has its GPUs already
+        patch.setenv(
+            "CUDA_VISIBLE_DEVICES", str(device)
+        )  # read by vLLM's processes; this one has its GPUs already
         transport, got = asyncio.run(scenario())
     worker.export(str(out))
     ids = torch.tensor([TOKENS], device="cuda")
     with torch.no_grad():
-        logits = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).cuda()(ids).logits[0, :-1]
+        logits = (
+            AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32)
+            .cuda()(ids)
+            .logits[0, :-1]
+        )
     expected = logits.log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].cpu()
     return transport, float((torch.tensor(got[1:]) - expected).abs().max())
 
@@ -103,5 +116,7 @@ def test_an_engine_on_a_gpu_of_its_own(policy, tmp_path, record_property):
 def test_this_vllm_has_what_is_asked_of_it():
     """Other versions than the one that the CPU tests run on come with GPUs."""
     code = "from openrl.rollout.vllm_features import missing_features; print(missing_features())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
+    )
     assert found.stdout.splitlines()[-1] == "[]"

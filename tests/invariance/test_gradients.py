@@ -1,10 +1,10 @@
-"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, by rows or by tokens,
-padded or packed, with what rows have in common computed for each or once.
+"""An optimizer step has one gradient, whatever its cut into ranks and micro-batches, by rows or by
+tokens, padded or packed, with what rows have in common computed for each or once.
 
-Every policy loss under every aggregation, and every other term of a loss, in fp64 on a model that computes nothing in less.
-DeepSpeed reduces no fp64, so ranks average their gradients here by a plain all-reduce; ``test_ranks`` has DeepSpeed in
-fp32. The ranks are spawned once and run every case.
-"""
+Every policy loss under every aggregation, and every other term of a loss, in fp64 on a model that
+computes nothing in less. DeepSpeed reduces no fp64, so ranks average their gradients here by a
+plain all-reduce; ``test_ranks`` has DeepSpeed in fp32. The ranks are spawned once and run every
+case."""
 
 from dataclasses import dataclass, replace
 from functools import partial
@@ -41,14 +41,23 @@ from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
-LENGTHS = (12, 7, 9, 5, 12, 4, 8)  # seven rows: the second of two ranks has a row less, and once a dummy
+LENGTHS = (
+    12,
+    7,
+    9,
+    5,
+    12,
+    4,
+    8,
+)  # seven rows: the second of two ranks has a row less, and once a dummy
 GROUPS = (0, 0, 0, 1, 1, 2, 2)
 BEGINNINGS = (
     PROMPT,
     PROMPT + 1,
     PROMPT,
 )  # tokens that the rows of a group have in common, in one also of their answers
-# By ranks: (micro-batches of a rank, rows or tokens of one, how they run). Pairs are two rows: they fill more.
+# By ranks: (micro-batches of a rank, rows or tokens of one, how they run). Pairs are two rows: they
+# fill more.
 PADDED, PACKED, SHARED = (False, False), (True, False), (True, True)
 CUTS = {
     1: ((1, 7, PADDED), (1, 7, PACKED), (2, 4, PACKED), (4, 2, PADDED), (None, TokenCap(24), PACKED),
@@ -73,11 +82,16 @@ class Case:
 
     @property
     def model(self) -> str:
-        return {ValueUpdate: "values", PairRewardUpdate: "rewards"}.get(type(self.update), "logprobs")
+        return {ValueUpdate: "values", PairRewardUpdate: "rewards"}.get(
+            type(self.update), "logprobs"
+        )
 
     @property
     def pairs(self) -> bool:
-        rated = isinstance(self.update, PreferenceUpdate) and "ratings" in preference_losses[self.update.loss].needs
+        rated = (
+            isinstance(self.update, PreferenceUpdate)
+            and "ratings" in preference_losses[self.update.loss].needs
+        )
         return isinstance(self.update, (PreferenceUpdate, PairRewardUpdate)) and not rated
 
 
@@ -87,11 +101,16 @@ def options_of(registry, name):
 
 
 def policy_cases():
-    ppo = PolicyUpdate("ppo", PPOOptions(dual_clip=3.0), "token-mean", kl_coef=0.3, kl_estimator="k3+")
+    ppo = PolicyUpdate(
+        "ppo", PPOOptions(dual_clip=3.0), "token-mean", kl_coef=0.3, kl_estimator="k3+"
+    )
     every_term = replace(ppo, entropy_coef=0.2, sft_coef=0.4, rl_coef=0.7)
     for mode in MODES:
         for name in policy_losses.names():
-            yield f"{name}-{mode}", Case(PolicyUpdate(name, options_of(policy_losses, name), mode, 9.0))
+            yield (
+                f"{name}-{mode}",
+                Case(PolicyUpdate(name, options_of(policy_losses, name), mode, 9.0)),
+            )
         yield f"every_term-{mode}", Case(replace(every_term, agg_mode=mode, norm_const=9.0))
         yield f"values-{mode}", Case(ValueUpdate(0.2, mode, 9.0))
     yield "without_weights", Case(every_term, without=("loss_weights", "is_weights"))
@@ -108,7 +127,10 @@ def other_cases():
     yield "supervised", Case(SupervisedUpdate())
     for name in preference_losses.names():
         options = options_of(preference_losses, name)
-        yield name, Case(PreferenceUpdate(name, options, beta=0.3, nll_coef=0.0 if name == "kto" else 0.2))
+        yield (
+            name,
+            Case(PreferenceUpdate(name, options, beta=0.3, nll_coef=0.0 if name == "kto" else 0.2)),
+        )
     for kind in ("sigmoid", "logexp"):
         yield f"pair_{kind}", Case(PairRewardUpdate(kind, margin=True))
 
@@ -132,8 +154,8 @@ def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardMo
 
 @torch.no_grad()
 def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
-    """Two turns in some rows, a row that trains nothing, weights of rows and tokens, and an old policy near enough that
-    some tokens are clipped and some are not."""
+    """Two turns in some rows, a row that trains nothing, weights of rows and tokens, and an old
+    policy near enough that some tokens are clipped and some are not."""
     batch = alike(ragged_batch(LENGTHS), GROUPS, BEGINNINGS)
     mask = batch.loss_mask.clone()
     mask[:, 5:7] = False
@@ -159,9 +181,12 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
 
 
 def batch_of(case: Case, batch: ExperienceBatch) -> ExperienceBatch:
-    """What the case trains on: the batch with the tokens marked that its loss selects, or answers made of its rows."""
+    """What the case trains on: the batch with the tokens marked that its loss selects, or answers
+    made of its rows."""
     if isinstance(case.update, (PreferenceUpdate, PairRewardUpdate)):
-        return answers(batch.select([*range(7), 6, 4, 2, 0, 5, 3, 1] if case.pairs else list(range(7))))
+        return answers(
+            batch.select([*range(7), 6, 4, 2, 0, 5, 3, 1] if case.pairs else list(range(7)))
+        )
     batch = batch.replace(**dict.fromkeys(case.without))
     if not isinstance(case.update, PolicyUpdate):
         return batch
@@ -175,13 +200,17 @@ def answers(batch: ExperienceBatch) -> PreferenceBatch:
     mask[:, :PROMPT] = False
     rows = torch.arange(len(batch))
     columns = {"loss_mask": mask, "turn_ids": turn_ids(mask), "passed": 1.0 - rows % 2}
-    more = {"ref_answers": -9.0 + rows / 2, "margins": rows / 10, "kl": torch.full((len(batch),), 0.1)}
+    more = {
+        "ref_answers": -9.0 + rows / 2,
+        "margins": rows / 10,
+        "kl": torch.full((len(batch),), 0.1),
+    }
     return PreferenceBatch(**vars(batch) | columns | more)
 
 
 def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) -> Tensor:
-    """(cuts, parameters + 1): gradient and loss of each cut, summed over this rank's micro-batches and averaged over
-    ranks."""
+    """(cuts, parameters + 1): gradient and loss of each cut, summed over this rank's micro-batches
+    and averaged over ranks."""
     batch = batch_of(case, batch)
     found = []
     for count, size, (model.packing, model.shares) in CUTS[ranks]:
@@ -209,13 +238,19 @@ def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) 
 
 def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = (micro.token_ids, micro.attention_mask, micro.group_ids)
-    return model(*tokens, want, micro.reference if "full_kl" in want else ()) if want else model(*tokens)
+    return (
+        model(*tokens, want, micro.reference if "full_kl" in want else ())
+        if want
+        else model(*tokens)
+    )
 
 
 def rank_of_two(rank, port, checkpoint, batch, path):
     init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=60)
     models = build_models(checkpoint)
-    found = {name: gradients(case, models[case.model], batch, 2, rank) for name, case in CASES.items()}
+    found = {
+        name: gradients(case, models[case.model], batch, 2, rank) for name, case in CASES.items()
+    }
     if rank == 0:
         torch.save(found, path)
     close_distributed()
@@ -229,7 +264,11 @@ def one_rank(tmp_path_factory):
     checkpoint = tiny_model_dir(tmp_path_factory.mktemp("m"), arch="starcoder2", **shape)
     models = build_models(checkpoint)
     batch = whole_batch(models, checkpoint)
-    return checkpoint, batch, {n: gradients(c, models[c.model], batch, 1, 0) for n, c in CASES.items()}
+    return (
+        checkpoint,
+        batch,
+        {n: gradients(c, models[c.model], batch, 1, 0) for n, c in CASES.items()},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -259,7 +298,8 @@ def test_two_ranks(one_rank, two_ranks, case):
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in policy_losses.names() if isinstance(policy_losses[n].component, SelectingLoss)]
+    "name",
+    [n for n in policy_losses.names() if isinstance(policy_losses[n].component, SelectingLoss)],
 )
 def test_some_tokens_are_marked_and_some_are_not(one_rank, name):
     batch = batch_of(CASES[f"{name}-token-mean"], one_rank[1])

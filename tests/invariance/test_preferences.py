@@ -1,4 +1,5 @@
-"""Losses on pairs and rated answers: any cut into micro-batches and ranks gives the same loss and gradient, in fp64."""
+"""Losses on pairs and rated answers: any cut into micro-batches and ranks gives the same loss and
+gradient, in fp64."""
 
 import pytest
 import torch
@@ -31,10 +32,14 @@ def batch_of_pairs(pairs=7):
 
     def row():
         length = 5 + int(torch.randint(0, 8, (1,), generator=g))
-        return SupervisedRow(torch.randint(4, 60, (length,), generator=g).tolist(), [i >= 3 for i in range(length)])
+        return SupervisedRow(
+            torch.randint(4, 60, (length,), generator=g).tolist(), [i >= 3 for i in range(length)]
+        )
 
     noise = torch.randn(pairs, 3, generator=g).tolist()
-    examples = [PreferenceExample((row(), row()), (1.0, 0.0), m, (-9 + a, -9 + b)) for m, a, b in noise]
+    examples = [
+        PreferenceExample((row(), row()), (1.0, 0.0), m, (-9 + a, -9 + b)) for m, a, b in noise
+    ]
     batch = collate_preferences(examples, PAD)
     return batch.replace(margins=batch.margins.double(), ref_answers=batch.ref_answers.double())
 
@@ -44,8 +49,13 @@ def models(tmp_path_factory):
     path = tiny_model_dir(tmp_path_factory.mktemp("m"))
     hf = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
     head = torch.randn(1, 64, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    rewards = RewardModel(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).model, "score", head)
-    return {"logprobs": CausalLM(hf, temperature=1.0, chunk_size=5).eval(), "rewards": rewards.eval()}
+    rewards = RewardModel(
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64).model, "score", head
+    )
+    return {
+        "logprobs": CausalLM(hf, temperature=1.0, chunk_size=5).eval(),
+        "rewards": rewards.eval(),
+    }
 
 
 @pytest.mark.parametrize("name", UPDATES)
@@ -70,7 +80,9 @@ def test_any_cut_gives_the_same_gradient(models, name):
                 loss, _ = update(forward, rows.select(micro), of_rank.counts)
                 (loss / ranks).backward()  # the mean that data parallelism takes over ranks
                 total += float(loss.detach()) / ranks
-        results.append((total, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])))
+        results.append(
+            (total, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+        )
     for loss, gradient in results[1:]:
         assert loss == pytest.approx(results[0][0], rel=1e-9)
         assert float((gradient - results[0][1]).norm() / results[0][1].norm()) < 1e-9

@@ -1,5 +1,5 @@
-"""One or two ranks, ZeRO 0 to 3, any cut into micro-batches, padded or packed: the same gradient, the same trained
-weights.
+"""One or two ranks, ZeRO 0 to 3, any cut into micro-batches, padded or packed: the same gradient,
+the same trained weights.
 
 Two gloo ranks are spawned once and run every case; the single rank runs in this process.
 """
@@ -53,7 +53,10 @@ def two_steps(spec, rows, micro_batches, dp_size, directory):
 def write(directory, engine, norm):
     weights = {name: tensor.clone() for name, tensor in engine.named_weights()}
     if engine.layout.rank == 0:
-        save_file(weights | {"grad_norm": torch.tensor(norm, dtype=torch.float64)}, directory / "trained.safetensors")
+        save_file(
+            weights | {"grad_norm": torch.tensor(norm, dtype=torch.float64)},
+            directory / "trained.safetensors",
+        )
 
 
 def rank_of_two(rank, port, checkpoint, root):
@@ -61,7 +64,9 @@ def rank_of_two(rank, port, checkpoint, root):
     for stage in STAGES:
         for name, shards in TWO_RANKS.items():
             packing = name in PACKED
-            spec = engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7, packing=packing)
+            spec = engine_spec(
+                checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7, packing=packing
+            )
             directory = root / f"{stage}-{name}"
             engine, plan, norm = two_steps(spec, *shards[rank], 2, directory)
             write(directory, engine, norm)
@@ -71,7 +76,10 @@ def rank_of_two(rank, port, checkpoint, root):
     trained, norm = towards_a_reference(checkpoint, 3, *TWO_RANKS["uneven"][rank], 2)
     write(root / "kl", trained, norm)
     for name, flags in MEMORY.items():
-        spec, cut = engine_spec(checkpoint, optim=OPTIM, chunk_size=7, **flags), TWO_RANKS["uneven"][rank]
+        spec, cut = (
+            engine_spec(checkpoint, optim=OPTIM, chunk_size=7, **flags),
+            TWO_RANKS["uneven"][rank],
+        )
         engine, plan, norm = two_steps(spec, *cut, 2, root / name)
         write(root / name, engine, norm)
         resumed = goes_on(spec, root / name, engine, cut[0], plan)
@@ -82,9 +90,12 @@ def rank_of_two(rank, port, checkpoint, root):
 
 
 def goes_on(spec, directory, engine, rows, plan):
-    """An engine that takes up the save after the first step and is where ``engine`` is after the second."""
+    """An engine that takes up the save after the first step and is where ``engine`` is after the
+    second."""
     resumed = build_engine(spec)
-    resumed.forward(batch_with_old_logprobs().select(rows), [[0]] * 2)  # of weights that the save replaces
+    resumed.forward(
+        batch_with_old_logprobs().select(rows), [[0]] * 2
+    )  # of weights that the save replaces
     resumed.load(directory)
     resumed.train_step(batch_with_old_logprobs().select(rows), plan, UPDATE)
     for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
@@ -93,15 +104,18 @@ def goes_on(spec, directory, engine, rows, plan):
 
 
 def towards_a_reference(checkpoint, stage, rows, micro_batches, dp_size):
-    """One step on the KL of whole distributions to another model, whose columns its own engine gives."""
+    """One step on the KL of whole distributions to another model, whose columns its own engine
+    gives."""
     batch = ragged_batch()
     shard, plan = batch.select(rows), StepPlan(micro_batches, counts_of(batch, dp_size))
-    columns = build_engine(engine_spec(checkpoint.with_name("qwen3-tied-3"), zero_stage=stage, kl_top_k=4)).columns(
-        shard, micro_batches, "reference"
-    )
+    columns = build_engine(
+        engine_spec(checkpoint.with_name("qwen3-tied-3"), zero_stage=stage, kl_top_k=4)
+    ).columns(shard, micro_batches, "reference")
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=OPTIM, chunk_size=7))
     update = PolicyUpdate("ppo", PPOOptions(), "token-mean", kl_coef=1.0, kl_estimator="full")
-    report = engine.train_step(shard.replace(ref_logprobs=columns.pop("column"), **columns), plan, update)
+    report = engine.train_step(
+        shard.replace(ref_logprobs=columns.pop("column"), **columns), plan, update
+    )
     return engine, report["grad_norm"].value
 
 
@@ -109,7 +123,10 @@ MEMORY = {
     "optimizer on the host": {"zero_stage": 2, "adam_offload": True},
     "all on the host": {"zero_stage": 3, "adam_offload": True, "param_offload": True},
     "reduced meanwhile": {"zero_stage": 2, "overlap_comm": True},
-    "a copy among two": {"zero_stage": 3, "zpg": 2},  # last: DeepSpeed's group of them outlives its engine
+    "a copy among two": {
+        "zero_stage": 3,
+        "zpg": 2,
+    },  # last: DeepSpeed's group of them outlives its engine
 }
 """Flags that change where things are and when they move, and no number."""
 
@@ -130,7 +147,9 @@ def learns_and_resumes(checkpoint, directory, rank, optimizer, stage, dtype):
     spec = engine_spec(checkpoint, zero_stage=stage, dtype=dtype, optim=optim)
     engine = build_engine(spec)
     reports = [engine.train_step(shard, plan, UPDATE) for _ in range(6)]
-    both = torch.tensor([m["policy_loss"].total + UPDATE.kl_coef * m["kl_loss"].total for m in reports])
+    both = torch.tensor(
+        [m["policy_loss"].total + UPDATE.kl_coef * m["kl_loss"].total for m in reports]
+    )
     torch.distributed.all_reduce(both)
     assert both[-1] < both[0], (optimizer, stage, both)
     engine.save(directory)
@@ -164,16 +183,19 @@ def one_rank(checkpoint, directory, stage, micro_batches):
 
 
 def gradient(directory):
-    """The clipped gradient of the first step, from Adam's first moment: (1 - beta1) * g. Each optimizer group is
-    flat over ranks in stages 1 and 2, padded at its end."""
+    """The clipped gradient of the first step, from Adam's first moment: (1 - beta1) * g. Each
+    optimizer group is flat over ranks in stages 1 and 2, padded at its end."""
     ranks = [load_file(path) for path in sorted(directory.glob("rank_*.safetensors"))]
-    names = sorted((n for n in ranks[0] if n.startswith("exp_avg.")), key=lambda n: int(n.split(".")[1]))
+    names = sorted(
+        (n for n in ranks[0] if n.startswith("exp_avg.")), key=lambda n: int(n.split(".")[1])
+    )
     return [torch.cat([r[n].flatten() for r in ranks]) for n in names]
 
 
 def assert_same_training(found, expected, *, by_group, rel=1e-6, strays=0):
-    """``strays`` elements of each tensor may have a gradient so near zero that Adam, which divides by its size, turns a
-    rounding error into a visible one; a step is never longer than the learning rate."""
+    """``strays`` elements of each tensor may have a gradient so near zero that Adam, which divides
+    by its size, turns a rounding error into a visible one; a step is never longer than the learning
+    rate."""
     a, b = (load_file(d / "trained.safetensors") for d in (found, expected))
     assert float(a.pop("grad_norm")) == pytest.approx(float(b.pop("grad_norm")), rel=rel)
     assert a.keys() == b.keys()
@@ -203,7 +225,9 @@ def test_two_ranks(tmp_path, checkpoint, expected):
     (tmp_path / "kl").mkdir()
     torch.multiprocessing.spawn(rank_of_two, (free_port(), checkpoint, tmp_path), nprocs=2)
     (tmp_path / "one").mkdir()
-    write(tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1))
+    write(
+        tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1)
+    )
     assert_same_training(tmp_path / "kl", tmp_path / "one", by_group=False)
     for stage in STAGES:
         for cut in TWO_RANKS:

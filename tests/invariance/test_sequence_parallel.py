@@ -1,9 +1,9 @@
-"""Sequences split over ranks, by Ulysses and by a ring: the log-probs, values, rewards, gradients and trained weights of one
-rank that has them whole.
+"""Sequences split over ranks, by Ulysses and by a ring: the log-probs, values, rewards, gradients
+and trained weights of one rank that has them whole.
 
-Four gloo ranks are spawned once and run every case, as two by two and as four; the single rank runs in this process. In fp64
-ranks average their gradients by a plain all-reduce, in fp32 DeepSpeed does.
-"""
+Four gloo ranks are spawned once and run every case, as two by two and as four; the single rank runs
+in this process. In fp64 ranks average their gradients by a plain all-reduce, in fp32 DeepSpeed
+does."""
 
 from functools import partial
 
@@ -20,14 +20,28 @@ from openrl.training.distributed import close_distributed, init_distributed, own
 from openrl.types import ParallelLayout
 from tests.experience import engine_spec, free_port
 from tests.invariance.test_gradients import CASES, batch_of, build_models, run, whole_batch
-from tests.invariance.test_ranks import OPTIM, UPDATE, assert_same_training, batch_with_old_logprobs, one_rank, write
+from tests.invariance.test_ranks import (
+    OPTIM,
+    UPDATE,
+    assert_same_training,
+    batch_with_old_logprobs,
+    one_rank,
+    write,
+)
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
 WORLD = 4
-SHAPE = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
-# The norms of most other architectures compute in fp32; dropout acts where activations are checkpointed.
+SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
+}
+# The norms of most other architectures compute in fp32; dropout acts where activations are
+# checkpointed.
 EXACT = {"arch": "starcoder2", "residual_dropout": 0.0, "embedding_dropout": 0.0, **SHAPE}
 SLIDING = EXACT | {"sliding_window": 4}
 TERMS = ("every_term-seq-mean-token-mean", "kl_full", "values-token-mean", "pair_sigmoid")
@@ -43,16 +57,22 @@ WINDOWS = ("ulysses_2", "ulysses_2_packed")  # a ring knows none, and says so
 WHOLE = (ParallelFlags(), False, 7, False)
 STAGES = (0, 1, 2, 3)
 ENGINES = {
-    **{f"ulysses-{stage}": (stage, ParallelFlags(ulysses_size=2), stage % 2 == 0) for stage in STAGES},
+    **{
+        f"ulysses-{stage}": (stage, ParallelFlags(ulysses_size=2), stage % 2 == 0)
+        for stage in STAGES
+    },
     "ring-3": (3, ParallelFlags(ring_attn_size=4), True),
 }
 
 
 def gradients(case, model, batch, layout, split):
-    """(parameters + 1,) gradient and loss of a step, averaged over ranks; then the columns of all rows that this rank has."""
+    """(parameters + 1,) gradient and loss of a step, averaged over ranks; then the columns of all
+    rows that this rank has."""
     _, model.packing, size, checkpointing = split
     if checkpointing:
-        model.hf.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.hf.gradient_checkpointing_enable(
+            gradient_checkpointing_kwargs={"use_reentrant": False}
+        )
     model.train(checkpointing)
     batch = batch_of(case, batch)
     plan = plan_pairs if case.pairs else partial(plan_steps, train_batch_size=len(batch))
@@ -81,10 +101,16 @@ def all_cases(checkpoint, batch, layout, split):
     models = build_models(checkpoint)
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), 60)
-        splits = {hf: split_sequences(hf, "m", split[0], group) for hf in {model.hf for model in models.values()}}
+        splits = {
+            hf: split_sequences(hf, "m", split[0], group)
+            for hf in {model.hf for model in models.values()}
+        }
         for model in models.values():  # two of them have one backbone
             model.split = splits[model.hf]
-    found = {name: gradients(CASES[name], models[CASES[name].model], batch, layout, split) for name in TERMS}
+    found = {
+        name: gradients(CASES[name], models[CASES[name].model], batch, layout, split)
+        for name in TERMS
+    }
     return found | {kind: column(model.eval(), batch) for kind, model in models.items()}
 
 
@@ -162,12 +188,15 @@ def expected(models):
 def four_ranks(models, engine_checkpoint, tmp_path_factory):
     root = tmp_path_factory.mktemp("ranks")
     tiny_model_dir(root, arch="falcon_h1", mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16)
-    torch.multiprocessing.spawn(rank_of_four, (free_port(), models, engine_checkpoint, root), nprocs=WORLD)
+    torch.multiprocessing.spawn(
+        rank_of_four, (free_port(), models, engine_checkpoint, root), nprocs=WORLD
+    )
     return root
 
 
 @pytest.mark.parametrize(
-    ("arch", "name"), [*(("plain", name) for name in SPLITS), *(("sliding", name) for name in WINDOWS)]
+    ("arch", "name"),
+    [*(("plain", name) for name in SPLITS), *(("sliding", name) for name in WINDOWS)],
 )
 def test_parts_add_up_to_the_whole(four_ranks, expected, arch, name):
     found = torch.load(four_ranks / f"{arch}-{name}.pt", weights_only=True)

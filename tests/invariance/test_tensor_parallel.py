@@ -1,8 +1,9 @@
-"""Layers split over ranks by DeepSpeed: the gradients and trained weights of one rank that has them whole.
+"""Layers split over ranks by DeepSpeed: the gradients and trained weights of one rank that has them
+whole.
 
-Four gloo ranks are spawned once; the single rank runs in this process. Flags allow bf16 and fp16 alone; in fp32, where
-DeepSpeed measures the gradients of ZeRO 1 and 2 over all parts, the engine is exact.
-"""
+Four gloo ranks are spawned once; the single rank runs in this process. Flags allow bf16 and fp16
+alone; in fp32, where DeepSpeed measures the gradients of ZeRO 1 and 2 over all parts, the engine is
+exact."""
 
 import pytest
 import torch
@@ -13,7 +14,13 @@ from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.types import ParallelLayout, StepPlan
 from tests.experience import counts_of, engine_spec, free_port
-from tests.invariance.test_ranks import OPTIM, UPDATE, assert_same_training, batch_with_old_logprobs, one_rank
+from tests.invariance.test_ranks import (
+    OPTIM,
+    UPDATE,
+    assert_same_training,
+    batch_with_old_logprobs,
+    one_rank,
+)
 from tests.invariance.test_sequence_parallel import WORLD, train_two_steps
 from tests.tiny import tiny_model_dir
 
@@ -45,7 +52,9 @@ def test_split_layers_train_as_whole_ones(tmp_path):
     whole = one_rank(checkpoint, tmp_path / "whole", 0, [[0, 1, 2, 3, 4, 5, 6, 7]])
     batch = batch_with_old_logprobs()
     engine = build_engine(engine_spec(checkpoint, optim=OPTIM, chunk_size=7))
-    norm = engine.train_step(batch, StepPlan([list(range(8))], counts_of(batch)), UPDATE)["grad_norm"].value
+    norm = engine.train_step(batch, StepPlan([list(range(8))], counts_of(batch)), UPDATE)[
+        "grad_norm"
+    ].value
     for name, (*_, dtype) in CASES.items():
         if dtype == "fp32":
             assert_same_training(tmp_path / name, whole, by_group=False, rel=1e-5, strays=4)

@@ -21,10 +21,13 @@ IDS = torch.randint(4, 60, (3, 11), generator=torch.Generator().manual_seed(0))
 
 
 def make_adapter(model: torch.nn.Module, out: Path, **settings) -> Path:
-    """An adapter of random numbers on attention and MLP: unlike a fresh one it changes the model."""
+    """An adapter of random numbers on attention and MLP: unlike a fresh one it changes the
+    model."""
     torch.manual_seed(1)
     targets = ["q_proj", "v_proj", "down_proj"]
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, **settings)
+    config = LoraConfig(
+        r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False, **settings
+    )
     get_peft_model(model, config).save_pretrained(out)
     return out
 
@@ -59,27 +62,39 @@ def test_a_merged_language_model_has_the_logprobs_of_base_and_adapter(base, adap
 def test_weights_are_rounded_once(base, adapter, tmp_path):
     merge_adapter(str(base), str(adapter), tmp_path / "exact", FP32, None)
     (tmp_path / "rounded").mkdir()  # an empty directory is fine
-    merge_adapter(str(base), str(adapter), tmp_path / "rounded", WeightFlags(param_dtype="bf16"), None)
-    exact, rounded = (load_file(tmp_path / name / "model.safetensors") for name in ("exact", "rounded"))
+    merge_adapter(
+        str(base), str(adapter), tmp_path / "rounded", WeightFlags(param_dtype="bf16"), None
+    )
+    exact, rounded = (
+        load_file(tmp_path / name / "model.safetensors") for name in ("exact", "rounded")
+    )
     assert exact.keys() == rounded.keys()
     assert all(torch.equal(exact[name].bfloat16(), rounded[name]) for name in exact)
 
 
-@pytest.mark.parametrize(("head_name", "trained"), [("score", False), ("value_head", False), ("score", True)])
+@pytest.mark.parametrize(
+    ("head_name", "trained"), [("score", False), ("value_head", False), ("score", True)]
+)
 def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(tmp_path, head_name, trained):
     """Whether the adapter holds a head of its own (``trained``) or the base's stays."""
-    source, twin = (tiny_reward_model_dir(tmp_path / name, head_name=name) for name in (head_name, "score"))
+    source, twin = (
+        tiny_reward_model_dir(tmp_path / name, head_name=name) for name in (head_name, "score")
+    )
     model = AutoModelForSequenceClassification.from_pretrained(twin, dtype=torch.float32)
     if trained:
         with torch.no_grad():
             model.score.weight.mul_(3)
-    adapter = make_adapter(model, tmp_path / "adapter", modules_to_save=["score"] if trained else None)
+    adapter = make_adapter(
+        model, tmp_path / "adapter", modules_to_save=["score"] if trained else None
+    )
     expected_model = model.eval()  # peft put its layers into it
     with torch.no_grad():
         expected = expected_model(IDS, attention_mask=torch.ones_like(IDS)).logits[:, 0]
 
     merge_adapter(str(source), str(adapter), tmp_path / "merged", FP32, "score")
-    merged = load_scalar_model(RewardModel, str(tmp_path / "merged"), LoadFlags(param_dtype="fp32"), "cpu", "score")
+    merged = load_scalar_model(
+        RewardModel, str(tmp_path / "merged"), LoadFlags(param_dtype="fp32"), "cpu", "score"
+    )
     with torch.no_grad():
         found = merged(IDS, torch.ones_like(IDS, dtype=torch.bool))[0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)

@@ -1,4 +1,5 @@
-"""Every estimator against the figures of its sources, an obvious version in Python loops, and its invariances."""
+"""Every estimator against the figures of its sources, an obvious version in Python loops, and its
+invariances."""
 
 import math
 import statistics
@@ -29,7 +30,8 @@ OPTIONS = {
 }
 NAMES = [name for name in advantage_estimators.names() if name not in ("grpo", "reinforce_pp")]
 
-# -- figures of the sources ------------------------------------------------------------------------------
+# -- figures of the sources
+# ------------------------------------------------------------------------------
 
 OPENRLHF = {  # rewards [1,0,0,1 | 2,2,2,2], two sampled tokens each, no KL
     "reinforce": [-0.3015, -1.5076, -1.5076, -0.3015] + [0.9045] * 4,
@@ -43,7 +45,9 @@ OPENRLHF = {  # rewards [1,0,0,1 | 2,2,2,2], two sampled tokens each, no KL
 
 @pytest.mark.parametrize(("name", "expected"), OPENRLHF.items())
 def test_openrlhf_figures(name, expected):
-    batch = outcome_batch([1, 0, 0, 1, 2, 2, 2, 2], [0] * 4 + [1] * 4, values=torch.zeros(8, 3).double())
+    batch = outcome_batch(
+        [1, 0, 0, 1, 2, 2, 2, 2], [0] * 4 + [1] * 4, values=torch.zeros(8, 3).double()
+    )
     options = GAEOptions(gamma=1, lambd=0.95) if name == "gae" else None
     advantages = credit(batch, name, options).advantages
     assert advantages[:, -1].tolist() == pytest.approx(expected, abs=1e-4)
@@ -92,13 +96,17 @@ def test_gae_over_a_gap_of_environment_tokens():
     mask, values = torch.tensor([[0, 1, 1, 0, 0, 1]]).bool(), torch.full((1, 6), 0.5).double()
     batch = outcome_batch([1], [0], tokens=5, loss_mask=mask, values=values)
     advantages = credit(batch, "gae", GAEOptions(lambd=0.95), whiten_advantages=False).advantages
-    assert advantages.tolist() == [[0, pytest.approx(0.45125), pytest.approx(0.475), 0, 0, pytest.approx(0.5)]]
+    assert advantages.tolist() == [
+        [0, pytest.approx(0.45125), pytest.approx(0.475), 0, 0, pytest.approx(0.5)]
+    ]
 
 
 def test_one_token_is_not_whitened():
     mask = torch.tensor([[0, 0, 1, 0]]).bool()
     batch = outcome_batch([3], [0], tokens=3, loss_mask=mask)
-    assert credit(batch, "reinforce", DiscountOptions(gamma=0)).advantages.tolist() == [[0, 0, 3, 0]]
+    assert credit(batch, "reinforce", DiscountOptions(gamma=0)).advantages.tolist() == [
+        [0, 0, 3, 0]
+    ]
 
 
 def test_environment_tokens_do_not_discount():
@@ -116,14 +124,19 @@ def test_turn_returns_by_hand():
 
 
 def test_step_returns_by_hand():
-    steps = {"episode_ids": torch.zeros(3).long(), "step_ids": torch.tensor([1, 0, 2]), "state_ids": torch.arange(3)}
+    steps = {
+        "episode_ids": torch.zeros(3).long(),
+        "step_ids": torch.tensor([1, 0, 2]),
+        "state_ids": torch.arange(3),
+    }
     batch = outcome_batch([0, 0, 1], [0, 0, 0], **steps)
     advantages = credit(batch, "step_reinforce", TurnOptions(turn_gamma=0.95)).advantages
     assert advantages[:, -1].tolist() == pytest.approx([0.95, 0.9025, 1])
 
 
 def test_gigpo_by_hand():
-    # two episodes of prompt 0 (three steps and one), one of prompt 1; states meet across episodes, not across prompts
+    # two episodes of prompt 0 (three steps and one), one of prompt 1; states meet across episodes,
+    # not across prompts
     columns = {
         "episode_ids": torch.tensor([0, 0, 0, 1, 2]),
         "step_ids": torch.tensor([0, 1, 2, 0, 0]),
@@ -135,17 +148,22 @@ def test_gigpo_by_hand():
     step = [half, 0, 0, -half, 0]  # returns 0.25 and 0 from state 5
     expected = [2 * e + 3 * s for e, s in zip(episode, step, strict=True)]
     options = GiGPOOptions(gigpo_episode_weight=2, gigpo_step_weight=3, gigpo_gamma=0.5)
-    assert credit(batch, "gigpo", options).advantages[:, -1].tolist() == pytest.approx(expected, abs=1e-4)
+    assert credit(batch, "gigpo", options).advantages[:, -1].tolist() == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 def test_gdpo_by_hand():
-    """Standardised, both parts are (-h, h) in group 0; in group 1 the first is flat. Named ones count, others do not."""
+    """Standardised, both parts are (-h, h) in group 0; in group 1 the first is flat. Named ones
+    count, others do not."""
     parts = {"a": [0, 1, 5, 5], "b": [0, 10, 3, 1], "length": [9, 1, 2, 3]}
     columns = {name: torch.tensor(values).double() for name, values in parts.items()}
     batch, half = outcome_batch([0] * 4, [0, 0, 1, 1], reward_parts=columns), math.sqrt(0.5)
     options = PartOptions(gdpo_parts=("a", "b=0.5"))
     scores = credit(batch, "gdpo", options).scores
-    assert scores.tolist() == pytest.approx([-1.5 * half, 1.5 * half, 0.5 * half, -0.5 * half], abs=1e-5)
+    assert scores.tolist() == pytest.approx(
+        [-1.5 * half, 1.5 * half, 0.5 * half, -0.5 * half], abs=1e-5
+    )
     everything = credit(batch, "gdpo").scores
     assert everything.tolist() == pytest.approx([-half, half, 0, 0], abs=1e-5)
 
@@ -165,8 +183,9 @@ def test_gdpo_refuses_rows_without_a_part(columns, words, message):
 
 
 def test_steps_of_answers_of_one_turn():
-    """Without an agent each answer is one turn, and an episode of one step from the prompt: the reward itself counts, and
-    gigpo's two groups are one, so that it is group_norm times the sum of its weights."""
+    """Without an agent each answer is one turn, and an episode of one step from the prompt: the
+    reward itself counts, and gigpo's two groups are one, so that it is group_norm times the sum of
+    its weights."""
     alone = {
         "episode_ids": torch.arange(5),
         "step_ids": torch.zeros(5).long(),
@@ -176,7 +195,9 @@ def test_steps_of_answers_of_one_turn():
     for name in ("step_reinforce", "turn_reinforce"):
         advantages = credit(batch, name, TurnOptions(turn_gamma=0.5)).advantages
         assert advantages.tolist() == [[0, r, r] for r in (0, 1, 5, 2, 3)]
-    weighted = credit(batch, "gigpo", GiGPOOptions(gigpo_episode_weight=0.5, gigpo_step_weight=2.0)).scores
+    weighted = credit(
+        batch, "gigpo", GiGPOOptions(gigpo_episode_weight=0.5, gigpo_step_weight=2.0)
+    ).scores
     torch.testing.assert_close(weighted, 2.5 * credit(batch, "group_norm").scores)
 
 
@@ -186,7 +207,8 @@ def test_missing_columns_are_named(name):
         credit(outcome_batch([1, 0], [0, 0]), name)
 
 
-# -- the obvious version ---------------------------------------------------------------------------------
+# -- the obvious version
+# ---------------------------------------------------------------------------------
 
 
 def mean(values):
@@ -200,7 +222,10 @@ def standard(value, values):
 
 def step_return(batch, row, gamma):
     later = [r for r in range(len(batch)) if batch.episode_ids[r] == batch.episode_ids[row]]
-    later = sorted((r for r in later if batch.step_ids[r] >= batch.step_ids[row]), key=lambda r: batch.step_ids[r])
+    later = sorted(
+        (r for r in later if batch.step_ids[r] >= batch.step_ids[row]),
+        key=lambda r: batch.step_ids[r],
+    )
     return sum(gamma**i * float(batch.rewards[r]) for i, r in enumerate(later))
 
 
@@ -214,7 +239,9 @@ def obvious_score(batch, name, row, options):
     if name in ("dr_grpo", "reinforce_baseline"):
         return mine - mean(theirs)
     if name == "rloo":
-        return mine - mean([float(batch.rewards[r]) for r in kin if r != row]) if len(kin) > 1 else 0.0
+        return (
+            mine - mean([float(batch.rewards[r]) for r in kin if r != row]) if len(kin) > 1 else 0.0
+        )
     if name == "opo":
         lengths = [int(batch.loss_mask[r].sum()) for r in kin]
         return mine - sum(x * n for x, n in zip(theirs, lengths, strict=True)) / sum(lengths)
@@ -225,17 +252,27 @@ def obvious_score(batch, name, row, options):
             return 0.0
         return (mine - sorted(theirs)[-2]) / (statistics.stdev(theirs) + EPS)
     if name == "gpg":
-        lively = [r for r in alive if sum(int(batch.group_ids[o]) == int(batch.group_ids[r]) for o in alive) > 1]
+        lively = [
+            r
+            for r in alive
+            if sum(int(batch.group_ids[o]) == int(batch.group_ids[r]) for o in alive) > 1
+        ]
         return (mine - mean(theirs)) * len(alive) / len(lively)
     if name == "gdpo":
         parts = {"format": 1.0, "right": 2.0}
         columns = {part: batch.reward_parts[part] for part in parts}
-        return sum(w * standard(float(columns[p][row]), [float(columns[p][r]) for r in kin]) for p, w in parts.items())
+        return sum(
+            w * standard(float(columns[p][row]), [float(columns[p][r]) for r in kin])
+            for p, w in parts.items()
+        )
     if name == "step_reinforce":
         return step_return(batch, row, options.turn_gamma)
     if name == "gigpo":
         episodes = {int(batch.episode_ids[r]) for r in kin}
-        totals = {e: sum(float(batch.rewards[r]) for r in kin if int(batch.episode_ids[r]) == e) for e in episodes}
+        totals = {
+            e: sum(float(batch.rewards[r]) for r in kin if int(batch.episode_ids[r]) == e)
+            for e in episodes
+        }
         same = [r for r in kin if batch.state_ids[r] == batch.state_ids[row]]
         returns = {r: step_return(batch, r, options.gigpo_gamma) for r in same}
         return options.gigpo_episode_weight * standard(
@@ -261,7 +298,9 @@ def obvious_tokens(batch, name, row, score, kl, kl_coef, options):
     elif name == "gae":
         value = [float(batch.values[row, t]) for t in tokens] + [0.0]
         for i, t in enumerate(tokens):
-            deltas = [rewards[u] + gamma * value[j + 1] - value[j] for j, u in enumerate(tokens)][i:]
+            deltas = [rewards[u] + gamma * value[j + 1] - value[j] for j, u in enumerate(tokens)][
+                i:
+            ]
             result[t] = sum((gamma * options.lambd) ** k * delta for k, delta in enumerate(deltas))
     else:
         for i, t in enumerate(tokens):
@@ -285,13 +324,16 @@ def test_equals_the_obvious_version(name, kl_coef):
         }
         if advantage_estimators[name].suggests.get("whiten_advantages"):
             values = list(expected.values())
-            expected = {at: (a - mean(values)) / statistics.pstdev(values) for at, a in expected.items()}
+            expected = {
+                at: (a - mean(values)) / statistics.pstdev(values) for at, a in expected.items()
+            }
         got = credit(batch, name, options, kl_coef).advantages
         assert {(r, t): float(got[r, t]) for r, t in expected} == pytest.approx(expected, abs=1e-6)
         assert float(got.masked_fill(batch.loss_mask, 0).abs().max()) == 0
 
 
-# -- invariances -----------------------------------------------------------------------------------------
+# -- invariances
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -310,8 +352,12 @@ def test_rows_without_sampled_tokens_change_nothing(name):
     batch = random_batch(2)  # row 2 has none
     others = [r for r in range(len(batch)) if r != 2]
     loud = batch.replace(rewards=batch.rewards.index_fill(0, torch.tensor([2]), 1e3))
-    with_it, without = (credit(b, name, OPTIONS.get(name), 0.1) for b in (loud, batch.select(others)))
-    assert torch.allclose(with_it.advantages[others][:, : without.advantages.shape[1]], without.advantages, atol=1e-9)
+    with_it, without = (
+        credit(b, name, OPTIONS.get(name), 0.1) for b in (loud, batch.select(others))
+    )
+    assert torch.allclose(
+        with_it.advantages[others][:, : without.advantages.shape[1]], without.advantages, atol=1e-9
+    )
     assert float(with_it.advantages[2].abs().max()) == 0
 
 
@@ -323,7 +369,9 @@ def test_what_environment_tokens_carry_changes_nothing(name):
         column: getattr(batch, column).masked_fill(outside, 77.0)
         for column in ("values", "old_logprobs", "ref_logprobs", "rollout_logprobs")
     }
-    plain, noisy = (credit(b, name, OPTIONS.get(name), 0.1) for b in (batch, batch.replace(**noise)))
+    plain, noisy = (
+        credit(b, name, OPTIONS.get(name), 0.1) for b in (batch, batch.replace(**noise))
+    )
     assert torch.equal(plain.advantages, noisy.advantages)
     assert torch.equal(plain.returns, noisy.returns)
 
@@ -354,16 +402,24 @@ def test_inserted_environment_tokens_change_nothing(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_finite_for_extreme_and_for_equal_rewards(name):
     batch = random_batch(5)
-    for rewards in (1e30 * batch.rewards, 1e-30 * batch.rewards, torch.full_like(batch.rewards, 0.1)):
+    for rewards in (
+        1e30 * batch.rewards,
+        1e-30 * batch.rewards,
+        torch.full_like(batch.rewards, 0.1),
+    ):
         extreme = batch.replace(rewards=rewards, old_logprobs=1e4 * batch.old_logprobs)
         done = credit(extreme, name, OPTIONS.get(name), 0.1)
         assert bool(done.advantages.isfinite().all() and done.returns.isfinite().all())
 
 
-@pytest.mark.parametrize("name", ["group_norm", "rloo", "dr_grpo", "grpo_passk", "opo", "gpg", "gdpo", "gigpo"])
+@pytest.mark.parametrize(
+    "name", ["group_norm", "rloo", "dr_grpo", "grpo_passk", "opo", "gpg", "gdpo", "gigpo"]
+)
 def test_equal_rewards_teach_nothing(name):
     batch = random_batch(6).replace(rewards=torch.full((13,), 0.1, dtype=torch.float64))
     parts = {name: torch.full((13,), 0.3, dtype=torch.float64) for name in ("right", "format")}
     steps = {"episode_ids": torch.arange(13), "step_ids": torch.zeros(13).long()}
-    advantages = credit(batch.replace(reward_parts=parts, **steps), name, OPTIONS.get(name)).advantages
+    advantages = credit(
+        batch.replace(reward_parts=parts, **steps), name, OPTIONS.get(name)
+    ).advantages
     assert float(advantages.abs().max()) < 1e-9

@@ -52,7 +52,11 @@ def test_maj_at_k(k, answers, verdicts, expected):
 
 
 def maj_by_listing(k, answers, verdicts):
-    verdict_of = {a: mean_at([v for b, v in zip(answers, verdicts, strict=True) if b == a]) for a in answers if a}
+    verdict_of = {
+        a: mean_at([v for b, v in zip(answers, verdicts, strict=True) if b == a])
+        for a in answers
+        if a
+    }
     total, choices = 0.0, list(combinations(answers, k))
     for chosen in choices:
         votes = Counter(a for a in chosen if a)
@@ -68,11 +72,15 @@ def test_maj_at_k_is_the_mean_over_all_choices(seed):
     answers = [rng.choice(["a", "b", "c", "d", None]) for _ in range(n)]
     verdicts = [rng.choice([0.0, 0.5, 1.0]) for _ in range(n)]
     for k in range(1, n + 1):
-        assert maj_at(k, answers, verdicts) == pytest.approx(maj_by_listing(k, answers, verdicts), abs=1e-12)
+        assert maj_at(k, answers, verdicts) == pytest.approx(
+            maj_by_listing(k, answers, verdicts), abs=1e-12
+        )
 
 
 def test_maj_at_k_of_many_answers_is_quick_and_bounded():
-    assert 0 < maj_at(32, [str(i % 7) for i in range(64)], [float(i % 7 == 3) for i in range(64)]) < 1
+    assert (
+        0 < maj_at(32, [str(i % 7) for i in range(64)], [float(i % 7 == 3) for i in range(64)]) < 1
+    )
 
 
 @pytest.mark.parametrize(

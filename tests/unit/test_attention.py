@@ -1,7 +1,7 @@
 """Which attention a model gets, and what packed rows get of it.
 
-The kernel itself needs a GPU (tests/gpu/test_attention.py); here a plain version with the same arguments stands for it.
-"""
+The kernel itself needs a GPU (tests/gpu/test_attention.py); here a plain version with the same
+arguments stands for it."""
 
 import itertools
 from dataclasses import replace
@@ -40,7 +40,10 @@ from tests.tiny import tiny_model_dir
 def test_what_a_model_is_loaded_with(monkeypatch, device, dtype, installed, expected):
     monkeypatch.setattr(attention, "is_flash_attn_2_available", lambda: installed)
     assert asked_attention(LoadFlags(param_dtype=dtype), device) == expected
-    assert asked_attention(LoadFlags(param_dtype=dtype, attn_implementation="eager"), device) == "eager"
+    assert (
+        asked_attention(LoadFlags(param_dtype=dtype, attn_implementation="eager"), device)
+        == "eager"
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,9 @@ def test_attention_that_there_is(name):
 
 
 def test_a_name_that_no_attention_has():
-    with pytest.raises(UserError, match=r"no attention 'flash_atention_2', but eager(?!.*openrl)[^$]*_attention_2$"):
+    with pytest.raises(
+        UserError, match=r"no attention 'flash_atention_2', but eager(?!.*openrl)[^$]*_attention_2$"
+    ):
         check_attention(LoadFlags(attn_implementation="flash_atention_2"))
 
 
@@ -66,10 +71,14 @@ def test_a_name_that_no_attention_has():
         ("qwen3", None, "cuda", "fp32", (9, 0), "sdpa"),
     ],
 )
-def test_what_packed_rows_run(monkeypatch, tmp_path, arch, asked, device, dtype, capability, expected):
+def test_what_packed_rows_run(
+    monkeypatch, tmp_path, arch, asked, device, dtype, capability, expected
+):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     flags = LoadFlags(param_dtype=dtype, attn_implementation=asked)
-    hf = load_pretrained(AutoModelForCausalLM, str(tiny_model_dir(tmp_path, arch=arch)), flags, "cpu")
+    hf = load_pretrained(
+        AutoModelForCausalLM, str(tiny_model_dir(tmp_path, arch=arch)), flags, "cpu"
+    )
     assert hf.config._attn_implementation == "sdpa"
     pack_attention(hf, flags, device)
     assert hf.config._attn_implementation == expected
@@ -78,11 +87,14 @@ def test_what_packed_rows_run(monkeypatch, tmp_path, arch, asked, device, dtype,
 def test_padded_rows_are_left_alone(tmp_path):
     spec = engine_spec(tiny_model_dir(tmp_path))
     assert build_engine(spec).model.hf.config._attn_implementation == "sdpa"
-    assert build_engine(replace(spec, packing=True)).model.hf.config._attn_implementation == "varlen"
+    assert (
+        build_engine(replace(spec, packing=True)).model.hf.config._attn_implementation == "varlen"
+    )
 
 
 def token_by_token(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window_size, enable_gqa):
-    """``torch.nn.attention.varlen.varlen_attn`` by its documentation, one sequence, head and token at a time."""
+    """``torch.nn.attention.varlen.varlen_attn`` by its documentation, one sequence, head and token
+    at a time."""
     for ends, longest in ((cu_q, max_q), (cu_k, max_k)):
         assert longest == int(ends.diff().max()) and ends.dtype == torch.int32
     assert enable_gqa == (query.shape[1] != key.shape[1])
@@ -110,7 +122,8 @@ CUT = [[3, 0, -1, 6], [5, 1, 2], [7, 4]]
 
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize(
-    ("arch", "fields"), [("qwen3", {}), ("llama", {"num_key_value_heads": 2}), ("mistral", {"sliding_window": 4})]
+    ("arch", "fields"),
+    [("qwen3", {}), ("llama", {"num_key_value_heads": 2}), ("mistral", {"sliding_window": 4})],
 )
 def test_models_get_what_sdpa_gives(tmp_path, arch, fields, packing):
     path, batch = tiny_model_dir(tmp_path, arch=arch, **fields), ragged_batch()
@@ -134,7 +147,9 @@ def test_the_kernel_is_called_as_documented(monkeypatch, window, of_queries, of_
     g = torch.Generator().manual_seed(0)
     lengths = [of_queries or [11], of_keys or of_queries or [11]]
     rows = 1 if of_queries else 2
-    query, key, value = (torch.randn(rows, n, sum(lengths[n < 4]), 8, generator=g) for n in (4, 2, 2))
+    query, key, value = (
+        torch.randn(rows, n, sum(lengths[n < 4]), 8, generator=g) for n in (4, 2, 2)
+    )
     starts = [torch.tensor([0, *itertools.accumulate(each)], dtype=torch.int32) for each in lengths]
     ends = (*starts, *map(max, lengths)) if of_queries else (None,) * 4
     found = _by_kernel(query, key, value, ends, 0.3, window)

@@ -24,7 +24,9 @@ class Square:
 def run(scenario, **settings):
     async def main():
         square = Square()
-        batcher = MicroBatcher(square, **({"batch_size": 4, "wait": 0.0, "most_waiting": 100} | settings))
+        batcher = MicroBatcher(
+            square, **({"batch_size": 4, "wait": 0.0, "most_waiting": 100} | settings)
+        )
         try:
             return await asyncio.wait_for(scenario(batcher, square), 60)
         finally:

@@ -1,4 +1,5 @@
-"""Trajectories to rows, rows to ranks and micro-batches: nothing lost, nothing twice, nobody waits."""
+"""Trajectories to rows, rows to ranks and micro-batches: nothing lost, nothing twice, nobody
+waits."""
 
 import itertools
 import math
@@ -6,7 +7,15 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.batching import TokenCap, collate, join_rows, plan_pairs, plan_steps, split_rows, turn_ids
+from openrl.algorithms.batching import (
+    TokenCap,
+    collate,
+    join_rows,
+    plan_pairs,
+    plan_steps,
+    split_rows,
+    turn_ids,
+)
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.errors import UserError
@@ -20,7 +29,12 @@ def trajectory(mask, reward=1.0, **fields):
     prompt = fields.pop("prompt", Prompt("p", [1], "", source="math", difficulty=0.25))
     known = {"finish": Finish.STOP} | fields
     return Trajectory(
-        prompt, list(range(1, n + 1)), [bool(m) for m in mask], [-0.5 * m for m in mask], score=score, **known
+        prompt,
+        list(range(1, n + 1)),
+        [bool(m) for m in mask],
+        [-0.5 * m for m in mask],
+        score=score,
+        **known,
     )
 
 
@@ -59,12 +73,16 @@ def test_collate_by_hand():
 
 
 def test_failed_and_unscored_trajectories_keep_their_rows():
-    group = Group(PROMPT, [trajectory([0, 1, 1], 1.0, finish=Finish.ERROR), trajectory([0, 1, 1], None)])
+    group = Group(
+        PROMPT, [trajectory([0, 1, 1], 1.0, finish=Finish.ERROR), trajectory([0, 1, 1], None)]
+    )
     batch = collate([group], pad_id=0)
     assert batch.members.tolist() == [False, True]
     assert math.isnan(batch.rewards[1])
     unrated = Group(PROMPT, [trajectory([0, 1], 1.0)], greedy=trajectory([0, 1], None))
-    assert collate([unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0).members.tolist() == [False, True]
+    assert collate(
+        [unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0
+    ).members.tolist() == [False, True]
 
 
 def test_answers_that_could_not_be_read():
@@ -82,7 +100,9 @@ def test_answers_that_could_not_be_read():
 
 def test_steps_of_agents_become_columns():
     steps = [
-        trajectory([0, 1, 1], 1.0, episode="a", step=0, state="s", score={"token_rewards": [0, 0.25, 0.75]}),
+        trajectory(
+            [0, 1, 1], 1.0, episode="a", step=0, state="s", score={"token_rewards": [0, 0.25, 0.75]}
+        ),
         trajectory([0, 1], 0.0, episode="a", step=1, state="t", metrics={"invalid_actions": 2.0}),
         trajectory([0, 1], 0.0, episode="b", step=0, state="s"),
     ]
@@ -96,13 +116,18 @@ def test_steps_of_agents_become_columns():
 
 @pytest.mark.parametrize(
     ("mask", "turns"),
-    [("0110100", [-1, 0, 0, -1, 1, -1, -1]), ("0000000", [-1] * 7), ("0111111", [-1, 0, 0, 0, 0, 0, 0])],
+    [
+        ("0110100", [-1, 0, 0, -1, 1, -1, -1]),
+        ("0000000", [-1] * 7),
+        ("0111111", [-1, 0, 0, 0, 0, 0, 0]),
+    ],
 )
 def test_turn_ids(mask, turns):
     assert turn_ids(torch.tensor([[c == "1" for c in mask]])).tolist() == [turns]
 
 
-# -- plans -----------------------------------------------------------------------------------------------
+# -- plans
+# -----------------------------------------------------------------------------------------------
 
 CASES = list(itertools.product([1, 2, 3, 5], [1, 4, 6, 13, 20], [1, 3], [1, 2]))
 
@@ -133,7 +158,9 @@ def real(step):
 def test_every_row_trains_once_an_epoch(dp_size, train_batch_size, micro, epochs, shuffled):
     batch = random_batch(0)
     n = len(batch)
-    plan = plan_steps(batch, dp_size, train_batch_size, micro, epochs, seeded() if shuffled else None)
+    plan = plan_steps(
+        batch, dp_size, train_batch_size, micro, epochs, seeded() if shuffled else None
+    )
     steps = rows_of_steps(plan)
     per_epoch = -(-n // train_batch_size)
     assert len(steps) == per_epoch * epochs
@@ -145,15 +172,24 @@ def test_every_row_trains_once_an_epoch(dp_size, train_batch_size, micro, epochs
         ]
     shipped = [row for shard in plan.shards for row in shard if row >= 0]
     assert all(len(set(shard)) == len(shard) for shard in plan.shards)  # to a rank at most once
-    assert sorted(shipped) == list(range(n)) if epochs == 1 or not shuffled else set(shipped) == set(range(n))
+    assert (
+        sorted(shipped) == list(range(n))
+        if epochs == 1 or not shuffled
+        else set(shipped) == set(range(n))
+    )
     for step, planned in zip(steps, plan.steps, strict=True):
-        assert len({len(rank) for rank in step}) == 1  # the same number of collectives on every rank
+        assert (
+            len({len(rank) for rank in step}) == 1
+        )  # the same number of collectives on every rank
         assert all(1 <= len(rows) <= micro for rank in step for rows in rank)
         assert (
-            max(len(rank) for rank in step) <= -(-max(len(real([rank])) for rank in step) // micro) or real(step) == []
+            max(len(rank) for rank in step) <= -(-max(len(real([rank])) for rank in step) // micro)
+            or real(step) == []
         )
         counts = StepCounts(
-            int(batch.loss_mask[real(step)].sum()), int(batch.loss_mask[real(step)].any(-1).sum()), dp_size
+            int(batch.loss_mask[real(step)].sum()),
+            int(batch.loss_mask[real(step)].any(-1).sum()),
+            dp_size,
         )
         assert {rank.counts for rank in planned} == {counts}
 
@@ -167,13 +203,23 @@ def test_token_caps_hold_and_nothing_is_lost(dp_size, cap, epochs):
         lengths = batch.lengths.tolist()
         plan = plan_steps(batch, dp_size, 6, TokenCap(cap), epochs, seeded(seed), RowCost(0.1))
         steps = rows_of_steps(plan)
-        assert sorted(row for step in steps for row in real(step)) == sorted([*range(len(batch))] * epochs)
+        assert sorted(row for step in steps for row in real(step)) == sorted(
+            [*range(len(batch))] * epochs
+        )
         for step, planned in zip(steps, plan.steps, strict=True):
             assert len({len(rank) for rank in step}) == 1
-            assert all(sum(lengths[row] for row in rows if row >= 0) <= cap for rank in step for rows in rank)
-            assert all(rows == [-1] or min(rows) >= 0 for rank in step for rows in rank)  # a dummy is alone
+            assert all(
+                sum(lengths[row] for row in rows if row >= 0) <= cap
+                for rank in step
+                for rows in rank
+            )
+            assert all(
+                rows == [-1] or min(rows) >= 0 for rank in step for rows in rank
+            )  # a dummy is alone
             tokens = int(batch.loss_mask[real(step)].sum())
-            assert {(of_rank.counts.tokens, of_rank.counts.dp_size) for of_rank in planned} == {(tokens, dp_size)}
+            assert {(of_rank.counts.tokens, of_rank.counts.dp_size) for of_rank in planned} == {
+                (tokens, dp_size)
+            }
             fewest = max(-(-sum(lengths[row] for row in real([rank])) // cap) for rank in step)
             assert fewest <= len(step[0]) <= max(2 * fewest, 1)
 
@@ -189,7 +235,8 @@ def test_ranks_are_balanced_by_cost_not_by_tokens():
     """By tokens a row of 100 is as much as four of 25, by cost (300 and 37.5) as eight of them."""
     batch = ragged([100, *[25] * 12])
     by_tokens, by_cost = (
-        plan_steps(batch, 2, 13, TokenCap(1000), cost=cost).steps[0] for cost in (RowCost(), RowCost(0.02))
+        plan_steps(batch, 2, 13, TokenCap(1000), cost=cost).steps[0]
+        for cost in (RowCost(), RowCost(0.02))
     )
     counts = [sorted(len(rank.micro_batches[0]) for rank in step) for step in (by_tokens, by_cost)]
     assert counts == [[5, 8], [3, 10]]
@@ -203,7 +250,8 @@ def test_pairs_stay_together_under_a_token_cap():
     assert sorted(real(step)) == list(range(12))
     for rows in (rows for rank in step for rows in rank):
         assert all(
-            (a, b) == (-1, -1) or (a % 2 == 0 and b == a + 1) for a, b in zip(rows[::2], rows[1::2], strict=True)
+            (a, b) == (-1, -1) or (a % 2 == 0 and b == a + 1)
+            for a, b in zip(rows[::2], rows[1::2], strict=True)
         )
         assert sum(lengths[row] for row in rows if row >= 0) <= 30
 
@@ -211,7 +259,9 @@ def test_pairs_stay_together_under_a_token_cap():
 @pytest.mark.parametrize("plan", [plan_steps, plan_pairs])
 def test_a_row_beyond_the_cap_is_refused(plan):
     size = (4,) if plan is plan_steps else ()
-    with pytest.raises(UserError, match=r"of 9 tokens .*does not fit into a micro-batch of 8") as error:
+    with pytest.raises(
+        UserError, match=r"of 9 tokens .*does not fit into a micro-batch of 8"
+    ) as error:
         plan(ragged([3, 5, 7, 2] if plan is plan_pairs else [3, 5, 9, 2]), 2, *size, TokenCap(8))
     assert "--train_max_tokens_per_gpu" in error.value.remedy
 
@@ -222,7 +272,9 @@ def test_forward_passes_keep_to_their_cap_and_to_cost():
     assert sorted(row for shard in split.shards for row in shard) == list(range(10))
     for shard, micros in zip(split.shards, split.micro_batches, strict=True):
         assert all(sum(lengths[shard[i]] for i in rows if i >= 0) <= 64 for rows in micros)
-    loads = [sum(n + 0.01 * n * n for n in (lengths[row] for row in shard)) for shard in split.shards]
+    loads = [
+        sum(n + 0.01 * n * n for n in (lengths[row] for row in shard)) for shard in split.shards
+    ]
     assert max(loads) / sum(loads) < 0.51
 
 
@@ -234,7 +286,9 @@ def test_steps_do_not_depend_on_ranks_or_micro_batches():
     assert compositions[0] == compositions[1] == compositions[2]
     first, second, third = (compositions[0][i : i + 4] for i in (0, 4, 8))
     assert first != second != third  # epochs differ
-    assert compositions[0] != [sorted(real(s)) for s in rows_of_steps(plan_steps(batch, 1, 4, 1, 3, seeded(1)))]
+    assert compositions[0] != [
+        sorted(real(s)) for s in rows_of_steps(plan_steps(batch, 1, 4, 1, 3, seeded(1)))
+    ]
 
 
 def test_ranks_get_even_shares_and_like_lengths_meet():
@@ -244,7 +298,10 @@ def test_ranks_get_even_shares_and_like_lengths_meet():
     for step in rows_of_steps(plan):
         assert [len(real([rank])) for rank in step] == [4, 4]
         for rank in step:
-            assert [int(lengths[r]) for micro in rank for r in micro] == sorted((int(lengths[r]) for r in real([rank])), reverse=True)  # fmt: skip
+            # fmt: skip
+            assert [int(lengths[r]) for micro in rank for r in micro] == sorted(
+                (int(lengths[r]) for r in real([rank])), reverse=True
+            )
 
 
 def test_a_rank_without_rows_gets_a_dummy_that_can_be_selected():
@@ -289,7 +346,11 @@ def test_forward_work_is_spread_by_length():
 def test_selecting_rows_keeps_every_column_aligned():
     batch = random_batch(4)
     picked = batch.select([5, -1, 0])
-    assert picked.rewards.tolist() == [float(batch.rewards[5]), float(batch.rewards[0]), float(batch.rewards[0])]
+    assert picked.rewards.tolist() == [
+        float(batch.rewards[5]),
+        float(batch.rewards[0]),
+        float(batch.rewards[0]),
+    ]
     assert picked.reward_parts["right"].tolist() == batch.reward_parts["right"][[5, 0, 0]].tolist()
     assert picked.sources == [batch.sources[5], batch.sources[0], batch.sources[0]]
     assert picked.members.tolist() == [bool(batch.members[5]), False, bool(batch.members[0])]

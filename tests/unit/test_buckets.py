@@ -1,4 +1,5 @@
-"""Weights survive the trip bit for bit, whatever their types and shapes, and no bucket grows too large."""
+"""Weights survive the trip bit for bit, whatever their types and shapes, and no bucket grows too
+large."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from openrl.weights.sync import check_gap
 
 
 def odd_weights() -> dict[str, Tensor]:
-    """Sizes that leave the next tensor unaligned, every width of element, scalars, nothing, and a transposed view."""
+    """Sizes that leave the next tensor unaligned, every width of element, scalars, nothing, and a
+    transposed view."""
     torch.manual_seed(0)
     return {
         "bytes": torch.arange(3, dtype=torch.uint8),
@@ -32,7 +34,9 @@ def odd_weights() -> dict[str, Tensor]:
     }
 
 
-def fill_buckets(weights: Iterable[tuple[str, Tensor]], version: int, bucket_bytes: int) -> Iterator[Bucket]:
+def fill_buckets(
+    weights: Iterable[tuple[str, Tensor]], version: int, bucket_bytes: int
+) -> Iterator[Bucket]:
     for named in cut(weights, bucket_bytes):
         yield pack(named, version, lambda size: torch.zeros(size, dtype=torch.uint8))
 
@@ -53,7 +57,8 @@ def test_round_trip(bucket_bytes: int) -> None:
 
 
 def test_buckets_are_filled_before_they_go() -> None:
-    """48 bytes are full with the third tensor of 16; one that is larger than a bucket overtakes those that wait."""
+    """48 bytes are full with the third tensor of 16; one that is larger than a bucket overtakes
+    those that wait."""
     sizes = [4, 4, 4, 4, 100, 4]
     weights = [(str(i), torch.zeros(n)) for i, n in enumerate(sizes)]
     buckets = list(fill_buckets(weights, version=1, bucket_bytes=48))
@@ -63,12 +68,15 @@ def test_buckets_are_filled_before_they_go() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_never_more_buckets_than_bytes_ask_for(seed: int) -> None:
-    """Whatever the sizes: at most ceil(bytes / bucket), none beyond twice the bucket but a single tensor."""
+    """Whatever the sizes: at most ceil(bytes / bucket), none beyond twice the bucket but a single
+    tensor."""
     sizes = torch.randint(1, 200, (50,), generator=torch.Generator().manual_seed(seed)).tolist()
     sizes[::7] = [n * 10 for n in sizes[::7]]
     weights = [(str(i), torch.zeros(n, dtype=torch.uint8)) for i, n in enumerate(sizes)]
     buckets = list(cut(weights, 256))
-    assert sorted(name for named in buckets for name, _ in named) == sorted(name for name, _ in weights)
+    assert sorted(name for named in buckets for name, _ in named) == sorted(
+        name for name, _ in weights
+    )
     assert len(buckets) <= math.ceil(sum(sizes) / 256)
     assert all(len(named) == 1 or sum(t.nbytes for _, t in named) < 512 for named in buckets)
 
@@ -87,7 +95,9 @@ def test_filling_is_lazy() -> None:
 
 
 def test_tensors_are_views() -> None:
-    (bucket,) = fill_buckets([("a", torch.zeros(3, dtype=torch.uint8)), ("b", torch.zeros(4))], 1, 100)
+    (bucket,) = fill_buckets(
+        [("a", torch.zeros(3, dtype=torch.uint8)), ("b", torch.zeros(4))], 1, 100
+    )
     named = dict(bucket.tensors())
     bucket.data[16:20] = torch.tensor([1.5]).view(torch.uint8)
     assert named["b"].tolist() == [1.5, 0.0, 0.0, 0.0]
@@ -95,7 +105,9 @@ def test_tensors_are_views() -> None:
 
 @pytest.mark.parametrize("size", [15, 17])
 def test_data_that_does_not_fit_its_manifest(size: int) -> None:
-    bucket = Bucket(WeightManifest(1, ("a",), ("float32",), ((4,),)), torch.zeros(size, dtype=torch.uint8))
+    bucket = Bucket(
+        WeightManifest(1, ("a",), ("float32",), ((4,),)), torch.zeros(size, dtype=torch.uint8)
+    )
     with pytest.raises(ValueError, match="does not hold"):
         list(bucket.tensors())
 
@@ -113,7 +125,9 @@ def test_checksum_is_the_weighed_sum_of_words(monkeypatch: pytest.MonkeyPatch) -
         assert checksum(tensor) == slow_checksum(data), name
     long = torch.randint(-(2**63), 2**63 - 1, (11,), generator=torch.Generator().manual_seed(0))
     assert checksum(long) == slow_checksum(long.numpy().tobytes())
-    assert checksum(long.view(torch.uint8)[3:]) == slow_checksum(long.numpy().tobytes()[3:])  # begins inside a word
+    assert checksum(long.view(torch.uint8)[3:]) == slow_checksum(
+        long.numpy().tobytes()[3:]
+    )  # begins inside a word
 
 
 def test_checksum_sees_bits_and_places() -> None:
@@ -130,7 +144,8 @@ def test_gap_within_and_beyond_the_tolerance() -> None:
     assert check_gap(trainer + 9e-4, trainer, "fp32", 1) == pytest.approx(9e-4, rel=1e-3)
     assert check_gap(one_off, trainer, "bf16", 1) == pytest.approx(0.12)
     with pytest.raises(
-        UserError, match=r"version 5 .* 0\.03 in the mean and 0\.12 at most .* -2\.8800, the trainer -3\.0000"
+        UserError,
+        match=r"version 5 .* 0\.03 in the mean and 0\.12 at most .* -2\.8800, the trainer -3\.0000",
     ):
         check_gap(one_off, trainer, "fp32", 5)
     with pytest.raises(UserError, match=r"mean 0\.02"):

@@ -11,7 +11,13 @@ import pytest
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 from openrl.trainer import checkpoints as module
-from openrl.trainer.checkpoints import SCHEMA_VERSION, Checkpoints, changed_flags, read_state, step_of
+from openrl.trainer.checkpoints import (
+    SCHEMA_VERSION,
+    Checkpoints,
+    changed_flags,
+    read_state,
+    step_of,
+)
 
 
 def opened(directory: Path, **flags: object) -> Checkpoints:
@@ -54,7 +60,10 @@ def test_a_failing_write_leaves_the_previous_one_and_nothing_that_looks_complete
     assert steps(tmp_path) == [2]
     assert opened(tmp_path, load_checkpoint=True).start_from == tmp_path / "step_000002"
     save(checkpoints, 6)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002", "step_000006"]  # no remains either
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "step_000002",
+        "step_000006",
+    ]  # no remains either
 
 
 def test_the_name_is_given_only_when_everything_is_on_disk(tmp_path, monkeypatch):
@@ -71,7 +80,9 @@ def test_the_name_is_given_only_when_everything_is_on_disk(tmp_path, monkeypatch
     assert opened(tmp_path, load_checkpoint=True).start_from is None
 
 
-@pytest.mark.parametrize(("keep", "left"), [(1, [8]), (2, [6, 8]), (3, [4, 6, 8]), (0, [2, 4, 6, 8])])
+@pytest.mark.parametrize(
+    ("keep", "left"), [(1, [8]), (2, [6, 8]), (3, [4, 6, 8]), (0, [2, 4, 6, 8])]
+)
 def test_retention_keeps_the_newest(tmp_path, keep, left):
     checkpoints = opened(tmp_path, max_ckpt_num=keep)
     for step in (2, 4, 6, 8):
@@ -142,7 +153,8 @@ def test_the_best_is_kept_besides_the_newest(tmp_path):
 
 
 def test_checkpoints_take_no_more_than_they_may(tmp_path):
-    """Ten kB each, and a few hundred bytes of the driver's state; the newest stays even if it is too large."""
+    """Ten kB each, and a few hundred bytes of the driver's state; the newest stays even if it is
+    too large."""
     checkpoints = opened(tmp_path, max_ckpt_num=0, max_ckpt_mem=25e-6)
     for step in range(4):
         save(checkpoints, step, "x" * 10_000)

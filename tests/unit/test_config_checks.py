@@ -208,7 +208,8 @@ def test_suggested_batch_sizes_work():
         for world in (1, 2, 4):
             for wish in (7, 30, 64):
                 words = (
-                    f"{PPO} --rollout_batch_size {samples} --actor_num_gpus_per_node {world} --micro_train_batch_size 1"
+                    f"{PPO} --rollout_batch_size {samples} --actor_num_gpus_per_node {world}"
+                    " --micro_train_batch_size 1"
                 )
                 size = nearest_divisor(samples, wish, world)
                 assert size and not said(PPOConfig, f"{words} --train_batch_size {size}")
@@ -229,12 +230,16 @@ def test_world_size_is_asked_again_when_the_cluster_is_known():
 def test_needs_of_components_that_nothing_supplies(monkeypatch):
     entry = replace(advantage_estimators["gae"], needs=frozenset({"tea_leaves"}))
     monkeypatch.setitem(advantage_estimators._entries, "gae", entry)
-    assert said(PPOConfig, PPO) == ["--advantage_estimator: gae needs tea_leaves, which nothing in this run supplies"]
+    assert said(PPOConfig, PPO) == [
+        "--advantage_estimator: gae needs tea_leaves, which nothing in this run supplies"
+    ]
 
 
 def test_no_reward_source():
     (problem,) = said(PPOConfig, "--pretrain m --prompt_data d")
-    assert problem.startswith("--remote_rm_url, --reward_funcs, --reward_pretrain: no source of rewards")
+    assert problem.startswith(
+        "--remote_rm_url, --reward_funcs, --reward_pretrain: no source of rewards"
+    )
 
 
 def test_sft_rules():
@@ -267,7 +272,10 @@ def test_sft_rules():
         "--log_ref_kl",
         "--kl_loss_estimator k2",
         "--add_token_level_kl",
-        "--use_kl_loss --kl_loss_estimator k2 --kl_loss_coef 0.1 --init_kl_coef 0 --add_token_level_kl",
+        (
+            "--use_kl_loss --kl_loss_estimator k2 --kl_loss_coef 0.1 --init_kl_coef 0"
+            " --add_token_level_kl"
+        ),
         "--use_kl_loss --kl_loss_estimator k2 --kl_estimator k3",
         "--loss_agg_norm_const 100",
         "--sft_pos_threshold 0.5",
@@ -286,7 +294,9 @@ def test_flags_without_effect_are_refused(words):
 
 
 def test_flags_that_are_off_anyway_are_not_refused():
-    words = "--init_kl_coef 0 --no_use_kl_loss --kl_target None --no_enforce_eager --rollout_backend hf"
+    words = (
+        "--init_kl_coef 0 --no_use_kl_loss --kl_target None --no_enforce_eager --rollout_backend hf"
+    )
     assert said(PPOConfig, f"{GRPO} {words}") == []
 
 
@@ -302,7 +312,8 @@ def test_a_dumped_config_never_has_idle_flags(tmp_path):
     assert ppo(f"--config {tmp_path / 'run.yaml'}") == config
 
 
-# -- this machine -----------------------------------------------------------------------------------------
+# -- this machine
+# -----------------------------------------------------------------------------------------
 
 
 def model_dir(path: Path) -> Path:
@@ -330,7 +341,10 @@ def test_a_sound_environment(here):
 def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeypatch, token):
     monkeypatch.setenv("OPENRL_RM_TOKEN", token)
     (found,) = said(PPOConfig, here, environment=True)
-    assert "$OPENRL_RM_TOKEN holds characters that a header cannot carry" in found and "s3c" not in found
+    assert (
+        "$OPENRL_RM_TOKEN holds characters that a header cannot carry" in found
+        and "s3c" not in found
+    )
     monkeypatch.setenv("OPENRL_RM_TOKEN", "s3cret\n")
     assert said(PPOConfig, here, environment=True) == [] and bearer_token() == "s3cret"
 
@@ -342,14 +356,26 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
         ("--pretrain model/absent", "--pretrain: no such directory: model/absent"),
         (
             "--pretrain .",
-            "--pretrain: . holds no whole model: config.json and the file of weights and the tokenizer missing",
+            (
+                "--pretrain: . holds no whole model: config.json and the file of weights and the"
+                " tokenizer missing"
+            ),
         ),
         ("--critic_pretrain /absent/model", "--critic_pretrain: no such directory"),
         ("--prompt_data absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
-        ("--prompt_data train.jsonl,absent.jsonl", "--prompt_data: no such file or directory: absent.jsonl"),
-        ("--prompt_data absent.jsonl@test", "--prompt_data: no such file or directory: absent.jsonl"),
+        (
+            "--prompt_data train.jsonl,absent.jsonl",
+            "--prompt_data: no such file or directory: absent.jsonl",
+        ),
+        (
+            "--prompt_data absent.jsonl@test",
+            "--prompt_data: no such file or directory: absent.jsonl",
+        ),
         ("--input_template absent.jinja", "--input_template: no such file: absent.jinja"),
-        ("--apply_chat_template --tokenizer_chat_template a.jinja", "--tokenizer_chat_template: no such file: a.jinja"),
+        (
+            "--apply_chat_template --tokenizer_chat_template a.jinja",
+            "--tokenizer_chat_template: no such file: a.jinja",
+        ),
         ("--tokenizer_path .", "--tokenizer_path: . holds no tokenizer: the tokenizer missing"),
         ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
         ("--remote_rm_url absent.py:f", "--remote_rm_url: no such file: absent.py"),
@@ -359,7 +385,9 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
 def test_bad_paths(here, words, problem):
     (found,) = said(PPOConfig, f"{here} {words}", environment=True)
     assert problem in found
-    assert said(PPOConfig, f"{here} {words}", environment=False) == []  # a config for another machine
+    assert (
+        said(PPOConfig, f"{here} {words}", environment=False) == []
+    )  # a config for another machine
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
@@ -379,7 +407,9 @@ def test_a_model_may_have_its_tokenizer_elsewhere(here, tmp_path):
 def test_directories_that_cannot_be_written(tmp_path):
     assert not list(output_problems("save_path", str(tmp_path / "a" / "b")))
     assert not list(tmp_path.iterdir())
-    (problem,) = output_problems("save_path", "/proc/a/b")  # refused to root, too, whatever the mode bits say
+    (problem,) = output_problems(
+        "save_path", "/proc/a/b"
+    )  # refused to root, too, whatever the mode bits say
     assert str(problem).startswith("--save_path: /proc is not writable")
     (tmp_path / "file").write_text("")
     (problem,) = output_problems("save_path", str(tmp_path / "file" / "b"))
@@ -405,12 +435,17 @@ def test_missing_packages(here, monkeypatch):
         assert f"the package {package} is not installed" in found
 
 
-# -- derived ----------------------------------------------------------------------------------------------
+# -- derived
+# ----------------------------------------------------------------------------------------------
 
 
 def test_arithmetic_of_steps():
     batch = RolloutBatchFlags(
-        rollout_batch_size=32, n_samples_per_prompt=4, train_batch_size=64, max_epochs=3, num_episodes=2
+        rollout_batch_size=32,
+        n_samples_per_prompt=4,
+        train_batch_size=64,
+        max_epochs=3,
+        num_episodes=2,
     )
     assert derived.samples_per_step(batch) == 128
     assert derived.optimizer_steps_per_rollout(batch) == 6
@@ -426,7 +461,10 @@ def test_arithmetic_of_steps():
 def test_models_that_a_run_needs():
     assert derived.model_roles(ppo(PPO)) == ("actor", "critic", "reference")
     assert derived.model_roles(ppo(GRPO + " --init_kl_coef 0")) == ("actor",)
-    words = "--pretrain m --prompt_data d --reward_pretrain r --actor_num_nodes 2 --actor_num_gpus_per_node 4"
+    words = (
+        "--pretrain m --prompt_data d --reward_pretrain r --actor_num_nodes 2"
+        " --actor_num_gpus_per_node 4"
+    )
     assert derived.model_roles(ppo(words)) == ("actor", "critic", "reference", "reward")
     assert derived.actor_world(ppo(words).placement, "auto") == 8
     assert derived.actor_world(ppo(PPO).placement, "cpu") == 1
@@ -447,10 +485,31 @@ def test_kl_is_in_the_reward_or_in_the_loss():
         ("", True, False, True, "k1", None),
         ("--kl_estimator full", True, False, True, "full", 128),
         ("--use_kl_loss --kl_loss_estimator full --kl_full_topk 0", False, True, True, "full", 0),
-        ("--use_kl_loss --kl_loss_estimator k3 --kl_loss_coef 0.3 --init_kl_coef 0", False, True, False, "k3", None),
+        (
+            "--use_kl_loss --kl_loss_estimator k3 --kl_loss_coef 0.3 --init_kl_coef 0",
+            False,
+            True,
+            False,
+            "k3",
+            None,
+        ),
         ("--use_kl_loss --kl_loss_estimator k2 --add_token_level_kl", True, True, True, "k1", None),
-        ("--use_kl_loss --kl_loss_estimator full --add_token_level_kl --kl_loss_coef 0.1", True, True, True, "k1", 128),
-        ("--log_ref_kl --init_kl_coef 0 --kl_estimator full --kl_full_topk 9", False, False, False, "full", 9),
+        (
+            "--use_kl_loss --kl_loss_estimator full --add_token_level_kl --kl_loss_coef 0.1",
+            True,
+            True,
+            True,
+            "k1",
+            128,
+        ),
+        (
+            "--log_ref_kl --init_kl_coef 0 --kl_estimator full --kl_full_topk 9",
+            False,
+            False,
+            False,
+            "full",
+            9,
+        ),
     ],
 )
 def test_terms_of_the_kl(words, reward, loss, controller, measured, top_k):
@@ -467,14 +526,20 @@ def test_components_suggest_and_flags_decide(monkeypatch):
     assert derived.whiten_advantages(ppo(GRPO + " --whiten_advantages"))
     assert not derived.whiten_advantages(ppo(PPO + " --no_whiten_advantages"))
     assert derived.loss_agg_mode(ppo(PPO)) == "token-mean"
-    assert derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode seq-mean-token-sum")) == "seq-mean-token-sum"
-    suggesting = replace(advantage_estimators["gae"], suggests={"loss_agg_mode": "seq-mean-token-mean"})
+    assert (
+        derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode seq-mean-token-sum"))
+        == "seq-mean-token-sum"
+    )
+    suggesting = replace(
+        advantage_estimators["gae"], suggests={"loss_agg_mode": "seq-mean-token-mean"}
+    )
     monkeypatch.setitem(advantage_estimators._entries, "gae", suggesting)
     assert derived.loss_agg_mode(ppo(PPO)) == "seq-mean-token-mean"
     assert derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode token-mean")) == "token-mean"
 
 
-# -- how a command ends -----------------------------------------------------------------------------------
+# -- how a command ends
+# -----------------------------------------------------------------------------------
 
 
 class RemoteError(Exception):
@@ -502,7 +567,13 @@ WRONG_ROW = UserError("row 3 is wrong", "mend it")
 
 
 @pytest.mark.parametrize(
-    "error", [WRONG_ROW, RemoteError(WRONG_ROW), BothErrors(WRONG_ROW), ExceptionGroup("all", [RemoteError(WRONG_ROW)])]
+    "error",
+    [
+        WRONG_ROW,
+        RemoteError(WRONG_ROW),
+        BothErrors(WRONG_ROW),
+        ExceptionGroup("all", [RemoteError(WRONG_ROW)]),
+    ],
 )
 def test_user_errors_end_with_one_message(error, capsys):
     assert end_of(error) == 1
@@ -511,7 +582,9 @@ def test_user_errors_end_with_one_message(error, capsys):
 
 def test_an_error_before_the_start_is_told_apart(capsys):
     assert end_of(WRONG_ROW, while_preparing=True) == 2
-    assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\nnothing was started\n"
+    assert (
+        capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\nnothing was started\n"
+    )
 
 
 def test_causes_are_searched():
@@ -519,7 +592,9 @@ def test_causes_are_searched():
     outer.__cause__ = RemoteError(WRONG_ROW)
     assert find_user_error(outer) is WRONG_ROW
     assert find_user_error(ValueError()) is None
-    wrapped = BothErrors(WRONG_ROW)  # as a worker group raises it: the worker's own error, from Ray's
+    wrapped = BothErrors(
+        WRONG_ROW
+    )  # as a worker group raises it: the worker's own error, from Ray's
     plain = UserError("row 3 is wrong", "mend it")
     wrapped.cause, plain.__cause__ = plain, wrapped
     assert find_user_error(plain) is plain
@@ -535,7 +610,16 @@ def test_other_ends(capsys):
         end_of(ZeroDivisionError())
 
 
-HEAVY = ("ray", "vllm", "deepspeed", "transformers", "datasets", "wandb", "tensorboard", "matplotlib")
+HEAVY = (
+    "ray",
+    "vllm",
+    "deepspeed",
+    "transformers",
+    "datasets",
+    "wandb",
+    "tensorboard",
+    "matplotlib",
+)
 
 
 @pytest.mark.parametrize("command_type", ["PPOConfig", "SFTConfig"])
@@ -549,13 +633,17 @@ def test_help_loads_no_heavy_library(command_type):
         "finally:\n"
         f"    print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("usage: p ")
     assert done.stdout.splitlines()[-1] == "loaded:"
 
 
-@pytest.mark.parametrize("words", ["--enable_vllm_is_correction", "--rollout_rs token_k2 --rollout_rs_threshold 1"])
+@pytest.mark.parametrize(
+    "words", ["--enable_vllm_is_correction", "--rollout_rs token_k2 --rollout_rs_threshold 1"]
+)
 def test_correction_wants_whole_distributions(words):
     """Without correction a cut distribution is a warning."""
     (problem,) = [p for p in settle(PPOConfig, f"{PPO} --top_p 0.9 {words}")[1] if p.fatal]

@@ -18,7 +18,14 @@ NO_EXPRESSION = Grade()
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("8*3*1", 24), ("8/(3-8/3)", 24), ("2-3-4", -5), ("-(1-3)*2", 4), ("7/2", Fraction(7, 2)), (" 1 + 2 ", 3)],
+    [
+        ("8*3*1", 24),
+        ("8/(3-8/3)", 24),
+        ("2-3-4", -5),
+        ("-(1-3)*2", 4),
+        ("7/2", Fraction(7, 2)),
+        (" 1 + 2 ", 3),
+    ],
 )
 def test_arithmetic_is_exact(text, value):
     assert evaluate(parse(text)) == value
@@ -68,7 +75,9 @@ def test_numbers_may_be_left_over_where_that_is_allowed():
 def test_verifier_needs_only_the_standard_library():
     program = "import openrl.rewards.verifiers.countdown, sys; print(*sys.modules)"
     root = Path(__file__).parents[2]
-    names = subprocess.run([sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True).stdout
+    names = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True
+    ).stdout
     assert {"torch", "transformers", "numpy"}.isdisjoint(names.split())
 
 
@@ -81,7 +90,17 @@ def load_example(name):
 
 
 def make_data(directory, monkeypatch, seed, *options):
-    arguments = ["--sft_rows", "300", "--rl_rows", "500", "--eval_rows", "100", "--seed", str(seed), *options]
+    arguments = [
+        "--sft_rows",
+        "300",
+        "--rl_rows",
+        "500",
+        "--eval_rows",
+        "100",
+        "--seed",
+        str(seed),
+        *options,
+    ]
     monkeypatch.setattr(sys, "argv", ["make_data.py", "--output_dir", str(directory), *arguments])
     load_example("make_data").main()
     return {
@@ -98,7 +117,9 @@ def test_made_problems_are_solved_rightly_and_evaluation_is_disjoint(tmp_path, m
     assert all(grade(row["output"], **row["label"]) == RIGHT for row in rows)
     assert len({(*sorted(r["label"]["numbers"]), r["label"]["target"]) for r in rows}) == 600
     assert all(
-        row["input"] == f"{' '.join(map(str, row['label']['numbers']))} -> {row['label']['target']}:" for row in rows
+        row["input"]
+        == f"{' '.join(map(str, row['label']['numbers']))} -> {row['label']['target']}:"
+        for row in rows
     )
     assert make_data(tmp_path / "b", monkeypatch, seed=0) == files
     assert make_data(tmp_path / "c", monkeypatch, seed=1) != files
@@ -106,7 +127,9 @@ def test_made_problems_are_solved_rightly_and_evaluation_is_disjoint(tmp_path, m
 
 def test_a_careless_teacher_misses_his_share_with_the_right_numbers(tmp_path, monkeypatch):
     files = make_data(tmp_path, monkeypatch, 0, "--wrong_share", "0.4")
-    grades = {name: [grade(row["output"], **row["label"]) for row in rows] for name, rows in files.items()}
+    grades = {
+        name: [grade(row["output"], **row["label"]) for row in rows] for name, rows in files.items()
+    }
     assert grades["sft"].count(WRONG_VALUE) == 120 and grades["sft"].count(RIGHT) == 180
     assert set(grades["rl"]) == set(grades["eval"]) == {RIGHT}
 
@@ -118,7 +141,10 @@ def test_example_reward_grades_finished_answers():
     result = reward_func(queries=responses, prompts=[""] * 5, labels=labels, responses=responses)
     assert result["rewards"] == [1.0, 0.1, 0.0, 0.0, 0.0]
     assert result["scores"] == [1.0, 0.0, 0.0, 0.0, 0.0]
-    assert result["extra_logs"] == {"well_formed": [1, 1, 1, 0, 0], "numbers_right": [1, 1, 0, 0, 0]}
+    assert result["extra_logs"] == {
+        "well_formed": [1, 1, 1, 0, 0],
+        "numbers_right": [1, 1, 0, 0, 0],
+    }
 
 
 def test_example_tokenizer_writes_every_problem_exactly(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""--freezing_actor_steps: who is trained in which step, and over how many steps the actor's schedule runs."""
+"""--freezing_actor_steps: who is trained in which step, and over how many steps the actor's
+schedule runs."""
 
 import asyncio
 from types import SimpleNamespace
@@ -22,7 +23,8 @@ WORDS = (
 
 
 class Recorder:
-    """A worker that takes down how many optimizer steps it is asked for; ``skipped`` ones had no finite gradient."""
+    """A worker that takes down how many optimizer steps it is asked for; ``skipped`` ones had no
+    finite gradient."""
 
     def __init__(self, context, skipped):
         self.skipped, self.asked = skipped, []
@@ -38,7 +40,9 @@ def groups(skipped=0.0):
 
 def pipeline_of(tmp_path, actor, critic, frozen=1):
     config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
-    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost())
+    inputs = SimpleNamespace(
+        tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
+    )
     return build_pipeline(config, inputs, Roles(policy=actor, rollout=actor, critic=critic))
 
 
@@ -66,7 +70,9 @@ def test_the_pipeline_stops_a_run_without_finite_gradients(tmp_path):
     batch = outcome_batch([1.0] * 8, list(range(8)))
     for step in (1, 2):  # two optimizer steps each; the fifth in a row is one too many
         asyncio.run(pipeline.update(batch, step))
-    with pytest.raises(UserError, match="step 3: the gradient of the critic was inf or NaN in 5 optimizer"):
+    with pytest.raises(
+        UserError, match="step 3: the gradient of the critic was inf or NaN in 5 optimizer"
+    ):
         asyncio.run(pipeline.update(batch, 3))
     assert (tmp_path / "nonfinite_step_3" / "critic_batch.safetensors").exists()
 
@@ -76,5 +82,8 @@ def test_the_actors_schedule_starts_when_it_does(tmp_path, frozen, steps):
     config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
     models = role_models(config)
     total = derived.total_optimizer_steps(config.batch, 80)
-    ends = {role: model_spec(config, model, "cpu", total).optim.total_steps for role, model in models.items()}
+    ends = {
+        role: model_spec(config, model, "cpu", total).optim.total_steps
+        for role, model in models.items()
+    }
     assert ends == {"actor": steps, "critic": 20}

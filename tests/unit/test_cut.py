@@ -29,7 +29,9 @@ def test_flags_become_sizes():
     cost = RowCost(0.5)
     assert rollout_cut(ppo(PPO), cost) == Cut(4, 8, cost, packed=False)
     assert rollout_cut(ppo(f"{PPO} --packing_samples"), cost) == Cut(4, 8, cost, packed=True)
-    assert rollout_cut(ppo(f"{PPO} {DYNAMIC}"), cost) == Cut(TokenCap(16384), TokenCap(16384), cost, packed=True)
+    assert rollout_cut(ppo(f"{PPO} {DYNAMIC}"), cost) == Cut(
+        TokenCap(16384), TokenCap(16384), cost, packed=True
+    )
     words = f"{PPO} {DYNAMIC} --train_max_tokens_per_gpu 4096 --rollout_max_tokens_per_gpu 9000"
     assert rollout_cut(ppo(words), cost) == Cut(TokenCap(4096), TokenCap(9000), cost, packed=True)
     config, _ = settle(SFTConfig, f"{SFT} {DYNAMIC} --train_max_tokens_per_gpu 2048")
@@ -82,13 +84,16 @@ def test_samples_need_not_divide_among_ranks():
 
 
 class Recorder:
-    """A worker that checks what it is shipped: (lengths of each micro-batch, rows) of training and of forward passes."""
+    """A worker that checks what it is shipped: (lengths of each micro-batch, rows) of training and
+    of forward passes."""
 
     def __init__(self, context):
         self.trained, self.scored = [], []
 
     def update(self, batch, plans, loss_of):
-        self.trained += [[self.lengths(batch, rows) for rows in plan.micro_batches] for plan in plans]
+        self.trained += [
+            [self.lengths(batch, rows) for rows in plan.micro_batches] for plan in plans
+        ]
         return [{} for _ in plans]
 
     def columns(self, batch, micro_batches, model):
@@ -96,16 +101,26 @@ class Recorder:
         return {"column": batch.rewards}
 
     def lengths(self, batch, rows):
-        return batch.select([row for row in rows if row >= 0]).lengths.tolist() if max(rows) >= 0 else []
+        return (
+            batch.select([row for row in rows if row >= 0]).lengths.tolist()
+            if max(rows) >= 0
+            else []
+        )
 
 
 def test_caps_hold_in_every_worker():
-    """Two ranks, 13 rows in steps of four, twice: all rows arrive, no micro-batch is over its cap, ranks run alike."""
-    sizes = "--rollout_batch_size 16 --train_batch_size 4 --max_epochs 2 --prompt_max_len 8 --generate_max_len 8"
+    """Two ranks, 13 rows in steps of four, twice: all rows arrive, no micro-batch is over its cap,
+    ranks run alike."""
+    sizes = (
+        "--rollout_batch_size 16 --train_batch_size 4 --max_epochs 2 --prompt_max_len 8"
+        " --generate_max_len 8"
+    )
     caps = "--train_max_tokens_per_gpu 20 --rollout_max_tokens_per_gpu 30"
     config = ppo(f"{GRPO} {sizes} {DYNAMIC} {caps} --init_kl_coef 0 --max_steps 9")
     actor = LocalGroup.create("actor", 2, Recorder)
-    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost(0.01))
+    inputs = SimpleNamespace(
+        tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost(0.01)
+    )
     pipeline = build_pipeline(config, inputs, Roles(policy=actor, rollout=actor))
     batch = random_batch(7)
     lengths = sorted(batch.lengths.tolist())
@@ -125,7 +140,8 @@ def test_caps_hold_in_every_worker():
     assert metrics["perf/micro_batches"].value == sum(map(len, first.trained)) / 8
 
 
-# -- what a plan costs --------------------------------------------------------------------------------------
+# -- what a plan costs
+# --------------------------------------------------------------------------------------
 
 
 def test_figures_by_hand():
@@ -135,7 +151,9 @@ def test_figures_by_hand():
     plan = TrainingPlan([[0, 1, 2], [3]], [ranks])
     lengths = [5, 3, 2, 4]
     found = work_metrics(RowSizes(lengths), plan, Cut(2, 2))
-    assert found["perf/padding_waste"].value == pytest.approx(3 / 17)  # 2 x 5 + 2 and 4 + 1, of which 14 are real
+    assert found["perf/padding_waste"].value == pytest.approx(
+        3 / 17
+    )  # 2 x 5 + 2 and 4 + 1, of which 14 are real
     assert found["perf/rank_imbalance"].value == pytest.approx(10 / 7)
     assert found["perf/micro_batches"].value == 2
     packed = work_metrics(RowSizes(lengths, RowCost(0.1)), plan, Cut(2, 2, packed=True))
@@ -145,18 +163,24 @@ def test_figures_by_hand():
 
 
 def test_figures_of_shared_beginnings_by_hand():
-    """Siblings of 7 and 9 tokens with five in common compute 5 + 3 + 5 of their 16, beside another row and a dummy."""
+    """Siblings of 7 and 9 tokens with five in common compute 5 + 3 + 5 of their 16, beside another
+    row and a dummy."""
     plan = TrainingPlan([[0, 1, 2]], [[StepPlan([[0, 1], [2, -1]], StepCounts(20, 3, 1))]])
     sizes = RowSizes([7, 9, 4], RowCost(shared=True), [0, 0, 1], [5, 5, 3])
     found = work_metrics(sizes, plan, Cut(2, 2, packed=True))
     assert found["perf/shared_tokens"].value == pytest.approx(3 / 20)
     assert found["perf/padding_waste"].value == pytest.approx(1 / 18)
-    assert "perf/shared_tokens" not in work_metrics(RowSizes([7, 9, 4]), plan, Cut(2, 2, packed=True))
+    assert "perf/shared_tokens" not in work_metrics(
+        RowSizes([7, 9, 4]), plan, Cut(2, 2, packed=True)
+    )
 
 
 def test_figures_are_means_over_steps():
     batch = random_batch(3)
-    for plan in (plan_steps(batch, 2, 4, 2, epochs=2), plan_pairs(batch.select(list(range(12))), 2, 2)):
+    for plan in (
+        plan_steps(batch, 2, 4, 2, epochs=2),
+        plan_pairs(batch.select(list(range(12))), 2, 2),
+    ):
         metrics = work_metrics(RowSizes.of(batch, RowCost()), plan, Cut(2, 2))
         assert metrics["perf/rank_imbalance"].weight == len(plan.steps)
         assert metrics["perf/rank_imbalance"].value >= 1
@@ -165,7 +189,8 @@ def test_figures_are_means_over_steps():
 
 @pytest.mark.parametrize("spread", [0.5, 0.75, 1.2])
 def test_the_aims_of_the_benchmark_hold(spread):
-    """32 ranks, 32 rows each, up to 64k tokens: hardly any padding, and no rank waits for another."""
+    """32 ranks, 32 rows each, up to 64k tokens: hardly any padding, and no rank waits for
+    another."""
     lengths, cost = lognormal_lengths(1024, spread), cost_of(QWEN3_8B)
     found = figures(lengths, 32, TokenCap(LONGEST), cost, cost, packed=True)
     assert found.padding < 0.0001 and 1 <= found.imbalance < 1.001

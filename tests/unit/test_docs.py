@@ -7,7 +7,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def run(*args: str | Path, **kwargs) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *args], cwd=ROOT, check=False, capture_output=True, text=True, **kwargs)
+    return subprocess.run(
+        [sys.executable, *args], cwd=ROOT, check=False, capture_output=True, text=True, **kwargs
+    )
 
 
 def test_pages_show_the_present_flags_and_point_at_files_that_exist():
@@ -17,7 +19,11 @@ def test_pages_show_the_present_flags_and_point_at_files_that_exist():
 
 def test_the_plugin_of_the_adding_page_works_as_printed(tmp_path):
     """Its flag reaches its loss; -log p * A is left where log p is above the floor."""
-    block = re.search(r"```python\n# my_project/losses.py\n(.*?)```", (ROOT / "docs/adding.md").read_text(), re.DOTALL)
+    block = re.search(
+        r"```python\n# my_project/losses.py\n(.*?)```",
+        (ROOT / "docs/adding.md").read_text(),
+        re.DOTALL,
+    )
     assert block
     (tmp_path / "my_project").mkdir()
     (tmp_path / "my_project" / "losses.py").write_text(block[1])
@@ -40,6 +46,13 @@ inputs = LossInputs(
 print(policy_losses["plain_reinforce"].component(inputs, options).per_token.tolist())
 """
     reward = tmp_path / "reward.py"
-    reward.write_text("def reward_func(queries, prompts, labels, **kwargs):\n    return [0.0 for _ in queries]\n")
-    done = run("-c", use, reward, env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "HOME": str(tmp_path), "PATH": ""})
+    reward.write_text(
+        "def reward_func(queries, prompts, labels, **kwargs):\n    return [0.0 for _ in queries]\n"
+    )
+    done = run(
+        "-c",
+        use,
+        reward,
+        env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "HOME": str(tmp_path), "PATH": ""},
+    )
     assert done.stdout.strip() == "[[2.0, 0.0]]", done.stdout + done.stderr

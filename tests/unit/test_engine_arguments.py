@@ -34,7 +34,12 @@ def test_every_argument_is_a_field_of_vllm(spec):
 
 def test_what_is_not_asked_for_keeps_the_default_of_vllm():
     told = engine_arguments(GPU)
-    assert (told["dtype"], told["max_model_len"], told["seed"], told["load_format"]) == ("bfloat16", 4096, 7, "auto")
+    assert (told["dtype"], told["max_model_len"], told["seed"], told["load_format"]) == (
+        "bfloat16",
+        4096,
+        7,
+        "auto",
+    )
     assert not told["enforce_eager"] and not told["enable_prefix_caching"]
     assert not told.keys() & {"max_num_seqs", "block_size", "quantization", "tensor_parallel_size"}
     assert "distributed_executor_backend" not in told  # one GPU: in the process that schedules
@@ -53,7 +58,9 @@ def test_all_that_is_asked_for():
 
 
 def test_workers_on_several_nodes_are_of_ray():
-    assert engine_arguments(replace(FULL, spans_nodes=True))["distributed_executor_backend"] == "ray"
+    assert (
+        engine_arguments(replace(FULL, spans_nodes=True))["distributed_executor_backend"] == "ray"
+    )
 
 
 def test_deterministic_engines_take_one_request_at_a_time():

@@ -1,4 +1,5 @@
-"""Engines that are divided over several places: where each lies on a table of clusters, and what cannot be."""
+"""Engines that are divided over several places: where each lies on a table of clusters, and what
+cannot be."""
 
 import pytest
 
@@ -17,7 +18,15 @@ UNEVEN = [gpu_node("a", 8), gpu_node("b", 4)]
 COLOCATED = HybridFlags(colocate_all_models=True)
 
 
-def plan(cluster, hybrid=HybridFlags(), device="cuda", engines=None, sizes=(1, 1, 1), placement=None, **flags):
+def plan(
+    cluster,
+    hybrid=HybridFlags(),
+    device="cuda",
+    engines=None,
+    sizes=(1, 1, 1),
+    placement=None,
+    **flags,
+):
     tensor, pipeline, data = sizes
     engine = EngineFlags(
         vllm_num_engines=engines,
@@ -25,14 +34,19 @@ def plan(cluster, hybrid=HybridFlags(), device="cuda", engines=None, sizes=(1, 1
         vllm_pipeline_parallel_size=pipeline,
         vllm_data_parallel_size=data,
     )
-    requests = role_requests(PlacementFlags(placement=placement, **flags), hybrid, engine, ["actor"])
+    requests = role_requests(
+        PlacementFlags(placement=placement, **flags), hybrid, engine, ["actor"]
+    )
     return plan_placement(requests, device, cluster)
 
 
 def engines_of(made: PlacementPlan) -> list[tuple[str, str]]:
     """(places, node groups) of each engine."""
     return [
-        (made.show_places("vllm", rank), "".join(map(str, made.groups_of(made.slots("vllm", rank)))))
+        (
+            made.show_places("vllm", rank),
+            "".join(map(str, made.groups_of(made.slots("vllm", rank)))),
+        )
         for rank in range(made.size("vllm"))
     ]
 
@@ -111,7 +125,9 @@ def test_where_engines_lie(cluster, options, node_groups, engines):
 def test_engines_of_several_places_share_each_of_them():
     made = plan(TWO_NODES, COLOCATED, sizes=(4, 1, 1), actor_num_nodes=2)
     assert {slot.fraction for slots in made.rows.values() for slot in slots} == {0.5}
-    assert [slot.bundle for slot in made.rows["vllm"]] == [slot.bundle for slot in made.rows["actor"]]
+    assert [slot.bundle for slot in made.rows["vllm"]] == [
+        slot.bundle for slot in made.rows["actor"]
+    ]
     assert made.size("vllm") == 4 and made.size("actor") == 16
     assert made.local_ranks("vllm") == [0, 1, 0, 1]
 
@@ -158,16 +174,46 @@ def test_the_table_names_the_places_of_each_engine():
     made = plan(ONE_NODE, COLOCATED, sizes=(4, 1, 1))
     assert line(made).split() == ["vllm", "2", "1", "x", "2", "0-3;", "4-7", "4", "x", "0.5"]
     made = plan(FOUR_NODES, sizes=(8, 2, 1), engines=1, actor_num_nodes=2)
-    assert line(made).split() == ["vllm", "1", "2", "x", "1/2", "16-23", "and", "24-31", "16", "x", "1"]
-    many = plan([gpu_node(str(i), 8) for i in range(16)], COLOCATED, sizes=(2, 1, 1), actor_num_nodes=16)
-    assert line(many).split() == ["vllm", "64", "16", "x", "4", "0-127,", "2", "each", "2", "x", "0.5"]
+    assert line(made).split() == [
+        "vllm",
+        "1",
+        "2",
+        "x",
+        "1/2",
+        "16-23",
+        "and",
+        "24-31",
+        "16",
+        "x",
+        "1",
+    ]
+    many = plan(
+        [gpu_node(str(i), 8) for i in range(16)], COLOCATED, sizes=(2, 1, 1), actor_num_nodes=16
+    )
+    assert line(many).split() == [
+        "vllm",
+        "64",
+        "16",
+        "x",
+        "4",
+        "0-127,",
+        "2",
+        "each",
+        "2",
+        "x",
+        "0.5",
+    ]
 
 
 @pytest.mark.parametrize(
     ("sizes", "nodes", "expected"),
     [
         ([2, 2], "abab", [[0, 2], [1, 3]]),
-        ([4, 3, 3], "bbbbbbaaaa", [[6, 7, 8, 9], [0, 1, 2], [3, 4, 5]]),  # the tightest first, else 6 - 4 is wasted
+        (
+            [4, 3, 3],
+            "bbbbbbaaaa",
+            [[6, 7, 8, 9], [0, 1, 2], [3, 4, 5]],
+        ),  # the tightest first, else 6 - 4 is wasted
         ([2, 2], "aaab", None),
         ([4, 4], "aaaaaaaa", [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],

@@ -55,11 +55,19 @@ def test_an_engine_in_fp16_cannot_hold_what_a_trainer_in_bf16_computes():
 
 
 def test_fp8_needs_a_gpu():
-    assert any("fp8 needs a GPU" in p for p in said(PPOConfig, f"{PPO} --vllm_quantization fp8 --device cpu"))
+    assert any(
+        "fp8 needs a GPU" in p
+        for p in said(PPOConfig, f"{PPO} --vllm_quantization fp8 --device cpu")
+    )
 
 
 @pytest.mark.parametrize(
-    "words", ["--vllm_quantization fp8", "--param_dtype fp16 --vllm_dtype bf16", "--param_dtype fp32 --vllm_dtype bf16"]
+    "words",
+    [
+        "--vllm_quantization fp8",
+        "--param_dtype fp16 --vllm_dtype bf16",
+        "--param_dtype fp32 --vllm_dtype bf16",
+    ],
 )
 def test_coarser_engines_are_warned_of_unless_corrected(words):
     (problem,) = settle(PPOConfig, f"{PPO} {words}")[1]
@@ -68,20 +76,35 @@ def test_coarser_engines_are_warned_of_unless_corrected(words):
 
 
 def test_what_the_engine_is_told():
-    words = "--param_dtype fp32 --vllm_dtype bf16 --enable_vllm_is_correction --vllm_max_num_batched_tokens 4096"
+    words = (
+        "--param_dtype fp32 --vllm_dtype bf16 --enable_vllm_is_correction"
+        " --vllm_max_num_batched_tokens 4096"
+    )
     config = ppo(f"{PPO} {words} --vllm_block_size 32 --vllm_max_model_len 4000")
-    spec = engine_spec(config.model, config.engine, derived.longest_sequence(config), config.debug, "cpu")
-    assert (spec.dtype, spec.max_num_batched_tokens, spec.block_size, spec.max_model_len) == ("bf16", 4096, 32, 4000)
+    spec = engine_spec(
+        config.model, config.engine, derived.longest_sequence(config), config.debug, "cpu"
+    )
+    assert (spec.dtype, spec.max_num_batched_tokens, spec.block_size, spec.max_model_len) == (
+        "bf16",
+        4096,
+        32,
+        4000,
+    )
     assert derived.compared_dtype(config) == "bf16"
     assert derived.compared_dtype(ppo(f"{PPO} --param_dtype fp32")) == "fp32"
     assert (
-        derived.compared_dtype(ppo(f"{PPO} --param_dtype bf16 --vllm_dtype fp32 --enable_vllm_is_correction")) == "bf16"
+        derived.compared_dtype(
+            ppo(f"{PPO} --param_dtype bf16 --vllm_dtype fp32 --enable_vllm_is_correction")
+        )
+        == "bf16"
     )
 
 
 def test_unknown_fields_of_vllm_are_refused_with_the_nearest():
     check_engine_kwargs({"enable_chunked_prefill": True})
-    with pytest.raises(UserError, match=r"has no field 'enable_chunked_prefil'.*\n.*'enable_chunked_prefill'"):
+    with pytest.raises(
+        UserError, match=r"has no field 'enable_chunked_prefil'.*\n.*'enable_chunked_prefill'"
+    ):
         check_engine_kwargs({"enable_chunked_prefil": True})
 
 
@@ -90,13 +113,24 @@ def test_an_engine_beside_models_takes_less_of_the_memory():
         return run_engine_spec(ppo(f"{PPO} {words}"), "cuda", 1, shared).gpu_memory_utilization
 
     assert [share("", False), share("", True)] == [0.9, 0.6]
-    assert share("--vllm_gpu_memory_utilization 0.5", True) == share("--vllm_gpu_memory_utilization 0.5", False) == 0.5
+    assert (
+        share("--vllm_gpu_memory_utilization 0.5", True)
+        == share("--vllm_gpu_memory_utilization 0.5", False)
+        == 0.5
+    )
 
 
 def test_a_run_divides_its_engines_and_leaves_room_for_evaluation():
     words = "--vllm_tensor_parallel_size 2 --vllm_pipeline_parallel_size 3 --vllm_load_format dummy"
-    spec = run_engine_spec(ppo(f"{PPO} {words} --eval_dataset e --eval_steps 1 --eval_generate_max_len 3000"), "cuda")
-    assert (spec.sizes.tensor, spec.sizes.pipeline, spec.sizes.width, spec.load_format) == (2, 3, 6, "dummy")
+    spec = run_engine_spec(
+        ppo(f"{PPO} {words} --eval_dataset e --eval_steps 1 --eval_generate_max_len 3000"), "cuda"
+    )
+    assert (spec.sizes.tensor, spec.sizes.pipeline, spec.sizes.width, spec.load_format) == (
+        2,
+        3,
+        6,
+        "dummy",
+    )
     assert spec.max_model_len == 1024 + 3000
 
 
@@ -113,4 +147,6 @@ def test_adapters_beside_the_base_are_told_to_vllm():
     config = ppo(f"{PPO} --lora_rank 12 --lora_sync adapter")
     arguments = engine_arguments(run_engine_spec(config, "cuda", 1))
     assert (arguments["enable_lora"], arguments["max_lora_rank"]) == (True, 16)
-    assert "enable_lora" not in engine_arguments(run_engine_spec(ppo(f"{PPO} --lora_rank 12"), "cuda", 1))
+    assert "enable_lora" not in engine_arguments(
+        run_engine_spec(ppo(f"{PPO} --lora_rank 12"), "cuda", 1)
+    )

@@ -57,7 +57,8 @@ def test_an_evaluation_alone(tmp_path):
         evaluation=SimpleNamespace(run=run),
         checkpoints=SimpleNamespace(start_from=None),
         trackers=SimpleNamespace(
-            log=lambda step, values: logged.append((step, values)), close=lambda: logged.append("closed")
+            log=lambda step, values: logged.append((step, values)),
+            close=lambda: logged.append("closed"),
         ),
         progress=Progress("test", 5, (), console=Console(file=StringIO())),
         flags={},

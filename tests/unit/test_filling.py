@@ -1,4 +1,5 @@
-"""How the groups of a step are come by: surplus prompts, rounds, prompts in order; by engines that answer when told."""
+"""How the groups of a step are come by: surplus prompts, rounds, prompts in order; by engines that
+answer when told."""
 
 import asyncio
 from collections.abc import Iterator
@@ -28,7 +29,8 @@ def answered(prompt: Prompt, passed: float = 0.5) -> Group:
 
 
 class Engine:
-    """Prompts answer in the order of ``ORDER``; those that are not in it only when all others have answered."""
+    """Prompts answer in the order of ``ORDER``; those that are not in it only when all others have
+    answered."""
 
     ORDER: tuple[int, ...] = ()
     BAD: frozenset[int] = frozenset()
@@ -46,7 +48,9 @@ class Engine:
             for position, prompt in ranked:
                 for _ in range(20 * (1 + self.rank(prompt))):
                     await asyncio.sleep(0)
-                yield [(position, answered(prompt, 0.0 if prompt.token_ids[0] in self.BAD else 0.5))]
+                yield [
+                    (position, answered(prompt, 0.0 if prompt.token_ids[0] in self.BAD else 0.5))
+                ]
         except GeneratorExit:
             self.given_up += 1
             raise
@@ -65,7 +69,12 @@ def plain() -> Iterator[None]:
     Engine.ORDER, Engine.BAD = (), frozenset()
 
 
-def run(wanted: int, running: int, filtering: DynamicFilteringFlags | None = None, in_order: bool = False):
+def run(
+    wanted: int,
+    running: int,
+    filtering: DynamicFilteringFlags | None = None,
+    in_order: bool = False,
+):
     async def scenario():
         engines = LocalGroup.create("vllm", 2, Engine)
         stream = PromptStream(PROMPTS, 0, shuffle=False)
@@ -74,14 +83,22 @@ def run(wanted: int, running: int, filtering: DynamicFilteringFlags | None = Non
         told: list[tuple[int, int]] = []
 
         async def collect(prompts, request, on_group, replace=keep_all, wanted=None, counts=every):
-            return await collector.collect(prompts, request, on_group, replace, wanted=wanted, counts=counts)
+            return await collector.collect(
+                prompts, request, on_group, replace, wanted=wanted, counts=counts
+            )
 
         def tell(done: int, total: int) -> None:
             told.append((done, total))
 
         groups, measured = await fill(collect, stream, REQUEST, tell, wanted, running, chosen)
         numbers = [group.prompt.token_ids[0] for group in groups]
-        return numbers, {name: m.value for name, m in measured.items()}, told, await engines.call("seen"), stream
+        return (
+            numbers,
+            {name: m.value for name, m in measured.items()},
+            told,
+            await engines.call("seen"),
+            stream,
+        )
 
     return asyncio.run(asyncio.wait_for(scenario(), 30))
 
@@ -97,14 +114,20 @@ def test_the_slowest_groups_are_given_up_and_counted():
 
 def test_surplus_groups_take_the_place_of_rejected_ones():
     Engine.BAD, Engine.ORDER = frozenset({0, 1}), (0, 1, 2, 3, 4)
-    numbers, measured, _, _, _ = run(wanted=3, running=6, filtering=DynamicFilteringFlags(dynamic_filtering=True))
+    numbers, measured, _, _, _ = run(
+        wanted=3, running=6, filtering=DynamicFilteringFlags(dynamic_filtering=True)
+    )
     assert len(numbers) == 5 and {0, 1} < set(numbers)  # two were rejected, three are trained on
-    assert measured == {"rollout/surplus_groups": 8 - 5}  # six at first, two instead of the rejected ones
+    assert measured == {
+        "rollout/surplus_groups": 8 - 5
+    }  # six at first, two instead of the rejected ones
 
 
 def test_rejected_groups_that_nothing_replaces_are_not_among_the_wanted():
     Engine.BAD, Engine.ORDER = frozenset({0, 1, 2}), (0, 1, 2, 3, 4, 5)
-    flags = DynamicFilteringFlags(dynamic_filtering=True, dynamic_filtering_max_batches=2)  # six prompts may be tried
+    flags = DynamicFilteringFlags(
+        dynamic_filtering=True, dynamic_filtering_max_batches=2
+    )  # six prompts may be tried
     numbers, measured, _, _, _ = run(wanted=3, running=6, filtering=flags)
     assert numbers == [0, 1, 2, 3, 4, 5] and measured == {"rollout/surplus_groups": 0}
 
@@ -154,6 +177,8 @@ def test_an_evaluation_numbers_its_prompts_alike_however_many_run_at_a_time(size
         return [answered(prompt) for prompt in prompts]
 
     flags = replace(PromptEvalFlags(), eval_batch_size=size)
-    asyncio.run(Evaluation(flags, PROMPTS, Sampling(1), 0).run(collect, lambda *now: told.append(now)))
+    asyncio.run(
+        Evaluation(flags, PROMPTS, Sampling(1), 0).run(collect, lambda *now: told.append(now))
+    )
     assert seen == [(i, i) for i in range(12)]
     assert told == ([(12, 12)] if size == -1 else [(5, 12), (10, 12), (12, 12)])

@@ -7,7 +7,13 @@ PROMPT = Prompt("p", [1], "")
 
 
 def group(*scores: Score | None) -> Group:
-    return Group(PROMPT, [Trajectory(PROMPT, [1, 2], [False, True], [0.0, 0.0], Finish.STOP, score=s) for s in scores])
+    return Group(
+        PROMPT,
+        [
+            Trajectory(PROMPT, [1, 2], [False, True], [0.0, 0.0], Finish.STOP, score=s)
+            for s in scores
+        ],
+    )
 
 
 def rewards(*values: float) -> Group:
@@ -15,7 +21,8 @@ def rewards(*values: float) -> Group:
 
 
 @pytest.mark.parametrize(
-    ("kept", "values"), [(True, (0, 1)), (False, (0, 0)), (False, (1, 1)), (True, (0, 0, 0, 1)), (False, ())]
+    ("kept", "values"),
+    [(True, (0, 1)), (False, (0, 0)), (False, (1, 1)), (True, (0, 0, 0, 1)), (False, ())],
 )
 def test_bounds_are_strict(kept, values):
     assert keep(rewards(*values), 0, 1) is kept
@@ -36,7 +43,11 @@ def test_a_named_part_can_be_the_key():
 
 
 def test_parts_may_differ_between_rows():
-    some = group(Score(0, parts={"format": 1.0}), Score(0, parts={"length": 0.5}), Score(0, parts={"format": 0.0}))
+    some = group(
+        Score(0, parts={"format": 1.0}),
+        Score(0, parts={"length": 0.5}),
+        Score(0, parts={"format": 0.0}),
+    )
     assert group_mean(some, "format") == 0.5 and group_mean(some, "colour") is None
     assert not keep(some, 0, 1, "colour")
 
@@ -60,5 +71,8 @@ def test_signal_metrics():
         "all_right": pytest.approx(1 / 3),
         "all_wrong": pytest.approx(1 / 3),
     }
-    assert set(signal_metrics([rewards(1, 2)])) == {"zero_variance", "single_sample"}  # no verdict: absent, not 0
+    assert set(signal_metrics([rewards(1, 2)])) == {
+        "zero_variance",
+        "single_sample",
+    }  # no verdict: absent, not 0
     assert signal_metrics([]) == {}

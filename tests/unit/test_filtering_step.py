@@ -1,4 +1,5 @@
-"""Dynamic filtering of a step over engines that answer in any order, and what correction leaves of a batch."""
+"""Dynamic filtering of a step over engines that answer in any order, and what correction leaves of
+a batch."""
 
 import asyncio
 import random
@@ -35,7 +36,10 @@ class Engine:
         for position, prompt in self.random.sample(prompts, len(prompts)):
             for _ in range(self.random.randrange(4)):
                 await asyncio.sleep(0)  # let the other engines go first, or not
-            rows = [Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP) for _ in range(2)]
+            rows = [
+                Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP)
+                for _ in range(2)
+            ]
             for row in rows:
                 row.score = Score(prompt.label)
             yield [(position, Group(prompt, rows))]
@@ -43,7 +47,9 @@ class Engine:
 
 def run(labels, wanted, seed=0, **flags):
     """(generated, kept or the error, prompts taken from the stream)"""
-    stream = PromptStream([Prompt(str(i), [1], "", label=label) for i, label in enumerate(labels)], seed=7)
+    stream = PromptStream(
+        [Prompt(str(i), [1], "", label=label) for i, label in enumerate(labels)], seed=7
+    )
     chosen = DynamicFilter(DynamicFilteringFlags(dynamic_filtering=True, **flags), stream, wanted)
     collector = Collector(LocalGroup.create("rollout", 3, Engine, seed))
     told = []
@@ -57,7 +63,9 @@ def run(labels, wanted, seed=0, **flags):
 @pytest.mark.parametrize("seed", range(5))
 def test_the_accepted_among_the_first_prompts_whatever_the_order_of_arrival(seed):
     labels = [0.5 if i % 3 == 0 else float(i % 2) for i in range(60)]
-    order = [p.id for p in PromptStream([Prompt(str(i), [1], "") for i in range(60)], seed=7).take(60)]
+    order = [
+        p.id for p in PromptStream([Prompt(str(i), [1], "") for i in range(60)], seed=7).take(60)
+    ]
     accepted = [id for id in order if int(id) % 3 == 0][:8]
     tried = order[: order.index(accepted[-1]) + 1]
     groups, chosen, stream = run(labels, wanted=8, seed=seed)
@@ -75,9 +83,13 @@ def test_shortfall():
     groups, chosen, _ = run(labels, wanted=8, dynamic_filtering_max_batches=0)
     assert len(groups) == 40  # one pass
     assert len(chosen.select(groups)[0]) == 2  # none of the accepted is lost
-    groups, chosen, _ = run(labels, wanted=8, dynamic_filtering_max_batches=0, dynamic_filtering_shortfall="skip")
+    groups, chosen, _ = run(
+        labels, wanted=8, dynamic_filtering_max_batches=0, dynamic_filtering_shortfall="skip"
+    )
     assert chosen.select(groups)[0] == []
-    groups, chosen, _ = run(labels, wanted=8, dynamic_filtering_max_batches=0, dynamic_filtering_shortfall="fail")
+    groups, chosen, _ = run(
+        labels, wanted=8, dynamic_filtering_max_batches=0, dynamic_filtering_shortfall="fail"
+    )
     with pytest.raises(UserError, match="only 2 of 8 groups"):
         chosen.select(groups)
 
@@ -88,7 +100,9 @@ def test_no_group_accepted_is_an_empty_step():
 
 
 def test_a_part_that_a_whole_batch_lacks_is_misspelt():
-    with pytest.raises(UserError, match="--dynamic_filtering_key format: no reward of 4 groups") as caught:
+    with pytest.raises(
+        UserError, match="--dynamic_filtering_key format: no reward of 4 groups"
+    ) as caught:
         run([1.0] * 10, wanted=4, dynamic_filtering_key="format")
     assert caught.value.remedy == "one of score, reward"
 
@@ -102,11 +116,15 @@ def test_rejected_rows_leave_the_loss_and_count_in_their_group():
     )
     mismatch = Mismatch(flags)
     corrected, metrics = mismatch.measure(batch)
-    plan = CreditPlan(advantage_estimators["rloo"], None, RewardShapingFlags(), ("none", "none"), False, 10)
+    plan = CreditPlan(
+        advantage_estimators["rloo"], None, RewardShapingFlags(), ("none", "none"), False, 10
+    )
     credited, _ = Credit(plan, KLFlags(init_kl_coef=0.0))(batch)
     result = mismatch.apply(credited, corrected)
     assert result.loss_mask.tolist() == [[False, True, True], [False, False, False]]
     assert result.advantages[0].tolist() == [0, 1, 1]  # against its rejected sibling
     assert result.is_weights[0].tolist() == [0, 1, 1]
     assert metrics["mismatch/rejected_sequences"].value == 0.5
-    assert metrics["actor/logprob_gap"].value == 50 and metrics["actor/logprob_gap_max"].value == 100
+    assert (
+        metrics["actor/logprob_gap"].value == 50 and metrics["actor/logprob_gap_max"].value == 100
+    )

@@ -92,7 +92,9 @@ class Command:
 @check(Command)
 def micro_divides(config, given):
     if config.train.batch % config.train.micro:
-        yield Problem(("batch", "micro"), f"{config.train.batch} is no multiple of {config.train.micro}")
+        yield Problem(
+            ("batch", "micro"), f"{config.train.batch} is no multiple of {config.train.micro}"
+        )
 
 
 @check(Command)
@@ -222,12 +224,21 @@ def test_options_belong_to_components():
         "--pretrain", "m", "--loss", "soft", "--eps", "1"
     )
     assert "--eps: must be > 0, got 0" in said("--pretrain", "m", "--eps", "0")
-    assert "--strict_beta: is required with --loss strict" in said("--pretrain", "m", "--loss", "strict")
-    assert good("--pretrain", "m", "--loss", "strict", "--strict_beta", "1").options["loss"].strict_beta == 1.0
+    assert "--strict_beta: is required with --loss strict" in said(
+        "--pretrain", "m", "--loss", "strict"
+    )
+    assert (
+        good("--pretrain", "m", "--loss", "strict", "--strict_beta", "1")
+        .options["loss"]
+        .strict_beta
+        == 1.0
+    )
 
 
 def test_both_spellings_of_a_flag():
-    assert "--batch, --batch_size: are two spellings" in said("--pretrain", "m", "--batch", "8", "--batch_size", "8")
+    assert "--batch, --batch_size: are two spellings" in said(
+        "--pretrain", "m", "--batch", "8", "--batch_size", "8"
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,7 +260,9 @@ def test_bad_files(tmp_path, text, problem):
 
 
 def test_missing_file_and_bytes_that_are_no_text(tmp_path):
-    assert "cannot read nowhere.yaml: No such file" in said("--config", "nowhere.yaml", "--pretrain", "m")
+    assert "cannot read nowhere.yaml: No such file" in said(
+        "--config", "nowhere.yaml", "--pretrain", "m"
+    )
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\x00")
     assert "not UTF-8 text" in said("--config", str(tmp_path / "c.yaml"), "--pretrain", "m")
 
@@ -277,13 +290,19 @@ def test_json_objects_are_typed_read_from_a_file_or_from_yaml(tmp_path):
     assert extra("--extra", str(tmp_path / "x.json")) == {"a": [1, "1"]}
     yaml_values = {"a": [1, "1"], "b": {"c": False, "d": None, "e": "no", "f": 1e-6}}
     assert extra("--config", str(tmp_path / "c.yaml")) == yaml_values
-    assert "expected a JSON object, got '{a: 1}': Expecting" in said("--pretrain", "m", "--extra", "{a: 1}")
+    assert "expected a JSON object, got '{a: 1}': Expecting" in said(
+        "--pretrain", "m", "--extra", "{a: 1}"
+    )
     (tmp_path / "x.json").write_text("[1]")
-    assert "expected a JSON object, got 1 in" in said("--pretrain", "m", "--extra", str(tmp_path / "x.json"))
+    assert "expected a JSON object, got 1 in" in said(
+        "--pretrain", "m", "--extra", str(tmp_path / "x.json")
+    )
 
 
 def test_given_tells_asked_flags_from_dumped_defaults(tmp_path):
-    assert "--critic_rate: has no effect" in said("--pretrain", "m", "--loss", "soft", "--critic_rate", "9e-6")
+    assert "--critic_rate: has no effect" in said(
+        "--pretrain", "m", "--loss", "soft", "--critic_rate", "9e-6"
+    )
     file = tmp_path / "c.yaml"
     file.write_text("pretrain: m\nloss: soft\ncritic_rate: 9e-6\n")
     assert good("--config", str(file)).critic.rate == 9e-6
@@ -306,13 +325,31 @@ def random_config(rng: random.Random) -> Command:
         return rng.choice([1e-6, 0.1, 3.0, 1e300, 5e-324, rng.random(), rng.uniform(1, 1e9)])
 
     def value() -> Any:
-        return rng.choice([None, True, 3, number(), text(), [text(), 1], {text(): number(), "deep": {"a": text()}}])
+        return rng.choice(
+            [
+                None,
+                True,
+                3,
+                number(),
+                text(),
+                [text(), 1],
+                {text(): number(), "deep": {"a": text()}},
+            ]
+        )
 
     loss, options = rng.choice(
-        [("clip", ClipOptions(eps=number(), dual=rng.choice([None, "auto", number()]))), ("soft", None)]
+        [
+            ("clip", ClipOptions(eps=number(), dual=rng.choice([None, "auto", number()]))),
+            ("soft", None),
+        ]
     )
     return Command(
-        model=ModelGroup(pretrain=text(), template=rng.choice([None, text()]), dtype="fp32", stage=rng.choice([0, 1])),
+        model=ModelGroup(
+            pretrain=text(),
+            template=rng.choice([None, text()]),
+            dtype="fp32",
+            stage=rng.choice([0, 1]),
+        ),
         train=TrainGroup(
             batch=4 * rng.randrange(1, 10**9),
             steps=rng.choice([-1, 5]),
@@ -356,7 +393,12 @@ def test_dump_names_sections_and_help(tmp_path, capsys):
 
 def test_a_dump_that_cannot_be_written(tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
-        load(Command, ["--pretrain", "m", "--dump_config", str(tmp_path / "a" / "b")], prog="p", description="")
+        load(
+            Command,
+            ["--pretrain", "m", "--dump_config", str(tmp_path / "a" / "b")],
+            prog="p",
+            description="",
+        )
     assert end.value.code == 2
     assert "--dump_config: cannot write" in capsys.readouterr().err
 
@@ -366,7 +408,9 @@ def test_problems_go_to_stderr_with_code_2(capsys):
         load(Command, ["--micro", "3"], prog="python -m toy", description="")
     out, err = capsys.readouterr()
     assert end.value.code == 2 and not out
-    assert err.startswith("python -m toy: 2 problems, nothing was started\n   1. --pretrain: is required")
+    assert err.startswith(
+        "python -m toy: 2 problems, nothing was started\n   1. --pretrain: is required"
+    )
 
 
 def test_warnings_do_not_stop(capsys):
@@ -492,7 +536,9 @@ def test_convert(raw, type_, value):
     assert got == value and type(got) is type(value)
 
 
-@pytest.mark.parametrize(("raw", "type_"), [("1.5", int), ("nan", float), ("", int), ("maybe", bool), (None, int)])
+@pytest.mark.parametrize(
+    ("raw", "type_"), [("1.5", int), ("nan", float), ("", int), ("maybe", bool), (None, int)]
+)
 def test_convert_refuses(raw, type_):
     with pytest.raises(ValueError, match="expected"):
         convert(raw, type_)

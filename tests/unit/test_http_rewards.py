@@ -1,5 +1,5 @@
-"""Rewards over HTTP against a real server that misbehaves: each fault, and what becomes of the rows. Time is not waited
-for: the pauses between attempts go to a clock that the tests hold."""
+"""Rewards over HTTP against a real server that misbehaves: each fault, and what becomes of the
+rows. Time is not waited for: the pauses between attempts go to a clock that the tests hold."""
 
 import asyncio
 import json
@@ -18,7 +18,8 @@ from openrl.types import Score
 
 
 class Time:
-    """A clock that moves when somebody sleeps. ``at`` runs a coroutine function once the clock has passed a time."""
+    """A clock that moves when somebody sleeps. ``at`` runs a coroutine function once the clock has
+    passed a time."""
 
     def __init__(self):
         self.now, self.pauses, self.at, self.happened = 0.0, [], [], []
@@ -37,7 +38,8 @@ class Time:
 
 
 class Server:
-    """Answers requests by the faults given, one each, then well: the reward is the number that the query ends with."""
+    """Answers requests by the faults given, one each, then well: the reward is the number that the
+    query ends with."""
 
     def __init__(self, *faults):
         self.faults, self.requests, self.connections, self.port = list(faults), [], 0, 0
@@ -64,7 +66,9 @@ class Server:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                headers = {k.lower(): v for k, v in (x.split(": ", 1) for x in head.split("\r\n")[1:] if x)}
+                headers = {
+                    k.lower(): v for k, v in (x.split(": ", 1) for x in head.split("\r\n")[1:] if x)
+                }
                 body = json.loads(await reader.readexactly(int(headers["content-length"])))
                 self.requests.append((headers, body))
                 fault = self.faults.pop(0) if self.faults else good
@@ -75,12 +79,20 @@ class Server:
 
 
 def send(writer, text, status="200 OK", *headers):
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(text)}", "Content-Type: application/json", *headers]
+    lines = [
+        f"HTTP/1.1 {status}",
+        f"Content-Length: {len(text)}",
+        "Content-Type: application/json",
+        *headers,
+    ]
     writer.write(("\r\n".join(lines) + "\r\n\r\n" + text).encode())
 
 
 async def good(writer, body):
-    send(writer, json.dumps({"rewards": [float(q.split()[-1]) for q in body["query"]], "extra_logs": {}}))
+    send(
+        writer,
+        json.dumps({"rewards": [float(q.split()[-1]) for q in body["query"]], "extra_logs": {}}),
+    )
 
 
 def reply(text, status="200 OK", *headers):
@@ -92,7 +104,9 @@ def reply(text, status="200 OK", *headers):
 
 async def reset(writer, body):
     """The connection is torn down, not closed."""
-    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
     writer.transport.abort()
 
 
@@ -108,7 +122,9 @@ async def never(writer, body):
 
 async def poisoned(writer, body):
     """Chokes on any request with one certain row."""
-    await (reply("no", "500 Oops") if any("poison" in q for q in body["query"]) else good)(writer, body)
+    await (reply("no", "500 Oops") if any("poison" in q for q in body["query"]) else good)(
+        writer, body
+    )
 
 
 def rows(*numbers):
@@ -143,7 +159,8 @@ def ask(servers, *groups, at=(), timeout=30.0, attempts=5, token=None, before=No
     return asyncio.run(scenario())
 
 
-# -- a server that behaves -------------------------------------------------------------------------------
+# -- a server that behaves
+# -------------------------------------------------------------------------------
 
 
 def test_the_request_is_openrlhfs():
@@ -152,11 +169,15 @@ def test_the_request_is_openrlhfs():
     assert results == [Score(3.0), Score(4.0)]
     ((headers, body),) = server.requests
     assert body == {"query": ["q 3", "q 4"], "prompts": ["q", "q"], "labels": [{"n": 1}, {"n": 1}]}
-    assert headers["authorization"] == "Bearer s3cret" and headers["content-type"] == "application/json"
+    assert (
+        headers["authorization"] == "Bearer s3cret"
+        and headers["content-type"] == "application/json"
+    )
 
 
 def test_groups_that_wait_share_requests_and_connections():
-    """The first requests are held until all groups have asked; what waited meanwhile goes out 64 rows at a time."""
+    """The first requests are held until all groups have asked; what waited meanwhile goes out 64
+    rows at a time."""
     gate = asyncio.Event()
 
     async def held(writer, body):
@@ -175,7 +196,9 @@ def test_groups_that_wait_share_requests_and_connections():
     server = Server(*[held] * http.CONNECTIONS)
     groups = [rows(*range(4 * g, 4 * g + 4)) for g in range(40)]
     results, _ = ask([server], *groups, before=open_gate)
-    assert [rewards(r) for r in results] == [[float(n) for n in range(4 * g, 4 * g + 4)] for g in range(40)]
+    assert [rewards(r) for r in results] == [
+        [float(n) for n in range(4 * g, 4 * g + 4)] for g in range(40)
+    ]
     assert [len(body["query"]) for _, body in server.requests] == [4] * 8 + [64, 64]
     assert server.connections == http.CONNECTIONS
 
@@ -186,7 +209,9 @@ def test_urls_take_turns():
     async def scenario():
         for server in servers:
             await server.start()
-        source = HttpSource("http", Endpoints([s.url for s in servers]), timeout=30.0, attempts=1, token=None)
+        source = HttpSource(
+            "http", Endpoints([s.url for s in servers]), timeout=30.0, attempts=1, token=None
+        )
         for n in range(30):
             assert rewards(await source.score(rows(n))) == [n]
         await source.close()
@@ -198,7 +223,8 @@ def test_urls_take_turns():
     assert [s.connections for s in servers] == [1, 1, 1]
 
 
-# -- faults that pass ------------------------------------------------------------------------------------
+# -- faults that pass
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -228,7 +254,9 @@ def test_a_fault_that_passes_costs_a_pause_and_nothing_else(fault):
 
 def test_a_slow_answer_is_given_up_and_asked_for_again():
     (results,), time = ask([Server(never)], rows(1), timeout=1.0)
-    assert rewards(results) == [1.0] and results[0].attempts >= 2  # a busy machine may be slow as well
+    assert (
+        rewards(results) == [1.0] and results[0].attempts >= 2
+    )  # a busy machine may be slow as well
     assert time.pauses[0] == 1.0
 
 
@@ -266,7 +294,8 @@ def test_a_url_that_is_wrong_loses_nothing_while_another_is_right():
     assert time.pauses == []
 
 
-# -- faults that stay ------------------------------------------------------------------------------------
+# -- faults that stay
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -281,7 +310,9 @@ def test_after_the_attempts_every_row_says_why(fault, said):
     server = Server(*[fault] * 99)
     (results,), time = ask([server], rows(1, 2), attempts=3)
     assert [r.attempts for r in results] == [3, 3]
-    assert all(isinstance(r, Failure) and said in r.message and server.url in r.message for r in results)
+    assert all(
+        isinstance(r, Failure) and said in r.message and server.url in r.message for r in results
+    )
     assert time.pauses == [1.0, 4.0] and len(server.requests) == 3
 
 
@@ -324,7 +355,10 @@ def test_nan_for_one_row_is_asked_for_again_and_marked():
     server = Server(nan, reply('{"rewards": [2.5]}'), reply('{"rewards": [NaN]}'))
     (results,), time = ask([server], rows(1, 2, 3))
     assert results[0] == Score(1.0)
-    assert sorted(map(str, rewards(results[1:]))) == ["2.5", "rewards must be finite, it returned nan"]
+    assert sorted(map(str, rewards(results[1:]))) == [
+        "2.5",
+        "rewards must be finite, it returned nan",
+    ]
     assert all(r.attempts == 2 for r in results[1:]) and time.pauses == []
 
 
@@ -343,7 +377,8 @@ def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch):
 
 
 def test_a_cancelled_call_leaves_the_others_alone():
-    """The call whose task sends the request is cancelled; the one that rode along hears of it, and none waits for ever."""
+    """The call whose task sends the request is cancelled; the one that rode along hears of it, and
+    none waits for ever."""
     server = Server(never)
 
     async def scenario():
@@ -391,7 +426,8 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
     assert len(server.requests) == 2
 
 
-# -- endpoints -------------------------------------------------------------------------------------------
+# -- endpoints
+# -------------------------------------------------------------------------------------------
 
 
 def test_pauses_grow_end_with_success_and_jitter():

@@ -29,11 +29,20 @@ def problems(line: str, environment: bool = False) -> str:
         "serve_rm --reward_pretrain some/model",
         "serve_rm --remote_rm_url reward.py:score",
         "serve_rm --reward_funcs number exact --reward_weights 1 0.5",
-        "lora_combiner --model_path a/b --lora_path c --output_path d --is_rm --value_head_prefix head",
-        f"{BATCH} --eval_task generate_vllm --best_of_n 8 --reward_pretrain some/rm --post_processor rs",
+        (
+            "lora_combiner --model_path a/b --lora_path c --output_path d --is_rm"
+            " --value_head_prefix head"
+        ),
+        (
+            f"{BATCH} --eval_task generate_vllm --best_of_n 8 --reward_pretrain some/rm"
+            " --post_processor rs"
+        ),
         f"{BATCH} --eval_task generate_vllm --max_num_seqs 256 --enforce_eager",
         f"{BATCH} --eval_task rm --post_processor iter_dpo --dataset_split test",
-        f"{BATCH} --eval_task generate --greedy_sampling --enable_csft --iter 3 --rollout_batch_size 64",
+        (
+            f"{BATCH} --eval_task generate --greedy_sampling --enable_csft --iter 3"
+            " --rollout_batch_size 64"
+        ),
         f"{EVALUATE} --n_samples_per_prompt 16 --k 1 8 --output_path figures.json",
         f"{EVALUATE} --reward_pretrain some/rm --max_len 512",
     ],
@@ -55,28 +64,55 @@ def test_what_is_right_passes(line):
         ("serve_rm --reward_funcs nmber", "did you mean 'number'"),
         ("serve_rm --reward_funcs number --batch_wait_ms 3", "--batch_wait_ms: no effect"),
         ("serve_rm --reward_funcs number --load_in_4bit", "--load_in_4bit: no effect"),
-        ("serve_rm --reward_pretrain a/b --load_in_4bit --param_dtype fp32", "4-bit weights compute in bf16"),
+        (
+            "serve_rm --reward_pretrain a/b --load_in_4bit --param_dtype fp32",
+            "4-bit weights compute in bf16",
+        ),
         ("serve_rm --reward_funcs number --normalize_reward", "--normalize_reward: no effect"),
         ("serve_rm --reward_pretrain a/b --host 0.0.0.0", "everybody who reaches 0.0.0.0"),
-        ("lora_combiner --model_path a/b --lora_path c --output_path d --value_head_prefix h", "has no scalar head"),
+        (
+            "lora_combiner --model_path a/b --lora_path c --output_path d --value_head_prefix h",
+            "has no scalar head",
+        ),
         (f"{BATCH} --eval_task generate --post_processor rs", "there are no rewards to go by"),
-        (f"{BATCH} --eval_task generate --max_num_seqs 8", "it is vLLM's, and --eval_task is another"),
-        (f"{BATCH} --eval_task generate --system_prompt x", "plain text without --apply_chat_template"),
-        (f"{BATCH} --eval_task generate --reward_pretrain a/b --reward_timeout 5", "neither a reward function nor a"),
+        (
+            f"{BATCH} --eval_task generate --max_num_seqs 8",
+            "it is vLLM's, and --eval_task is another",
+        ),
+        (
+            f"{BATCH} --eval_task generate --system_prompt x",
+            "plain text without --apply_chat_template",
+        ),
+        (
+            f"{BATCH} --eval_task generate --reward_pretrain a/b --reward_timeout 5",
+            "neither a reward function nor a",
+        ),
         (
             f"{BATCH} --eval_task generate_vllm --vllm_engine_kwargs '{{\"max_num_seqs\": 4}}'",
             "max_num_seqs has a flag of its own",
         ),
-        (f'{EVALUATE} --vllm_engine_kwargs \'{{"logprobs_mode": "raw"}}\'', "depend on logprobs_mode"),
+        (
+            f'{EVALUATE} --vllm_engine_kwargs \'{{"logprobs_mode": "raw"}}\'',
+            "depend on logprobs_mode",
+        ),
         (f"{EVALUATE} --full_determinism --vllm_max_num_seqs 4", "runs each request alone"),
-        (f"{EVALUATE} --rollout_backend hf --enforce_eager", "it is vLLM's, and --rollout_backend is hf"),
+        (
+            f"{EVALUATE} --rollout_backend hf --enforce_eager",
+            "it is vLLM's, and --rollout_backend is hf",
+        ),
         (f"{EVALUATE} --reward_max_retries 2", "there is no reward server"),
-        ("serve_rm --reward_pretrain a/b --reward_num_workers 2", "neither a reward function nor a verifier"),
+        (
+            "serve_rm --reward_pretrain a/b --reward_num_workers 2",
+            "neither a reward function nor a verifier",
+        ),
         (f"{BATCH} --eval_task rm --temperature 0.5", "rm generates nothing"),
         (f"{BATCH} --eval_task rm --csft_prompt x", "no effect without --enable_csft"),
         (f"{BATCH} --eval_task rm --rollout_batch_size 5", "no effect without --iter"),
         (f"{BATCH} --eval_task rm --reward_template '{{input}}'", "no effect without csft"),
-        (f"{BATCH} --eval_task rm --post_processor csft --reward_template '{{input}}'", "must stand in it"),
+        (
+            f"{BATCH} --eval_task rm --post_processor csft --reward_template '{{input}}'",
+            "must stand in it",
+        ),
         (f"{BATCH} --eval_task generate --greedy_sampling --temperature 0.5", "two temperatures"),
         (f"{BATCH} --eval_task generate --greedy_sampling --best_of_n 4", "4 equal answers"),
         (f"{BATCH} --eval_task generate --dataset_probs 0.5,0.5", "2 probabilities for 1 dataset"),
@@ -93,14 +129,20 @@ def test_what_is_wrong_is_named(line, complaint):
 
 def test_what_this_machine_lacks(tmp_path, monkeypatch):
     monkeypatch.delenv("OPENRL_RM_TOKEN", raising=False)
-    found = problems(f"serve_rm --reward_pretrain {tmp_path}/none --require_token", environment=True)
+    found = problems(
+        f"serve_rm --reward_pretrain {tmp_path}/none --require_token", environment=True
+    )
     assert "$OPENRL_RM_TOKEN is not set" in found and "no such directory" in found
     (tmp_path / "out").mkdir()
     (tmp_path / "out/precious").touch()
     found = problems(
-        f"lora_combiner --model_path a/b --lora_path {tmp_path} --output_path {tmp_path}/out", environment=True
+        f"lora_combiner --model_path a/b --lora_path {tmp_path} --output_path {tmp_path}/out",
+        environment=True,
     )
     assert "no adapter_config.json" in found and "not an empty directory" in found
     (tmp_path / "file").touch()
-    line = f"batch_inference --eval_task rm --pretrain a/b --dataset c/d --output_path {tmp_path}/file/out.jsonl"
+    line = (
+        "batch_inference --eval_task rm --pretrain a/b --dataset c/d --output_path"
+        f" {tmp_path}/file/out.jsonl"
+    )
     assert "is a file, no directory" in problems(line, environment=True)

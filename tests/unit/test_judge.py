@@ -43,7 +43,9 @@ def service() -> Iterator[Service]:
             state.connections.add(self.client_address)
             reply = state.replies.pop(0) if len(state.replies) > 1 else state.replies[0]
             if reply == "reset":
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.close_connection = True
                 return
             if reply == "hang":
@@ -88,7 +90,12 @@ def test_the_score_is_scaled_and_the_request_is_a_chat(service, monkeypatch):
     path, headers, body = service.requests[0]
     text = body["messages"][0]["content"]
     assert path == "/v1/chat/completions" and "Authorization" not in headers
-    assert (body["model"], body["temperature"], body["max_tokens"], len(body["messages"])) == ("m", 0, 1024, 1)
+    assert (body["model"], body["temperature"], body["max_tokens"], len(body["messages"])) == (
+        "m",
+        0,
+        1024,
+        1,
+    )
     assert "[Task]\nWhat is 2+2? {label}\n" in text  # braces of the row are text
     assert "[Reference]\nfour\n" in text and "[Answer]\nIt is 4. {prompt}\n" in text
 
@@ -161,7 +168,12 @@ def test_what_may_pass_is_asked_again(service, faults):
         ([completion("")], 3, 1, "gave no score"),
         ([completion("Score: 11")], 3, 1, "not between 0 and 10"),
         ([completion("Score: " + "9" * 400)], 3, 1, "not between"),
-        ([(200, json.dumps({"choices": [{"message": {"content": None}}]}), {})], 3, 1, "gave no score"),
+        (
+            [(200, json.dumps({"choices": [{"message": {"content": None}}]}), {})],
+            3,
+            1,
+            "gave no score",
+        ),
     ],
 )
 def test_without_a_score_there_is_no_verdict(service, replies, attempts, requests, message):

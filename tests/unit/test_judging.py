@@ -1,4 +1,5 @@
-"""Scoring by a model while other groups are generated: what shares a call, what a call may not do, how it fails."""
+"""Scoring by a model while other groups are generated: what shares a call, what a call may not do,
+how it fails."""
 
 import asyncio
 
@@ -17,11 +18,15 @@ from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
 
 def group(name: str) -> Group:
     prompt = Prompt(name, [1], name)
-    return Group(prompt, [Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP) for _ in range(2)])
+    return Group(
+        prompt,
+        [Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP) for _ in range(2)],
+    )
 
 
 class Model:
-    """Notes the groups of each call; a call takes until ``finish`` is set. Rewards are the prompt's number."""
+    """Notes the groups of each call; a call takes until ``finish`` is set. Rewards are the prompt's
+    number."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -40,7 +45,9 @@ class Model:
             trajectory.score = Score(float(trajectory.prompt.id))
 
 
-@pytest.mark.parametrize(("most", "calls"), [(None, ["0", "1 2 3"]), (1, ["0", "1", "2", "3"]), (2, ["0", "1 2", "3"])])
+@pytest.mark.parametrize(
+    ("most", "calls"), [(None, ["0", "1 2 3"]), (1, ["0", "1", "2", "3"]), (2, ["0", "1 2", "3"])]
+)
 def test_what_arrives_while_the_model_is_busy_shares_the_next_call(most, calls):
     async def scenario():
         model = Model()
@@ -72,7 +79,10 @@ def test_a_failing_model_ends_the_step():
         collector = Collector(LocalGroup.create("rollout", 2, Engine))
         prompts = [Prompt(name, [1], name) for name in ("1", "bad", "2")]
         await collector.collect(
-            prompts, CollectRequest(2, Sampling(4)), lambda *_: None, judge=ArrivalJudge(model.score, 1)
+            prompts,
+            CollectRequest(2, Sampling(4)),
+            lambda *_: None,
+            judge=ArrivalJudge(model.score, 1),
         )
 
     with pytest.raises(UserError, match="row bad"):
@@ -80,7 +90,8 @@ def test_a_failing_model_ends_the_step():
 
 
 def test_groups_are_filtered_by_what_the_model_says_while_engines_go_on():
-    """A group is replaced as soon as it is judged, although the engine that made it still has others to make."""
+    """A group is replaced as soon as it is judged, although the engine that made it still has
+    others to make."""
     order: list[str] = []
 
     class Engine:
@@ -91,7 +102,9 @@ def test_groups_are_filtered_by_what_the_model_says_while_engines_go_on():
                 order.append(f"made {prompt.id}")
                 yield [(position, group(prompt.id))]
                 while prompt.id == "first" and "judged first" not in order:
-                    await asyncio.sleep(0)  # until the first is judged; a judge in the engine's way would hang here
+                    await asyncio.sleep(
+                        0
+                    )  # until the first is judged; a judge in the engine's way would hang here
 
     async def score(groups):
         for g in groups:
@@ -106,7 +119,11 @@ def test_groups_are_filtered_by_what_the_model_says_while_engines_go_on():
         chosen = DynamicFilter(DynamicFilteringFlags(dynamic_filtering=True), stream, wanted=2)
         collector = Collector(LocalGroup.create("rollout", 1, Engine))
         groups = await collector.collect(
-            prompts[:2], CollectRequest(2, Sampling(4)), lambda *_: None, chosen.replace, ArrivalJudge(score, 1)
+            prompts[:2],
+            CollectRequest(2, Sampling(4)),
+            lambda *_: None,
+            chosen.replace,
+            ArrivalJudge(score, 1),
         )
         return [g.prompt.id for g in groups], [g.prompt.id for g in chosen.select(groups)[0]]
 

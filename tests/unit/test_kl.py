@@ -3,7 +3,15 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.kl import ALIASES, AdaptiveKL, FixedKL, full_kl, full_kl_gradient, kl_estimate, reference_support
+from openrl.algorithms.kl import (
+    ALIASES,
+    AdaptiveKL,
+    FixedKL,
+    full_kl,
+    full_kl_gradient,
+    kl_estimate,
+    reference_support,
+)
 
 LOGPROBS, REFERENCE = torch.tensor([-1.0, -2.0]), torch.tensor([-1.5, -1.0])
 BY_HAND = {  # d = 0.5, -1
@@ -22,7 +30,8 @@ def test_values_by_hand(estimator, expected):
 
 
 @pytest.mark.parametrize(
-    ("estimator", "expected"), [("k1", [3, -3, 0.1]), ("k2", [4.5, 4.5, 0.005]), ("k3", [2.0498, 10, 0.00484])]
+    ("estimator", "expected"),
+    [("k1", [3, -3, 0.1]), ("k2", [4.5, 4.5, 0.005]), ("k3", [2.0498, 10, 0.00484])],
 )
 def test_results_stay_within_ten(estimator, expected):
     d = torch.tensor([3.0, -3.0, 0.1])
@@ -33,7 +42,9 @@ def test_results_stay_within_ten(estimator, expected):
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_aliases(alias):
-    assert torch.equal(kl_estimate(LOGPROBS, REFERENCE, alias), kl_estimate(LOGPROBS, REFERENCE, ALIASES[alias]))
+    assert torch.equal(
+        kl_estimate(LOGPROBS, REFERENCE, alias), kl_estimate(LOGPROBS, REFERENCE, ALIASES[alias])
+    )
 
 
 def gradient(estimator, values):
@@ -43,7 +54,12 @@ def gradient(estimator, values):
 
 
 def test_plus_estimators_have_the_gradient_of_k2():
-    assert gradient("k3+", [0.5, -1.0]) == gradient("k1+", [0.5, -1.0]) == gradient("k2", [0.5, -1.0]) == [0.5, -1.0]
+    assert (
+        gradient("k3+", [0.5, -1.0])
+        == gradient("k1+", [0.5, -1.0])
+        == gradient("k2", [0.5, -1.0])
+        == [0.5, -1.0]
+    )
     assert gradient("k3", [0.5, -1.0]) == pytest.approx([1 - math.exp(-0.5), 1 - math.e])
 
 
@@ -57,11 +73,17 @@ def test_tokens_that_drifted_furthest_keep_a_gradient(estimator):
 
 def test_full_kl_is_exact_and_bounded_from_below_by_fewer_tokens():
     torch.manual_seed(0)
-    logits, ref = torch.randn(2, 3, 11, dtype=torch.float64), torch.randn(2, 3, 11, dtype=torch.float64)
+    logits, ref = (
+        torch.randn(2, 3, 11, dtype=torch.float64),
+        torch.randn(2, 3, 11, dtype=torch.float64),
+    )
     p, q = logits.softmax(-1), ref.softmax(-1)
     expected = torch.tensor(
         [
-            [sum(float(a * (a / b).log()) for a, b in zip(p[i, j], q[i, j], strict=True)) for j in range(3)]
+            [
+                sum(float(a * (a / b).log()) for a, b in zip(p[i, j], q[i, j], strict=True))
+                for j in range(3)
+            ]
             for i in range(2)
         ]
     )
@@ -96,7 +118,12 @@ def test_adaptive_coefficient_of_mindspeed(kl, expected):
 
 def test_mindspeed_figures():
     logprobs, reference = torch.tensor([0.5, 1.0]), torch.tensor([1.0, 0.5])
-    expected = {"kl": [-0.5, 0.5], "abs": [0.5, 0.5], "mse": [0.125, 0.125], "low_var_kl": [0.14872, 0.10653]}
+    expected = {
+        "kl": [-0.5, 0.5],
+        "abs": [0.5, 0.5],
+        "mse": [0.125, 0.125],
+        "low_var_kl": [0.14872, 0.10653],
+    }
     found = {name: kl_estimate(logprobs, reference, name).tolist() for name in expected}
     assert found == {name: pytest.approx(values, abs=1e-5) for name, values in expected.items()}
 
@@ -116,17 +143,24 @@ def test_controllers_resume():
 
 
 def test_a_rest_too_small_for_one_minus_the_sum_still_counts():
-    """Outside the support the policy has 1e-3 and the reference 1e-12: 1 - sum would be 0 in fp32."""
+    """Outside the support the policy has 1e-3 and the reference 1e-12: 1 - sum would be 0 in
+    fp32."""
     p = torch.tensor([0.999, 0.0005, 0.0005])
     q = torch.tensor([1.0, 5e-13, 5e-13])
     found = full_kl(p.log(), *reference_support(q.log(), 1))
-    assert float(found) == pytest.approx(0.999 * math.log(0.999) + 1e-3 * math.log(1e-3 / 1e-12), rel=1e-5)
+    assert float(found) == pytest.approx(
+        0.999 * math.log(0.999) + 1e-3 * math.log(1e-3 / 1e-12), rel=1e-5
+    )
 
 
 def test_the_gradient_of_the_full_kl():
     torch.manual_seed(1)
     logits, ref = (torch.randn(4, 7, dtype=torch.float64) for _ in range(2))
-    for ids, ref_logprobs in (reference_support(ref, 2), reference_support(ref, 7), (None, ref.log_softmax(-1))):
+    for ids, ref_logprobs in (
+        reference_support(ref, 2),
+        reference_support(ref, 7),
+        (None, ref.log_softmax(-1)),
+    ):
         leaf = logits.clone().requires_grad_()
         (expected,) = torch.autograd.grad(full_kl(leaf, ids, ref_logprobs).sum(), leaf)
         assert torch.allclose(full_kl_gradient(logits, ids, ref_logprobs), expected, atol=1e-12)

@@ -1,4 +1,5 @@
-"""The arrows between the parts of openrl, read from one table, and a few lines that nobody may write."""
+"""The arrows between the parts of openrl, read from one table, and a few lines that nobody may
+write."""
 
 import ast
 import re
@@ -11,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-LAYERS = (  # a part may import itself and everything further down; parts of one row do not see each other
+# a part may import itself and everything further down; parts of one row do not see each other
+LAYERS = (
     ("cli",),
     ("trainer", "inference"),
     ("cluster",),
@@ -80,7 +82,12 @@ def wrong_imports(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
                 yield line, f"openrl.{target} has no place in the table of layers"
             elif target != part and LEVEL[target] <= LEVEL[part]:
                 yield line, f"{part} may not import {target}"
-        elif part in ONLY and top != "openrl" and top not in sys.stdlib_module_names and top not in ONLY[part]:
+        elif (
+            part in ONLY
+            and top != "openrl"
+            and top not in sys.stdlib_module_names
+            and top not in ONLY[part]
+        ):
             yield line, f"{part} may not import {top}"
         for library, homes in HOMES.items():
             if (name == library or name.startswith(library + ".")) and part not in homes:
@@ -90,7 +97,9 @@ def wrong_imports(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
 def unsafe_calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            literal = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
+            literal = {
+                k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)
+            }
             if ast.unparse(node.func) == "torch.load" and literal.get("weights_only") is not True:
                 yield node.lineno, "torch.load without weights_only=True runs code from the file"
             if literal.get("trust_remote_code") is True:
@@ -105,22 +114,43 @@ def problems(path: Path, source: str) -> list[str]:
     found = list(unsafe_calls(tree))
     if path.parts[0] == "openrl" and path.name != "__init__.py":
         part = path.parts[1].removesuffix(".py")
-        found += wrong_imports(part, tree) if part in LEVEL else [(1, f"{part} has no place in the table of layers")]
+        found += (
+            wrong_imports(part, tree)
+            if part in LEVEL
+            else [(1, f"{part} has no place in the table of layers")]
+        )
     if path.parts[0] == "openrl" and path.name == "__init__.py" and source:
         found.append((1, "__init__ files stay empty: importing a part must not load another"))
     return [f"{path}:{line}: {what}" for line, what in found]
 
 
 def test_the_package_keeps_to_its_layers():
-    files = [p for top in ("openrl", "examples", "benchmarks", "tests") for p in sorted((ROOT / top).rglob("*.py"))]
+    files = [
+        p
+        for top in ("openrl", "examples", "benchmarks", "tests")
+        for p in sorted((ROOT / top).rglob("*.py"))
+    ]
     assert len(files) > 20
-    offences = [o for p in files if p != Path(__file__) for o in problems(p.relative_to(ROOT), p.read_text("utf-8"))]
+    offences = [
+        o
+        for p in files
+        if p != Path(__file__)
+        for o in problems(p.relative_to(ROOT), p.read_text("utf-8"))
+    ]
     assert not offences, "\n" + "\n".join(offences)
 
 
 def test_every_library_that_is_imported_is_pinned():
-    pins = [line for page in ("base", "cpu") for line in (ROOT / f"requirements/{page}.txt").read_text().splitlines()]
-    pinned = {re.split(r"[\[=]", line)[0].lower().replace("_", "-") for line in pins if re.match(r"\w", line)}
+    pins = [
+        line
+        for page in ("base", "cpu")
+        for line in (ROOT / f"requirements/{page}.txt").read_text().splitlines()
+    ]
+    pinned = {
+        re.split(r"[\[=]", line)[0].lower().replace("_", "-")
+        for line in pins
+        if re.match(r"\w", line)
+    }
     homes = packages_distributions()
     missing = {}
     for file in (ROOT / "openrl").rglob("*.py"):
@@ -160,10 +190,19 @@ def test_an_offence_is_named_with_its_line(path, source, offence):
     [
         (
             "openrl/rollout/x.py",
-            "import vllm\nfrom openrl.weights.buckets import Bucket\nfrom openrl.types import Prompt",
+            (
+                "import vllm\nfrom openrl.weights.buckets import Bucket\nfrom openrl.types import"
+                " Prompt"
+            ),
         ),
-        ("openrl/algorithms/x.py", "import math\nimport torch\nfrom openrl.extension_points import policy_losses"),
-        ("openrl/models/x.py", "torch.load(p, weights_only=True)\nf(trust_remote_code=flags.trust_remote_code)"),
+        (
+            "openrl/algorithms/x.py",
+            "import math\nimport torch\nfrom openrl.extension_points import policy_losses",
+        ),
+        (
+            "openrl/models/x.py",
+            "torch.load(p, weights_only=True)\nf(trust_remote_code=flags.trust_remote_code)",
+        ),
         ("openrl/cluster/x.py", "import openrl\nimport ray"),
     ],
 )

@@ -6,9 +6,22 @@ from openrl.types import ParallelLayout
 
 
 def test_eight_ranks_as_two_by_two_by_two():
-    """Tensor-parallel ranks are next to each other, then the parts of a sequence, then the shards of rows."""
-    found = [(at.dp_rank, at.sp_rank, at.tp_rank) for at in (ParallelLayout(rank, 8, 2, 2) for rank in range(8))]
-    assert found == [(0, 0, 0), (0, 0, 1), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (1, 1, 1)]
+    """Tensor-parallel ranks are next to each other, then the parts of a sequence, then the shards
+    of rows."""
+    found = [
+        (at.dp_rank, at.sp_rank, at.tp_rank)
+        for at in (ParallelLayout(rank, 8, 2, 2) for rank in range(8))
+    ]
+    assert found == [
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (0, 1, 1),
+        (1, 0, 0),
+        (1, 0, 1),
+        (1, 1, 0),
+        (1, 1, 1),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,12 @@ def jsonl(path, rows):
 def test_every_file_format_gives_the_same_rows(tmp_path, suffix):
     path = tmp_path / f"rows.{suffix}"
     rows = Dataset.from_list(ROWS)
-    write = {"json": rows.to_json, "jsonl": rows.to_json, "csv": rows.to_csv, "parquet": rows.to_parquet}
+    write = {
+        "json": rows.to_json,
+        "jsonl": rows.to_json,
+        "csv": rows.to_csv,
+        "parquet": rows.to_parquet,
+    }
     write.get(suffix, lambda path: save_arrow(rows, path))(path)
     assert list(load(path)) == ROWS
     assert list(load(path, max_samples=1)) == ROWS[:1]
@@ -52,15 +57,21 @@ def test_labels_of_different_types_are_kept_as_they_are(tmp_path):
 
 def test_saved_dataset_ignores_the_split_and_saved_dict_uses_it(tmp_path):
     Dataset.from_list(ROWS).save_to_disk(tmp_path / "one")
-    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1])).save_to_disk(tmp_path / "two")
+    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1])).save_to_disk(
+        tmp_path / "two"
+    )
     assert list(load(tmp_path / "one", split="test")) == ROWS
     assert list(load(tmp_path / "two", split="test")) == ROWS[:1]
-    with pytest.raises(UserError, match=r"--prompt_data: .* has no split 'dev'; it has train, test"):
+    with pytest.raises(
+        UserError, match=r"--prompt_data: .* has no split 'dev'; it has train, test"
+    ):
         load(tmp_path / "two", split="dev")
 
 
 def test_directory_of_files_has_splits_by_file_name(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("rows")  # "test" in a directory's name would be taken for the split
+    directory = tmp_path_factory.mktemp(
+        "rows"
+    )  # "test" in a directory's name would be taken for the split
     jsonl(directory / "train.jsonl", ROWS)
     assert list(load(directory)) == ROWS
     with pytest.raises(UserError, match=r"--prompt_data: .*Unknown split \"dev\".*train"):
@@ -84,16 +95,24 @@ def test_empty_and_unknown_files_are_refused(tmp_path):
     (tmp_path / "rows.txt").write_text("text")
     (tmp_path / "header.csv").write_text("input,label\n")
     (tmp_path / "list.json").write_text("[]")
-    expected = {"empty.jsonl": "is empty", "rows.txt": "cannot read", "header.csv": "no rows", "list.json": "no rows"}
+    expected = {
+        "empty.jsonl": "is empty",
+        "rows.txt": "cannot read",
+        "header.csv": "no rows",
+        "list.json": "no rows",
+    }
     for name, message in expected.items():
         with pytest.raises(UserError, match=f"--prompt_data: .*{message}"):
             load(tmp_path / name)
 
 
 def test_few_rows_are_read_without_those_behind_them(tmp_path):
-    """The end of the file is no JSON: who reads on fails. JSON is read 10 MB at a time, one such piece ahead."""
+    """The end of the file is no JSON: who reads on fails. JSON is read 10 MB at a time, one such
+    piece ahead."""
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"input": "x" * 2**20}) + "\n" for _ in range(32)) + "{broken\n")
+    path.write_text(
+        "".join(json.dumps({"input": "x" * 2**20}) + "\n" for _ in range(32)) + "{broken\n"
+    )
     assert len(load(path, max_samples=3)) == 3
     with pytest.raises(UserError, match="line 33: "):
         load(path)
@@ -110,14 +129,19 @@ def test_a_directory_has_splits_configurations_and_data_directories(tmp_path_fac
     (directory / "hard").mkdir()
     jsonl(directory / "hard/train.jsonl", [{"at": "hard"}])
     (directory / "README.md").write_text(
-        "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path: train.jsonl}\n"
-        "  - {split: dev, path: dev.jsonl}\n- config_name: other\n  data_files:\n  - {split: train, path: dev.jsonl}\n---\n"
+        "---\nconfigs:\n- config_name: default\n  data_files:\n  - {split: train, path:"
+        " train.jsonl}\n  - {split: dev, path: dev.jsonl}\n- config_name: other\n  data_files:\n  -"
+        " {split: train, path: dev.jsonl}\n---\n"
     )
 
     def at(source):
         return [row["at"] for row in load(source, max_samples=max_samples)]
 
-    assert [at(f"{directory}@{subset}") for subset in ("dev", "train", "other")] == [["dev"], ["train"], ["dev"]]
+    assert [at(f"{directory}@{subset}") for subset in ("dev", "train", "other")] == [
+        ["dev"],
+        ["train"],
+        ["dev"],
+    ]
     (directory / "README.md").unlink()
     assert at(f"{directory}@hard") == ["hard"]
     with pytest.raises(UserError, match=r"--prompt_data: cannot load .*nothing"):
@@ -125,13 +149,19 @@ def test_a_directory_has_splits_configurations_and_data_directories(tmp_path_fac
 
 
 def test_a_subset_of_saved_datasets_and_of_files(tmp_path):
-    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1])).save_to_disk(tmp_path / "two")
+    DatasetDict(train=Dataset.from_list(ROWS), test=Dataset.from_list(ROWS[:1])).save_to_disk(
+        tmp_path / "two"
+    )
     assert list(load(f"{tmp_path}/two@test")) == ROWS[:1]
     path = jsonl(tmp_path / "rows.jsonl", ROWS)
     assert list(load(f"{path}@train")) == ROWS
-    with pytest.raises(UserError, match=r"--prompt_data: .*rows.jsonl is one file: it has no 'test'"):
+    with pytest.raises(
+        UserError, match=r"--prompt_data: .*rows.jsonl is one file: it has no 'test'"
+    ):
         load(f"{path}@test")
-    assert list(load(jsonl(tmp_path / "a@b,c.jsonl", ROWS))) == ROWS  # a path that exists is meant as it is
+    assert (
+        list(load(jsonl(tmp_path / "a@b,c.jsonl", ROWS))) == ROWS
+    )  # a path that exists is meant as it is
 
 
 def test_items_of_a_comma_list_follow_each_other_and_have_names(tmp_path):
@@ -142,7 +172,10 @@ def test_items_of_a_comma_list_follow_each_other_and_have_names(tmp_path):
 
     def tags(*items, **kwargs):
         kwargs = {"max_samples": None, "flag": "prompt_data"} | kwargs
-        return [(source.tag, len(source.rows)) for source in load_sources(",".join(map(str, items)), "train", **kwargs)]
+        return [
+            (source.tag, len(source.rows))
+            for source in load_sources(",".join(map(str, items)), "train", **kwargs)
+        ]
 
     assert tags(first) == [("default", 2)]
     assert tags(first, second) == [("a", 2), ("b", 1)]

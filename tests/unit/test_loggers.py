@@ -52,7 +52,9 @@ def test_a_second_object_of_a_step_is_refused(tmp_path):
 def test_nan_and_infinity_are_strict_json_that_float_reads_back(tmp_path):
     tracker = JsonlTracker(tmp_path / "metrics.jsonl")
     tracker.log(1, {"loss": math.nan, "ratio": -math.inf})
-    record = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda c: pytest.fail(c))
+    record = json.loads(
+        (tmp_path / "metrics.jsonl").read_text(), parse_constant=lambda c: pytest.fail(c)
+    )
     assert math.isnan(float(record["loss"])) and float(record["ratio"]) == -math.inf
 
 
@@ -104,7 +106,11 @@ def test_a_failing_tracker_is_reported_once_counted_and_harms_nobody(caplog):
         (3, {"reward": 1.0, "tracking/bad_failures": 2.0}),
     ]
     assert bad.seen == [(3, {"reward": 1.0, "tracking/bad_failures": 2.0})]
-    assert [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage()) == len(caplog.records) == 1
+    assert (
+        [r.getMessage() for r in caplog.records].count(caplog.records[0].getMessage())
+        == len(caplog.records)
+        == 1
+    )
     assert good.closed and bad.closed
 
 
@@ -122,7 +128,9 @@ def test_logging_steps_thins_the_others_but_not_evaluations():
 def test_names_of_other_systems_stand_beside_ours():
     """What was measured has them too, and nothing else has; no name stands for two figures."""
     local, other = Memory("local"), Memory("other")
-    Trackers(local, [other]).log(1, {"actor/policy_loss": -0.5, "actor/entropy": 2.0, "rollout/reward": 0.25})
+    Trackers(local, [other]).log(
+        1, {"actor/policy_loss": -0.5, "actor/entropy": 2.0, "rollout/reward": 0.25}
+    )
     expected = {
         "actor/policy_loss": -0.5,
         "actor/pg_loss": -0.5,
@@ -161,8 +169,15 @@ def test_wandb_offline_run_holds_the_values(tmp_path):
         "t.close()\n"
         "sys.exit(bool(t.failures))\n"
     )
-    env = {"PATH": "", "HOME": str(tmp_path), "WANDB_MODE": "offline", "PYTHONPATH": ":".join(filter(None, sys.path))}
-    done = subprocess.run([sys.executable, "-c", code, tmp_path], env=env, check=False, capture_output=True, text=True)
+    env = {
+        "PATH": "",
+        "HOME": str(tmp_path),
+        "WANDB_MODE": "offline",
+        "PYTHONPATH": ":".join(filter(None, sys.path)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", code, tmp_path], env=env, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert b"reward" in log.read_bytes() and b"0.625" in log.read_bytes()
@@ -171,13 +186,17 @@ def test_wandb_offline_run_holds_the_values(tmp_path):
 def test_a_tracker_that_cannot_start_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "file").write_text("not a directory")
     with pytest.raises(UserError, match="--use_tensorboard: the tracker did not start"):
-        build_trackers(LoggingFlags(use_tensorboard=str(tmp_path / "file")), tmp_path, name="run", config={})
+        build_trackers(
+            LoggingFlags(use_tensorboard=str(tmp_path / "file")), tmp_path, name="run", config={}
+        )
 
 
 def test_samples_are_written_only_where_asked_for(tmp_path):
     build_trackers(LoggingFlags(), tmp_path, name="run", config={}).log_samples(1, [])
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl"]
-    build_trackers(LoggingFlags(), tmp_path, name="run", config={}, samples=SampleLoggingFlags()).log_samples(1, [])
+    build_trackers(
+        LoggingFlags(), tmp_path, name="run", config={}, samples=SampleLoggingFlags()
+    ).log_samples(1, [])
     assert list(read_jsonl(tmp_path / "samples.jsonl")) == []
 
 

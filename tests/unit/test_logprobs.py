@@ -28,7 +28,11 @@ def plain(states, weight, bias, targets, transform):
 
 def inputs(n, with_bias, dtype=torch.float64):
     g = torch.Generator().manual_seed(n)
-    tensors = [torch.randn(n, 6, generator=g), torch.randn(11, 6, generator=g), torch.randn(11, generator=g)]
+    tensors = [
+        torch.randn(n, 6, generator=g),
+        torch.randn(11, 6, generator=g),
+        torch.randn(11, generator=g),
+    ]
     states, weight, bias = (t.to(dtype).requires_grad_() for t in tensors)
     return states, weight, bias if with_bias else None, torch.randint(0, 11, (n,), generator=g)
 
@@ -45,7 +49,13 @@ def test_chunks_equal_the_plain_version(transform, chunk_size, with_bias):
         plain(states, weight, bias, targets, transform),
         token_logprobs(states, weight, bias, targets, transform, chunk_size, entropy=True)[:2],
     ):
-        results.append([logprobs, entropy, *torch.autograd.grad((logprobs * up[0] + entropy * up[1]).sum(), leaves)])
+        results.append(
+            [
+                logprobs,
+                entropy,
+                *torch.autograd.grad((logprobs * up[0] + entropy * up[1]).sum(), leaves),
+            ]
+        )
     for expected, found in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
@@ -56,16 +66,21 @@ def test_only_one_of_the_two_outputs_carries_a_gradient():
         expected = torch.autograd.grad(
             plain(states, weight, bias, targets, TRANSFORMS[1])[pick].sum(), [states, weight]
         )
-        chunked = token_logprobs(states, weight, bias, targets, TRANSFORMS[1], 4, entropy=True)[pick]
+        chunked = token_logprobs(states, weight, bias, targets, TRANSFORMS[1], 4, entropy=True)[
+            pick
+        ]
         found = torch.autograd.grad(chunked.sum(), [states, weight])
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
 
 
 def test_chunks_of_bf16_add_up_in_fp32():
-    """512 chunks summed in bf16 would lose whole gradients: the error must be that of one rounding."""
+    """512 chunks summed in bf16 would lose whole gradients: the error must be that of one
+    rounding."""
     states, weight, _, targets = inputs(512, False, torch.bfloat16)
     exact = [t.detach().double().requires_grad_() for t in (states, weight)]
-    (reference,) = torch.autograd.grad(plain(*exact, None, targets, LogitTransform())[0].sum(), exact[1:])
+    (reference,) = torch.autograd.grad(
+        plain(*exact, None, targets, LogitTransform())[0].sum(), exact[1:]
+    )
     logprobs, *_ = token_logprobs(states, weight, None, targets, LogitTransform(), 1)
     (found,) = torch.autograd.grad(logprobs.sum(), [weight])
     assert logprobs.dtype == torch.float32
@@ -78,13 +93,17 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
     ids = torch.randint(0, 11, (2, 5))
     mask = torch.tensor([[False] + [True] * 4, [False, True, True, False, False]])
     with torch.no_grad():
-        found, more = LogprobHead(head, LogitTransform(), 2)(hidden, of_next(ids), of_next(mask), ["entropy"])
+        found, more = LogprobHead(head, LogitTransform(), 2)(
+            hidden, of_next(ids), of_next(mask), ["entropy"]
+        )
     logprobs, entropy = to_next(found), to_next(more["entropy"])
     for row in range(2):
         for t in range(5):
             distribution = head(hidden[row, t - 1]).detach().log_softmax(-1)
             real = bool(mask[row, t])
-            assert float(logprobs[row, t]) == pytest.approx(float(distribution[ids[row, t]]) if real else 0.0)
+            assert float(logprobs[row, t]) == pytest.approx(
+                float(distribution[ids[row, t]]) if real else 0.0
+            )
             assert float(entropy[row, t]) == pytest.approx(
                 float(-(distribution.exp() * distribution).sum()) if real else 0.0
             )
@@ -93,13 +112,16 @@ def test_the_head_shifts_by_one_and_leaves_padding_out():
 def test_a_batch_of_dummies_gives_zeros_and_a_graph():
     head = LogprobHead(torch.nn.Linear(6, 11), LogitTransform(), 2)
     hidden = torch.randn(2, 1, 6, requires_grad=True)
-    logprobs, _ = head(hidden, torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.bool))
+    logprobs, _ = head(
+        hidden, torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1, dtype=torch.bool)
+    )
     logprobs.sum().backward()
     assert not logprobs.any() and not hidden.grad.any() and not head.weight.grad.any()
 
 
 def dense_kl(logits, ref_logits, top_k):
-    """The obvious version over distributions with the unlikely tokens of the reference lumped together."""
+    """The obvious version over distributions with the unlikely tokens of the reference lumped
+    together."""
     p, q = logits.softmax(-1), ref_logits.softmax(-1)
     order = q.argsort(-1, descending=True)
     p, q = p.gather(-1, order), q.gather(-1, order)
@@ -118,17 +140,25 @@ def test_the_kl_of_whole_distributions_equals_the_dense_one(transform, chunk_siz
     head = torch.nn.Linear(6, 11, dtype=torch.float64)
     head.weight, head.bias = torch.nn.Parameter(ref_weight), torch.nn.Parameter(ref_bias)
     columns = reference_columns(ref_states, ref_weight, ref_bias, transform, 4, top_k)
-    of_reference = distributions(list(columns.values()), None if top_k else FrozenHead(head, transform))
+    of_reference = distributions(
+        list(columns.values()), None if top_k else FrozenHead(head, transform)
+    )
     up = torch.randn(3, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     expected = dense_kl(
-        transform(F.linear(states, weight, bias)), transform(F.linear(ref_states, ref_weight, ref_bias)), top_k
+        transform(F.linear(states, weight, bias)),
+        transform(F.linear(ref_states, ref_weight, ref_bias)),
+        top_k,
     )
     found = token_logprobs(states, weight, bias, targets, transform, chunk_size, True, of_reference)
     torch.testing.assert_close(found[2], expected, rtol=1e-10, atol=1e-12)
     every = (*plain(states, weight, bias, targets, transform), expected)
     for weights in (up, up * torch.tensor([0.0, 0.0, 1.0])[:, None]):
         grads = [
-            torch.autograd.grad((torch.stack(list(three)) * weights).sum(), [states, weight, bias], retain_graph=True)
+            torch.autograd.grad(
+                (torch.stack(list(three)) * weights).sum(),
+                [states, weight, bias],
+                retain_graph=True,
+            )
             for three in (every, found)
         ]
         for wanted, got in zip(*grads, strict=True):
@@ -136,15 +166,28 @@ def test_the_kl_of_whole_distributions_equals_the_dense_one(transform, chunk_siz
 
 
 def test_no_chunk_of_the_kl_outlives_it():
-    """What the backward pass keeps has no dimension of the vocabulary but for the output head itself."""
+    """What the backward pass keeps has no dimension of the vocabulary but for the output head
+    itself."""
     states, weight, bias, targets = inputs(9, True)
-    columns = reference_columns(states.detach() + 1, weight.detach(), bias.detach(), LogitTransform(), 4, 3)
+    columns = reference_columns(
+        states.detach() + 1, weight.detach(), bias.detach(), LogitTransform(), 4, 3
+    )
     kl = token_logprobs(
-        states, weight, bias, targets, LogitTransform(), 4, False, distributions(list(columns.values()), None)
+        states,
+        weight,
+        bias,
+        targets,
+        LogitTransform(),
+        4,
+        False,
+        distributions(list(columns.values()), None),
     )[2]
     kept = [tuple(t.shape) for t in kl.grad_fn.saved_tensors]
     assert sorted(shape for shape in kept if 11 in shape) == [(11,), (11, 6)]
-    assert {name: tuple(c.shape) for name, c in columns.items()} == {"ref_ids": (9, 3), "ref_support": (9, 4)}
+    assert {name: tuple(c.shape) for name, c in columns.items()} == {
+        "ref_ids": (9, 3),
+        "ref_support": (9, 4),
+    }
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])
@@ -153,6 +196,8 @@ def test_memory_does_not_grow_with_the_number_of_tokens(with_gradient):
     chunk = 256 * 50_000 * 4
     rises = [measure(256, tokens, 50_000, 16, with_gradient)[0] / chunk for tokens in (512, 1024)]
     plain = measure(0, 1024, 50_000, 16, with_gradient)[0] / chunk
-    assert max(rises) < 3  # blocks are half of it here, and an eighth at the default of 1,024 tokens
+    assert (
+        max(rises) < 3
+    )  # blocks are half of it here, and an eighth at the default of 1,024 tokens
     assert abs(rises[1] - rises[0]) < 0.5
     assert plain > 8  # 4 chunks of logits, and as many of log-probs

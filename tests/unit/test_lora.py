@@ -1,4 +1,5 @@
-"""Adapters inside a model: merged as peft merges them, refused where they would not be what they say."""
+"""Adapters inside a model: merged as peft merges them, refused where they would not be what they
+say."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def randomized(hf):
 
 @pytest.mark.parametrize("arch", ["qwen3", "gpt2"])
 def test_merged_weights_are_those_of_peft(base, arch):
-    """GPT-2 keeps its weights (in, out), square ones too, where a change the wrong way round would go unnoticed."""
+    """GPT-2 keeps its weights (in, out), square ones too, where a change the wrong way round would
+    go unnoticed."""
     shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": 40, "n_positions": 32}
     hf = load(base) if arch == "qwen3" else GPT2LMHeadModel(GPT2Config(**shape))
     adapters = randomized(hf)
@@ -55,19 +57,29 @@ def test_merged_weights_are_those_of_peft(base, arch):
 
 
 def test_a_mixture_of_experts_has_adapters_on_its_linear_layers(mixture):
-    """peft would wrap the fused weights of experts as well, whose names and changes are other ones than a layer's."""
+    """peft would wrap the fused weights of experts as well, whose names and changes are other ones
+    than a layer's."""
     hf = load(mixture)
     names = {name for name, _ in hf.named_parameters()}
     adapters = randomized(hf)
-    assert {name.rpartition(".")[2] for name in adapters.layers} == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert {name.rpartition(".")[2] for name in adapters.layers} == {
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+    }
     assert adapters.merged(dict(hf.named_parameters())).keys() == names
     for targets in (("gate_proj", "up_proj", "down_proj"), ("q_proj", "gate")):
-        with pytest.raises(UserError, match=r"experts.*\n.*names such as k_proj o_proj q_proj v_proj"):
+        with pytest.raises(
+            UserError, match=r"experts.*\n.*names such as k_proj o_proj q_proj v_proj"
+        ):
             check_targets(LoRAFlags(lora_rank=4, target_modules=targets), str(mixture), False)
 
 
 def test_a_backbone_without_a_head_has_adapters(base):
-    assert add_adapters(AutoModel.from_pretrained(base), LoRAFlags(lora_rank=4), str(base), 0, "model.").layers
+    assert add_adapters(
+        AutoModel.from_pretrained(base), LoRAFlags(lora_rank=4), str(base), 0, "model."
+    ).layers
 
 
 def test_a_failure_while_adapters_are_off_leaves_them_on(base):
@@ -82,8 +94,11 @@ def test_a_failure_while_adapters_are_off_leaves_them_on(base):
 
 
 def test_the_output_head_takes_no_adapter(base):
-    """Its place is taken by what computes log-probs, so this would fail only when workers load the model."""
-    with pytest.raises(UserError, match=r"the output head takes no adapter\n.*names such as down_proj(?!.*lm_head)"):
+    """Its place is taken by what computes log-probs, so this would fail only when workers load the
+    model."""
+    with pytest.raises(
+        UserError, match=r"the output head takes no adapter\n.*names such as down_proj(?!.*lm_head)"
+    ):
         check_targets(LoRAFlags(lora_rank=4, target_modules=("lm_head",)), str(base), False)
 
 

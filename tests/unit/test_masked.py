@@ -1,7 +1,14 @@
 import pytest
 import torch
 
-from openrl.algorithms.masked import grouped_moments, masked_mean, masked_std, segment_mean, standardise, step_loss
+from openrl.algorithms.masked import (
+    grouped_moments,
+    masked_mean,
+    masked_std,
+    segment_mean,
+    standardise,
+    step_loss,
+)
 from openrl.types import StepCounts
 
 LOSSES = torch.tensor([[1.0, 2, 3, 9], [4, 9, 9, 9], [9, 9, 9, 9]])
@@ -30,7 +37,9 @@ def test_one_sequence_is_its_own_mean():
 
 def test_rows_may_weigh_differently():
     weights = torch.tensor([2.0, 1.0, 5.0])
-    assert float(step_loss(LOSSES, MASK, COUNTS, "token-mean", weights=weights)) == pytest.approx((2 * 6 + 4) / 4)
+    assert float(step_loss(LOSSES, MASK, COUNTS, "token-mean", weights=weights)) == pytest.approx(
+        (2 * 6 + 4) / 4
+    )
 
 
 def test_nothing_to_train_is_zero_not_nan():
@@ -74,7 +83,9 @@ def test_segment_mean(segments, expected):
 
 def test_group_moments_by_id_with_outsiders():
     values, groups = torch.tensor([1.0, 5, 3, 7, 100]), torch.tensor([7, 2, 7, 7, 7])
-    mean, std, count = grouped_moments(values, groups, torch.tensor([True, True, True, False, False]))
+    mean, std, count = grouped_moments(
+        values, groups, torch.tensor([True, True, True, False, False])
+    )
     assert mean.tolist() == [2, 5, 2, 2, 2]
     assert std.tolist() == pytest.approx([2**0.5, 0, 2**0.5, 2**0.5, 2**0.5])
     assert count.tolist() == [2, 1, 2, 2, 2]

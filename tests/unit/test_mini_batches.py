@@ -14,7 +14,8 @@ from tests.unit.test_config_checks import GRPO, ppo
 
 
 class Recorder:
-    """A worker that takes down the rewards of each optimizer step; each sample's is its place in the data's order."""
+    """A worker that takes down the rewards of each optimizer step; each sample's is its place in
+    the data's order."""
 
     def __init__(self, context):
         self.steps = []
@@ -26,12 +27,18 @@ class Recorder:
 
 
 def steps_of(tmp_path, words, step=1):
-    sizes = "--rollout_batch_size 2 --train_batch_size 8 --init_kl_coef 0 --max_steps 9 --max_epochs 2"
+    sizes = (
+        "--rollout_batch_size 2 --train_batch_size 8 --init_kl_coef 0 --max_steps 9 --max_epochs 2"
+    )
     config = ppo(f"{GRPO} {sizes} --save_path {tmp_path} {words}")
     actor = LocalGroup.create("actor", 1, Recorder)
-    inputs = SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost())
+    inputs = SimpleNamespace(
+        tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
+    )
     pipeline = build_pipeline(config, inputs, Roles(policy=actor, rollout=actor))
-    asyncio.run(pipeline.update(outcome_batch([float(i) for i in range(16)], [0] * 8 + [1] * 8), step))
+    asyncio.run(
+        pipeline.update(outcome_batch([float(i) for i in range(16)], [0] * 8 + [1] * 8), step)
+    )
     return actor._workers[0].steps
 
 

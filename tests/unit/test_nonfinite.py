@@ -1,4 +1,5 @@
-"""Steps without a finite gradient: counted in a row for each role, over calls; the batch that is left behind."""
+"""Steps without a finite gradient: counted in a row for each role, over calls; the batch that is
+left behind."""
 
 import json
 
@@ -39,7 +40,9 @@ def test_a_finite_step_starts_the_count_anew_and_roles_count_apart(tmp_path):
     run("critic", 1, BAD, BAD)
     run("actor", 2, GOOD, BAD, BAD, GOOD)
     run("actor", 3, BAD, BAD)
-    with pytest.raises(UserError, match=r"step 2: the gradient of the critic was inf or NaN in 3 optimizer step"):
+    with pytest.raises(
+        UserError, match=r"step 2: the gradient of the critic was inf or NaN in 3 optimizer step"
+    ):
         run("critic", 2, BAD, GOOD)
     with pytest.raises(UserError, match=r"in 3 optimizer .*actor_batch\.safetensors"):
         run("actor", 4, BAD, GOOD)

@@ -1,4 +1,5 @@
-"""Rollout correction: weights, rejection and mismatch by hand, by the obvious version, and at 100 nats."""
+"""Rollout correction: weights, rejection and mismatch by hand, by the obvious version, and at 100
+nats."""
 
 import math
 
@@ -17,14 +18,18 @@ def rows(*log_rho):
     """Rows of sampled tokens with these log(old / rollout)."""
     width = max(map(len, log_rho))
     mask = torch.tensor([[False] + [i < len(r) for i in range(width)] for r in log_rho])
-    gaps = torch.tensor([[0.0] + list(r) + [0.0] * (width - len(r)) for r in log_rho], dtype=torch.float64)
+    gaps = torch.tensor(
+        [[0.0] + list(r) + [0.0] * (width - len(r)) for r in log_rho], dtype=torch.float64
+    )
     rollout = torch.full_like(gaps, -3.0)
     columns = {"rollout_logprobs": rollout, "old_logprobs": rollout + gaps, "loss_mask": mask}
     return outcome_batch([0.0] * len(log_rho), list(range(len(log_rho))), tokens=width, **columns)
 
 
 def figures(batch):
-    return {name: metric.value for name, metric in shown(compare(batch.old_logprobs, batch)).items()}
+    return {
+        name: metric.value for name, metric in shown(compare(batch.old_logprobs, batch)).items()
+    }
 
 
 def corrected(batch, **flags):
@@ -53,7 +58,8 @@ def test_seq_mask_tis_drops_sequences_and_keeps_weights_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("level", "expected"), [("token", [2, 3, 0.5]), ("geometric", [3 ** (1 / 3)] * 3), ("sequence", [3, 3, 3])]
+    ("level", "expected"),
+    [("token", [2, 3, 0.5]), ("geometric", [3 ** (1 / 3)] * 3), ("sequence", [3, 3, 3])],
 )
 def test_levels_by_hand(level, expected):
     weights = corrected(rows(logs(2.0, 3.0, 0.5)), vllm_is_level=level)[0].is_weights
@@ -64,7 +70,11 @@ def test_levels_by_hand(level, expected):
 @pytest.mark.parametrize("level", ["token", "geometric", "segment", "sequence"])
 def test_weights_equal_the_obvious_version(level, kind):
     batch = random_batch(1)
-    flags = {"vllm_is_level": level, "vllm_is_correction_type": kind, "vllm_is_truncated_threshold": (0.6, 1.5)}
+    flags = {
+        "vllm_is_level": level,
+        "vllm_is_correction_type": kind,
+        "vllm_is_truncated_threshold": (0.6, 1.5),
+    }
     got = corrected(batch, **flags)[0].is_weights
     gap = (batch.old_logprobs - batch.rollout_logprobs).tolist()
     for row, t in batch.loss_mask.nonzero().tolist():
@@ -85,9 +95,13 @@ def test_normalised_weights_have_mean_one():
 
 
 def test_weights_of_sequences_have_mean_one_over_sequences():
-    """Weights 2 on one token and 0.5 on three: over sequences their mean is 1.25, over tokens 0.875."""
+    """Weights 2 on one token and 0.5 on three: over sequences their mean is 1.25, over tokens
+    0.875."""
     batch = rows(logs(2.0), logs(0.5, 1.0, 1.0))
-    for level, expected in (("sequence", [2 / 1.25, 0.5 / 1.25]), ("token", [2 / 1.125, 0.5 / 1.125])):
+    for level, expected in (
+        ("sequence", [2 / 1.25, 0.5 / 1.25]),
+        ("token", [2 / 1.125, 0.5 / 1.125]),
+    ):
         weights = corrected(batch, vllm_is_batch_normalize=True, vllm_is_level=level)[0].is_weights
         assert weights[:, 1].tolist() == pytest.approx(expected)
 
@@ -96,14 +110,21 @@ def test_weights_of_sequences_have_mean_one_over_sequences():
 @pytest.mark.parametrize("gap", [100.0, -100.0, 1e6])
 def test_a_mismatch_of_100_nats_is_finite(gap, kind):
     for level in ("token", "geometric", "segment", "sequence"):
-        flags = {"vllm_is_correction_type": kind, "vllm_is_level": level, "rollout_rs": REJECTION_TESTS}
-        batch, metrics = corrected(rows([gap, 0.0, gap], [0.0]), rollout_rs_threshold=("2.0",), **flags)
+        flags = {
+            "vllm_is_correction_type": kind,
+            "vllm_is_level": level,
+            "rollout_rs": REJECTION_TESTS,
+        }
+        batch, metrics = corrected(
+            rows([gap, 0.0, gap], [0.0]), rollout_rs_threshold=("2.0",), **flags
+        )
         assert bool(batch.is_weights.isfinite().all())
         assert all(math.isfinite(value) for value in metrics.values()), metrics
         assert batch.members.tolist() == [False, True]
 
 
-# -- rejection -------------------------------------------------------------------------------------------
+# -- rejection
+# -------------------------------------------------------------------------------------------
 
 
 def kept(batch, *tests, thresholds):
@@ -168,12 +189,15 @@ def test_bad_rejection_flags(names, thresholds, complaint):
 
 
 def test_one_number_bounds_both_sides():
-    (test,) = rejection_tests(RolloutCorrectionFlags(rollout_rs=("seq_mean_k1",), rollout_rs_threshold=("2",)))
+    (test,) = rejection_tests(
+        RolloutCorrectionFlags(rollout_rs=("seq_mean_k1",), rollout_rs_threshold=("2",))
+    )
     assert (test.level, test.estimator) == ("seq_mean", "k1")
     assert (test.low, test.high) == pytest.approx((-math.log(2), math.log(2)))
 
 
-# -- mismatch --------------------------------------------------------------------------------------------
+# -- mismatch
+# --------------------------------------------------------------------------------------------
 
 
 def test_equal_policies_have_no_mismatch():
@@ -186,7 +210,9 @@ def test_mismatch_by_hand():
     batch = rows(logs(2.0, 0.5), logs(4.0))
     metrics = {name.split("/")[1]: value for name, value in figures(batch).items()}
     assert metrics["kl"] == pytest.approx(-math.log(4) / 3)
-    assert metrics["k3_kl"] == pytest.approx((2 - 1 - math.log(2) + 0.5 - 1 + math.log(2) + 3 - math.log(4)) / 3)
+    assert metrics["k3_kl"] == pytest.approx(
+        (2 - 1 - math.log(2) + 0.5 - 1 + math.log(2) + 3 - math.log(4)) / 3
+    )
     assert metrics["ppl_ratio"] == pytest.approx((1 + 0.25) / 2)
     assert metrics["chi2_token"] == pytest.approx((4 + 0.25 + 16) / 3 - 1)
     assert metrics["chi2_sequence"] == pytest.approx((1 + 16) / 2 - 1)
@@ -198,7 +224,9 @@ def test_mismatch_by_hand():
 
 def test_parts_of_a_batch_merge_to_the_whole():
     batch = random_batch(3)
-    parts = [batch.select(rows) for rows in ([0, 5, 2], [1, -1], [3, 4], list(range(6, len(batch))))]
+    parts = [
+        batch.select(rows) for rows in ([0, 5, 2], [1, -1], [3, 4], list(range(6, len(batch))))
+    ]
     merged = merge_all(compare(part.old_logprobs, part) for part in parts)
     found = {name: metric.value for name, metric in shown(merged).items()}
     assert found == pytest.approx(figures(batch), rel=1e-12)
@@ -215,5 +243,7 @@ def test_weights_carry_no_gradient():
     batch = rows([0.3, -0.2])
     live = batch.replace(old_logprobs=batch.old_logprobs.clone())
     flags = RolloutCorrectionFlags(enable_vllm_is_correction=True)
-    weights = importance_weights(live.old_logprobs - live.rollout_logprobs, live.loss_mask, live.turn_ids, flags)
+    weights = importance_weights(
+        live.old_logprobs - live.rollout_logprobs, live.loss_mask, live.turn_ids, flags
+    )
     assert not weights.requires_grad

@@ -1,4 +1,5 @@
-"""Learning rates of every schedule by hand, which parameters decay, and the steps of every optimizer."""
+"""Learning rates of every schedule by hand, which parameters decay, and the steps of every
+optimizer."""
 
 import math
 from dataclasses import replace
@@ -45,7 +46,9 @@ def test_cosine_with_min_lr_by_hand():
 
 
 def test_warmup_in_steps_takes_the_place_of_the_ratio():
-    assert rates("constant_with_warmup", lr_warmup_steps=4)[:6] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+    assert rates("constant_with_warmup", lr_warmup_steps=4)[:6] == pytest.approx(
+        [0, 0.25, 0.5, 0.75, 1, 1]
+    )
     assert rates("constant_with_warmup", lr_warmup_steps=0)[0] == pytest.approx(1)
 
 
@@ -58,7 +61,11 @@ def test_linear_ends_at_zero_and_wsd_at_its_floor():
 
 def test_decay_spares_biases_and_norms():
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3))
-    decay = {id(p): g["weight_decay"] for g in build_optimizer(model, spec()).param_groups for p in g["params"]}
+    decay = {
+        id(p): g["weight_decay"]
+        for g in build_optimizer(model, spec()).param_groups
+        for p in g["params"]
+    }
     assert {name: decay[id(p)] for name, p in model.named_parameters()} == {
         "0.weight": 0.5,
         "0.bias": 0.0,
@@ -73,7 +80,9 @@ class Small(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.embed = torch.nn.Embedding(8, 64)
-        self.layers = torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))])
+        self.layers = torch.nn.ModuleList(
+            [torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.LayerNorm(64))]
+        )
         self.head = torch.nn.Linear(64, 8, bias=False)
 
     def forward(self, ids):
@@ -104,7 +113,9 @@ def test_muon_takes_the_matrices_of_layers_and_adamw_the_rest():
             {"params": [p for p in others if p.dim() > 1], "weight_decay": 0.5},
             {"params": [p for p in others if p.dim() == 1], "weight_decay": 0.0},
         ]
-        muon = torch.optim.Muon(matrices, lr=1e-2, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        muon = torch.optim.Muon(
+            matrices, lr=1e-2, weight_decay=0.5, momentum=0.95, adjust_lr_fn="match_rms_adamw"
+        )
         return [muon, torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), eps=1e-8, fused=True)]
 
     found, expected = trained(lambda m: [build_optimizer(m, s)]), trained(by_hand)
@@ -137,14 +148,20 @@ def test_the_scheduler_reaches_both_parts_of_muon():
 def test_8_bit_moments_stay_near_adamw():
     s = replace(spec(optimizer="adamw_8bit"), learning_rate=1e-3)
     start = trained(lambda m: [], steps=0)
-    found, plain = (trained(lambda m, s=s: [build_optimizer(m, s)], 3) for s in (s, replace(s, optimizer="adamw")))
+    found, plain = (
+        trained(lambda m, s=s: [build_optimizer(m, s)], 3)
+        for s in (s, replace(s, optimizer="adamw"))
+    )
     moved = torch.cat([(plain[n] - start[n]).flatten() for n in plain])
     gap = torch.cat([(plain[n] - found[n]).flatten() for n in plain])
-    assert 0 < float(gap.norm() / moved.norm()) < 0.05  # small tensors keep 32 bits, the layer's matrix has 8
+    assert (
+        0 < float(gap.norm() / moved.norm()) < 0.05
+    )  # small tensors keep 32 bits, the layer's matrix has 8
 
 
 def drifted(optimizer, steps=200):
-    """How far weights near 1 move while every gradient is about 1, at a learning rate below bf16's spacing there."""
+    """How far weights near 1 move while every gradient is about 1, at a learning rate below bf16's
+    spacing there."""
     noise = torch.Generator().manual_seed(0)
     weight = optimizer.param_groups[0]["params"][0]
     start = weight.detach().double()
@@ -156,9 +173,13 @@ def drifted(optimizer, steps=200):
 
 
 def test_bf16_with_compensation_tracks_fp32_where_plain_bf16_stalls():
-    """200 steps of 1e-4 are 0.02, several spacings of bf16 near 1 (2**-7); each step alone is rounded away."""
+    """200 steps of 1e-4 are 0.02, several spacings of bf16 near 1 (2**-7); each step alone is
+    rounded away."""
     starts = 1 + torch.rand(64, 64, generator=torch.Generator().manual_seed(1))
-    weights = [torch.nn.Parameter(starts.bfloat16().to(dtype)) for dtype in (torch.float32, *[torch.bfloat16] * 2)]
+    weights = [
+        torch.nn.Parameter(starts.bfloat16().to(dtype))
+        for dtype in (torch.float32, *[torch.bfloat16] * 2)
+    ]
     settings = {"lr": 1e-4, "betas": (0.9, 0.95)}
     exact = drifted(torch.optim.AdamW(weights[:1], **settings, weight_decay=0.0))
     compensated = drifted(BF16AdamW(weights[1:2], **settings))

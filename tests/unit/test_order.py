@@ -34,10 +34,15 @@ def test_order_does_not_depend_on_how_it_is_taken():
     assert [i for n in (1, 5, 2, 20, 12) for i in pieces.take(n)] == whole
 
 
-@pytest.mark.parametrize("sizes, shares", [((5, 3), (0.7, 0.3)), ((2, 9, 4), (0.2, 0.2, 0.6)), ((4,), (1.0,))])
+@pytest.mark.parametrize(
+    "sizes, shares", [((5, 3), (0.7, 0.3)), ((2, 9, 4), (0.2, 0.2, 0.6)), ((4,), (1.0,))]
+)
 def test_interleaving_is_that_of_datasets(sizes, shares):
-    """The same draws give the same rows as ``datasets.interleave_datasets`` until all sources are exhausted."""
-    parts = [Dataset.from_list([{"at": [s, r]} for r in range(size)]) for s, size in enumerate(sizes)]
+    """The same draws give the same rows as ``datasets.interleave_datasets`` until all sources are
+    exhausted."""
+    parts = [
+        Dataset.from_list([{"at": [s, r]} for r in range(size)]) for s, size in enumerate(sizes)
+    ]
     theirs = interleave_datasets(parts, list(shares), seed=11, stopping_strategy="all_exhausted")
     rng = np.random.default_rng(11)
     draws = (int(i) for _ in iter(int, 1) for i in rng.choice(len(sizes), size=1000, p=shares))
@@ -46,12 +51,22 @@ def test_interleaving_is_that_of_datasets(sizes, shares):
 
 def test_a_blend_by_hand():
     draws = [0, 1, 1, 0, 1, 0, 0, 0]
-    assert interleave((3, 2), iter(draws), EVERYTHING) == [(0, 0), (1, 0), (1, 1), (0, 1), (1, 0), (0, 2)]
+    assert interleave((3, 2), iter(draws), EVERYTHING) == [
+        (0, 0),
+        (1, 0),
+        (1, 1),
+        (0, 1),
+        (1, 0),
+        (0, 2),
+    ]
     assert interleave((3, 2), iter(draws), 4) == [(0, 0), (1, 0), (1, 1), (0, 1)]
 
 
 def blended(parts, shares, seed, limit=EVERYTHING):
-    return [parts[s][r] for s, r in interleave([len(part) for part in parts], drawn(shares, seed), limit)]
+    return [
+        parts[s][r]
+        for s, r in interleave([len(part) for part in parts], drawn(shares, seed), limit)
+    ]
 
 
 def test_blends_keep_the_shares_and_leave_no_row_out():
@@ -77,7 +92,10 @@ def test_draws_follow_from_the_seed_alone():
 @pytest.mark.parametrize("taken", [0, 3, 17, 18, 41])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_a_blend_resumes_exactly_in_mid_pass(taken, shuffle):
-    prompts = [[Prompt(f"{name}{i}", [i], str(i)) for i in range(size)] for name, size in (("a", 9), ("b", 3))]
+    prompts = [
+        [Prompt(f"{name}{i}", [i], str(i)) for i in range(size)]
+        for name, size in (("a", 9), ("b", 3))
+    ]
 
     def stream():
         return PromptStream(blended(prompts, (0.5, 0.5), seed=5), seed=5, shuffle=shuffle)
@@ -104,7 +122,9 @@ def test_resume_with_another_order_is_refused():
         SeededOrder(8, seed=5).load_state(state)
     with pytest.raises(UserError, match="the checkpoint has seed 5, this run 6"):
         SeededOrder(7, seed=6).load_state(state)
-    with pytest.raises(UserError, match="the checkpoint has size 7, this run 8; shuffle True, this run False"):
+    with pytest.raises(
+        UserError, match="the checkpoint has size 7, this run 8; shuffle True, this run False"
+    ):
         SeededOrder(8, seed=5, shuffle=False).load_state(state)
 
 
@@ -115,7 +135,9 @@ def test_resume_with_another_order_is_refused():
 )
 def test_resume_with_changed_data_of_the_same_size_is_refused(change):
     def stream(**changed):
-        rows = [{"id": f"train:{i}", "token_ids": [i, i], "text": "", "label": str(i)} for i in range(4)]
+        rows = [
+            {"id": f"train:{i}", "token_ids": [i, i], "text": "", "label": str(i)} for i in range(4)
+        ]
         rows[2] |= changed
         return PromptStream([Prompt(**row) for row in rows], seed=0)
 

@@ -1,4 +1,5 @@
-"""What runs side by side in a step, shown by what waits for what: with a wrong order these tests would never end."""
+"""What runs side by side in a step, shown by what waits for what: with a wrong order these tests
+would never end."""
 
 import asyncio
 from contextlib import contextmanager
@@ -27,13 +28,17 @@ from tests.batches import outcome_batch
 from tests.tiny import tiny_model_dir
 from tests.unit.test_config_checks import GRPO, ppo
 
-ONE_STEP = "--rollout_batch_size 5 --n_samples_per_prompt 2 --train_batch_size 10 --micro_train_batch_size 2"
+ONE_STEP = (
+    "--rollout_batch_size 5 --n_samples_per_prompt 2 --train_batch_size 10"
+    " --micro_train_batch_size 2"
+)
 INPUTS = Inputs("cpu", SimpleNamespace(pad_token_id=0), [], [], [])
 PROMPTS = [Prompt(f"p{i}", [5 + i], "x") for i in range(5)]
 
 
 class Engine:
-    """Answers with tokens that follow from the prompt; the last prompt's answers come only when ``late`` is set."""
+    """Answers with tokens that follow from the prompt; the last prompt's answers come only when
+    ``late`` is set."""
 
     def __init__(self, late):
         self.late = late
@@ -42,12 +47,15 @@ class Engine:
         if token_ids == PROMPTS[-1].token_ids:
             await self.late.wait()
         return Completion(
-            [token_ids[0] + i for i in range(1 + token_ids[0] % 3)], [-1.0] * (1 + token_ids[0] % 3), Finish.STOP
+            [token_ids[0] + i for i in range(1 + token_ids[0] % 3)],
+            [-1.0] * (1 + token_ids[0] % 3),
+            Finish.STOP,
         )
 
 
 class Reward:
-    """Scores by position among the siblings once ``open`` is set; the second answer to p1 gets none."""
+    """Scores by position among the siblings once ``open`` is set; the second answer to p1 gets
+    none."""
 
     def __init__(self, open):
         self.open, self.calls = open, 0
@@ -61,7 +69,8 @@ class Reward:
 
 
 class Model:
-    """A column that follows from the tokens; tells when it has been asked for one, and keeps what it trains on."""
+    """A column that follows from the tokens; tells when it has been asked for one, and keeps what
+    it trains on."""
 
     def __init__(self, context, forward_done, batches):
         self.forward_done, self.batches = forward_done, batches
@@ -83,7 +92,9 @@ def model_dir(tmp_path_factory):
 def worker(model_dir, engine, reward, rank=0):
     flags = (RewardFlags(), reward_plan(RewardFlags()))
     spec = EngineSpec(model_dir, "cpu", "fp32", 64)
-    made = RolloutWorker(WorkerContext("vllm", rank, 2), "hf", spec, ModelFlags(pretrain=model_dir), *flags)
+    made = RolloutWorker(
+        WorkerContext("vllm", rank, 2), "hf", spec, ModelFlags(pretrain=model_dir), *flags
+    )
     made.engine, made.reward = engine, reward
     return made
 
@@ -95,7 +106,8 @@ def event(is_set):
     return made
 
 
-# -- rewards beside log-prob passes ---------------------------------------------------------------------------
+# -- rewards beside log-prob passes
+# ---------------------------------------------------------------------------
 
 
 def test_groups_come_without_scores_once_nothing_is_left_to_generate(model_dir):
@@ -107,7 +119,9 @@ def test_groups_come_without_scores_once_nothing_is_left_to_generate(model_dir):
         )
         first = asyncio.create_task(anext(stream))
         await asyncio.sleep(1)
-        assert not first.done() and reward.calls == 2 * 4  # rewards of what has ended are out; one prompt still plays
+        assert (
+            not first.done() and reward.calls == 2 * 4
+        )  # rewards of what has ended are out; one prompt still plays
         late.set()
         unscored = dict(await first)
         assert sorted(unscored) == [0, 1, 2, 3, 4]
@@ -133,11 +147,14 @@ def test_scored_groups_come_whole(model_dir):
 
 
 class Step:
-    """One step of the real pipeline over two engines; ``early``: rewards come when a log-prob pass has been made."""
+    """One step of the real pipeline over two engines; ``early``: rewards come when a log-prob pass
+    has been made."""
 
     def __init__(self, model_dir, tmp_path, early, words=""):
         self.model_dir, self.early, self.batches, self.stages = model_dir, early, [], []
-        self.config = ppo(f"{GRPO} {ONE_STEP} --save_path {tmp_path} --max_reward_failure_rate 0.5 {words}")
+        self.config = ppo(
+            f"{GRPO} {ONE_STEP} --save_path {tmp_path} --max_reward_failure_rate 0.5 {words}"
+        )
 
     def pipeline(self, reward):
         engines = [worker(self.model_dir, Engine(event(True)), reward, rank) for rank in range(2)]
@@ -162,7 +179,8 @@ class Step:
 
 @pytest.mark.parametrize("words", ["", "--rollout_scheduler batch"])
 def test_passes_run_while_rewards_are_out_and_change_nothing(model_dir, tmp_path, words):
-    """The rewards wait for a pass: only a step that overlaps ends. It trains on the same bits as one that need not."""
+    """The rewards wait for a pass: only a step that overlaps ends. It trains on the same bits as
+    one that need not."""
     early, late = (Step(model_dir, tmp_path, early, words) for early in (True, False))
     metrics = [run_virtually(step.run()) for step in (early, late)]
     assert metrics[0] == metrics[1]
@@ -203,7 +221,8 @@ def test_an_error_of_a_reward_ends_the_passes(model_dir, tmp_path):
     assert seconds < 10 and not left
 
 
-# -- passes that nobody needs ----------------------------------------------------------------------------------
+# -- passes that nobody needs
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -215,11 +234,15 @@ def test_an_error_of_a_reward_ends_the_passes(model_dir, tmp_path):
         ("--init_kl_coef 0 --skip_old_logprob never", {"actor": 1, "reference": 0}),
         ("--init_kl_coef 0.1", {"actor": 1, "reference": 1}),  # in the reward
         ("--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3", {"actor": 0, "reference": 1}),
-        ("--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3 --skip_old_logprob always", {"actor": 0, "reference": 1}),
+        (
+            "--init_kl_coef 0.1 --use_kl_loss --kl_estimator k3 --skip_old_logprob always",
+            {"actor": 0, "reference": 1},
+        ),
     ],
 )
 def test_forward_passes_of_a_step_are_counted(tmp_path, words, passes):
-    """One optimizer step a rollout, unless --max_epochs says otherwise. No pass whose column nobody reads."""
+    """One optimizer step a rollout, unless --max_epochs says otherwise. No pass whose column nobody
+    reads."""
     config = ppo(f"{GRPO} {ONE_STEP} --save_path {tmp_path} {words}")
     made = dict.fromkeys(("actor", "reference"), 0)
 
@@ -242,7 +265,8 @@ def test_forward_passes_of_a_step_are_counted(tmp_path, words, passes):
     assert made == passes
 
 
-# -- critic beside actor ---------------------------------------------------------------------------------------
+# -- critic beside actor
+# ---------------------------------------------------------------------------------------
 
 
 class Meeting:
@@ -274,14 +298,23 @@ TRAIN, ANNOTATE = (
 
 
 def both(tmp_path, work, places, together):
-    """Who began and ended when actor and critic work, each waiting for the other to begin if ``together``."""
+    """Who began and ended when actor and critic work, each waiting for the other to begin if
+    ``together``."""
     log = []
 
     async def scenario():
         meet = {"actor": asyncio.Event(), "critic": asyncio.Event(), "together": together}
-        actor, critic = (LocalGroup.create(role, 1, Meeting, log, meet, timeout=60) for role in ("actor", "critic"))
-        flags = "--rollout_batch_size 8 --train_batch_size 8 --max_steps 9 --init_kl_coef 0 --skip_old_logprob never"
-        config = ppo(f"--pretrain m --prompt_data d --remote_rm_url r.py {flags} --save_path {tmp_path}")
+        actor, critic = (
+            LocalGroup.create(role, 1, Meeting, log, meet, timeout=60)
+            for role in ("actor", "critic")
+        )
+        flags = (
+            "--rollout_batch_size 8 --train_batch_size 8 --max_steps 9 --init_kl_coef 0"
+            " --skip_old_logprob never"
+        )
+        config = ppo(
+            f"--pretrain m --prompt_data d --remote_rm_url r.py {flags} --save_path {tmp_path}"
+        )
         residency = Residency(ResidencyTable({role: frozenset(p) for role, p in places.items()}))
         roles = Roles(policy=actor, rollout=actor, critic=critic, residency=residency)
         await work(build_pipeline(config, INPUTS, roles), outcome_batch([1.0] * 8, list(range(8))))
@@ -307,6 +340,8 @@ def test_roles_that_share_a_place_take_turns(tmp_path, work):
 
 
 def test_rounds_of_roles():
-    table = ResidencyTable({"a": frozenset({0}), "b": frozenset({0, 1}), "c": frozenset({1}), "d": frozenset({2})})
+    table = ResidencyTable(
+        {"a": frozenset({0}), "b": frozenset({0, 1}), "c": frozenset({1}), "d": frozenset({2})}
+    )
     assert table.rounds("abcd") == [["a", "c", "d"], ["b"]]
     assert ResidencyTable().rounds("ab") == [["a", "b"]]

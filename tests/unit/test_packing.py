@@ -18,7 +18,11 @@ def test_rows_stand_end_to_end_and_come_back():
     assert rows.token_ids.tolist() == [[5, 6, 7, 8, 9, 4]]
     assert rows.predicted.tolist() == [[False, True, True, False, False, True]]
     assert rows.inputs["position_ids"].tolist() == [[0, 1, 2, 0, 0, 1]]
-    assert rows.inputs["cu_seq_lens_q"].tolist() == rows.inputs["cu_seq_lens_k"].tolist() == [0, 3, 4, 6]
+    assert (
+        rows.inputs["cu_seq_lens_q"].tolist()
+        == rows.inputs["cu_seq_lens_k"].tolist()
+        == [0, 3, 4, 6]
+    )
     assert rows.inputs["max_length_q"] == rows.inputs["max_length_k"] == 3
     assert torch.equal(rows.columns(rows.token_ids), ids)
 
@@ -29,7 +33,8 @@ def test_rows_stand_end_to_end_and_come_back():
 
 
 def test_siblings_stand_behind_what_they_begin_with():
-    """[5 6 7 | 7 8 | 7 9 4] and a row of another group: the last common token stands again before each row's own."""
+    """[5 6 7 | 7 8 | 7 9 4] and a row of another group: the last common token stands again before
+    each row's own."""
     ids = torch.tensor([[5, 6, 7, 8, 0], [5, 6, 7, 9, 4], [5, 6, 3, 0, 0]])
     groups = torch.tensor([4, 4, 2])
     rows = arrange(ids, ids > 0, packing=True, groups=groups)
@@ -51,9 +56,15 @@ def test_siblings_apart_or_with_little_in_common_share_nothing():
     together = arrange(ids, ids > 0, packing=True, groups=torch.tensor([1, 1, 1]))  # not a token
     for rows in (apart, together):
         plain = arrange(ids, ids > 0, packing=True)
-        assert torch.equal(rows.token_ids, plain.token_ids) and torch.equal(rows.predicted, plain.predicted)
+        assert torch.equal(rows.token_ids, plain.token_ids) and torch.equal(
+            rows.predicted, plain.predicted
+        )
         assert rows.inputs["key_places"].tolist() == list(range(10))
-        assert rows.inputs["cu_seq_lens_q"].tolist() == rows.inputs["cu_seq_lens_k"].tolist() == [0, 4, 6, 10]
+        assert (
+            rows.inputs["cu_seq_lens_q"].tolist()
+            == rows.inputs["cu_seq_lens_k"].tolist()
+            == [0, 4, 6, 10]
+        )
 
 
 def test_the_flag_reaches_every_model():
@@ -62,7 +73,9 @@ def test_the_flag_reaches_every_model():
         config = ppo(words + more)
         roles = role_models(config)
         assert {"actor", "critic", "reference"} <= roles.keys()
-        assert all(model_spec(config, role, "cpu", 10).packing is packing for role in roles.values())
+        assert all(
+            model_spec(config, role, "cpu", 10).packing is packing for role in roles.values()
+        )
         config, _ = settle(SFTConfig, "--pretrain m --dataset d --output_key o" + more)
         task = task_of(config, tiny_tokenizer())
         assert launch_supervised.model_spec(config, task, "cpu", 10).packing is packing

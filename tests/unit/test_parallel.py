@@ -8,9 +8,15 @@ from openrl.errors import UserError
 from openrl.rollout.parallel import check_parallel, shape_problems
 from tests.tiny import tiny_model_dir
 
-DENSE = Qwen3Config(num_attention_heads=12, num_key_value_heads=4, intermediate_size=96, num_hidden_layers=3)
+DENSE = Qwen3Config(
+    num_attention_heads=12, num_key_value_heads=4, intermediate_size=96, num_hidden_layers=3
+)
 EXPERTS = Qwen3MoeConfig(
-    num_attention_heads=8, num_key_value_heads=2, moe_intermediate_size=36, num_experts=6, num_hidden_layers=3
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    moe_intermediate_size=36,
+    num_experts=6,
+    num_hidden_layers=3,
 )
 
 

@@ -37,21 +37,60 @@ FOUR = " --actor_num_gpus_per_node 4"
     ("words", "expected"),
     [
         (FOUR + " --ulysses_size 2 --ring_attn_size 2", "two ways to split a sequence"),
-        (FOUR + " --ulysses_size 3", "4 ranks of the actor do not divide into blocks of 3 that share their rows"),
-        (FOUR + " --ref_num_gpus_per_node 3 --ulysses_size 4", "3 ranks of the reference do not divide"),
-        ('--placement "actor=0-3;ref=0;vllm=4" --ulysses_size 2', "1 ranks of the reference do not divide"),
-        (FOUR + " --ulysses_size 2 --attn_implementation eager", "eager cannot run on parts of a sequence"),
-        (FOUR + " --ds_tensor_parallel_size 2 --param_dtype fp32", "layers are split in bf16 and fp16 only"),
-        (FOUR + " --ds_tensor_parallel_size 2 --zero_stage 3", "ZeRO stage 3 splits every parameter already"),
-        (FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8", "layers with adapters or 4-bit weights are not split"),
-        (FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8 --load_in_4bit", "adapters or 4-bit weights are not split"),
-        (FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0", "a rank has parts of them"),
-        (FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0", "the norm of its own parts' gradients"),
+        (
+            FOUR + " --ulysses_size 3",
+            "4 ranks of the actor do not divide into blocks of 3 that share their rows",
+        ),
+        (
+            FOUR + " --ref_num_gpus_per_node 3 --ulysses_size 4",
+            "3 ranks of the reference do not divide",
+        ),
+        (
+            '--placement "actor=0-3;ref=0;vllm=4" --ulysses_size 2',
+            "1 ranks of the reference do not divide",
+        ),
+        (
+            FOUR + " --ulysses_size 2 --attn_implementation eager",
+            "eager cannot run on parts of a sequence",
+        ),
+        (
+            FOUR + " --ds_tensor_parallel_size 2 --param_dtype fp32",
+            "layers are split in bf16 and fp16 only",
+        ),
+        (
+            FOUR + " --ds_tensor_parallel_size 2 --zero_stage 3",
+            "ZeRO stage 3 splits every parameter already",
+        ),
+        (
+            FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8",
+            "layers with adapters or 4-bit weights are not split",
+        ),
+        (
+            FOUR + " --ds_tensor_parallel_size 2 --lora_rank 8 --load_in_4bit",
+            "adapters or 4-bit weights are not split",
+        ),
+        (
+            FOUR + " --ds_tensor_parallel_size 2 --optimizer muon --zero_stage 0",
+            "a rank has parts of them",
+        ),
+        (
+            FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0",
+            "the norm of its own parts' gradients",
+        ),
         (FOUR + " --ring_head_stride 2", "no effect: there is no ring"),
-        (FOUR + " --ulysses_size 2 --prefix_grouper", "rows that are split over ranks do not share"),
-        (" --prefix_grouper --attn_implementation sdpa", "sdpa knows no rows that share what they begin with"),
+        (
+            FOUR + " --ulysses_size 2 --prefix_grouper",
+            "rows that are split over ranks do not share",
+        ),
+        (
+            " --prefix_grouper --attn_implementation sdpa",
+            "sdpa knows no rows that share what they begin with",
+        ),
         (" --prefix_grouper --n_samples_per_prompt 1", "no effect: a prompt has one answer"),
-        (" --prefix_grouper --micro_train_batch_size 1", "no effect: a micro-batch of one sample has nothing to share"),
+        (
+            " --prefix_grouper --micro_train_batch_size 1",
+            "no effect: a micro-batch of one sample has nothing to share",
+        ),
         (
             FOUR + " --ulysses_size 2 --train_batch_size 129",
             "129 samples do not divide among 2 blocks of 2 actor ranks",
@@ -83,9 +122,13 @@ def test_batches_are_dealt_to_blocks_of_ranks():
     assert rows["micro-batches per rank and optimizer step"] == ("1", "of 4 samples on 2 x 2 ranks")
     assert "actor ranks" not in {name for name, *_ in batch_rows(ppo(GRPO + FOUR), 1024, plan)}
     words = " --use_dynamic_batch --train_max_tokens_per_gpu"
-    assert rollout_cut(ppo(GRPO + FOUR + " --ulysses_size 2" + words + " 1024"), PER_TOKEN).train == TokenCap(2048)
+    assert rollout_cut(
+        ppo(GRPO + FOUR + " --ulysses_size 2" + words + " 1024"), PER_TOKEN
+    ).train == TokenCap(2048)
     refused = said(PPOConfig, GRPO + FOUR + " --ulysses_size 2" + words + " 1023")
-    assert any("2046 tokens" in line and "--train_max_tokens_per_gpu 1024" in line for line in refused)
+    assert any(
+        "2046 tokens" in line and "--train_max_tokens_per_gpu 1024" in line for line in refused
+    )
 
 
 def test_ranks_that_only_the_cluster_counts_are_asked_again():
@@ -102,7 +145,10 @@ def test_a_ring_packs_and_says_so():
     assert derived.packs(config) and not derived.packs(ppo(GRPO + FOUR + " --ulysses_size 2"))
     assert split_lines(config) == [
         "each sequence is split over 2 ranks by ring attention",
-        "--ring_attn_size turns --packing_samples on: a micro-batch runs as one row without padding",
+        (
+            "--ring_attn_size turns --packing_samples on: a micro-batch runs as one row without"
+            " padding"
+        ),
     ]
     spec = model_spec(config, role_models(config)["reference"], "cpu", 10)
     assert spec.packing and spec.parallel.ring_attn_size == 2
@@ -128,19 +174,35 @@ def test_shared_beginnings_pack_and_choose_the_attention():
         spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
         assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
         assert supervised_cut(config, RowCost()).cost.shared
-    assert "takes answers one by one" in str(said(DPOConfig, "--pretrain m --dataset d --loss kto --prefix_grouper"))
+    assert "takes answers one by one" in str(
+        said(DPOConfig, "--pretrain m --dataset d --loss kto --prefix_grouper")
+    )
 
 
 @pytest.mark.parametrize(
     ("arch", "flags", "expected"),
     [
-        ("qwen3", {"ulysses_size": 4}, "6 attention heads do not divide among 4 ranks\n.*--ulysses_size 3"),
-        ("qwen3", {"ring_attn_size": 2, "ring_head_stride": 3}, "--ring_head_stride 3 does not divide the 2 key-value"),
-        ("qwen3_next", {"ulysses_size": 2}, "layers of type linear_attention need all tokens before a token"),
+        (
+            "qwen3",
+            {"ulysses_size": 4},
+            "6 attention heads do not divide among 4 ranks\n.*--ulysses_size 3",
+        ),
+        (
+            "qwen3",
+            {"ring_attn_size": 2, "ring_head_stride": 3},
+            "--ring_head_stride 3 does not divide the 2 key-value",
+        ),
+        (
+            "qwen3_next",
+            {"ulysses_size": 2},
+            "layers of type linear_attention need all tokens before a token",
+        ),
     ],
 )
 def test_models_that_cannot_be_split(tmp_path, arch, flags, expected):
-    AutoConfig.for_model(arch, num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path)
+    AutoConfig.for_model(arch, num_attention_heads=6, num_key_value_heads=2).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(UserError) as caught:
         check_shape(str(tmp_path), False, ParallelFlags(**flags))
     assert re.search(expected, str(caught.value))
@@ -156,14 +218,24 @@ def test_a_model_that_can(tmp_path):
 @pytest.mark.parametrize(
     ("arch", "size", "expected"),
     [
-        ("qwen3", 4, "6 attention heads of .* do not divide among 4 ranks\n.*--ds_tensor_parallel_size 2"),
-        ("qwen3", 3, "2 key-value heads of .* do not divide among 3 ranks\n.*--ds_tensor_parallel_size 2"),
+        (
+            "qwen3",
+            4,
+            "6 attention heads of .* do not divide among 4 ranks\n.*--ds_tensor_parallel_size 2",
+        ),
+        (
+            "qwen3",
+            3,
+            "2 key-value heads of .* do not divide among 3 ranks\n.*--ds_tensor_parallel_size 2",
+        ),
         ("bloom", 2, "transformers has no plan"),
         ("qwen3_moe", 2, "its plan for tensor parallelism has"),
     ],
 )
 def test_layers_that_cannot_be_split(tmp_path, arch, size, expected):
-    AutoConfig.for_model(arch, num_attention_heads=6, num_key_value_heads=2).save_pretrained(tmp_path)
+    AutoConfig.for_model(arch, num_attention_heads=6, num_key_value_heads=2).save_pretrained(
+        tmp_path
+    )
     with pytest.raises(UserError) as caught:
         check_layers(str(tmp_path), False, size)
     assert re.search(expected, str(caught.value)), caught.value

@@ -23,7 +23,13 @@ def every_deal(costs, parts, equal_counts):
     for places in itertools.product(range(parts), repeat=n):
         counts = [places.count(p) for p in range(parts)]
         if not equal_counts or max(counts) - min(counts) <= 1:
-            best = min(best, max(sum(c for c, q in zip(costs, places, strict=True) if q == p) for p in range(parts)))
+            best = min(
+                best,
+                max(
+                    sum(c for c, q in zip(costs, places, strict=True) if q == p)
+                    for p in range(parts)
+                ),
+            )
     return best
 
 
@@ -41,11 +47,14 @@ def test_against_every_deal(equal_counts):
 
 @pytest.mark.parametrize("equal_counts", [False, True])
 def test_nothing_is_lost_and_the_spread_is_bounded(equal_counts):
-    """Merging two deals leaves a spread no larger than that of the worse one, so the first deals bound the last: one
-    thing each, or one thing in every part."""
+    """Merging two deals leaves a spread no larger than that of the worse one, so the first deals
+    bound the last: one thing each, or one thing in every part."""
     for seed in SEEDS:
         rng = random.Random(seed)
-        costs, parts = [rng.lognormvariate(6, 1) for _ in range(rng.randint(0, 60))], rng.randint(1, 9)
+        costs, parts = (
+            [rng.lognormvariate(6, 1) for _ in range(rng.randint(0, 60))],
+            rng.randint(1, 9),
+        )
         found = balanced_parts(costs, parts, equal_counts)
         assert len(found) == parts
         assert sorted(i for part in found for i in part) == list(range(len(costs)))
@@ -69,7 +78,12 @@ def test_a_thousand_rows_are_dealt_evenly():
 
 def test_each_part_gets_one_of_every_like_costs():
     parts = balanced_parts([8, 7, 6, 5, 4, 3, 2, 1], 2, equal_counts=True)
-    assert [sorted(pair) for pair in zip(*map(sorted, parts), strict=True)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert [sorted(pair) for pair in zip(*map(sorted, parts), strict=True)] == [
+        [0, 1],
+        [2, 3],
+        [4, 5],
+        [6, 7],
+    ]
 
 
 def test_bins_stay_within_their_cap():
@@ -80,8 +94,14 @@ def test_bins_stay_within_their_cap():
         costs = [n + 0.01 * n * n for n in sizes]
         filled = first_fit(sizes, cap)
         few = len(filled)
-        assert few <= max(2 * sum(sizes) / cap, 1)  # all bins but one are more than half full, on average
-        for bins in (filled, capped_parts(sizes, costs, cap, few), capped_parts(sizes, costs, cap, few + 3)):
+        assert few <= max(
+            2 * sum(sizes) / cap, 1
+        )  # all bins but one are more than half full, on average
+        for bins in (
+            filled,
+            capped_parts(sizes, costs, cap, few),
+            capped_parts(sizes, costs, cap, few + 3),
+        ):
             assert sorted(i for part in bins for i in part) == list(range(len(sizes)))
             assert max(sums(bins, sizes), default=0) <= cap
 
@@ -90,7 +110,10 @@ def test_bins_are_filled_evenly_where_there_is_room():
     sizes = [50, 40, 30, 30, 20, 10]
     assert sorted(sums(first_fit(sizes, 100), sizes)) == [80, 100]
     assert sorted(sums(capped_parts(sizes, sizes, 100, 2), sizes)) == [90, 90]
-    assert sums(capped_parts([60, 60, 40, 40], [0, 0, 1, 1], 100, 2), [60, 60, 40, 40]) == [100, 100]
+    assert sums(capped_parts([60, 60, 40, 40], [0, 0, 1, 1], 100, 2), [60, 60, 40, 40]) == [
+        100,
+        100,
+    ]
 
 
 def test_what_is_larger_than_a_bin_is_refused():
@@ -98,25 +121,47 @@ def test_what_is_larger_than_a_bin_is_refused():
         first_fit([3, 101], 100)
 
 
-# -- what a row costs ---------------------------------------------------------------------------------------
+# -- what a row costs
+# ---------------------------------------------------------------------------------------
 
 
 def test_attention_of_published_models():
-    """Qwen3-8B has 8.19e9 parameters, 0.62e9 of them embeddings; Qwen3-30B-A3B activates 3.3e9, 0.3e9 of them embeddings."""
-    dense = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    """Qwen3-8B has 8.19e9 parameters, 0.62e9 of them embeddings; Qwen3-30B-A3B activates 3.3e9,
+    0.3e9 of them embeddings."""
+    dense = {
+        "hidden_size": 4096,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    }
     dense |= {"head_dim": 128, "intermediate_size": 12288, "vocab_size": 151936}
-    assert cost_of(PretrainedConfig(**dense)).attention == pytest.approx(36 * 4096 / (8.19e9 - 0.62e9), rel=0.01)
-    mixture = {"hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
-    mixture |= {"head_dim": 128, "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    assert cost_of(PretrainedConfig(**dense)).attention == pytest.approx(
+        36 * 4096 / (8.19e9 - 0.62e9), rel=0.01
+    )
+    mixture = {
+        "hidden_size": 2048,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+    }
+    mixture |= {
+        "head_dim": 128,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts_per_tok": 8,
+    }
     mixture |= {"vocab_size": 151936}
-    assert cost_of(PretrainedConfig(**mixture)).attention == pytest.approx(48 * 4096 / (3.3e9 - 0.3e9), rel=0.03)
+    assert cost_of(PretrainedConfig(**mixture)).attention == pytest.approx(
+        48 * 4096 / (3.3e9 - 0.3e9), rel=0.03
+    )
 
 
 def test_models_of_other_shapes_have_a_cost():
     shape = {"hidden_size": 8, "num_hidden_layers": 2, "vocab_size": 10}
     assert cost_of(PretrainedConfig(**shape)) == RowCost()  # a state-space model
     one, by_layer = (
-        cost_of(PretrainedConfig(**shape, num_attention_heads=2, intermediate_size=sizes)) for sizes in (24, [16, 32])
+        cost_of(PretrainedConfig(**shape, num_attention_heads=2, intermediate_size=sizes))
+        for sizes in (24, [16, 32])
     )
     assert one == by_layer == RowCost(2 * 8 / (2 * (4 * 8 * 8 + 3 * 8 * 24) + 80))
 

@@ -32,25 +32,44 @@ def test_every_rank_gets_a_bundle_of_its_own():
     }
     assert plan.need == {"GPU": 7, "CPU": 7}
     assert plan.local_ranks("actor") == [0, 1, 0, 1]
-    assert [plan.locate(b) for b in range(7)] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (3, 0), (4, 0)]
+    assert [plan.locate(b) for b in range(7)] == [
+        (0, 0),
+        (0, 1),
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+        (4, 0),
+    ]
 
 
 def test_on_a_cpu_a_bundle_is_a_worker_slot():
-    plan = plan_placement([RoleRequest("actor", 1, None), RoleRequest("vllm", 1, 1)], "cpu", [gpu_node("a", 8)])
+    plan = plan_placement(
+        [RoleRequest("actor", 1, None), RoleRequest("vllm", 1, 1)], "cpu", [gpu_node("a", 8)]
+    )
     assert plan.need == {"CPU": 2}
     assert plan.notes(cores=2) == []
-    assert plan.notes(cores=1) == ["2 worker slots on 1 core: ranks share cores, so this is slower, not wrong"]
+    assert plan.notes(cores=1) == [
+        "2 worker slots on 1 core: ranks share cores, so this is slower, not wrong"
+    ]
 
 
 def test_ranks_left_open_take_every_gpu_of_a_node_busy_ones_too():
-    plan = plan_placement([RoleRequest("actor", 2, None)], "cuda", [gpu_node("a", 4), gpu_node("b", 8, free=1)])
+    plan = plan_placement(
+        [RoleRequest("actor", 2, None)], "cuda", [gpu_node("a", 4), gpu_node("b", 8, free=1)]
+    )
     assert plan.node_groups == (8, 8)
 
 
 def test_flags_left_open_follow_the_actor():
-    flags = PlacementFlags(actor_num_nodes=2, actor_num_gpus_per_node=4, ref_num_nodes=1, critic_num_gpus_per_node=2)
+    flags = PlacementFlags(
+        actor_num_nodes=2, actor_num_gpus_per_node=4, ref_num_nodes=1, critic_num_gpus_per_node=2
+    )
     made = role_requests(
-        flags, HybridFlags(), EngineFlags(vllm_num_engines=3), ["actor", "critic", "reference", "reward"]
+        flags,
+        HybridFlags(),
+        EngineFlags(vllm_num_engines=3),
+        ["actor", "critic", "reference", "reward"],
     )
     assert made == [
         RoleRequest("actor", 2, 4),
@@ -77,11 +96,18 @@ TWICE_FOUR = [gpu_node("a", 4), gpu_node("b", 4)]
             [gpu_node("a", 4, free=2), gpu_node("b", 2)],
             ["needs 3 GPUs on one node for actor, the largest free node has 2"],
         ),
-        ({"actor": (2, 4), "vllm": (1, 1)}, EIGHT, ["needs 9 GPUs in all, the cluster has 8 free on 1 node"]),
+        (
+            {"actor": (2, 4), "vllm": (1, 1)},
+            EIGHT,
+            ["needs 9 GPUs in all, the cluster has 8 free on 1 node"],
+        ),
         (
             {"actor": (1, 3), "critic": (1, 3), "reference": (1, 2)},
             TWICE_FOUR,
-            ["needs 2 GPUs on one node for reference, after the other roles the nodes have 1, 1 free"],
+            [
+                "needs 2 GPUs on one node for reference, after the other roles the nodes have 1, 1"
+                " free"
+            ],
         ),
         (
             {"actor": (1, 2)},
@@ -101,7 +127,8 @@ TWICE_FOUR = [gpu_node("a", 4), gpu_node("b", 4)]
                 "needs 4 CPUs in all, the cluster has 3 free on 1 node",
             ],
         ),
-        # the widest first, into the tightest hole: role order alone would put vllm on node a and fail
+        # the widest first, into the tightest hole: role order alone would put vllm on node a and
+        # fail
         ({"vllm": (2, 1), "actor": (1, 4)}, [gpu_node("a", 4), gpu_node("b", 2)], []),
     ],
 )
@@ -113,11 +140,26 @@ def test_the_table_shows_each_role():
     text = plan_placement(requests(actor=(2, 2), vllm=(1, 1)), "cuda", []).render()
     assert text.splitlines()[0] == "Placement on cuda: 5 GPUs, 5 CPUs"
     cells = [line.split() for line in text.splitlines()[2:]]
-    assert cells == [["actor", "4", "2", "x", "2", "0-3", "1"], ["vllm", "1", "1", "x", "1", "4", "1"]]
+    assert cells == [
+        ["actor", "4", "2", "x", "2", "0-3", "1"],
+        ["vllm", "1", "1", "x", "1", "4", "1"],
+    ]
 
 
-def planned(roles: list[str], cluster: list[Node], device: str = "cuda", engines: int = 1, hybrid=None, **flags):
-    made = role_requests(PlacementFlags(**flags), hybrid or HybridFlags(), EngineFlags(vllm_num_engines=engines), roles)
+def planned(
+    roles: list[str],
+    cluster: list[Node],
+    device: str = "cuda",
+    engines: int = 1,
+    hybrid=None,
+    **flags,
+):
+    made = role_requests(
+        PlacementFlags(**flags),
+        hybrid or HybridFlags(),
+        EngineFlags(vllm_num_engines=engines),
+        roles,
+    )
     return plan_placement(made, device, cluster)
 
 
@@ -140,7 +182,9 @@ def test_colocated_roles_share_bundles_in_equal_parts(hybrid, need, shares, devi
     flags = HybridFlags(**hybrid)
     plan = planned(ROLES, EIGHT, device, engines=2, hybrid=flags, actor_num_gpus_per_node=2)
     assert plan.need["CPU"] == need
-    assert {role: slots[0].fraction for role, slots in plan.rows.items() if slots[0].fraction < 1} == shares
+    assert {
+        role: slots[0].fraction for role, slots in plan.rows.items() if slots[0].fraction < 1
+    } == shares
     assert [plan.shared(role) for role in plan.rows] == [role in shares for role in plan.rows]
     for role in {"actor", "critic"} & shares.keys():
         partner = {"actor": "reference", "critic": "reward"}[role]
@@ -149,20 +193,33 @@ def test_colocated_roles_share_bundles_in_equal_parts(hybrid, need, shares, devi
 
 def test_shares_of_a_bundle_never_exceed_it():
     plan = planned(
-        ["actor", "reference"], EIGHT, hybrid=HybridFlags(colocate_all_models=True), actor_num_gpus_per_node=1
+        ["actor", "reference"],
+        EIGHT,
+        hybrid=HybridFlags(colocate_all_models=True),
+        actor_num_gpus_per_node=1,
     )
     assert {slot.fraction for slots in plan.rows.values() for slot in slots} == {0.3333}
 
 
 def test_colocated_engines_on_several_nodes_lie_with_the_actor():
     cluster = TWICE_FOUR
-    plan = planned(["actor"], cluster, engines=8, hybrid=HybridFlags(colocate_all_models=True), actor_num_nodes=2)
+    plan = planned(
+        ["actor"],
+        cluster,
+        engines=8,
+        hybrid=HybridFlags(colocate_all_models=True),
+        actor_num_nodes=2,
+    )
     assert plan.node_groups == (4, 4) and plan.problems(cluster) == []
-    assert [plan.locate(s.bundle) for s in plan.rows["vllm"]] == [plan.locate(s.bundle) for s in plan.rows["actor"]]
+    assert [plan.locate(s.bundle) for s in plan.rows["vllm"]] == [
+        plan.locate(s.bundle) for s in plan.rows["actor"]
+    ]
 
 
 def test_engines_that_cannot_share_are_refused():
-    with pytest.raises(UserError, match="--vllm_num_engines: vllm has 3 ranks and shares the 4 places of actor"):
+    with pytest.raises(
+        UserError, match="--vllm_num_engines: vllm has 3 ranks and shares the 4 places of actor"
+    ):
         planned(["actor"], TWICE_FOUR, engines=3, hybrid=HybridFlags(colocate_all_models=True))
 
 

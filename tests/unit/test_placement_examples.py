@@ -15,8 +15,12 @@ from tests.unit.test_config_checks import settle
 from tests.unit.test_placement import gpu_node
 
 PAGE = Path(__file__).parents[2] / "docs/placement.md"
-BLOCKS = "\n".join(re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)).replace("\\\n", " ")
-COMMANDS = [line.partition("train_ppo_ray ")[2] for line in BLOCKS.splitlines() if "train_ppo_ray " in line]
+BLOCKS = "\n".join(
+    re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+).replace("\\\n", " ")
+COMMANDS = [
+    line.partition("train_ppo_ray ")[2] for line in BLOCKS.splitlines() if "train_ppo_ray " in line
+]
 NODES = [gpu_node("a", 8), gpu_node("b", 8)]
 
 
@@ -25,7 +29,9 @@ def test_commands_fit_two_nodes_of_eight_gpus(command):
     config, problems = settle(PPOConfig, " ".join(shlex.split(command)))
     assert not [problem for problem in problems if problem.fatal]
     plan = plan_placement(
-        role_requests(config.placement, config.hybrid, config.engine, derived.model_roles(config)), "cuda", NODES
+        role_requests(config.placement, config.hybrid, config.engine, derived.model_roles(config)),
+        "cuda",
+        NODES,
     )
     assert plan.problems(NODES) == []
     assert plan.size("vllm") * parallel_sizes(config.engine).width == len(plan.rows["vllm"])
@@ -34,5 +40,10 @@ def test_commands_fit_two_nodes_of_eight_gpus(command):
 
 def test_the_page_shows_every_way():
     text = " ".join(COMMANDS)
-    for flag in ("placement", "colocate_all_models", "vllm_pipeline_parallel_size", "vllm_enable_expert_parallel"):
+    for flag in (
+        "placement",
+        "colocate_all_models",
+        "vllm_pipeline_parallel_size",
+        "vllm_enable_expert_parallel",
+    ):
         assert f"--{flag} " in f"{text} "

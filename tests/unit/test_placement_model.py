@@ -1,4 +1,5 @@
-"""The placement simulator against closed forms, a slow decoder, brute force, measured steps and published ratios."""
+"""The placement simulator against closed forms, a slow decoder, brute force, measured steps and
+published ratios."""
 
 import asyncio
 import json
@@ -31,7 +32,8 @@ EQUAL = Workload(COSTS, Lengths(500, prompt=100), samples=256)  # every answer h
 
 MEASURED = Path(__file__).parents[2] / "benchmarks/measured/in_process.jsonl"
 
-# -- closed forms ----------------------------------------------------------------------------------------------
+# -- closed forms
+# ----------------------------------------------------------------------------------------------
 
 
 def decoding(engines, samples=256, tokens=500):
@@ -58,7 +60,8 @@ def test_separate_is_the_sum_and_each_side_waits_for_the_other():
 
 
 def test_asynchronous_is_the_slower_side():
-    """Training's: the rollout is hidden. Rollouts': two of them share the engines, which do not decode in a sync."""
+    """Training's: the rollout is hidden. Rollouts': two of them share the engines, which do not
+    decode in a sync."""
     by_training = simulate(EQUAL, Placement(8, rollout_gpus=4, max_lag=1))
     assert decoding(4) < training(4) and by_training.step_seconds == pytest.approx(training(4) + 3)
     assert (by_training.age_mean, by_training.age_max) == (1, 1)
@@ -82,11 +85,13 @@ def test_more_gpus_than_the_tail_can_use():
     assert seconds[0] > seconds[1] > seconds[2] > 0.6 * seconds[0]
 
 
-# -- decoding, the slow and obvious way ------------------------------------------------------------------------
+# -- decoding, the slow and obvious way
+# ------------------------------------------------------------------------
 
 
 def slow_ends(arrivals, base, per_sequence):
-    """When each call's last sequence ends on one engine: from the end of one sequence to that of the next."""
+    """When each call's last sequence ends on one engine: from the end of one sequence to that of
+    the next."""
     time, live, ends, waiting = 0.0, [], {}, sorted(arrivals)
     while live or waiting:
         if not live:
@@ -133,7 +138,8 @@ def test_decoding_agrees_with_one_event_after_the_other(seed):
         assert found[number] == pytest.approx(end, abs=1e-6)
 
 
-# -- ages, splits ----------------------------------------------------------------------------------------------
+# -- ages, splits
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 2, 4])
@@ -149,44 +155,66 @@ def test_no_answer_is_older_than_the_lag(max_lag):
 def test_the_best_split_is_within_5_percent_of_trying_all(seed):
     draw = random.Random(seed)
     costs = Costs(
-        draw.uniform(0.003, 0.03), 10 ** draw.uniform(-4.5, -3), 10 ** draw.uniform(-4.5, -3), 0.0, draw.uniform(0, 10)
+        draw.uniform(0.003, 0.03),
+        10 ** draw.uniform(-4.5, -3),
+        10 ** draw.uniform(-4.5, -3),
+        0.0,
+        draw.uniform(0, 10),
     )
     lengths = Lengths(draw.uniform(100, 3000), draw.uniform(0, 1.2), 16000)
     work = Workload(costs, lengths, samples=draw.choice([64, 256]), engine_gpus=draw.choice([1, 2]))
     gpus, lag = draw.choice([4, 16, 24]), draw.choice([None, 1, 2])
     steps = 6
-    brute = min(simulate(work, Placement(gpus, split, lag), steps).step_seconds for split in splits(work, gpus))
+    brute = min(
+        simulate(work, Placement(gpus, split, lag), steps).step_seconds
+        for split in splits(work, gpus)
+    )
     assert brute <= best_split(work, gpus, lag, steps).step_seconds <= 1.05 * brute
 
 
-# -- measurements ----------------------------------------------------------------------------------------------
+# -- measurements
+# ----------------------------------------------------------------------------------------------
 
 
 def test_costs_are_found_again_in_steps_that_they_explain():
     steps = []
     for samples, longest, mean in [(64, 100, 60), (512, 90, 40), (256, 400, 120), (128, 30, 25)]:
         tokens, trained = samples * mean, samples * (mean + 20)
-        times = {"rollout": 0.02 * longest + 0.3e-3 * tokens / 2, "annotate": 0.05e-3 * trained / 4 + 0.1}
+        times = {
+            "rollout": 0.02 * longest + 0.3e-3 * tokens / 2,
+            "annotate": 0.05e-3 * trained / 4 + 0.1,
+        }
         times |= {"train": 0.2e-3 * trained / 4}
-        step = {f"time/{name}": seconds for name, seconds in times.items()} | {"time/step": sum(times.values()) + 0.4}
+        step = {f"time/{name}": seconds for name, seconds in times.items()} | {
+            "time/step": sum(times.values()) + 0.4
+        }
         step |= {"rollout/tokens": tokens, "rollout/response_length_max": longest}
         steps.append(step | {"rollout/samples": samples, "rollout/prompt_length": 20})
     found = fit_costs(steps, engines=2, train_gpus=4)
-    assert found.decode_base == pytest.approx(0.02) and found.decode_per_sequence == pytest.approx(0.3e-3)
-    assert found.train_per_token == pytest.approx(0.2e-3) and found.logprobs_per_token == pytest.approx(0.05e-3)
+    assert found.decode_base == pytest.approx(0.02) and found.decode_per_sequence == pytest.approx(
+        0.3e-3
+    )
+    assert found.train_per_token == pytest.approx(
+        0.2e-3
+    ) and found.logprobs_per_token == pytest.approx(0.05e-3)
     assert found.sync == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("placement", [Placement(1), Placement(2, rollout_gpus=1)], ids=lambda p: p.name)
+@pytest.mark.parametrize(
+    "placement", [Placement(1), Placement(2, rollout_gpus=1)], ids=lambda p: p.name
+)
 @pytest.mark.parametrize("shape", ["16x48", "32x32", "64x16", "64x40"])
 def test_a_measured_step_is_predicted_from_steps_of_other_shapes(shape, placement):
-    """Steps of a real run on one core (``benchmarks/measure_stages.py --in_process --rounds 3``), where stages take turns as
-    in either placement. Costs are fitted without the shape that is predicted; the largest lies far outside the rest."""
+    """Steps of a real run on one core (``benchmarks/measure_stages.py --in_process --rounds 3``),
+    where stages take turns as in either placement. Costs are fitted without the shape that is
+    predicted; the largest lies far outside the rest."""
     steps = [json.loads(line) for line in MEASURED.read_text().splitlines()]
     costs = fit_costs([step for step in steps if step["shape"] != shape])
     left_out = [step for step in steps if step["shape"] == shape]
     prompts, tokens = map(int, shape.split("x"))
-    work = Workload(costs, Lengths(tokens, prompt=left_out[0]["rollout/prompt_length"]), samples=8 * prompts)
+    work = Workload(
+        costs, Lengths(tokens, prompt=left_out[0]["rollout/prompt_length"]), samples=8 * prompts
+    )
     measured = median(step["time/step"] for step in left_out)
     assert simulate(work, placement).step_seconds == pytest.approx(measured, rel=0.15)
 
@@ -194,7 +222,9 @@ def test_a_measured_step_is_predicted_from_steps_of_other_shapes(shape, placemen
 @pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
 def test_published_ratios(case):
     together, apart = case.run()
-    assert together.step_seconds / apart.step_seconds == pytest.approx(case.published, rel=case.tolerance)
+    assert together.step_seconds / apart.step_seconds == pytest.approx(
+        case.published, rel=case.tolerance
+    )
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):

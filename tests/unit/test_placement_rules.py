@@ -14,7 +14,10 @@ FOUR = "--actor_num_gpus_per_node 4 --train_batch_size 128"
     "words",
     [
         f"{GRPO} --colocate_actor_ref",
-        f"{REWARD_MODEL} --colocate_critic_reward --critic_num_gpus_per_node 2 --reward_num_gpus_per_node 2",
+        (
+            f"{REWARD_MODEL} --colocate_critic_reward --critic_num_gpus_per_node 2"
+            " --reward_num_gpus_per_node 2"
+        ),
         f"{GRPO} --colocate_all_models {FOUR} --vllm_num_engines 4",
         f"{GRPO} --colocate_all_models --device cpu",
         f"{GRPO} --placement actor=0-3;ref=0-3;vllm=4-7 --vllm_num_engines 4",
@@ -66,7 +69,9 @@ def test_placement_rules(words, flags, message, fix):
 
 def test_a_placement_of_nobody():
     problems = said(PPOConfig, f"{GRPO} --placement ;")
-    assert [name in problem for name, problem in zip(("actor", "ref", "vllm"), problems, strict=True)] == [True] * 3
+    assert [
+        name in problem for name, problem in zip(("actor", "ref", "vllm"), problems, strict=True)
+    ] == [True] * 3
 
 
 def test_the_actor_has_as_many_ranks_as_explicit_places():

@@ -29,13 +29,24 @@ from openrl.trainer.roles import RoleModel
 from tests.tiny import tiny_model_dir
 from tests.unit.test_config_checks import PPO, ppo
 
-SHAPE = ModelShape(parameters=1000, linear=50, backbone=800, hidden=10, layers=2, kv_heads=1, head_dim=5, vocabulary=20)
+SHAPE = ModelShape(
+    parameters=1000,
+    linear=50,
+    backbone=800,
+    hidden=10,
+    layers=2,
+    kv_heads=1,
+    head_dim=5,
+    vocabulary=20,
+)
 POLICY = RoleModel("logprobs", "", LearningRateFlags())
 REFERENCE = RoleModel("logprobs", "")
 CRITIC = RoleModel("values", "", LearningRateFlags())
 
 
-def memory(model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8, **flags: Any) -> Memory:
+def memory(
+    model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8, **flags: Any
+) -> Memory:
     deepspeed = DeepSpeedFlags(zero_stage=stage, logits_chunk_size=chunk, **flags)
     return model_memory(SHAPE, model, dtype, deepspeed, ranks, 64)
 
@@ -52,7 +63,9 @@ def memory(model: RoleModel, dtype: str, stage: int, ranks: int, chunk: int = 8,
         ("bf16", 3, 1, 2000, 4000, 4000, 8000),
     ],
 )
-def test_each_zero_stage_shards_one_thing_more(dtype, stage, ranks, weights, gradients, masters, moments):
+def test_each_zero_stage_shards_one_thing_more(
+    dtype, stage, ranks, weights, gradients, masters, moments
+):
     # logits: 8 tokens * 20 words * 4 bytes, and as much for their gradient
     expected = Memory(weights, gradients, masters, moments, logits=1280)
     assert memory(POLICY, dtype, stage, ranks) == expected
@@ -66,10 +79,13 @@ def test_ranks_that_split_layers_hold_embeddings_and_head_each():
 
 
 def test_what_is_offloaded_or_averaged_is_in_host_memory():
-    """fp32: sums of gradients 2000, masters 2000, moments 4000; weights 1000 in bf16; an average of 2000."""
+    """fp32: sums of gradients 2000, masters 2000, moments 4000; weights 1000 in bf16; an average of
+    2000."""
     offloaded = memory(POLICY, "bf16", 3, 2, adam_offload=True)
     assert offloaded == Memory(1000, logits=1280, host=8000) and offloaded.total == 2280
-    assert memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(0, logits=1280, host=9000)
+    assert memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(
+        0, logits=1280, host=9000
+    )
     averaged = memory(replace(POLICY, average=0.99), "bf16", 2, 2)
     assert averaged == replace(memory(POLICY, "bf16", 2, 2), host=2000)
 
@@ -79,7 +95,9 @@ def test_sums_of_gradients_take_what_their_type_takes():
 
 
 def test_offloading_moves_nothing_of_models_that_are_only_evaluated():
-    assert memory(REFERENCE, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(1000, logits=640)
+    assert memory(REFERENCE, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(
+        1000, logits=640
+    )
 
 
 def test_models_that_are_only_evaluated_hold_weights_alone():
@@ -93,7 +111,9 @@ def test_scalar_models_have_a_head_of_one_row_and_no_logits():
 
 def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
     assert memory(REFERENCE, "bf16", 0, 1, chunk=0).logits == 64 * 20 * 4
-    assert memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4  # never more than there are
+    assert (
+        memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4
+    )  # never more than there are
 
 
 def test_an_engine_holds_weights_and_its_cache():
@@ -103,7 +123,8 @@ def test_an_engine_holds_weights_and_its_cache():
 
 
 def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
-    """From a node without a GPU: --device cuda holds if a cluster is joined, and what a cache takes stays open."""
+    """From a node without a GPU: --device cuda holds if a cluster is joined, and what a cache takes
+    stays open."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert resolve_device(DeviceFlags(device="cuda"), joined=True) == "cuda"
     assert resolve_device(DeviceFlags(), joined=True) == "cpu"
@@ -123,8 +144,8 @@ def test_micro_batches_round_up_per_rank():
 
 def test_batch_arithmetic_from_prompts_to_optimizer_steps():
     config = ppo(
-        f"{PPO} --rollout_batch_size 8 --n_samples_per_prompt 4 --train_batch_size 16 --micro_train_batch_size 4 "
-        "--micro_rollout_batch_size 8 --num_episodes 2 --max_epochs 3"
+        f"{PPO} --rollout_batch_size 8 --n_samples_per_prompt 4 --train_batch_size 16"
+        " --micro_train_batch_size 4 --micro_rollout_batch_size 8 --num_episodes 2 --max_epochs 3"
     )
     plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
     assert [(what, count) for what, count, _ in batch_rows(config, 41, plan)] == [
@@ -142,7 +163,11 @@ def test_batch_arithmetic_from_prompts_to_optimizer_steps():
 def test_token_caps_stand_in_the_plan():
     config = ppo(f"{PPO} --use_dynamic_batch --rollout_max_tokens_per_gpu 32768")
     plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
-    cut = [(count, how) for what, count, how in batch_rows(config, 10_000, plan) if what.startswith("micro-batches")]
+    cut = [
+        (count, how)
+        for what, count, how in batch_rows(config, 10_000, plan)
+        if what.startswith("micro-batches")
+    ]
     assert cut == [
         ("by length", "of at most 16,384 tokens on 2 ranks"),
         ("by length", "of at most 32,768 tokens on 2 ranks"),
@@ -159,7 +184,11 @@ def test_shapes_come_from_the_config_and_equal_the_model(tmp_path, tied):
     assert (shape.parameters == shape.backbone) is tied
     assert shape.vocabulary == model.get_output_embeddings().weight.shape[0]
     cache = model(torch.tensor([[1, 2, 3]]), use_cache=True).past_key_values.layers
-    assert (len(cache), *cache[0].keys.shape[1::2]) == (shape.layers, shape.kv_heads, shape.head_dim)
+    assert (len(cache), *cache[0].keys.shape[1::2]) == (
+        shape.layers,
+        shape.kv_heads,
+        shape.head_dim,
+    )
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path):
@@ -183,13 +212,22 @@ def test_sizes_for_people():
         ("--placement actor=0-3;vllm=0-3", "cuda", "ipc"),
         ("--placement actor=0-3;vllm=4-7", "cuda", "nccl"),
         ("--placement actor=0-3;vllm=4-7 --vllm_sync_backend gloo", "cuda", "host"),
-        ("--placement actor=0-3;vllm=0-7", "cuda", "host"),  # no broadcast to the GPU that it comes from
+        (
+            "--placement actor=0-3;vllm=0-7",
+            "cuda",
+            "host",
+        ),  # no broadcast to the GPU that it comes from
         ("--placement actor=0-3;vllm=4-7 --lora_rank 8 --lora_sync adapter", "cuda", "host"),
         ("--placement actor=0-3;vllm=4-7 --rollout_backend hf", "cuda", "host"),
         ("--placement actor=0-3;vllm=0-3", "cpu", "host"),
     ],
 )
 def test_the_way_of_weights_stands_in_the_plan(words, device, transport):
-    config = ppo(f"{PPO} --advantage_estimator group_norm --n_samples_per_prompt 4 --init_kl_coef 0 {words}")
+    config = ppo(
+        f"{PPO} --advantage_estimator group_norm --n_samples_per_prompt 4 --init_kl_coef 0 {words}"
+    )
     requests = role_requests(config.placement, config.hybrid, config.engine, ["actor"])
-    assert transport_of(config, plan_placement(requests, device, [Node("a", 64, 8, 64, 8)])) == transport
+    assert (
+        transport_of(config, plan_placement(requests, device, [Node("a", 64, 8, 64, 8)]))
+        == transport
+    )

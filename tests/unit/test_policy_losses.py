@@ -1,4 +1,5 @@
-"""Every policy loss against values by hand, an obvious version per token, and the invariances of a step."""
+"""Every policy loss against values by hand, an obvious version per token, and the invariances of a
+step."""
 
 import itertools
 import math
@@ -37,7 +38,16 @@ def one(log_ratio, advantage, old=-1.0, reward=1.0):
     mask = torch.tensor([[False, True]])
     turns = torch.tensor([[-1, 0]])
     rewards = torch.tensor([reward], dtype=torch.float64)
-    return LossInputs(column(old + log_ratio), column(old), column(old), column(advantage), mask, turns, rewards, mask)
+    return LossInputs(
+        column(old + log_ratio),
+        column(old),
+        column(old),
+        column(advantage),
+        mask,
+        turns,
+        rewards,
+        mask,
+    )
 
 
 def value(name, options, **inputs):
@@ -49,12 +59,20 @@ PPO = losses.PPOOptions()
 
 @pytest.mark.parametrize(
     ("ratio", "advantage", "expected", "dual"),
-    [(1.5, 1, -1.2, -1.2), (0.5, 1, -0.5, -0.5), (3, -1, 3, 1.4), (0.5, -1, 0.8, 0.8), (1.1, -1, 1.1, 1.1)],
+    [
+        (1.5, 1, -1.2, -1.2),
+        (0.5, 1, -0.5, -0.5),
+        (3, -1, 3, 1.4),
+        (0.5, -1, 0.8, 0.8),
+        (1.1, -1, 1.1, 1.1),
+    ],
 )
 def test_ppo_by_hand(ratio, advantage, expected, dual):
     inputs = {"log_ratio": math.log(ratio), "advantage": advantage}
     assert value("ppo", PPO, **inputs) == pytest.approx(expected)
-    assert value("ppo", losses.PPOOptions(dual_clip="auto"), **inputs) == pytest.approx(dual)  # c = 1.4
+    assert value("ppo", losses.PPOOptions(dual_clip="auto"), **inputs) == pytest.approx(
+        dual
+    )  # c = 1.4
     assert value("ppo", losses.PPOOptions(dual_clip=1.4), **inputs) == pytest.approx(dual)
 
 
@@ -100,7 +118,8 @@ def test_by_hand(name, options, inputs, expected):
     assert value(name, options, **inputs) == pytest.approx(expected)
 
 
-# -- the obvious version ---------------------------------------------------------------------------------
+# -- the obvious version
+# ---------------------------------------------------------------------------------
 
 
 def surrogate(ratio, a, low, high, dual=None):
@@ -114,7 +133,12 @@ def obvious(name, o, x, row, t):
     turn = [i for i in tokens if x.turn_ids[row, i] == x.turn_ids[row, t]]
     gap = lambda i: float(x.logprobs[row, i] - x.old_logprobs[row, i])  # noqa: E731
     advantage = lambda i: float(x.advantages[row, i])  # noqa: E731
-    a, lp, ratio, marked = advantage(t), float(x.logprobs[row, t]), math.exp(gap(t)), bool(x.marked[row, t])
+    a, lp, ratio, marked = (
+        advantage(t),
+        float(x.logprobs[row, t]),
+        math.exp(gap(t)),
+        bool(x.marked[row, t]),
+    )
     p, q = math.exp(lp), math.exp(float(x.old_logprobs[row, t]))
     average = lambda f, over: sum(map(f, over)) / len(over)  # noqa: E731
     low, high = o.low_high if isinstance(o, losses.ClipOptions) else (None, None)
@@ -137,14 +161,26 @@ def obvious(name, o, x, row, t):
     if name == "tis":
         return -min(ratio, o.tis_upper_bound) * a * lp
     if name == "topr":
-        return -a * lp * (o.topr_positive_weight if x.rewards[row] > 0 else o.topr_negative_weight * min(ratio, 1))
+        return (
+            -a
+            * lp
+            * (
+                o.topr_positive_weight
+                if x.rewards[row] > 0
+                else o.topr_negative_weight * min(ratio, 1)
+            )
+        )
     if name == "sapo":
         tau = o.sapo_tau_pos if a > 0 else o.sapo_tau_neg
         return -a * 4 / tau / (1 + math.exp(-tau * (ratio - 1)))
     if name in ("dro", "kimi15"):
         return -a * lp + (o.dro_beta if name == "dro" else o.kimi15_tau) / 2 * gap(t) ** 2
     if name == "dppo_tv":
-        return -min(ratio, o.dppo_ratio_cap) * a * lp if (p - q <= high if a > 0 else p - q >= -low) else 0.0
+        return (
+            -min(ratio, o.dppo_ratio_cap) * a * lp
+            if (p - q <= high if a > 0 else p - q >= -low)
+            else 0.0
+        )
     if name == "dppo_kl":
         kl = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
         back = p <= q if a > 0 else p >= q
@@ -162,10 +198,13 @@ def test_equals_the_obvious_version(name):
         inputs = loss_inputs(seed)
         got = policy_losses[name].component(inputs, OPTIONS[name]).per_token
         for row, t in inputs.loss_mask.nonzero().tolist():
-            assert float(got[row, t]) == pytest.approx(obvious(name, OPTIONS[name], inputs, row, t), abs=1e-6)
+            assert float(got[row, t]) == pytest.approx(
+                obvious(name, OPTIONS[name], inputs, row, t), abs=1e-6
+            )
 
 
-# -- gradients -------------------------------------------------------------------------------------------
+# -- gradients
+# -------------------------------------------------------------------------------------------
 
 
 def counts_of(inputs, dp_size=1):
@@ -173,17 +212,22 @@ def counts_of(inputs, dp_size=1):
 
 
 def rows_of(inputs, rows, width=None):
-    return LossInputs(**{k: v[rows][:, :width] if v.dim() > 1 else v[rows] for k, v in vars(inputs).items()})
+    return LossInputs(
+        **{k: v[rows][:, :width] if v.dim() > 1 else v[rows] for k, v in vars(inputs).items()}
+    )
 
 
 def gradient(name, inputs, parts, dp_size=1, mode="token-mean"):
-    """Gradient by the log-probs, summed over micro-batches ``parts[rank]`` and averaged over ranks."""
+    """Gradient by the log-probs, summed over micro-batches ``parts[rank]`` and averaged over
+    ranks."""
     logprobs = inputs.logprobs.clone().requires_grad_()
     inputs = replace(inputs, logprobs=logprobs)
     for rows in itertools.chain(*parts):
         part = rows_of(inputs, rows)
         result = policy_losses[name].component(part, OPTIONS[name])
-        loss = step_loss(result.per_token, part.loss_mask, counts_of(inputs, dp_size), mode, norm_const=16)
+        loss = step_loss(
+            result.per_token, part.loss_mask, counts_of(inputs, dp_size), mode, norm_const=16
+        )
         (loss / dp_size).backward()
     return logprobs.grad
 
@@ -219,7 +263,9 @@ def test_padding_and_masked_positions_change_nothing(name):
     rows = [list(range(13))]
     assert torch.equal(gradient(name, noisy, [rows]), gradient(name, inputs, [rows]))
     alive = [[row for row in range(13) if row != 2]]  # row 2 has no sampled token
-    assert torch.allclose(gradient(name, inputs, [alive]), gradient(name, inputs, [rows]), atol=1e-12)
+    assert torch.allclose(
+        gradient(name, inputs, [alive]), gradient(name, inputs, [rows]), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -227,7 +273,9 @@ def test_finite_for_any_finite_input(name):
     for gap, scale in itertools.product((1e-8, 100.0, 1e6, 1e30), (1e-6, 1.0, 1e4)):
         inputs = loss_inputs(9, spread=gap)
         inputs = replace(inputs, advantages=inputs.advantages * scale)
-        inputs = LossInputs(**{k: v.float() if v.is_floating_point() else v for k, v in vars(inputs).items()})
+        inputs = LossInputs(
+            **{k: v.float() if v.is_floating_point() else v for k, v in vars(inputs).items()}
+        )
         result = policy_losses[name].component(inputs, OPTIONS[name])
         assert bool(result.per_token[inputs.loss_mask].isfinite().all())
         assert bool(gradient(name, inputs, [[list(range(13))]]).isfinite().all())
@@ -235,7 +283,8 @@ def test_finite_for_any_finite_input(name):
 
 @pytest.mark.parametrize("name", [n for n in NAMES if n not in ("geo_mean",)])
 def test_on_policy_every_loss_is_the_policy_gradient(name):
-    """With new = old, no marks and rewards above 0, each gradient is -A times the loss's weight at ratio 1."""
+    """With new = old, no marks and rewards above 0, each gradient is -A times the loss's weight at
+    ratio 1."""
     inputs = loss_inputs(10, spread=0.0)
     same = {"marked": inputs.marked & False, "rewards": inputs.rewards.abs() + 1}
     if name in ("gspo", "segment_ppo"):  # a ratio of several tokens shares its gradient among them
@@ -248,9 +297,13 @@ def test_on_policy_every_loss_is_the_policy_gradient(name):
 
 def test_gspo_token_gives_gspo_where_advantages_are_equal_in_a_sequence():
     inputs = loss_inputs(11, spread=0.02)
-    inputs = replace(inputs, advantages=inputs.advantages[:, -1:] + 0.1 * torch.ones_like(inputs.advantages))
+    inputs = replace(
+        inputs, advantages=inputs.advantages[:, -1:] + 0.1 * torch.ones_like(inputs.advantages)
+    )
     rows = [[list(range(13))]]
-    by_sequence, by_token = (gradient(n, inputs, rows, mode="seq-mean-token-mean") for n in ("gspo", "gspo_token"))
+    by_sequence, by_token = (
+        gradient(n, inputs, rows, mode="seq-mean-token-mean") for n in ("gspo", "gspo_token")
+    )
     assert torch.allclose(by_sequence, by_token, atol=1e-12)
 
 
@@ -263,7 +316,9 @@ def test_rejected_tokens_leave_their_turn():
         .per_token[fewer],
         torch.tensor(
             [
-                obvious("segment_ppo", OPTIONS["segment_ppo"], replace(inputs, loss_mask=fewer), r, t)
+                obvious(
+                    "segment_ppo", OPTIONS["segment_ppo"], replace(inputs, loss_mask=fewer), r, t
+                )
                 for r, t in fewer.nonzero().tolist()
             ],
             dtype=torch.float64,
@@ -272,13 +327,16 @@ def test_rejected_tokens_leave_their_turn():
     )
 
 
-# -- losses that select tokens -----------------------------------------------------------------------------
+# -- losses that select tokens
+# -----------------------------------------------------------------------------
 
 
 def selection(name, options, seed=0):
     batch = random_batch(3)
     g = torch.Generator().manual_seed(1)
-    batch = batch.replace(advantages=5 * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64))
+    batch = batch.replace(
+        advantages=5 * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64)
+    )
     generator = torch.Generator().manual_seed(seed)
     batch = losses.mark_tokens(batch, policy_losses[name].component, options, generator)
     return batch, batch.marked, losses.covariance(batch)
@@ -301,17 +359,26 @@ def test_clip_cov_marks_a_seeded_choice_inside_the_range():
     assert int(marked.sum()) == max(1, int(0.05 * int(batch.loss_mask.sum())))
     assert bool(((cov[marked] > 1) & (cov[marked] < 5)).all())
     assert torch.equal(marked, selection("clip_cov", options)[1])
-    assert any(not torch.equal(marked, selection("clip_cov", options, seed)[1]) for seed in range(1, 5))
+    assert any(
+        not torch.equal(marked, selection("clip_cov", options, seed)[1]) for seed in range(1, 5)
+    )
 
 
 def test_other_losses_mark_nothing():
     batch = random_batch(3)
-    assert losses.mark_tokens(batch, policy_losses["ppo"].component, OPTIONS["ppo"], torch.Generator()).marked is None
+    assert (
+        losses.mark_tokens(
+            batch, policy_losses["ppo"].component, OPTIONS["ppo"], torch.Generator()
+        ).marked
+        is None
+    )
 
 
 def test_nothing_to_mark_marks_nothing():
     batch = random_batch(3)
-    empty = batch.replace(advantages=torch.zeros_like(batch.values), loss_mask=batch.loss_mask & False)
+    empty = batch.replace(
+        advantages=torch.zeros_like(batch.values), loss_mask=batch.loss_mask & False
+    )
     for name in ("kl_cov", "clip_cov"):
         marked = policy_losses[name].component.select(empty, OPTIONS[name], torch.Generator())
         assert not bool(marked.any())

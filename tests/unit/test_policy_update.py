@@ -17,12 +17,15 @@ ADVANTAGE, ENTROPY, LOGPROB, REF = 2.0, 3.0, -1.0, -1.5
 
 
 def loss_and_gradient(**changes):
-    """Two rows of two sampled tokens, rewards 1 and 0, everything equal: (loss, metrics, d loss / d logprobs)."""
+    """Two rows of two sampled tokens, rewards 1 and 0, everything equal: (loss, metrics, d loss / d
+    logprobs)."""
     batch = outcome_batch([1.0, 0.0], [0, 0])
     shape = batch.loss_mask.shape
     given = ("is_weights", "loss_weights", "old_logprobs", "rollout_logprobs")
     columns = {name: changes.pop(name) for name in given if name in changes}
-    batch = batch.replace(advantages=torch.full(shape, ADVANTAGE), ref_logprobs=torch.full(shape, REF), **columns)
+    batch = batch.replace(
+        advantages=torch.full(shape, ADVANTAGE), ref_logprobs=torch.full(shape, REF), **columns
+    )
     logprobs = torch.full(shape, LOGPROB, requires_grad=True)
     entropies = torch.full(shape, ENTROPY) * (logprobs / LOGPROB)  # so that a gradient can be seen
 
@@ -37,10 +40,14 @@ def loss_and_gradient(**changes):
 
 @pytest.mark.parametrize(("tokens", "dp_size"), [(4, 1), (8, 2)])
 def test_the_load_balancing_loss_counts_by_trained_tokens(tokens, dp_size):
-    """Half of the step's tokens on one of two ranks: half of the loss, twice for the mean over ranks."""
+    """Half of the step's tokens on one of two ranks: half of the loss, twice for the mean over
+    ranks."""
     batch = outcome_batch([1.0, 0.0], [0, 0])
     batch = batch.replace(advantages=torch.full(batch.loss_mask.shape, ADVANTAGE))
-    logprobs, balance = torch.full(batch.loss_mask.shape, LOGPROB), torch.tensor(3.0, requires_grad=True)
+    logprobs, balance = (
+        torch.full(batch.loss_mask.shape, LOGPROB),
+        torch.tensor(3.0, requires_grad=True),
+    )
 
     def forward(micro, *want):
         assert want == ("entropy", "balance")
@@ -79,7 +86,12 @@ def test_good_samples_are_imitated():
 
 def test_rl_coef_weighs_policy_and_kl_and_nothing_else():
     loss, metrics, _ = loss_and_gradient(
-        rl_coef=0.25, kl_coef=0.3, kl_estimator="k2", entropy_coef=0.5, sft_coef=0.1, sft_threshold=0.5
+        rl_coef=0.25,
+        kl_coef=0.3,
+        kl_estimator="k2",
+        entropy_coef=0.5,
+        sft_coef=0.1,
+        sft_threshold=0.5,
     )
     kl = (LOGPROB - REF) ** 2 / 2
     assert metrics["kl_loss"] == metrics["kl"] == pytest.approx(kl)
@@ -116,14 +128,24 @@ def test_what_the_engine_said_enters_neither_the_ratio_nor_ppo_kl():
 def test_flags_reach_the_losses():
     losses = Losses.from_config(
         ppo(
-            "--pretrain m --prompt_data d --remote_rm_url r.py --entropy_loss_coef 0.01 --sft_loss_coef 0.2 "
-            "--sft_pos_threshold 0.5 --rl_loss_coef 2 --use_kl_loss --kl_estimator low_var_kl --kl_loss_coef 0.3 "
-            "--loss_agg_mode seq-mean-token-sum-norm --loss_agg_norm_const 100"
+            "--pretrain m --prompt_data d --remote_rm_url r.py --entropy_loss_coef 0.01"
+            " --sft_loss_coef 0.2 --sft_pos_threshold 0.5 --rl_loss_coef 2 --use_kl_loss"
+            " --kl_estimator low_var_kl --kl_loss_coef 0.3 --loss_agg_mode seq-mean-token-sum-norm"
+            " --loss_agg_norm_const 100"
         )
     )
     actor = losses.actor
-    assert (actor.entropy_coef, actor.sft_coef, actor.sft_threshold, actor.rl_coef) == (0.01, 0.2, 0.5, 2.0)
-    assert (actor.norm_const, losses.critic.norm_const, actor.kl_estimator) == (100.0, 100.0, "low_var_kl")
+    assert (actor.entropy_coef, actor.sft_coef, actor.sft_threshold, actor.rl_coef) == (
+        0.01,
+        0.2,
+        0.5,
+        2.0,
+    )
+    assert (actor.norm_const, losses.critic.norm_const, actor.kl_estimator) == (
+        100.0,
+        100.0,
+        "low_var_kl",
+    )
 
 
 def test_norm_const_defaults_to_the_longest_response():

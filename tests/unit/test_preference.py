@@ -1,4 +1,5 @@
-"""Rows of compared and rated answers: what is learned, what is left out, and how pairs stay together."""
+"""Rows of compared and rated answers: what is learned, what is left out, and how pairs stay
+together."""
 
 import math
 
@@ -43,23 +44,35 @@ def test_the_answers_of_a_pair_are_learned_and_the_prompt_is_not():
 
 
 def test_chats_with_and_without_a_column_of_prompts():
-    user, good, bad = ({"role": r, "content": c} for r, c in (("user", "1"), ("assistant", "2"), ("assistant", "3")))
+    user, good, bad = (
+        {"role": r, "content": c}
+        for r, c in (("user", "1"), ("assistant", "2"), ("assistant", "3"))
+    )
     rows = [{"prompt": [user], "chosen": [good], "rejected": [bad]}]
     whole = [{"chosen": [user, good], "rejected": [user, bad]}]
     for examples, _ in (build(rows, template=CHAT), build(whole, template=CHAT, prompt_key=None)):
         assert [text(r) for r in examples[0].rows] == ["u(1)a(2<eos>", "u(1)a(3<eos>"]
         assert learned(examples[0].rows[0]) == "2<eos>"
-    with pytest.raises(UserError, match="row 0: chosen does not end with a message of the assistant"):
+    with pytest.raises(
+        UserError, match="row 0: chosen does not end with a message of the assistant"
+    ):
         build([{"chosen": [good, user], "rejected": [user, bad]}], template=CHAT, prompt_key=None)
 
 
 def test_pairs_that_cannot_be_told_apart_are_left_out_and_counted():
-    rows = [PAIR, {**PAIR, "rejected": "2"}, {**PAIR, "prompt": "1" * 20}, {**PAIR, "chosen": "2 and more"}]
+    rows = [
+        PAIR,
+        {**PAIR, "rejected": "2"},
+        {**PAIR, "prompt": "1" * 20},
+        {**PAIR, "chosen": "2 and more"},
+    ]
     examples, report = build(rows, max_len=8)
     assert [text(e.rows[0]) for e in examples] == ["1+1=2<eos>", "1+1=2 an"]
-    assert report.line() == (
-        "rows.jsonl: 2 pairs, 10 tokens to learn; 1 cut at --max_len 8; 1 of 4 left out, their prompt alone fills "
-        "--max_len 8; 1 of 4 left out, chosen and rejected answer are the same tokens"
+    assert (
+        report.line()
+        == "rows.jsonl: 2 pairs, 10 tokens to learn; 1 cut at --max_len 8; 1 of 4 left out, their"
+        " prompt alone fills --max_len 8; 1 of 4 left out, chosen and rejected answer are the"
+        " same tokens"
     )
     with pytest.raises(UserError, match="nothing is left to learn"):
         build([{**PAIR, "rejected": "2"}])
@@ -71,14 +84,20 @@ def test_margins_and_ratings_are_checked_row_by_row():
         build([{**PAIR, "margin": 1.0}, {**PAIR, "margin": None}], MarginBuilder)
     with pytest.raises(UserError, match=r"--margin_loss: rows.jsonl has no key 'margin'"):
         build([PAIR], MarginBuilder)
-    rated = [{"prompt": str(i), "chosen": "a", "label": label} for i, label in enumerate(["true", "0", "False", "1"])]
+    rated = [
+        {"prompt": str(i), "chosen": "a", "label": label}
+        for i, label in enumerate(["true", "0", "False", "1"])
+    ]
     assert [e.passed[0] for e in build(rated, RatedBuilder)[0]] == [1, 0, 0, 1]
     with pytest.raises(UserError, match="row 0: label is neither true"):
         build([{"prompt": "1", "chosen": "a", "label": "good"}], RatedBuilder)
 
 
 def test_mismatched_answers_belong_to_other_prompts():
-    rows = [{"prompt": p, "chosen": a, "label": True} for p, a in (("1", "a"), ("1", "b"), ("2", "cc"), ("3", "d"))]
+    rows = [
+        {"prompt": p, "chosen": a, "label": True}
+        for p, a in (("1", "a"), ("1", "b"), ("2", "cc"), ("3", "d"))
+    ]
     examples, _ = build(rows, RatedBuilder)
     own = {"1": "ab", "2": "c", "3": "d"}
     for example, row in zip(examples, rows, strict=True):
@@ -86,14 +105,19 @@ def test_mismatched_answers_belong_to_other_prompts():
         assert text(other)[0] == row["prompt"] and learned(other).endswith("<eos>")
         assert learned(other)[0] not in own[row["prompt"]]
         assert math.isnan(example.passed[1])
-    long = [SupervisedRow([5, 6, 7, 8], [False, True, True, True]), SupervisedRow([9, 9, 8], [False, False, True])]
+    long = [
+        SupervisedRow([5, 6, 7, 8], [False, True, True, True]),
+        SupervisedRow([9, 9, 8], [False, False, True]),
+    ]
     assert mismatched(long, max_len=4)[1] == SupervisedRow([9, 9, 6, 7], [False, False, True, True])
     with pytest.raises(UserError, match="all prompts are equal"):
         build([{**row, "prompt": "1"} for row in rows], RatedBuilder)
 
 
 def test_batches_keep_pairs_side_by_side():
-    examples, _ = build([{**PAIR, "margin": 0.5}, {**PAIR, "prompt": "2+2+2=", "margin": 2.0}], MarginBuilder)
+    examples, _ = build(
+        [{**PAIR, "margin": 0.5}, {**PAIR, "prompt": "2+2+2=", "margin": 2.0}], MarginBuilder
+    )
     examples = with_reference(examples, torch.tensor([-1.0, -2.0, -3.0, -4.0]))
     batch = collate_preferences(examples, PAD)
     assert batch.group_ids.tolist() == [0, 0, 1, 1]
@@ -116,7 +140,12 @@ def test_plans_never_split_a_pair(ranks, micro):
         for micro_batch in of_rank.micro_batches:
             assert len(micro_batch) <= 2 * micro
             for first, second in zip(micro_batch[0::2], micro_batch[1::2], strict=True):
-                assert (first, second) == (-1, -1) or (shard[first] % 2, shard[second]) == (0, shard[first] + 1)
+                assert (first, second) == (-1, -1) or (shard[first] % 2, shard[second]) == (
+                    0,
+                    shard[first] + 1,
+                )
                 seen += [shard[first], shard[second]] if first >= 0 else []
     assert sorted(seen) == list(range(10))
-    assert len({len(of_rank.micro_batches) for of_rank in step}) == 1  # every rank runs as many collectives
+    assert (
+        len({len(of_rank.micro_batches) for of_rank in step}) == 1
+    )  # every rank runs as many collectives

@@ -1,4 +1,5 @@
-"""Every preset is made of flags that exist, with values that they accept, and gives way to what is given."""
+"""Every preset is made of flags that exist, with values that they accept, and gives way to what is
+given."""
 
 import pytest
 
@@ -44,26 +45,33 @@ def test_a_preset_equals_its_flags_typed_out(name):
     words = LEAST
     for flag, value in PRESETS[name].items():
         words += f" --{flag} " + " ".join(map(str, value if isinstance(value, tuple) else [value]))
-    assert dump_yaml(settle(words)[0]) == dump_yaml(settle(f"{LEAST} --algo_preset {name}")[0]).replace(
-        f"algo_preset: {name}", "algo_preset: null"
-    )
+    assert dump_yaml(settle(words)[0]) == dump_yaml(
+        settle(f"{LEAST} --algo_preset {name}")[0]
+    ).replace(f"algo_preset: {name}", "algo_preset: null")
 
 
 def test_what_is_given_wins_over_a_preset(tmp_path):
     (tmp_path / "run.yaml").write_text("algo_preset: grpo\ninit_kl_coef: 0.5\n")
     config, problems = settle(f"{LEAST} --config {tmp_path / 'run.yaml'} --kl_estimator k2")
     assert problems == []
-    assert (config.kl.init_kl_coef, config.kl.kl_estimator, config.kl.use_kl_loss) == (0.5, "k2", True)
+    assert (config.kl.init_kl_coef, config.kl.kl_estimator, config.kl.use_kl_loss) == (
+        0.5,
+        "k2",
+        True,
+    )
     assert "--kl_estimator 'k2' (instead of 'k3')" in preset_lines(config)[0]
 
 
 @pytest.mark.parametrize(
-    "change", ["--init_kl_coef 0", "--advantage_estimator rloo --policy_loss_type gspo --eps_clip 1e-3"]
+    "change",
+    ["--init_kl_coef 0", "--advantage_estimator rloo --policy_loss_type gspo --eps_clip 1e-3"],
 )
 def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
     """Nobody asked for it; nor does the dumped config, which loads again."""
     for name in ("grpo", "ppo", "topr"):
-        config, problems = settle(f"{LEAST} --algo_preset {name} --loss_agg_mode seq-mean-token-mean {change}")
+        config, problems = settle(
+            f"{LEAST} --algo_preset {name} --loss_agg_mode seq-mean-token-mean {change}"
+        )
         assert problems == []
         (tmp_path / "run.yaml").write_text(dump_yaml(config))
         assert settle(f"--config {tmp_path / 'run.yaml'}") == (config, [])
@@ -73,7 +81,9 @@ def test_what_a_changed_preset_leaves_idle_is_no_problem(tmp_path, change):
 def test_raft_trains_on_right_answers_alone(wrong):
     config, _ = settle(f"{LEAST} --algo_preset raft_pp")
     options, scopes = config.options["advantage_estimator"], reward_norm_scopes(config)
-    plan = CreditPlan(estimator(config), options, config.shaping, scopes, whiten_advantages(config), 1024)
+    plan = CreditPlan(
+        estimator(config), options, config.shaping, scopes, whiten_advantages(config), 1024
+    )
     batch, _ = assign_credit(outcome_batch([1.0, wrong], [0, 0]), plan, 0.0, RunningMoments())
     assert batch.advantages.tolist() == [[0, 1, 1], [0, 0, 0]]
 

@@ -5,7 +5,11 @@ from rich.console import Console
 
 from openrl.tracking.progress import Column, Progress, duration
 
-COLUMNS = (Column("reward", "reward {:.2f}"), Column("kl", "KL {:.3f}"), Column("perf", "{:.0f} samples/s"))
+COLUMNS = (
+    Column("reward", "reward {:.2f}"),
+    Column("kl", "KL {:.3f}"),
+    Column("perf", "{:.0f} samples/s"),
+)
 
 
 class Clock:
@@ -96,10 +100,19 @@ def test_on_a_terminal_the_bar_shows_stage_figures_and_time_left():
             progress.note("a note above the bar")
             progress._live.refresh()
     text = out.getvalue()
-    for shown in ("ppo", "2/4", "collect 3/8 + publish", "reward 0.50 | KL 0.001", "2:00 left", "a note above the bar"):
+    for shown in (
+        "ppo",
+        "2/4",
+        "collect 3/8 + publish",
+        "reward 0.50 | KL 0.001",
+        "2:00 left",
+        "a note above the bar",
+    ):
         assert shown in text, shown
 
 
-@pytest.mark.parametrize("seconds, text", [(6.6, "7s"), (59.7, "1:00"), (125, "2:05"), (3725, "1:02:05")])
+@pytest.mark.parametrize(
+    "seconds, text", [(6.6, "7s"), (59.7, "1:00"), (125, "2:05"), (3725, "1:02:05")]
+)
 def test_duration(seconds, text):
     assert duration(seconds) == text

@@ -1,4 +1,5 @@
-"""Supervised rows beside a rollout: as many steps as the rollout has, rows in seeded order, exact to resume."""
+"""Supervised rows beside a rollout: as many steps as the rollout has, rows in seeded order, exact
+to resume."""
 
 import torch
 
@@ -17,14 +18,19 @@ def mix():
 
 
 def test_every_step_of_a_rollout_gets_its_rows():
-    """Ten samples in steps of four make three optimizer steps, the last one smaller; each gets four supervised rows."""
+    """Ten samples in steps of four make three optimizer steps, the last one smaller; each gets four
+    supervised rows."""
     rollout = plan_steps(outcome_batch([1.0] * 10, [0] * 10), 2, 4, 1, epochs=2)
     training = mix().rows_for(rollout, 2, 4, CUT)
     assert len(training.plan.steps) == len(rollout.steps) == 6 and len(training.batch) == 24
     tokens = training.batch.loss_mask.sum(-1)
     for number, ranks in enumerate(training.plan.steps):
-        assert {plan.counts.dp_size for plan in ranks} == {2} and {plan.counts.sequences for plan in ranks} == {4}
-        rows = [training.plan.shards[r][i] for r, plan in enumerate(ranks) for [i] in plan.micro_batches]
+        assert {plan.counts.dp_size for plan in ranks} == {2} and {
+            plan.counts.sequences for plan in ranks
+        } == {4}
+        rows = [
+            training.plan.shards[r][i] for r, plan in enumerate(ranks) for [i] in plan.micro_batches
+        ]
         assert rows and ranks[0].counts.tokens == int(tokens[rows].sum()), number
     shards, plans, update = zip(*(training.of(rank) for rank in (0, 1)), strict=True)
     assert [len(shard) for shard in shards] == [12, 12] and [len(p) for p in plans] == [6, 6]

@@ -1,4 +1,5 @@
-"""Tasks of reasoning-gym: rows survive JSON, right answers pass, and no answer is ever run as code."""
+"""Tasks of reasoning-gym: rows survive JSON, right answers pass, and no answer is ever run as
+code."""
 
 import json
 import re
@@ -18,11 +19,19 @@ from openrl.rewards.verifiers.reasoning import ALGEBRAIC, EVALUATING, make_rows
 ROOT = Path(__file__).parents[2]
 LIBRARY = Path(reasoning_gym.__file__).parent
 TASKS = sorted(DATASETS.keys() - {"composite"})  # which is made of others
-NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # any solution will do
+NO_ANSWER = {
+    "boxnet",
+    "graph_color",
+    "propositional_logic",
+    "rubiks_cube",
+    "rush_hour",
+}  # any solution will do
 
 
 def verdict(text, label, **options):
-    return verifiers["reasoning_gym"].component(Answer("", text, label), read_options("reasoning_gym", options))
+    return verifiers["reasoning_gym"].component(
+        Answer("", text, label), read_options("reasoning_gym", options)
+    )
 
 
 def tagged(answer):
@@ -44,7 +53,8 @@ def test_the_answer_of_every_task_passes_after_its_row_was_json(task):
 
 
 def test_keys_of_a_graph_survive_json():
-    """A colouring by hand: the keys of a JSON object are text, the vertices of the puzzle are numbers."""
+    """A colouring by hand: the keys of a JSON object are text, the vertices of the puzzle are
+    numbers."""
     label = json.loads(make_rows("graph_color", 1, seed=1, config={})[0]["label"])
     colours = label["metadata"]["possible_answer"]
     assert verdict(tagged(json.dumps(colours)), json.dumps(label)).reward == 1
@@ -77,7 +87,8 @@ def test_rows_that_cannot_be_made(task, config, message):
 
 
 @pytest.mark.parametrize(
-    "label", [None, "4", "{", {"answer": "4"}, {"answer": "4", "metadata": {"source_dataset": "no"}}]
+    "label",
+    [None, "4", "{", {"answer": "4"}, {"answer": "4", "metadata": {"source_dataset": "no"}}],
 )
 def test_a_label_that_is_no_entry_is_said(label):
     with pytest.raises(BadRow, match="the label"):
@@ -85,7 +96,8 @@ def test_a_label_that_is_no_entry_is_said(label):
 
 
 def test_every_module_that_evaluates_answers_is_known():
-    """Of the installed release: a new one that calls eval or parse_expr on an answer must be found here."""
+    """Of the installed release: a new one that calls eval or parse_expr on an answer must be found
+    here."""
     evaluating, algebraic = set(), set()
     for file in LIBRARY.rglob("*.py"):
         text = file.read_text("utf-8")
@@ -112,12 +124,16 @@ EXPLOITS = [
 ]
 
 
-@pytest.mark.parametrize("task", sorted({name.rpartition(".")[2] for name in EVALUATING} | ALGEBRAIC))
+@pytest.mark.parametrize(
+    "task", sorted({name.rpartition(".")[2] for name in EVALUATING} | ALGEBRAIC)
+)
 def test_answers_are_never_run(task, tmp_path):
     label = make_rows(task, 1, seed=1, config={})[0]["label"]
     for exploit in EXPLOITS:
         text = exploit.format(file=tmp_path / "made")
-        code = "+".join(f"chr({ord(c)})" for c in TOUCH.format(file=tmp_path / "made"))  # no quote is needed
+        code = "+".join(
+            f"chr({ord(c)})" for c in TOUCH.format(file=tmp_path / "made")
+        )  # no quote is needed
         assert verdict(tagged(text.replace("CODE", code)), label).reward < 0.2
     assert list(tmp_path.iterdir()) == []
 
@@ -147,7 +163,9 @@ def test_the_example_writes_rows_that_share_no_question(tmp_path):
         "--eval_rows",
         "5",
     ]
-    subprocess.run([*command, "--output_dir", tmp_path], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    subprocess.run(
+        [*command, "--output_dir", tmp_path], check=True, cwd=ROOT, env={"PYTHONPATH": str(ROOT)}
+    )
     train, evaluation = (
         [json.loads(line) for line in (tmp_path / f"{name}.jsonl").read_text().splitlines()]
         for name in ("train", "eval")

@@ -5,7 +5,13 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from openrl.tracking.report import RunSummary, plot_learning_curve, smooth, summary_table, write_summary
+from openrl.tracking.report import (
+    RunSummary,
+    plot_learning_curve,
+    smooth,
+    summary_table,
+    write_summary,
+)
 
 SUMMARY = RunSummary(
     steps=40,
@@ -46,18 +52,26 @@ def test_table_shows_gain_shares_and_places(tmp_path):
 
 
 def test_table_without_evaluation_claims_no_pass_rate():
-    text = render(RunSummary(steps=1, seconds_by_stage={}, samples_per_second=1.0, tokens_per_second=1.0), {})
+    text = render(
+        RunSummary(steps=1, seconds_by_stage={}, samples_per_second=1.0, tokens_per_second=1.0), {}
+    )
     assert "pass rate" not in text and "gain" not in text and "stage" not in text
 
 
 def test_picture_has_a_panel_for_each_series_with_data(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     rows = [{"step": 0, "eval/pass": 0.2}] + [{"step": s, "reward": s / 10} for s in range(1, 9)]
-    metrics.write_text("".join(json.dumps(r) + "\n" for r in [*rows, {"step": 9, "reward": "nan", "eval/pass": 0.7}]))
+    metrics.write_text(
+        "".join(
+            json.dumps(r) + "\n" for r in [*rows, {"step": 9, "reward": "nan", "eval/pass": 0.7}]
+        )
+    )
     widths = []
     for evaluation in (("eval/pass", "Pass rate"), ("eval/none", "Nothing"), None):
         picture = tmp_path / "reward.png"
-        plot_learning_curve(metrics, picture, title="t", value=("reward", "Reward"), evaluation=evaluation)
+        plot_learning_curve(
+            metrics, picture, title="t", value=("reward", "Reward"), evaluation=evaluation
+        )
         image = Image.open(picture).convert("RGB")
         widths.append(image.width)
         assert len(image.getcolors(maxcolors=1 << 24)) > 10, "the picture is not blank"
@@ -66,10 +80,14 @@ def test_picture_has_a_panel_for_each_series_with_data(tmp_path):
 
 def test_no_data_no_picture(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    plot_learning_curve(tmp_path / "metrics.jsonl", tmp_path / "p.png", title="t", value=("reward", "Reward"))
+    plot_learning_curve(
+        tmp_path / "metrics.jsonl", tmp_path / "p.png", title="t", value=("reward", "Reward")
+    )
     assert not (tmp_path / "p.png").exists()
 
 
 def test_smooth_is_a_weighted_mean_of_what_came_before():
-    assert smooth([5.0, 5.0, 5.0]) == pytest.approx([5.0, 5.0, 5.0])  # no pull towards 0 at the start
+    assert smooth([5.0, 5.0, 5.0]) == pytest.approx(
+        [5.0, 5.0, 5.0]
+    )  # no pull towards 0 at the start
     assert smooth([0.0, 1.0], keep=0.5) == pytest.approx([0.0, 0.5 / 0.75])

@@ -1,4 +1,5 @@
-"""The order of every wake, park and stage, from the real table: by hand for the main modes, as invariants for all."""
+"""The order of every wake, park and stage, from the real table: by hand for the main modes, as
+invariants for all."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ ALL_STATES = ("param", "optim", "grad")
 def plan(**places: tuple[int, ...]) -> PlacementPlan:
     """Roles and the places of their ranks."""
     count = 1 + max(place for row in places.values() for place in row)
-    return PlacementPlan("cpu", (count,), {role: tuple(map(Slot, row)) for role, row in places.items()})
+    return PlacementPlan(
+        "cpu", (count,), {role: tuple(map(Slot, row)) for role, row in places.items()}
+    )
 
 
 def trained(*roles: str, states: tuple[str, ...] = ("optim", "grad")) -> list[Tenant]:
@@ -75,7 +78,8 @@ def walk(table: ResidencyTable, stages=STEP, steps: int = 1) -> list[str]:
 
 
 def test_everything_on_one_place():
-    """The known-good order: publish before the cache, two copies of the policy at most, one heavy model at a time."""
+    """The known-good order: publish before the cache, two copies of the policy at most, one heavy
+    model at a time."""
     places = dict.fromkeys(("vllm", "actor", "critic", "reference"), (0,))
     rows = [*ENGINE, *trained("actor", "critic", states=ALL_STATES), Tenant("reference", "param")]
     log = walk(ResidencyTable.of(plan(**places), rows))
@@ -93,10 +97,17 @@ def test_everything_on_one_place():
 
 
 def test_with_the_usual_flags_working_weights_stay():
-    """Both sleeps with --deepspeed_sleep_states optim grad: parameters, reference and critic never move."""
+    """Both sleeps with --deepspeed_sleep_states optim grad: parameters, reference and critic never
+    move."""
     places = dict.fromkeys(("vllm", "actor", "reference"), (0, 1))
     log = walk(ResidencyTable.of(plan(**places), [*ENGINE, *trained("actor")]), steps=2)
-    step = ["-vllm.weights.cache", "forward reference", "forward actor", "+actor.optim.grad", "train actor"]
+    step = [
+        "-vllm.weights.cache",
+        "forward reference",
+        "forward actor",
+        "+actor.optim.grad",
+        "train actor",
+    ]
     rest = ["-actor.grad", "save actor", "export actor"]
     assert log == [
         "-vllm.weights.cache", "-actor.optim.grad", "started",
@@ -106,7 +117,9 @@ def test_with_the_usual_flags_working_weights_stay():
 
 
 def test_engines_that_share_with_nobody_stay_while_actor_and_reference_take_turns():
-    table = ResidencyTable.of(plan(vllm=(2,), actor=(0, 1), reference=(0, 1)), [*ENGINE, *trained("actor")])
+    table = ResidencyTable.of(
+        plan(vllm=(2,), actor=(0, 1), reference=(0, 1)), [*ENGINE, *trained("actor")]
+    )
     assert walk(table) == [
         "-actor.optim.grad", "started", "publish", "collect", "forward reference", "forward actor",
         "+actor.optim.grad", "train actor", "-actor.grad", "save actor", "export actor",
@@ -115,7 +128,8 @@ def test_engines_that_share_with_nobody_stay_while_actor_and_reference_take_turn
 
 def test_critic_and_reward_share_places_of_their_own():
     table = ResidencyTable.of(
-        plan(vllm=(1,), actor=(0,), critic=(2,), reward=(2,)), [*trained("actor", "critic"), Tenant("reward", "param")]
+        plan(vllm=(1,), actor=(0,), critic=(2,), reward=(2,)),
+        [*trained("actor", "critic"), Tenant("reward", "param")],
     )
     assert walk(table) == [
         "-critic.optim.grad", "-reward.param", "started", "publish",
@@ -125,8 +139,11 @@ def test_critic_and_reward_share_places_of_their_own():
 
 
 def test_places_that_overlap_in_part():
-    """Engines on 1 and 2, the actor on 0 and 1, the critic on 3: what meets moves whole, what does not stays."""
-    table = ResidencyTable.of(plan(vllm=(1, 2), actor=(0, 1), critic=(3,)), [*ENGINE, *trained("actor", "critic")])
+    """Engines on 1 and 2, the actor on 0 and 1, the critic on 3: what meets moves whole, what does
+    not stays."""
+    table = ResidencyTable.of(
+        plan(vllm=(1, 2), actor=(0, 1), critic=(3,)), [*ENGINE, *trained("actor", "critic")]
+    )
     assert walk(table) == [
         "-vllm.weights.cache", "-actor.optim.grad", "started", "+vllm.weights", "publish", "+vllm.cache", "collect",
         "forward critic", "-vllm.weights.cache", "forward actor", "+actor.optim.grad", "train actor", "train critic",
@@ -136,10 +153,28 @@ def test_places_that_overlap_in_part():
 
 MODES = {
     "apart": {"vllm": (0, 1), "actor": (2, 3), "critic": (4,), "reference": (5,), "reward": (6,)},
-    "actor_ref": {"vllm": (0, 1), "actor": (2, 3), "critic": (4,), "reference": (2, 3), "reward": (6,)},
-    "critic_reward": {"vllm": (0, 1), "actor": (2, 3), "critic": (4,), "reference": (5,), "reward": (4,)},
+    "actor_ref": {
+        "vllm": (0, 1),
+        "actor": (2, 3),
+        "critic": (4,),
+        "reference": (2, 3),
+        "reward": (6,),
+    },
+    "critic_reward": {
+        "vllm": (0, 1),
+        "actor": (2, 3),
+        "critic": (4,),
+        "reference": (5,),
+        "reward": (4,),
+    },
     "all": dict.fromkeys(("vllm", "actor", "critic", "reference", "reward"), (0, 1)),
-    "explicit": {"vllm": (2, 3), "actor": (0, 1, 2), "critic": (3,), "reference": (0, 1), "reward": (3,)},
+    "explicit": {
+        "vllm": (2, 3),
+        "actor": (0, 1, 2),
+        "critic": (3,),
+        "reference": (0, 1),
+        "reward": (3,),
+    },
 }
 SLEEPERS = {
     "none": [],
@@ -163,7 +198,9 @@ def test_invariants_of_every_mode(mode: str, sleepers: str):
         if line[0] in "+-":
             role, *parts = line[1:].split(".")
             moved = {(role, part) for part in parts}
-            assert moved & awake == (set() if line[0] == "+" else moved), f"{line} moves what is there already"
+            assert moved & awake == (set() if line[0] == "+" else moved), (
+                f"{line} moves what is there already"
+            )
             awake = awake | moved if line[0] == "+" else awake - moved
             continue
         needed = {(t.role, t.part) for t in table.needs(*line.split(" "))}
@@ -193,9 +230,13 @@ def test_stages_that_exclude_each_other_run_in_turn_and_others_at_a_time():
         return log
 
     rows = trained("actor", "critic")
-    together = asyncio.run(scenario(ResidencyTable.of(plan(vllm=(2,), actor=(0,), critic=(1,)), rows)))
+    together = asyncio.run(
+        scenario(ResidencyTable.of(plan(vllm=(2,), actor=(0,), critic=(1,)), rows))
+    )
     assert together[:2] == ["actor begins", "critic begins"]
-    in_turn = asyncio.run(scenario(ResidencyTable.of(plan(vllm=(2,), actor=(0,), critic=(0,)), rows)))
+    in_turn = asyncio.run(
+        scenario(ResidencyTable.of(plan(vllm=(2,), actor=(0,), critic=(0,)), rows))
+    )
     assert in_turn == ["actor begins", "actor ends", "critic begins", "critic ends"]
 
 
@@ -212,7 +253,9 @@ def test_a_later_stage_does_not_overtake_one_that_waits():
                 await asyncio.sleep(0)
                 order.append(name)
 
-        await asyncio.gather(run("train", "actor"), run("collect"), run("train", "actor"), run("publish"))
+        await asyncio.gather(
+            run("train", "actor"), run("collect"), run("train", "actor"), run("publish")
+        )
         return order
 
     assert asyncio.run(scenario()) == ["train", "collect", "train", "publish"]
@@ -229,7 +272,8 @@ def test_a_stage_within_another_that_needs_its_room_is_refused():
                 raise AssertionError("trained while the engines collect")
 
     with pytest.raises(
-        SleepError, match=r"train actor cannot run within collect: actor\.grad, actor\.optim, vllm\.cache"
+        SleepError,
+        match=r"train actor cannot run within collect: actor\.grad, actor\.optim, vllm\.cache",
     ):
         asyncio.run(scenario())
 

@@ -1,4 +1,5 @@
-"""Reward files in processes of their own: what they see, how they may fail, what becomes of the rows."""
+"""Reward files in processes of their own: what they see, how they may fail, what becomes of the
+rows."""
 
 import asyncio
 import os
@@ -31,12 +32,15 @@ def group(*responses, prompt="1 2:", label="3", source="default", meta=None):
 
 
 def reward_of(source, **flags):
-    given = RewardFlags(**{"remote_rm_url": str(source), "reward_timeout": 20.0, "reward_num_workers": 1} | flags)
+    given = RewardFlags(
+        **{"remote_rm_url": str(source), "reward_timeout": 20.0, "reward_num_workers": 1} | flags
+    )
     return build_reward(given, reward_plan(given), TOKENIZER)
 
 
 def score(source, *groups, **flags):
-    """Scores of the groups by one reward object; the error of a group in the place of its scores."""
+    """Scores of the groups by one reward object; the error of a group in the place of its
+    scores."""
 
     async def run():
         reward = reward_of(source, **flags)
@@ -63,7 +67,8 @@ def write(tmp_path):
     return write
 
 
-# -- what a function sees and says -----------------------------------------------------------------------
+# -- what a function sees and says
+# -----------------------------------------------------------------------
 
 
 def test_function_sees_decoded_text_and_labels(write):
@@ -78,19 +83,27 @@ def test_function_sees_decoded_text_and_labels(write):
 
 
 def test_special_tokens_may_be_left_out(write):
-    path = write("return [len(q) + len(r) / 100 for q, r in zip(queries, responses)]", parameters="queries, responses")
+    path = write(
+        "return [len(q) + len(r) / 100 for q, r in zip(queries, responses)]",
+        parameters="queries, responses",
+    )
     assert values(score(path, group("3<eos>"))[0]) == [10 + 6 / 100]
     assert values(score(path, group("3<eos>"), reward_skip_special_tokens=True)[0]) == [5 + 1 / 100]
 
 
 def test_function_that_takes_responses_gets_them(tmp_path):
     path = tmp_path / "reward.py"
-    path.write_text("def mine(queries, prompts, labels, responses):\n    return [len(r) for r in responses]\n")
+    path.write_text(
+        "def mine(queries, prompts, labels, responses):\n    return [len(r) for r in responses]\n"
+    )
     assert values(score(f"{path}:mine", group("12", "1234"))[0]) == [2.0, 4.0]
 
 
 def test_tensors_are_read_though_the_worker_has_no_torch_of_its_own(write):
-    body = "import torch\n    return {'rewards': torch.tensor([[0.5], [1.5]]), 'scores': torch.tensor([0, 1])}"
+    body = (
+        "import torch\n    return {'rewards': torch.tensor([[0.5], [1.5]]), 'scores':"
+        " torch.tensor([0, 1])}"
+    )
     assert score(write(body), group("1", "2"))[0] == [Score(0.5, 0.0), Score(1.5, 1.0)]
     path = write("import sys\n    return [float('torch' in sys.modules)]")
     assert score(path, group("1"))[0] == [Score(0.0)]
@@ -98,7 +111,9 @@ def test_tensors_are_read_though_the_worker_has_no_torch_of_its_own(write):
 
 def test_a_file_may_import_its_neighbours_and_print(write, tmp_path):
     (tmp_path / "neighbour.py").write_text("VALUE = 2.5")
-    path = write("print('hello', flush=True)\n    return [VALUE]", head="from neighbour import VALUE")
+    path = write(
+        "print('hello', flush=True)\n    return [VALUE]", head="from neighbour import VALUE"
+    )
     assert score(path, group("1"))[0] == [Score(2.5)]
 
 
@@ -109,7 +124,8 @@ def test_many_groups_over_several_processes_keep_their_order(write):
         assert values(scores) == [pytest.approx(n + (len(f"{n}:") + n) / 100)] * 2
 
 
-# -- rows that fail --------------------------------------------------------------------------------------
+# -- rows that fail
+# --------------------------------------------------------------------------------------
 
 
 def test_an_exception_costs_its_own_row_and_shows_the_line(write):
@@ -126,9 +142,14 @@ def test_failed_rows_are_asked_for_once_more_and_counted(write, tmp_path):
     sign = tmp_path / "sign"
     head = f"import os, pathlib\nSIGN = pathlib.Path({str(sign)!r})"
     path = write(
-        "SIGN.touch() if (new := not SIGN.exists()) else None\n    return [1 / (1 - new)] * len(queries)", head=head
+        "SIGN.touch() if (new := not SIGN.exists()) else None\n    return [1 / (1 - new)] *"
+        " len(queries)",
+        head=head,
     )
-    assert score(path, group("1", "2"), group("3"))[0] == [Score(1.0, attempts=2), Score(1.0, attempts=2)]
+    assert score(path, group("1", "2"), group("3"))[0] == [
+        Score(1.0, attempts=2),
+        Score(1.0, attempts=2),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +171,12 @@ def test_a_failure_may_stop_the_run_and_shows_its_row(write):
     assert isinstance(error, UserError)
     lines = [line.split(maxsplit=1) for line in error.message.splitlines()]
     assert lines[0] == ["a", "reward failed: reward: rewards must be finite, it returned nan"]
-    assert lines[1:] == [["row", "train:7"], ["prompt", "'1 2:'"], ["label", "'3'"], ["response", "'4'"]]
+    assert lines[1:] == [
+        ["row", "train:7"],
+        ["prompt", "'1 2:'"],
+        ["label", "'3'"],
+        ["response", "'4'"],
+    ]
 
 
 def test_a_wrong_count_costs_all_rows(write):
@@ -160,7 +186,10 @@ def test_a_wrong_count_costs_all_rows(write):
 
 def test_siblings_that_are_compared_stay_together(write):
     """Row by row each would be its own best; the second try compares them again."""
-    body = "best = max(map(len, queries))\n    return [1.0 if len(q) == best else float('nan') for q in queries]"
+    body = (
+        "best = max(map(len, queries))\n    return [1.0 if len(q) == best else float('nan') for q"
+        " in queries]"
+    )
     alone = score(write(body), group("1", "22"))[0]
     assert values(alone) == [1.0, 1.0]
     together = score(write(body, head="REWARD_TYPE = 'group'"), group("1", "22"))[0]
@@ -169,11 +198,9 @@ def test_siblings_that_are_compared_stay_together(write):
 
 def test_a_hang_is_killed_with_its_children_and_the_next_call_works(write, tmp_path):
     body = (
-        "import subprocess\n"
-        "    if any('h' in q for q in queries):\n"
-        f"        child = subprocess.Popen(['sleep', '1000']); open({str(tmp_path / 'pid')!r}, 'w').write(str(child.pid))\n"
-        "        while True: pass\n"
-        "    return [1.0] * len(queries)"
+        "import subprocess\n    if any('h' in q for q in queries):\n        child ="
+        f" subprocess.Popen(['sleep', '1000']); open({str(tmp_path / 'pid')!r},"
+        " 'w').write(str(child.pid))\n        while True: pass\n    return [1.0] * len(queries)"
     )
     mixed, fine = score(write(body), group("h", "2"), group("1"), reward_timeout=2.0)
     assert values(mixed) == [
@@ -187,10 +214,19 @@ def test_a_hang_is_killed_with_its_children_and_the_next_call_works(write, tmp_p
 def test_memory_without_bound_is_killed(write, tmp_path):
     """A child process that eats counts too."""
     pid = tmp_path / "pid"
-    eat = f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); hoard = []\nwhile True: hoard.append(b'x' * 10**6)"
-    body = f"import subprocess, sys\n    if 'h' in queries[0]: subprocess.run([sys.executable, '-c', {eat!r}])\n    return [1.0]"
+    eat = (
+        f"import os; open({str(pid)!r}, 'w').write(str(os.getpid())); hoard = []\nwhile True:"
+        " hoard.append(b'x' * 10**6)"
+    )
+    body = (
+        "import subprocess, sys\n    if 'h' in queries[0]: subprocess.run([sys.executable, '-c',"
+        f" {eat!r}])\n    return [1.0]"
+    )
     eaten, fine = score(write(body), group("h"), group("1"), reward_memory_gb=0.3)
-    assert eaten[0].dropped and "GiB of memory, 0.3 are allowed (--reward_memory_gb)" in eaten[0].failure
+    assert (
+        eaten[0].dropped
+        and "GiB of memory, 0.3 are allowed (--reward_memory_gb)" in eaten[0].failure
+    )
     assert values(fine) == [1.0]
     assert _is_gone(int(pid.read_text()))
 
@@ -210,7 +246,8 @@ def test_a_crash_is_told_and_the_next_call_works(write, death, message):
     assert values(fine) == [1.0]
 
 
-# -- processes -------------------------------------------------------------------------------------------
+# -- processes
+# -------------------------------------------------------------------------------------------
 
 
 def test_processes_start_when_they_are_needed(write):
@@ -228,7 +265,8 @@ def test_processes_start_when_they_are_needed(write):
 
 
 def test_the_event_loop_goes_on_while_a_reward_computes(write, tmp_path):
-    """The function waits for a file that only the event loop writes: it would hang if the loop were blocked."""
+    """The function waits for a file that only the event loop writes: it would hang if the loop were
+    blocked."""
     sign = tmp_path / "sign"
     path = write(f"import os\n    while not os.path.exists({str(sign)!r}): pass\n    return [1.0]")
 
@@ -247,7 +285,9 @@ def test_the_event_loop_goes_on_while_a_reward_computes(write, tmp_path):
 
 def test_close_ends_a_call_that_still_runs(write, tmp_path):
     sign = tmp_path / "pid"
-    path = write(f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
+    path = write(
+        f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass"
+    )
 
     async def run():
         reward = reward_of(path, reward_timeout=1000.0)
@@ -264,7 +304,9 @@ def test_close_ends_a_call_that_still_runs(write, tmp_path):
 def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
     """Kill the parent in the middle of a call that never ends."""
     sign = tmp_path / "pid"
-    path = write(f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass")
+    path = write(
+        f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass"
+    )
     program = (
         "from pathlib import Path; from openrl.rewards.pool import Limits, RewardProcess;"
         "from openrl.rewards.rows import Rows; from openrl.rewards.worker import Call, FileTarget;"
@@ -296,7 +338,8 @@ def _is_gone(pid, within=20.0):
     return False
 
 
-# -- before anything starts ------------------------------------------------------------------------------
+# -- before anything starts
+# ------------------------------------------------------------------------------
 
 
 def test_sources_are_checked_before_anything_starts(write):
@@ -310,7 +353,9 @@ def test_sources_are_checked_before_anything_starts(write):
     assert "it defines no function 'reward_func', but other" in problem(path)
     given = RewardFlags(remote_rm_url=f"{path}:other")
     check_reward_sources(given, reward_plan(given).sources, ())
-    assert "it takes no keyword argument" in problem(f"{path}:other", reward_func_kwargs={"prompts": 1})
+    assert "it takes no keyword argument" in problem(
+        f"{path}:other", reward_func_kwargs={"prompts": 1}
+    )
     path.write_text("import not_there")
     assert "ModuleNotFoundError: No module named 'not_there' (reward.py, line 1)" in problem(path)
     path.write_text("def reward_func(:")
@@ -318,4 +363,6 @@ def test_sources_are_checked_before_anything_starts(write):
     path.write_text("import os; os._exit(7)")
     assert "the reward process exited with status 7" in problem(path)
     path.write_text("def reward_func(rows): pass")
-    assert "its parameters are (rows); known are reward_func(queries, prompts, labels" in problem(path)
+    assert "its parameters are (rows); known are reward_func(queries, prompts, labels" in problem(
+        path
+    )

@@ -1,4 +1,5 @@
-"""What goes over the wire to a reward server, and what may come back from it or from a reward function."""
+"""What goes over the wire to a reward server, and what may come back from it or from a reward
+function."""
 
 import json
 import math
@@ -6,7 +7,15 @@ import re
 
 import pytest
 
-from openrl.rewards.protocol import BadReply, BadRequest, Failure, ScoreRequest, read_reply, read_request, reply_body
+from openrl.rewards.protocol import (
+    BadReply,
+    BadRequest,
+    Failure,
+    ScoreRequest,
+    read_reply,
+    read_request,
+    reply_body,
+)
 from openrl.types import Score
 
 
@@ -17,7 +26,8 @@ from openrl.types import Score
         ({"rewards": [1, 2], "scores": None}, [Score(1.0), Score(2.0)]),
         ({"rewards": [1, 2], "scores": [0, 1]}, [Score(1.0, 0.0), Score(2.0, 1.0)]),
         ({"rewards": [0, 0.5], "scores": [0, 0.5]}, [Score(0.0, 0.0), Score(0.5, 0.5)]),
-        ({"rewards": [-3, 0.5], "scores": [-3, 0.5]}, [Score(-3.0), Score(0.5, 0.5)]),  # OpenRLHF's serve_rm
+        # OpenRLHF's serve_rm
+        ({"rewards": [-3, 0.5], "scores": [-3, 0.5]}, [Score(-3.0), Score(0.5, 0.5)]),
         ({"rewards": [[1], [2]], "extra_logs": {"dummy_scores": [[1], [2]]}},
          [Score(1.0, parts={"dummy_scores": 1.0}), Score(2.0, parts={"dummy_scores": 2.0})]),
         ({"rewards": [1, 2], "extra_logs": {"a": [3, None]}}, [Score(1.0, parts={"a": 3.0}), Score(2.0)]),
@@ -31,7 +41,9 @@ def test_the_forms_of_a_reply(values, scores):
 
 def test_one_row_may_be_answered_by_bare_numbers():
     assert read_reply(0.5, 1) == [Score(0.5)]
-    assert read_reply({"rewards": 1, "scores": 0, "extra_logs": {"a": 2}}, 1) == [Score(1.0, 0.0, {"a": 2.0})]
+    assert read_reply({"rewards": 1, "scores": 0, "extra_logs": {"a": 2}}, 1) == [
+        Score(1.0, 0.0, {"a": 2.0})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +109,9 @@ def test_a_request_is_read_as_it_was_written():
 
 def test_a_request_may_lack_prompts_and_labels():
     assert read_request({"query": ["a", "b"]}) == ScoreRequest(["a", "b"], ["", ""], ["", ""])
-    assert read_request({"query": "a", "prompts": "p", "labels": 3}) == ScoreRequest(["a"], ["p"], [3])
+    assert read_request({"query": "a", "prompts": "p", "labels": 3}) == ScoreRequest(
+        ["a"], ["p"], [3]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""Reward models as a role: several in one group of workers, normalised, against transformers' own classifier."""
+"""Reward models as a role: several in one group of workers, normalised, against transformers' own
+classifier."""
 
 import asyncio
 import json
@@ -67,7 +68,10 @@ def test_a_reward_model_must_read_the_policys_tokens(tmp_path):
     vocabulary = shifted["model"]["vocab"]
     vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
     (path / "tokenizer.json").write_text(json.dumps(shifted))
-    with pytest.raises(UserError, match=r"another tokenizer than the policy: 'a' is 16, here 15 \(2 tokens differ\)"):
+    with pytest.raises(
+        UserError,
+        match=r"another tokenizer than the policy: 'a' is 16, here 15 \(2 tokens differ\)",
+    ):
         check_same_tokens(str(path), policy)
     for file in path.glob("tokenizer*"):
         file.unlink()
@@ -76,7 +80,11 @@ def test_a_reward_model_must_read_the_policys_tokens(tmp_path):
 
 @pytest.mark.parametrize(
     ("fields", "said"),
-    [({}, "has no mean and std"), ({"mean": 0.0}, "has no mean"), ({"mean": 0.0, "std": 0.0}, "std 0")],
+    [
+        ({}, "has no mean and std"),
+        ({"mean": 0.0}, "has no mean"),
+        ({"mean": 0.0, "std": 0.0}, "std 0"),
+    ],
 )
 def test_moments_that_are_not_stored_are_an_error(tmp_path, fields, said):
     with pytest.raises(UserError, match=said):

@@ -22,7 +22,15 @@ from openrl.inference.server import build_app
 from openrl.models.lora import keep_differentiable, nf4
 from tests.tiny import tiny_reward_model_dir
 
-TEXTS = ["a", "12+3=15<eos>", "the quick brown fox", "no", "x" * 60, "<bos>5-4=<eos>", "hello, world"]
+TEXTS = [
+    "a",
+    "12+3=15<eos>",
+    "the quick brown fox",
+    "no",
+    "x" * 60,
+    "<bos>5-4=<eos>",
+    "hello, world",
+]
 
 
 @pytest.fixture(scope="module")
@@ -71,14 +79,20 @@ def request(texts, **columns):
 
 def own_scores(checkpoint):
     """transformers' own score of each text alone."""
-    model = AutoModelForSequenceClassification.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        checkpoint, dtype=torch.float32
+    ).eval()
     tokenizer = load_tokenizer(checkpoint)
     with torch.no_grad():
-        rows = [torch.tensor([tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS]
+        rows = [
+            torch.tensor([tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS
+        ]
         return [float(model(row, attention_mask=torch.ones_like(row)).logits[0, 0]) for row in rows]
 
 
-@pytest.mark.parametrize(("head_name", "packing"), [("score", False), ("value_head", False), ("score", True)])
+@pytest.mark.parametrize(
+    ("head_name", "packing"), [("score", False), ("value_head", False), ("score", True)]
+)
 def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name, packing):
     checkpoint = str(tiny_reward_model_dir(tmp_path, head_name=head_name))
     expected = own_scores(str(tiny_reward_model_dir(tmp_path, head_name="score")))
@@ -89,7 +103,10 @@ def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name,
         together = await client.post("/get_reward", json=request(TEXTS))
         assert together.json()["rewards"] == pytest.approx(expected, abs=1e-5)
         mixed = await asyncio.gather(
-            *(client.post("/get_reward", json=request([a, b])) for a, b in itertools.pairwise(TEXTS))
+            *(
+                client.post("/get_reward", json=request([a, b]))
+                for a, b in itertools.pairwise(TEXTS)
+            )
         )
         for i, reply in enumerate(mixed):
             assert reply.json()["rewards"] == pytest.approx(expected[i : i + 2], abs=1e-5)
@@ -97,7 +114,9 @@ def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name,
     scorer = scorer_of(text_model(checkpoint, packing))
     talk(scorer, conversation)
     assert scorer.counts.texts == 7 + 7 + 12
-    assert scorer.counts.batches == 7 + 2 + 3, "12 texts of six concurrent requests are three batches of four"
+    assert scorer.counts.batches == 7 + 2 + 3, (
+        "12 texts of six concurrent requests are three batches of four"
+    )
 
 
 def test_4_bit_weights_give_the_scores_that_transformers_gets_from_them(checkpoint):
@@ -108,14 +127,21 @@ def test_4_bit_weights_give_the_scores_that_transformers_gets_from_them(checkpoi
         checkpoint, dtype=torch.bfloat16, quantization_config=nf4(torch.bfloat16)
     )
     keep_differentiable(theirs)
-    rows = [torch.tensor([packed.tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS]
+    rows = [
+        torch.tensor([packed.tokenizer(text, add_special_tokens=False).input_ids]) for text in TEXTS
+    ]
     with torch.no_grad():
-        expected = [float(theirs(row, attention_mask=torch.ones_like(row)).logits[0, 0]) for row in rows]
+        expected = [
+            float(theirs(row, attention_mask=torch.ones_like(row)).logits[0, 0]) for row in rows
+        ]
     found, own = ([scalar.value for scalar in model(TEXTS)] for model in (packed, whole))
     assert found == pytest.approx(expected, abs=0.05)
     assert max(abs(a - b) for a, b in zip(found, own, strict=True)) > 0.02, "4 bits are not 16"
     linear = packed.model.hf.layers[0].mlp.up_proj.weight
-    assert linear.dtype == torch.uint8 and linear.numel() * 2 == whole.model.hf.layers[0].mlp.up_proj.weight.numel()
+    assert (
+        linear.dtype == torch.uint8
+        and linear.numel() * 2 == whole.model.hf.layers[0].mlp.up_proj.weight.numel()
+    )
 
 
 def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint):
@@ -130,7 +156,9 @@ def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint):
 
 def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
     async def conversation(client):
-        reply = await client.post("/get_reward", json={"query": ["ab", "c"], "prompts": ["a", ""], "labels": [1, None]})
+        reply = await client.post(
+            "/get_reward", json={"query": ["ab", "c"], "prompts": ["a", ""], "labels": [1, None]}
+        )
         body = reply.json()
         assert reply.status_code == 200 and set(body) == {"rewards", "scores", "extra_logs"}
         assert body["scores"] == body["rewards"] and len(body["rewards"]) == 2
@@ -140,9 +168,13 @@ def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
 
 def test_normalised_scores(checkpoint, tmp_path):
     with pytest.raises(UserError, match="--normalize_reward"):
-        load_reward_model(checkpoint, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True)
+        load_reward_model(
+            checkpoint, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True
+        )
     with_moments = str(tiny_reward_model_dir(tmp_path, mean=0.5, std=4.0))
-    shifted = load_reward_model(with_moments, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True)
+    shifted = load_reward_model(
+        with_moments, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True
+    )
     for a, b in zip(text_model(checkpoint)(TEXTS), shifted(TEXTS), strict=True):
         assert b.value == pytest.approx((a.value - 0.5) / 4.0, abs=1e-6)
 

@@ -1,4 +1,5 @@
-"""Reward functions in the shapes that other systems document run as they are, and see what they see there."""
+"""Reward functions in the shapes that other systems document run as they are, and see what they see
+there."""
 
 import asyncio
 
@@ -22,7 +23,8 @@ ROWS = Rows(
 )
 
 
-# -- OpenRLHF: lists in, a dict of tensors out -----------------------------------------------------------
+# -- OpenRLHF: lists in, a dict of tensors out
+# -----------------------------------------------------------
 
 OPENRLHF = """
 import torch
@@ -40,10 +42,14 @@ def test_openrlhf(tmp_path):
     """One number in extra_logs stands for every row: they call it with one row at a time."""
     (tmp_path / "math_reward.py").write_text(OPENRLHF)
     scores = score(tmp_path / "math_reward.py", group("2", "3", prompt="1+1=", label="2"))[0]
-    assert scores == [Score(1.0, 1.0, {"math_accuracy": 0.5}), Score(0.0, 0.0, {"math_accuracy": 0.5})]
+    assert scores == [
+        Score(1.0, 1.0, {"math_accuracy": 0.5}),
+        Score(0.0, 0.0, {"math_accuracy": 0.5}),
+    ]
 
 
-# -- EasyR1: dicts in, dicts out -------------------------------------------------------------------------
+# -- EasyR1: dicts in, dicts out
+# -------------------------------------------------------------------------
 
 EASYR1_BATCH = """
 import re
@@ -88,7 +94,8 @@ def compute_score(predict: str, ground_truth: str):
     return {"overall": float(predict.strip() == ground_truth), "format": 1.0}
 """
 
-# -- verl: one solution at a time ------------------------------------------------------------------------
+# -- verl: one solution at a time
+# ------------------------------------------------------------------------
 
 VERL = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):
@@ -140,16 +147,26 @@ def compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwa
     ],
 )  # fmt: skip
 def test_functions_of_other_systems(tmp_path, code, kwargs, expected):
-    """The end-of-text token is not part of what they see, though the reward counts it among the tokens."""
+    """The end-of-text token is not part of what they see, though the reward counts it among the
+    tokens."""
     (tmp_path / "theirs.py").write_text(code)
-    made = group("2<eos>", "3<eos>", prompt="1+1=", label="2", source="sums", meta={"extra_info": {"index": 4}})
+    made = group(
+        "2<eos>",
+        "3<eos>",
+        prompt="1+1=",
+        label="2",
+        source="sums",
+        meta={"extra_info": {"index": 4}},
+    )
     scores = score(f"{tmp_path}/theirs.py:compute_score", made, reward_func_kwargs=kwargs)[0]
     assert scores == [Score(pytest.approx(s.reward), s.passed, s.parts) for s in expected]
 
 
 def test_one_row_that_raises_costs_no_second_call_of_the_others(tmp_path):
     (tmp_path / "theirs.py").write_text(VERL)
-    made = group("2", "3", prompt="1+1=", label="2", source="products", meta={"extra_info": {"index": 4}})
+    made = group(
+        "2", "3", prompt="1+1=", label="2", source="products", meta={"extra_info": {"index": 4}}
+    )
     assert (
         values(score(tmp_path / "theirs.py", made)[0])
         == ["theirs: NotImplementedError: data_source='products' (theirs.py, line 4)"] * 2
@@ -157,7 +174,8 @@ def test_one_row_that_raises_costs_no_second_call_of_the_others(tmp_path):
 
 
 def test_what_each_signature_is_given():
-    """EasyR1's inputs hold the other columns of the data too; verl's extra_info is the column of that name."""
+    """EasyR1's inputs hold the other columns of the data too; verl's extra_info is the column of
+    that name."""
     seen = []
 
     def see(reward_inputs):
@@ -173,7 +191,10 @@ def test_what_each_signature_is_given():
     def theirs(data_source, solution_str, ground_truth, extra_info):
         return {
             "score": 0.0,
-            "same": (data_source, solution_str, ground_truth, extra_info) == ("sums", " 2", "2", {"index": 4}),
+            "same": (
+                (data_source, solution_str, ground_truth, extra_info)
+                == ("sums", " 2", "2", {"index": 4})
+            ),
         }
 
     assert recognise(theirs, {}, None)(ROWS.pick([0]))["extra_logs"] == [{"same": 1.0}]

@@ -1,4 +1,5 @@
-"""Several sources as one reward: names, weights, routes, parts, verdicts; what failed rows do to a step."""
+"""Several sources as one reward: names, weights, routes, parts, verdicts; what failed rows do to a
+step."""
 
 import asyncio
 import json
@@ -24,7 +25,8 @@ from openrl.types import Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
 from tests.unit.test_reward_function import group, score, values
 
-# -- names, weights, routes ------------------------------------------------------------------------------
+# -- names, weights, routes
+# ------------------------------------------------------------------------------
 
 
 def plan_of(models=None, **flags) -> RewardPlan:
@@ -42,7 +44,9 @@ def test_sources_in_the_order_of_their_weights():
         ("verifier", "exact"), ("verifier", "format"), ("file", "math"), ("file", "style"), ("http", "http"),
         ("model", "rm"), ("model", "other"),
     ]  # fmt: skip
-    assert plan.of("anything") == dict(zip([s.name for s in plan.sources], (1, 2, 3, 4, 5, 6, 7), strict=True))
+    assert plan.of("anything") == dict(
+        zip([s.name for s in plan.sources], (1, 2, 3, 4, 5, 6, 7), strict=True)
+    )
     math_file, http = plan.sources[2], plan.sources[4]
     assert math_file.file[0].name == "math.py" and math_file.file[1] == "grade"
     assert plan.sources[3].file[1] is None
@@ -51,7 +55,9 @@ def test_sources_in_the_order_of_their_weights():
 
 def test_rows_without_the_label_that_a_verifier_compares_with(tmp_path):
     def rows(**labels):
-        return [Prompt(f"train:{id}", [5], "1", label, source=id[0]) for id, label in labels.items()]
+        return [
+            Prompt(f"train:{id}", [5], "1", label, source=id[0]) for id, label in labels.items()
+        ]
 
     def check(reward_funcs, prompts, **flags):
         check_prompts(plan_of(reward_funcs=reward_funcs, **flags), prompts)
@@ -59,7 +65,8 @@ def test_rows_without_the_label_that_a_verifier_compares_with(tmp_path):
     check(("format", "judge", "regex"), rows(a0="", a1=None))  # they can do without
     check(("number",), rows(a0=0, a1="1", a2=False))
     with pytest.raises(
-        UserError, match=r"--reward_funcs number compares .* 2 of 2 rows have none \(train:a0, train:a1\)"
+        UserError,
+        match=r"--reward_funcs number compares .* 2 of 2 rows have none \(train:a0, train:a1\)",
     ) as e:
         check(("format", "number"), rows(a0="", a1=None))
     assert "--label_key COLUMN" in str(e.value)
@@ -80,11 +87,15 @@ def test_equal_names_become_longer():
 def test_routes(tmp_path):
     file = tmp_path / "routes.yaml"
     file.write_text("gsm8k: {exact: 1, format: 0.1}\ncode: {lib/run.py: 2}\n")
-    plan = plan_of(reward_funcs=("exact", "format"), remote_rm_url="lib/run.py", reward_routing=str(file))
+    plan = plan_of(
+        reward_funcs=("exact", "format"), remote_rm_url="lib/run.py", reward_routing=str(file)
+    )
     assert plan.of("gsm8k") == {"exact": 1.0, "format": 0.1}
     assert plan.of("code") == {"run": 2.0}
     plan.check_routes(["code", "gsm8k", "code"])
-    with pytest.raises(UserError, match="the data has rows of chess, poetry, the file routes gsm8k, code"):
+    with pytest.raises(
+        UserError, match="the data has rows of chess, poetry, the file routes gsm8k, code"
+    ):
         plan.check_routes(["code", "poetry", "chess"])
     plan_of(reward_funcs=("exact",)).check_routes(["whatever"])
 
@@ -122,7 +133,8 @@ def test_keyword_arguments_by_source_or_for_all():
             kwargs(wrong, remote_rm_url="r.py")
 
 
-# -- the weighted sum ------------------------------------------------------------------------------------
+# -- the weighted sum
+# ------------------------------------------------------------------------------------
 
 
 def weigh(results, policy="drop", **weights):
@@ -144,10 +156,17 @@ def test_one_source_keeps_its_parts():
     assert weigh({"a": Score(2.0, 1.0, {"x": 5.0})}, a=0.5) == Score(1.0, 1.0, {"x": 5.0})
 
 
-@pytest.mark.parametrize(("policy", "reward", "passed"), [("zero", 0.0, 0.0), ("drop", math.nan, None)])
+@pytest.mark.parametrize(
+    ("policy", "reward", "passed"), [("zero", 0.0, 0.0), ("drop", math.nan, None)]
+)
 def test_one_source_that_fails_fails_the_row(policy, reward, passed):
     result = weigh({"a": Score(2.0), "b": Failure("it hung", 2)}, policy, a=1.0, b=1.0)
-    assert (result.failure, result.attempts, result.passed, result.parts) == ("b: it hung", 2, passed, {})
+    assert (result.failure, result.attempts, result.passed, result.parts) == (
+        "b: it hung",
+        2,
+        passed,
+        {},
+    )
     assert result.reward == pytest.approx(reward, nan_ok=True)
 
 
@@ -192,21 +211,31 @@ def test_a_verifier_that_cannot_judge_a_row_fails_that_row():
 
 
 def test_verifiers_are_checked_before_anything_starts():
-    flags = RewardFlags(reward_funcs=("countdown",), reward_func_kwargs={"countdown": {"colour": 1}})
+    flags = RewardFlags(
+        reward_funcs=("countdown",), reward_func_kwargs={"countdown": {"colour": 1}}
+    )
     with pytest.raises(UserError, match=r"--reward_funcs: countdown: .*it has no option 'colour'"):
         check_reward_sources(flags, reward_plan(flags).sources, ())
 
 
-# -- reward models complete the scores -------------------------------------------------------------------
+# -- reward models complete the scores
+# -------------------------------------------------------------------
 
 
 def test_models_are_added_to_what_the_engines_side_gave(tmp_path):
-    """Two models, one for one data source only; a failed row stays failed, a greedy answer is scored too."""
+    """Two models, one for one data source only; a failed row stays failed, a greedy answer is
+    scored too."""
     (tmp_path / "routes.yaml").write_text("a: {exact: 1, one: 2}\nb: {one: 1, two: 10}\n")
-    plan = plan_of(reward_funcs=("exact",), reward_routing=str(tmp_path / "routes.yaml"), models="m/one,m/two")
+    plan = plan_of(
+        reward_funcs=("exact",), reward_routing=str(tmp_path / "routes.yaml"), models="m/one,m/two"
+    )
     first, second = group("1", "2", source="a"), group("3", source="b")
     first.greedy = group("4", source="a").trajectories[0]
-    scores = [Score(0.5, 1.0, {"exact": 0.5}), Score(math.nan, failure="exact: it hung"), Score(0.25)]
+    scores = [
+        Score(0.5, 1.0, {"exact": 0.5}),
+        Score(math.nan, failure="exact: it hung"),
+        Score(0.25),
+    ]
     for row, given in zip([*first.trajectories, first.greedy], scores, strict=True):
         row.score = given
     asked = []
@@ -237,7 +266,8 @@ def test_a_model_whose_output_is_not_finite_fails_the_row():
     ]
 
 
-# -- what failed rows do to a step -----------------------------------------------------------------------
+# -- what failed rows do to a step
+# -----------------------------------------------------------------------
 
 
 def scored(*scores, greedy=None) -> Group:
@@ -290,7 +320,9 @@ def test_failures_are_counted():
     assert measured["reward/retried"] == 3
     assert measured["rollout/reward"] == pytest.approx(4 / 3)
     evaluated = to_floats(eval_metrics(groups))
-    assert evaluated["eval/reward_failures"] == 2 and evaluated["eval/pass_rate"] == pytest.approx(4 / 3)
+    assert evaluated["eval/reward_failures"] == 2 and evaluated["eval/pass_rate"] == pytest.approx(
+        4 / 3
+    )
     fine = to_floats(rollout_metrics([scored(Score(1.0))]))
     assert fine["reward/failures"] == 0 and fine["reward/failure_rate"] == 0
 

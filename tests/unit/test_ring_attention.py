@@ -1,4 +1,5 @@
-"""Blocks of a ring: what each part sees of each other part, and the attention of one block, against masks."""
+"""Blocks of a ring: what each part sees of each other part, and the attention of one block, against
+masks."""
 
 from itertools import pairwise
 
@@ -37,7 +38,10 @@ def test_blocks_cover_what_a_token_sees_and_nothing_else(row, size):
                 continue
             for q, k in zip(*map(pairwise, block.bounds), strict=True):
                 shape = (q[1] - q[0], k[1] - k[0])
-                first_q, first_k = rank * part + block.queries.start + q[0], source * part + block.keys.start + k[0]
+                first_q, first_k = (
+                    rank * part + block.queries.start + q[0],
+                    source * part + block.keys.start + k[0],
+                )
                 seen = torch.ones(shape).tril() if block.causal else torch.ones(shape)
                 covered[first_q : first_q + shape[0], first_k : first_k + shape[1]] += seen.int()
     assert torch.equal(covered, mask_of(ROWS[row]).int())
@@ -45,16 +49,20 @@ def test_blocks_cover_what_a_token_sees_and_nothing_else(row, size):
 
 @pytest.mark.parametrize(("rank", "source"), [(2, 2), (2, 1)])
 def test_a_block_is_attention_under_its_mask(rank, source):
-    """Output, log-sum-exp and, of one block alone, the gradients, with three queries to a key-value head."""
+    """Output, log-sum-exp and, of one block alone, the gradients, with three queries to a key-value
+    head."""
     g = torch.Generator().manual_seed(0)
     block = visible(starts_of(ROWS["ragged"]), 6, rank, source)
     sizes = [part.stop - part.start for part in (block.queries, block.keys)]
-    query, gradient = (torch.randn(sizes[0], 6, 4, generator=g, dtype=torch.float64) for _ in range(2))
+    query, gradient = (
+        torch.randn(sizes[0], 6, 4, generator=g, dtype=torch.float64) for _ in range(2)
+    )
     key, value = (torch.randn(sizes[1], 2, 4, generator=g, dtype=torch.float64) for _ in range(2))
     for x in (query, key, value):
         x.requires_grad_(True)
     rows, columns = (
-        slice(6 * n + part.start, 6 * n + part.stop) for n, part in ((rank, block.queries), (source, block.keys))
+        slice(6 * n + part.start, 6 * n + part.stop)
+        for n, part in ((rank, block.queries), (source, block.keys))
     )
     mask = mask_of(ROWS["ragged"])[rows, columns]
     assert mask.any(-1).all()

@@ -1,4 +1,5 @@
-"""What the rollout worker asks of its engine: seeds of their own, and a greedy answer beside the sampled ones."""
+"""What the rollout worker asks of its engine: seeds of their own, and a greedy answer beside the
+sampled ones."""
 
 import asyncio
 
@@ -38,7 +39,9 @@ def made(path, max_inflight=0):
     spec = EngineSpec(path, dtype="fp32", max_model_len=64)
     rewards = (RewardFlags(), reward_plan(RewardFlags()))
     model = ModelFlags(pretrain=path)
-    worker = RolloutWorker(WorkerContext("vllm"), "hf", spec, model, *rewards, max_inflight=max_inflight)
+    worker = RolloutWorker(
+        WorkerContext("vllm"), "hf", spec, model, *rewards, max_inflight=max_inflight
+    )
     worker.engine = Engine()
     return worker
 
@@ -50,7 +53,13 @@ def worker(tmp_path):
 
 def collect(worker, prompts, request):
     async def scenario():
-        return dict([item async for items in worker.collect(list(enumerate(prompts)), request) for item in items])
+        return dict(
+            [
+                item
+                async for items in worker.collect(list(enumerate(prompts)), request)
+                for item in items
+            ]
+        )
 
     return asyncio.run(scenario())
 
@@ -58,13 +67,19 @@ def collect(worker, prompts, request):
 def test_a_prompt_drawn_twice_in_one_step_gets_other_seeds(worker):
     """A step may cross the end of a pass over the data."""
     again = Prompt("train:3", [5], "x")
-    collect(worker, [again, Prompt("train:4", [5], "x"), again], CollectRequest(2, Sampling(4), seed=(42, 7)))
+    collect(
+        worker,
+        [again, Prompt("train:4", [5], "x"), again],
+        CollectRequest(2, Sampling(4), seed=(42, 7)),
+    )
     seeds = [sampling.seed for sampling in worker.engine.asked]
     assert len(seeds) == len(set(seeds)) == 6
 
 
 def test_a_greedy_answer_beside_the_sampled_ones(worker):
-    groups = collect(worker, [Prompt("train:3", [5], "x")], CollectRequest(2, Sampling(4, 0.7), greedy=True))
+    groups = collect(
+        worker, [Prompt("train:3", [5], "x")], CollectRequest(2, Sampling(4, 0.7), greedy=True)
+    )
     assert len(groups[0].trajectories) == 2 and groups[0].greedy.token_ids == [5, 7]
     assert sorted(s.temperature for s in worker.engine.asked) == [0.0, 0.7, 0.7]
     assert groups[0].greedy_reward is None  # no reward on the engine's side: a model is to score it

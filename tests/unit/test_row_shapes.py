@@ -1,4 +1,5 @@
-"""Rows as five systems write them, in files as they write them, read by the flags of docs/data.md."""
+"""Rows as five systems write them, in files as they write them, read by the flags of
+docs/data.md."""
 
 import json
 from pathlib import Path
@@ -14,7 +15,10 @@ from openrl.flags.schema import collect_flags
 from tests.tiny import tiny_tokenizer
 
 ROOT = Path(__file__).parents[2]
-CHAT = "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt %}a({% endif %}"
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt"
+    " %}a({% endif %}"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -26,11 +30,15 @@ def load(*words):
     """(prompts, the lines of the report) by the flags of a command line."""
     words = ["--pretrain", "m", "--remote_rm_url", "r.py", *map(str, words)]
     request = read_request(words)
-    config, problems = resolve(PPOConfig, collect_flags(PPOConfig), request.settings, environment=False)
+    config, problems = resolve(
+        PPOConfig, collect_flags(PPOConfig), request.settings, environment=False
+    )
     assert not [*request.problems, *problems]
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = CHAT
-    builder = PromptBuilder(config.data, config.templates, tokenizer, config.sampling.lengths.prompt)
+    builder = PromptBuilder(
+        config.data, config.templates, tokenizer, config.sampling.lengths.prompt
+    )
     prompts, reports = load_prompts(builder, seed=0)
     return prompts, [report.line() for report in reports]
 
@@ -50,7 +58,10 @@ def countdown(index):
         "data_source": "countdown",
         "prompt": [user(f"reach {index}")],
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": {"target": index, "numbers": [1, 2, index]}},
+        "reward_model": {
+            "style": "rule",
+            "ground_truth": {"target": index, "numbers": [1, 2, index]},
+        },
         "extra_info": {"split": "train", "index": index},
     }
 
@@ -72,7 +83,14 @@ def test_verl_parquet(tmp_path):
         f"{path}: 2 prompts, longest 12 tokens; "
         "rows look like verl's: prompt prompt, label reward_model.ground_truth"
     ]  # fmt: skip
-    keys = ("--input_key", "prompt", "--label_key", "reward_model.ground_truth", "--datasource_key", "data_source")
+    keys = (
+        "--input_key",
+        "prompt",
+        "--label_key",
+        "reward_model.ground_truth",
+        "--datasource_key",
+        "data_source",
+    )
     explicit, lines = load("--prompt_data", path, "--apply_chat_template", *keys)
     assert explicit == prompts and "look like" not in lines[0]
 
@@ -80,9 +98,19 @@ def test_verl_parquet(tmp_path):
 def test_easyr1_with_its_format_prompt(tmp_path):
     path = write(tmp_path / "math.jsonl", [{"problem": "1 + 1", "answer": "2", "images": []}])
     (tmp_path / "math.jinja").write_text("{{ content | trim }} so")
-    words = ("--prompt_data", path, "--apply_chat_template", "--input_template", tmp_path / "math.jinja")
+    words = (
+        "--prompt_data",
+        path,
+        "--apply_chat_template",
+        "--input_template",
+        tmp_path / "math.jinja",
+    )
     prompts, lines = load(*words)
-    assert (prompts[0].text, prompts[0].label, prompts[0].source) == ("u(1 + 1 so)a(", "2", "default")
+    assert (prompts[0].text, prompts[0].label, prompts[0].source) == (
+        "u(1 + 1 so)a(",
+        "2",
+        "default",
+    )
     assert "rows look like EasyR1's: prompt problem, label answer" in lines[0]
     assert load(*words, "--input_key", "problem", "--label_key", "answer")[0] == prompts
 
@@ -96,11 +124,18 @@ def test_roll(tmp_path, as_text):
     }  # fmt: skip
     path = write(tmp_path / "deepmath.jsonl", [row])
     prompts, lines = load("--prompt_data", path, "--apply_chat_template")
-    assert (prompts[0].text, prompts[0].label, prompts[0].source) == ("s(s)u(1)a(", "7", "deepmath_103k")
+    assert (prompts[0].text, prompts[0].label, prompts[0].source) == (
+        "s(s)u(1)a(",
+        "7",
+        "deepmath_103k",
+    )
     assert prompts[0].meta["difficulty"] == 0.5 and prompts[0].meta["prompt"] == "raw 1"
     assert "rows look like ROLL's: prompt messages, label ground_truth" in lines[0]
     raw, _ = load("--prompt_data", path, "--input_key", "prompt", "--label_key", "ground_truth")
-    assert (raw[0].text, raw[0].label) == ("raw 1", "7")  # as ROLL reads the column prompt: without a template
+    assert (raw[0].text, raw[0].label) == (
+        "raw 1",
+        "7",
+    )  # as ROLL reads the column prompt: without a template
 
 
 def test_roll_with_prompts_alone(tmp_path):
@@ -125,7 +160,15 @@ def test_openrlhf_with_its_own_keys(tmp_path):
         {"context_messages": [user("5")], "label": "6"},
     ]
     path = write(tmp_path / "rows.jsonl", rows)
-    words = ("--prompt_data", path, "--input_key", "context_messages", "--label_key", "label", "--apply_chat_template")
+    words = (
+        "--prompt_data",
+        path,
+        "--input_key",
+        "context_messages",
+        "--label_key",
+        "label",
+        "--apply_chat_template",
+    )
     prompts, _ = load(*words)
     assert [(p.text, p.label, p.source) for p in prompts] == [
         ("u(1)a(2)u(3)a(", "4", "b"),
@@ -138,15 +181,33 @@ def test_openrlhf_with_its_own_keys(tmp_path):
     [
         ("OpenRLHF", {"context_messages": [user("1")], "label": "2"}, "u(1)a("),
         ("EasyR1", {"problem": "1", "answer": "2"}, "u(<1>)a("),
-        ("verl", {"prompt": [user("1")], "reward_model": {"ground_truth": "2"}, "data_source": "x"}, "u(1)a("),
-        ("ROLL", {"messages": json.dumps([user("1")]), "ground_truth": "2", "tag": "x", "difficulty": 0.1}, "u(1)a("),
+        (
+            "verl",
+            {"prompt": [user("1")], "reward_model": {"ground_truth": "2"}, "data_source": "x"},
+            "u(1)a(",
+        ),
+        (
+            "ROLL",
+            {
+                "messages": json.dumps([user("1")]),
+                "ground_truth": "2",
+                "tag": "x",
+                "difficulty": 0.1,
+            },
+            "u(1)a(",
+        ),
         ("MindSpeed-RL", {"question": "1", "labels": "2"}, "u(1)a("),
     ],
 )
 def test_the_flags_of_the_page_do_by_hand_what_shapes_do_by_themselves(tmp_path, system, row, text):
-    (line,) = [x for x in (ROOT / "docs/data.md").read_text().splitlines() if x.startswith(f"| {system} |")]
+    (line,) = [
+        x for x in (ROOT / "docs/data.md").read_text().splitlines() if x.startswith(f"| {system} |")
+    ]
     (tmp_path / "math.jinja").write_text("<{{ content }}>")
-    words = [word.replace("math.jinja", str(tmp_path / "math.jinja")) for word in line.split("`")[-2].split()]
+    words = [
+        word.replace("math.jinja", str(tmp_path / "math.jinja"))
+        for word in line.split("`")[-2].split()
+    ]
     path = write(tmp_path / "rows.jsonl", [row])
     prompts, _ = load("--prompt_data", path, *words)
     assert (prompts[0].text, prompts[0].label) == (text, "2")
@@ -165,13 +226,17 @@ def test_the_default_key_wins_over_any_shape(tmp_path):
 def test_a_label_key_of_the_user_wins_over_that_of_a_shape(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"problem": "1", "answer": "long", "final": "2"}])
     assert load("--prompt_data", path, "--label_key", "final")[0][0].label == "2"
-    with pytest.raises(UserError, match=r"--label_key: .* has no key 'last'; it has problem, answer, final"):
+    with pytest.raises(
+        UserError, match=r"--label_key: .* has no key 'last'; it has problem, answer, final"
+    ):
         load("--prompt_data", path, "--label_key", "last")
 
 
 def test_rows_of_no_known_shape_list_their_keys(tmp_path):
     path = write(tmp_path / "rows.jsonl", [{"text": "1", "info": {"truth": 2}}])
-    with pytest.raises(UserError, match=r"--input_key: .* has no key 'input'; it has text, info, info.truth"):
+    with pytest.raises(
+        UserError, match=r"--input_key: .* has no key 'input'; it has text, info, info.truth"
+    ):
         load("--prompt_data", path)
 
 
@@ -180,25 +245,43 @@ def test_one_run_blends_shapes_and_names_sources(tmp_path):
     write(tmp_path / "easy.jsonl", [{"problem": f"p{i}", "answer": i} for i in range(2)])
     data = f"{tmp_path}/verl.parquet,{tmp_path}/easy.jsonl"
     prompts, lines = load("--prompt_data", data, "--apply_chat_template")
-    assert [p.id for p in prompts] == [*(f"train:verl:{i}" for i in range(4)), "train:easy:0", "train:easy:1"]
-    assert [p.source for p in prompts] == ["countdown"] * 4 + ["easy"] * 2  # rows without a column: the item
+    assert [p.id for p in prompts] == [
+        *(f"train:verl:{i}" for i in range(4)),
+        "train:easy:0",
+        "train:easy:1",
+    ]
+    assert [p.source for p in prompts] == ["countdown"] * 4 + [
+        "easy"
+    ] * 2  # rows without a column: the item
     check_countdown(prompts[0], 3)
     assert len(lines) == 2
-    blended, lines = load("--prompt_data", data, "--apply_chat_template", "--prompt_data_probs", "0.5,0.5")
+    blended, lines = load(
+        "--prompt_data", data, "--apply_chat_template", "--prompt_data_probs", "0.5,0.5"
+    )
     assert {p.id for p in blended} == {p.id for p in prompts} and len(blended) > 6
     counts = [sum(p.source == name for p in blended) for name in ("countdown", "easy")]
-    assert lines[2] == (
-        f"one pass: {len(blended)} rows, {counts[0]} from {tmp_path}/verl.parquet (4 rows, {counts[0] / len(blended):.0%}), "
-        f"{counts[1]} from {tmp_path}/easy.jsonl (2 rows, {counts[1] / len(blended):.0%})"
+    assert (
+        lines[2]
+        == f"one pass: {len(blended)} rows, {counts[0]} from {tmp_path}/verl.parquet (4 rows,"
+        f" {counts[0] / len(blended):.0%}), {counts[1]} from {tmp_path}/easy.jsonl (2 rows,"
+        f" {counts[1] / len(blended):.0%})"
     )
     short, _ = load(
-        "--prompt_data", data, "--apply_chat_template", "--prompt_data_probs", "0.5,0.5", "--max_samples", "3"
+        "--prompt_data",
+        data,
+        "--apply_chat_template",
+        "--prompt_data_probs",
+        "0.5,0.5",
+        "--max_samples",
+        "3",
     )
     assert len(short) == 3 and {p.id for p in short} <= {p.id for p in blended}
 
 
 def test_images_stay_out_of_what_rewards_see_and_the_report_says_so(tmp_path):
-    features = Features({"problem": Value("string"), "answer": Value("string"), "images": [Image()]})
+    features = Features(
+        {"problem": Value("string"), "answer": Value("string"), "images": [Image()]}
+    )
     rows = {"problem": ["1"], "answer": ["2"], "images": [[{"bytes": b"no image", "path": None}]]}
     Dataset.from_dict(rows, features=features).to_parquet(tmp_path / "geo.parquet")
     prompts, lines = load("--prompt_data", tmp_path / "geo.parquet")
@@ -208,7 +291,13 @@ def test_images_stay_out_of_what_rewards_see_and_the_report_says_so(tmp_path):
 def test_what_rewards_see_is_json(tmp_path):
     import datetime
 
-    row = {"problem": "1", "answer": "2", "day": datetime.date(2024, 5, 6), "deep": {"a": [None, 1.5]}, "none": None}
+    row = {
+        "problem": "1",
+        "answer": "2",
+        "day": datetime.date(2024, 5, 6),
+        "deep": {"a": [None, 1.5]},
+        "none": None,
+    }
     Dataset.from_list([row]).to_parquet(tmp_path / "rows.parquet")
     prompts, _ = load("--prompt_data", tmp_path / "rows.parquet")
     assert prompts[0].meta == {"day": "2024-05-06", "deep": {"a": [None, 1.5]}}

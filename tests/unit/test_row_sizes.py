@@ -16,7 +16,8 @@ BY_GROUP = RowCost(0.1, shared=True)
 
 
 def batch_of_groups(seed=0, sizes=(4, 4, 1, 6, 2, 3)):
-    """Groups of rows with a prompt of their own length and, after it, tokens that are like some of the time."""
+    """Groups of rows with a prompt of their own length and, after it, tokens that are like some of
+    the time."""
     g = torch.Generator().manual_seed(seed)
     groups = torch.tensor([number for number, size in enumerate(sizes) for _ in range(size)])
     prompts = torch.randint(2, 12, (len(sizes),), generator=g)[groups]
@@ -39,12 +40,19 @@ def plain_prefix(rows):
 @pytest.mark.parametrize("seed", range(5))
 def test_what_rows_have_in_common(seed):
     batch = batch_of_groups(seed)
-    shuffled = batch.select(torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)).tolist())
+    shuffled = batch.select(
+        torch.randperm(len(batch), generator=torch.Generator().manual_seed(seed)).tolist()
+    )
     for mixed in (batch, shuffled):
         found = common_prefixes(mixed.token_ids, mixed.attention_mask, mixed.group_ids)
-        rows = [ids[mask].tolist() for ids, mask in zip(mixed.token_ids, mixed.attention_mask, strict=True)]
+        rows = [
+            ids[mask].tolist()
+            for ids, mask in zip(mixed.token_ids, mixed.attention_mask, strict=True)
+        ]
         for row, group in enumerate(mixed.group_ids.tolist()):
-            siblings = [rows[i] for i, other in enumerate(mixed.group_ids.tolist()) if other == group]
+            siblings = [
+                rows[i] for i, other in enumerate(mixed.group_ids.tolist()) if other == group
+            ]
             assert found[row] == plain_prefix(siblings)
 
 
@@ -54,7 +62,8 @@ def test_a_row_that_another_begins_with_keeps_its_last_token():
 
 
 def test_sizes_by_hand():
-    """Rows of 7, 9 and 6 tokens with five in common: 5 + 3 + 5 + 2 where each row computes the fifth again."""
+    """Rows of 7, 9 and 6 tokens with five in common: 5 + 3 + 5 + 2 where each row computes the
+    fifth again."""
     sizes = RowSizes([7, 9, 6, 4], RowCost(0.1, shared=True), [0, 0, 0, 1], [5, 5, 5, 3])
     assert sizes.tokens([0, 1, 2]) == 5 + 3 + 5 + 2 == 22 - 7
     assert sizes.tokens([0, 1]) == 5 + 3 + 5 and sizes.tokens([0]) == 7
@@ -67,7 +76,8 @@ def test_sizes_by_hand():
     assert RowSizes([7, 9], RowCost()).tokens([0, 1]) == 16
 
 
-# -- plans -----------------------------------------------------------------------------------------------
+# -- plans
+# -----------------------------------------------------------------------------------------------
 
 
 def ways():
@@ -84,17 +94,29 @@ def test_caps_hold_for_what_models_compute(ranks, size, shuffled):
         sizes = RowSizes.of(batch, BY_GROUP)
         generator = torch.Generator().manual_seed(seed) if shuffled else None
         plan = plan_steps(batch, ranks, 12, size, generator=generator, cost=BY_GROUP)
-        whole = plan_steps(batch, ranks, 12, size, generator=torch.Generator().manual_seed(seed) if shuffled else None)
-        assert [members(plan, step) for step in plan.steps] == [members(whole, step) for step in whole.steps]
+        whole = plan_steps(
+            batch,
+            ranks,
+            12,
+            size,
+            generator=torch.Generator().manual_seed(seed) if shuffled else None,
+        )
+        assert [members(plan, step) for step in plan.steps] == [
+            members(whole, step) for step in whole.steps
+        ]
         for step in plan.steps:
             assert len({len(rank.micro_batches) for rank in step}) == 1
             for shard, rank in zip(plan.shards, step, strict=True):
                 for rows in rank.micro_batches:
                     micro = batch.select(shard).select(rows)
-                    run = arrange(micro.token_ids, micro.attention_mask, packing=True, groups=micro.group_ids)
+                    run = arrange(
+                        micro.token_ids, micro.attention_mask, packing=True, groups=micro.group_ids
+                    )
                     planned = sizes.tokens([shard[i] if i != DUMMY else DUMMY for i in rows])
                     assert run.token_ids.numel() <= planned
-                    assert planned <= size.tokens if isinstance(size, TokenCap) else len(rows) <= size
+                    assert (
+                        planned <= size.tokens if isinstance(size, TokenCap) else len(rows) <= size
+                    )
 
 
 def members(plan, step):
@@ -115,8 +137,9 @@ def test_groups_stay_together_where_there_is_room():
 
 @pytest.mark.parametrize(("prefix", "expected"), [(20, [12, 12]), (100, [8, 16])])
 def test_a_group_is_cut_where_a_rank_would_wait_longer(prefix, expected):
-    """Three groups of 8 rows of 110 tokens on two ranks. With 20 tokens in common a group takes 748, and half of one 384: 3
-    x 384 are less than 2 x 748. With 100 it takes 188, and half of one 144: 2 x 188 are less."""
+    """Three groups of 8 rows of 110 tokens on two ranks. With 20 tokens in common a group takes
+    748, and half of one 384: 3 x 384 are less than 2 x 748. With 100 it takes 188, and half of one
+    144: 2 x 188 are less."""
     cost = RowCost(shared=True)
     sizes = RowSizes([110] * 24, cost, [row // 8 for row in range(24)], [prefix] * 24)
     assert sorted(map(len, split_rows(sizes, 2, TokenCap(2000)).shards)) == expected
@@ -127,24 +150,41 @@ def test_a_group_is_cut_where_a_rank_would_wait_longer(prefix, expected):
 def busiest(plan, step, sizes):
     """What the busiest rank of a step has to do."""
     return max(
-        sum(sizes.costs([shard[i] if i != DUMMY else DUMMY for i in micro]) for micro in rank.micro_batches)
+        sum(
+            sizes.costs([shard[i] if i != DUMMY else DUMMY for i in micro])
+            for micro in rank.micro_batches
+        )
         for shard, rank in zip(plan.shards, step, strict=True)
     )
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-@pytest.mark.parametrize(("n", "ranks", "size"), [(8, 8, 4), (3, 2, 4), (16, 2, 24), (6, 4, 4), (5, 3, 7)])
+@pytest.mark.parametrize(
+    ("n", "ranks", "size"), [(8, 8, 4), (3, 2, 4), (16, 2, 24), (6, 4, 4), (5, 3, 7)]
+)
 def test_counted_micro_batches_are_as_many_as_without_sharing(n, ranks, size, shuffled):
-    """Also of chance siblings, where a rollout is several shuffled steps; ranks get equally many rows if steps divide."""
+    """Also of chance siblings, where a rollout is several shuffled steps; ranks get equally many
+    rows if steps divide."""
     batch = batch_of_groups(2, sizes=(n,) * 24)
     step = -(-len(batch) // 3)
     plans = [
-        plan_steps(batch, ranks, step, size, 2, torch.Generator().manual_seed(0) if shuffled else None, cost)
+        plan_steps(
+            batch,
+            ranks,
+            step,
+            size,
+            2,
+            torch.Generator().manual_seed(0) if shuffled else None,
+            cost,
+        )
         for cost in (BY_GROUP, RowCost(0.1))
     ]
     for shared, alone in zip(*(plan.steps for plan in plans), strict=True):
         assert len(shared[0].micro_batches) == len(alone[0].micro_batches)
-        rows = [[sum(i >= 0 for micro in rank.micro_batches for i in micro) for rank in way] for way in (shared, alone)]
+        rows = [
+            [sum(i >= 0 for micro in rank.micro_batches for i in micro) for rank in way]
+            for way in (shared, alone)
+        ]
         assert busiest(plans[0], shared, RowSizes.of(batch, BY_GROUP)) <= busiest(
             plans[1], alone, RowSizes.of(batch, RowCost(0.1))
         )
@@ -153,7 +193,8 @@ def test_counted_micro_batches_are_as_many_as_without_sharing(n, ranks, size, sh
 
 
 def test_pairs_share_under_a_cap():
-    """Two answers of two tokens to a prompt of eight are 8 + 3 + 3 tokens: two such pairs fit into 28."""
+    """Two answers of two tokens to a prompt of eight are 8 + 3 + 3 tokens: two such pairs fit into
+    28."""
     batch = ragged_batch((10, 10, 10, 10))
     ids = batch.token_ids.clone()
     ids[1::2, :8] = ids[::2, :8]
@@ -161,4 +202,6 @@ def test_pairs_share_under_a_cap():
     batch = batch.replace(token_ids=ids)
     assert len(plan_pairs(batch, 1, TokenCap(28), BY_GROUP).steps[0][0].micro_batches) == 1
     assert len(plan_pairs(batch, 1, TokenCap(27), BY_GROUP).steps[0][0].micro_batches) == 2
-    assert plan_pairs(batch, 1, TokenCap(40)).steps[0][0] == StepPlan([[0, 1, 2, 3]], StepCounts(28, 2, 1))
+    assert plan_pairs(batch, 1, TokenCap(40)).steps[0][0] == StepPlan(
+        [[0, 1, 2, 3]], StepCounts(28, 2, 1)
+    )

@@ -6,14 +6,29 @@ from openrl.types import Finish, Group, Prompt, Score, Trajectory
 
 def trajectory(prompt, text, score=None, finish=Finish.STOP):
     return Trajectory(
-        prompt, [5, 9, 7, 2], [False, False, True, True], [0.0, 0.0, -0.5, -0.1], finish, text=text, score=score
+        prompt,
+        [5, 9, 7, 2],
+        [False, False, True, True],
+        [0.0, 0.0, -0.5, -0.1],
+        finish,
+        text=text,
+        score=score,
     )
 
 
 def groups():
-    a, b = Prompt("train:0", [5, 9], "3 4 -> 7:", label="7"), Prompt("train:1", [5, 9], "1 1 -> 2:", label={"n": 2})
+    a, b = (
+        Prompt("train:0", [5, 9], "3 4 -> 7:", label="7"),
+        Prompt("train:1", [5, 9], "1 1 -> 2:", label={"n": 2}),
+    )
     return [
-        Group(a, [trajectory(a, "3+4", Score(1.0, 1.0, {"format": 0.5})), trajectory(a, "3*4", Score(float("nan")))]),
+        Group(
+            a,
+            [
+                trajectory(a, "3+4", Score(1.0, 1.0, {"format": 0.5})),
+                trajectory(a, "3*4", Score(float("nan"))),
+            ],
+        ),
         Group(b, [trajectory(b, "1+1")]),
     ]
 

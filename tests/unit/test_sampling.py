@@ -1,4 +1,5 @@
-"""Flags of drawing: which lengths they mean together, what is refused, and what engines are asked for."""
+"""Flags of drawing: which lengths they mean together, what is refused, and what engines are asked
+for."""
 
 import pytest
 
@@ -35,13 +36,20 @@ def test_a_response_gets_what_its_prompt_leaves():
 
 
 def test_what_engines_are_asked_for():
-    draw = "--temperature 0.9 --top_p 0.8 --top_k 7 --min_p 0.1 --repetition_penalty 1.2 --stop END STOP --ignore_eos"
+    draw = (
+        "--temperature 0.9 --top_p 0.8 --top_k 7 --min_p 0.1 --repetition_penalty 1.2 --stop END"
+        " STOP --ignore_eos"
+    )
     config, _ = settle(PPOConfig, f"{PPO} {draw} --max_len 64 --generate_max_len 32")
-    assert training_sampling(config) == Sampling(32, 0.9, 0.8, 7, 0.1, 1.2, ("END", "STOP"), True, max_len=64)
+    assert training_sampling(config) == Sampling(
+        32, 0.9, 0.8, 7, 0.1, 1.2, ("END", "STOP"), True, max_len=64
+    )
     asked = "--eval_dataset e --eval_steps 1 --eval_temperature 0.5 --eval_top_p 0.7 --eval_top_k 3"
     config = ppo(f"{PPO} --stop END --max_len 64 {asked}")
     assert evaluation_sampling(config) == Sampling(63, 0.5, 0.7, 3, stop=("END",), max_len=64)
-    config = ppo(f"{PPO} --prompt_max_len 10 --generate_max_len 20 {asked} --eval_generate_max_len 50")
+    config = ppo(
+        f"{PPO} --prompt_max_len 10 --generate_max_len 20 {asked} --eval_generate_max_len 50"
+    )
     assert evaluation_sampling(config) == Sampling(50, 0.5, 0.7, 3)
     assert derived.longest_sequence(config) == 60
 
@@ -82,10 +90,15 @@ def test_warned_of(words, message):
 
 @pytest.mark.parametrize("words", ["--min_p 0.1", "--repetition_penalty 1.1"])
 def test_a_moved_distribution_is_no_weight(words):
-    fatal = [p for p in settle(PPOConfig, f"{PPO} {words} --enable_vllm_is_correction")[1] if p.fatal]
+    fatal = [
+        p for p in settle(PPOConfig, f"{PPO} {words} --enable_vllm_is_correction")[1] if p.fatal
+    ]
     assert "no importance weight" in str(fatal[0])
 
 
 def test_variables_of_the_run():
     placement = ppo(f"{PPO} --system_envs NCCL_DEBUG=WARN NCCL_IB_HCA=mlx5_0=1").placement
-    assert derived.process_environment(placement) == {"NCCL_DEBUG": "WARN", "NCCL_IB_HCA": "mlx5_0=1"}
+    assert derived.process_environment(placement) == {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_IB_HCA": "mlx5_0=1",
+    }

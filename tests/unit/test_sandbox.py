@@ -1,4 +1,5 @@
-"""Code of responses: what it may not do, and how its tests are read and judged. Every process is real."""
+"""Code of responses: what it may not do, and how its tests are read and judged. Every process is
+real."""
 
 import json
 import os
@@ -13,13 +14,23 @@ import pytest
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, read_options
 from openrl.rewards.verifiers.program_cases import Case
-from openrl.rewards.verifiers.programs import CodeOptions, last_program, run_cases, same_output, same_value
+from openrl.rewards.verifiers.programs import (
+    CodeOptions,
+    last_program,
+    run_cases,
+    same_output,
+    same_value,
+)
 from openrl.rewards.verifiers.sandbox import Limits, run
 from openrl.rewards.verifiers.sandbox_child import CLONE, OPENING, REFUSED
 
 MB = 1 << 20
-LIMITS = Limits(seconds=20, memory=512 * MB, output=MB)  # 20 s: a busy machine does not change an outcome
-contained = pytest.mark.skipif(sys.platform != "linux", reason="the filter of system calls is Linux's")
+LIMITS = Limits(
+    seconds=20, memory=512 * MB, output=MB
+)  # 20 s: a busy machine does not change an outcome
+contained = pytest.mark.skipif(
+    sys.platform != "linux", reason="the filter of system calls is Linux's"
+)
 
 
 def program(code, stdin="", **limits):
@@ -40,8 +51,16 @@ def children():
     [
         ("while True: pass", {"seconds": 0.5}, "timeout"),
         ("import time\ntime.sleep(60)", {"seconds": 0.5}, "timeout"),
-        ("import threading, time\nthreading.Thread(target=time.sleep, args=[60]).start()", {"seconds": 0.5}, "timeout"),
-        ("import signal\nsignal.signal(signal.SIGTERM, lambda *_: 0)\nwhile True: pass", {"seconds": 0.5}, "timeout"),
+        (
+            "import threading, time\nthreading.Thread(target=time.sleep, args=[60]).start()",
+            {"seconds": 0.5},
+            "timeout",
+        ),
+        (
+            "import signal\nsignal.signal(signal.SIGTERM, lambda *_: 0)\nwhile True: pass",
+            {"seconds": 0.5},
+            "timeout",
+        ),
         ("rows = []\nwhile True: rows.append(bytes(10**7))", {"memory": 128 * MB}, "memory"),
         ("text = 'x' * 10**11", {}, "memory"),
         ("while True: print('x' * 1000)", {}, "output"),
@@ -97,29 +116,51 @@ def test_files_are_read_and_never_changed(tmp_path):
         f"open({str(kept)!r}, 'w')",
         f"open({str(kept)!r}, 'a')",
         f"open({str(tmp_path / 'new')!r}, 'x')",
-        *(f"import os\nos.{call}" for call in (f"remove({str(kept)!r})", f"mkdir({str(tmp_path / 'd')!r})")),
-        *(f"import os\nos.{call}({str(kept)!r}, {last})" for call, last in [("chmod", 0), ("truncate", 0)]),
+        *(
+            f"import os\nos.{call}"
+            for call in (f"remove({str(kept)!r})", f"mkdir({str(tmp_path / 'd')!r})")
+        ),
+        *(
+            f"import os\nos.{call}({str(kept)!r}, {last})"
+            for call, last in [("chmod", 0), ("truncate", 0)]
+        ),
         f"import os\nos.rename({str(kept)!r}, {str(tmp_path / 'x')!r})",
         f"import os\nos.symlink({str(kept)!r}, {str(tmp_path / 'x')!r})",
         "open('here', 'w')",
     ]
     for code in attempts:
         ran = program(code)
-        assert (ran.outcome, ran.message.startswith("PermissionError")) == ("error", True), (code, ran)
+        assert (ran.outcome, ran.message.startswith("PermissionError")) == ("error", True), (
+            code,
+            ran,
+        )
     assert program(f"print(open({str(kept)!r}).read())").stdout == b"1\n"
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
-HEADERS = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")  # x86-64, arm64
+HEADERS = (
+    "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
+    "/usr/include/asm-generic/unistd.h",
+)  # x86-64, arm64
 
 
 @pytest.mark.skipif(not all(map(os.path.exists, HEADERS)), reason="needs the headers of the kernel")
 def test_system_calls_have_the_numbers_of_the_kernel():
     defined = [
-        {name: int(n) for name, n in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text())}
+        {
+            name: int(n)
+            for name, n in re.findall(
+                r"#define __NR(?:3264)?_(\w+)\s+(\d+)", Path(header).read_text()
+            )
+        }
         for header in HEADERS
     ]
-    for name, numbers in {**REFUSED, "clone": CLONE, "open": OPENING[0][0], "openat": OPENING[1][0]}.items():
+    for name, numbers in {
+        **REFUSED,
+        "clone": CLONE,
+        "open": OPENING[0][0],
+        "openat": OPENING[1][0],
+    }.items():
         for number, known in zip(numbers, defined, strict=True):
             assert number == known.get(name, number), name  # older headers lack the newest calls
 
@@ -181,7 +222,8 @@ def test_without_an_interpreter_there_is_no_verdict(monkeypatch):
         program("print(1)")
 
 
-# -- the verifier ----------------------------------------------------------------------------------------
+# -- the verifier
+# ----------------------------------------------------------------------------------------
 
 ADD = "def add(a, b):\n    return a + b\n"
 SUM = "print(sum(map(int, input().split())))"
@@ -201,13 +243,16 @@ def verdict(response, label, meta=None, **options):
     [
         (SUM, {"inputs": ["1 2\n", "3 4"], "outputs": ["3\n", "7"]}, {}),
         (SUM, json.dumps({"inputs": [["1 2"]], "outputs": [["3"]]}), {}),
-        (ADD, {"inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"], "fn_name": "add"}, {}),  # verl, TACO
+        # verl, TACO
+        (ADD, {"inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"], "fn_name": "add"}, {}),
         (ADD, {"inputs": [[1, 2]], "outputs": [[3]], "fn_name": "add"}, {}),  # APPS
-        (SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}], {"func_name": "add"}),  # LiveCodeBench
+        # LiveCodeBench
+        (SUM, [{"input": "1 2", "output": "3", "testtype": "stdin"}], {"func_name": "add"}),
         (ADD, [{"input": "1\n2", "output": "3", "testtype": "functional"}], {"func_name": "add"}),
         (ADD, ["assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'"], {}),  # MBPP
         (ADD, {"assert_case": ["assert add(1, 2) == 3"]}, {}),
-        (ADD, [{"assert_code": "from solution import add\n\ndef test_one():\n    assert add(1, 2) == 3\n"}], {}),  # ROLL
+        # ROLL
+        (ADD, [{"assert_code": "from solution import add\n\ndef test_one():\n    assert add(1, 2) == 3\n"}], {}),
         ("class Solution:\n    def total(self, a: List[int]) -> int:\n        return reduce(add, a)\nfrom operator import add",
          {"inputs": ["[1, 2]"], "outputs": ["3"], "fn_name": "total"}, {}),  # LeetCode
         ("def inverse(d): return {v: k for k, v in d.items()}", {"inputs": [[{"1": "a"}]], "outputs": [{"a": 1}], "fn_name": "inverse"}, {}),
@@ -217,7 +262,12 @@ def test_shapes_of_tests(code, label, meta):
     found = verdict(fenced(code), label, meta)
     assert (found.reward, found.passed, found.parts["passed_share"]) == (1, 1, 1)
     broken = verdict(
-        fenced(code.replace("sum", "max").replace("a + b", "a").replace("reduce(add, a)", "0").replace("v: k", "k: v")),
+        fenced(
+            code.replace("sum", "max")
+            .replace("a + b", "a")
+            .replace("reduce(add, a)", "0")
+            .replace("v: k", "k: v")
+        ),
         label,
         meta,
     )
@@ -225,7 +275,10 @@ def test_shapes_of_tests(code, label, meta):
 
 
 def test_cases_are_judged_one_by_one():
-    code = "n = int(input())\nif n == 2: 1 / 0\nif n == 3:\n    while True: pass\nif n == 4: import os; os._exit(0)\nprint(n)"
+    code = (
+        "n = int(input())\nif n == 2: 1 / 0\nif n == 3:\n    while True: pass\nif n == 4: import"
+        " os; os._exit(0)\nprint(n)"
+    )
     cases = [Case("program", str(n), str(n)) for n in (1, 2, 3, 4, 5)]
     outcomes = [r.outcome for r in run_cases(code, cases, CodeOptions(timeout=2))]
     assert outcomes == ["passed", "error", "timeout", "wrong", "passed"]
@@ -239,8 +292,11 @@ def test_cases_are_judged_one_by_one():
 
 
 def test_cases_that_no_time_is_left_for_have_failed():
-    """A slow answer must not outlive --reward_timeout: then it would have no verdict instead of a bad one."""
-    found = verdict(fenced("while True: pass"), {"inputs": ["1"] * 50, "outputs": ["1"] * 50}, total_timeout=0.5)
+    """A slow answer must not outlive --reward_timeout: then it would have no verdict instead of a
+    bad one."""
+    found = verdict(
+        fenced("while True: pass"), {"inputs": ["1"] * 50, "outputs": ["1"] * 50}, total_timeout=0.5
+    )
     assert (found.reward, found.parts["timeout_share"]) == (0, 1)
 
 
@@ -260,7 +316,9 @@ def test_ending_early_is_not_passing(code):
 
 def test_an_object_that_equals_everything_is_no_right_value():
     code = "class All:\n    def __eq__(self, other): return True\ndef add(a, b): return All()"
-    assert verdict(fenced(code), {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}).reward == 0
+    assert (
+        verdict(fenced(code), {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "add"}).reward == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -301,7 +359,11 @@ def test_same_output(given, expected, same):
 
 def test_same_value():
     assert same_value([1, {"a": 0.1 + 0.2}], [1, {"a": 0.3}])
-    assert not same_value([1], [1, 2]) and not same_value({"a": 1}, {"b": 1}) and not same_value("1", 1)
+    assert (
+        not same_value([1], [1, 2])
+        and not same_value({"a": 1}, {"b": 1})
+        and not same_value("1", 1)
+    )
     assert not same_value(float("nan"), 1.0) and not same_value(None, 0.0)
 
 

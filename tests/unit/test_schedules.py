@@ -1,4 +1,5 @@
-"""Schedules on a virtual clock: what overlaps, how old a rollout may be, and that errors and stops leave nothing."""
+"""Schedules on a virtual clock: what overlaps, how old a rollout may be, and that errors and stops
+leave nothing."""
 
 import asyncio
 import random
@@ -12,10 +13,14 @@ from openrl.trainer.schedules import OnPolicy, RunAhead
 
 
 class Work:
-    """Stages that only take time. ``version`` is the number of steps learnt; events are (time, what, step)."""
+    """Stages that only take time. ``version`` is the number of steps learnt; events are (time,
+    what, step)."""
 
     def __init__(self, collect, learn):
-        self.times = {"collect": collect, "learn": learn}  # step -> seconds; an exception is raised after a second
+        self.times = {
+            "collect": collect,
+            "learn": learn,
+        }  # step -> seconds; an exception is raised after a second
         self.version, self.events, self.running = 0, [], []
 
     async def spend(self, stage, step):
@@ -66,12 +71,16 @@ def test_on_policy_takes_turns():
     reports, seconds = run(OnPolicy(), work, range(1, 4))
     assert reports == [(1, 0), (2, 0), (3, 0)] and seconds == pytest.approx(15)
     assert [(what, step) for _, what, step in work.events] == [
-        (f"{stage} {edge}", step) for step in (1, 2, 3) for stage in ("collect", "learn") for edge in ("begins", "ends")
+        (f"{stage} {edge}", step)
+        for step in (1, 2, 3)
+        for stage in ("collect", "learn")
+        for edge in ("begins", "ends")
     ]
 
 
 def test_one_step_ahead_hides_the_shorter_stage():
-    """Rollouts 1 and 2 begin together, 3 when step 1 is learnt; from then on a step takes as long as its training."""
+    """Rollouts 1 and 2 begin together, 3 when step 1 is learnt; from then on a step takes as long
+    as its training."""
     work = Work(lambda step: 3, lambda step: 4)
     reports, seconds = run(RunAhead(1), work, range(1, 6))
     assert seconds == pytest.approx(3 + 5 * 4)
@@ -80,21 +89,28 @@ def test_one_step_ahead_hides_the_shorter_stage():
 
 
 def test_a_rollout_that_takes_long_lags_no_further():
-    """Step 2's rollout takes ten times as long: the next one is ready meanwhile and waits for its turn."""
+    """Step 2's rollout takes ten times as long: the next one is ready meanwhile and waits for its
+    turn."""
     work = Work(lambda step: 30 if step == 2 else 3, lambda step: 1)
     reports, _ = run(RunAhead(2), work)
-    assert [step for step, _ in reports] == [1, 2, 3, 4, 5, 6] and max(lag for _, lag in reports) == 2
+    assert [step for step, _ in reports] == [1, 2, 3, 4, 5, 6] and max(
+        lag for _, lag in reports
+    ) == 2
 
 
 @pytest.mark.parametrize("max_lag", range(5))
 @pytest.mark.parametrize("seed", range(8))
 def test_age_is_bounded_and_order_kept_whatever_the_times(max_lag, seed):
     draw = random.Random(seed)
-    times = {stage: [draw.lognormvariate(0, 1.5) for _ in range(31)] for stage in ("collect", "learn")}
+    times = {
+        stage: [draw.lognormvariate(0, 1.5) for _ in range(31)] for stage in ("collect", "learn")
+    }
     work = Work(times["collect"].__getitem__, times["learn"].__getitem__)
     steps = range(7, 31)  # as after a resume
     reports, seconds = run(RunAhead(max_lag), work, steps)
-    assert [step for step, _ in reports] == list(steps) == work.begun("collect") == work.begun("learn")
+    assert (
+        [step for step, _ in reports] == list(steps) == work.begun("collect") == work.begun("learn")
+    )
     assert all(lag <= max_lag for _, lag in reports)
     alone = {stage: [values[step] for step in steps] for stage, values in times.items()}
     assert sum(alone["learn"]) <= seconds <= sum(alone["learn"]) + sum(alone["collect"]) + 1e-6
@@ -105,9 +121,12 @@ def test_age_is_bounded_and_order_kept_whatever_the_times(max_lag, seed):
 
 @pytest.mark.parametrize(("stage", "wrong", "after"), [("collect", 3, 1), ("learn", 2, 5)])
 def test_an_error_ends_all_at_once(stage, wrong, after):
-    """Training takes 100 s, the rollout of step 3 fails a second after it began: nobody waits for the training."""
+    """Training takes 100 s, the rollout of step 3 fails a second after it began: nobody waits for
+    the training."""
     times = {"collect": lambda step: 4, "learn": lambda step: 100}
-    times[stage] = lambda step: UserError("server is gone") if step == wrong else {"collect": 4, "learn": 100}[stage]
+    times[stage] = lambda step: (
+        UserError("server is gone") if step == wrong else {"collect": 4, "learn": 100}[stage]
+    )
     work = Work(**times)
 
     async def scenario():

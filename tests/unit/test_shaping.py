@@ -20,11 +20,38 @@ from tests.batches import credit, measured_credit, outcome_batch, random_batch
 
 REWARDS, GROUPS = [1, 0, 0, 1, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 1]
 NORMS = {
-    ("group", "group"): [0.866024, -0.866024, -0.866024, 0.866024, 0.499999, 0.499999, 0.499999, -1.499997],
+    ("group", "group"): [
+        0.866024,
+        -0.866024,
+        -0.866024,
+        0.866024,
+        0.499999,
+        0.499999,
+        0.499999,
+        -1.499997,
+    ],
     ("group", "none"): [0.5, -0.5, -0.5, 0.5, 0.25, 0.25, 0.25, -0.75],
     ("none", "group"): [1.732048, 0, 0, 1.732048, 1.999996, 1.999996, 1.999996, 0],
-    ("batch", "batch"): [0.724567, -1.207612, -1.207612, 0.724567, 0.724567, 0.724567, 0.724567, -1.207612],
-    ("group", "batch"): [0.96609, -0.96609, -0.96609, 0.96609, 0.483045, 0.483045, 0.483045, -1.449135],
+    ("batch", "batch"): [
+        0.724567,
+        -1.207612,
+        -1.207612,
+        0.724567,
+        0.724567,
+        0.724567,
+        0.724567,
+        -1.207612,
+    ],
+    ("group", "batch"): [
+        0.96609,
+        -0.96609,
+        -0.96609,
+        0.96609,
+        0.483045,
+        0.483045,
+        0.483045,
+        -1.449135,
+    ],
     ("none", "none"): REWARDS,
 }
 
@@ -36,12 +63,19 @@ def of(*values):
 @pytest.mark.parametrize(("scopes", "expected"), NORMS.items())
 def test_scopes_of_mean_and_std(scopes, expected):
     batch = outcome_batch(REWARDS, GROUPS)
-    assert normalise(batch.rewards, batch, *scopes, RunningMoments()).tolist() == pytest.approx(expected, abs=1e-5)
+    assert normalise(batch.rewards, batch, *scopes, RunningMoments()).tolist() == pytest.approx(
+        expected, abs=1e-5
+    )
 
 
 def test_datasource_is_a_scope_across_groups():
     batch = outcome_batch([1, 3, 10, 30], [0, 1, 0, 1], sources=["a", "a", "b", "b"])
-    assert normalise(batch.rewards, batch, "datasource", "none", RunningMoments()).tolist() == [-1, 1, -10, 10]
+    assert normalise(batch.rewards, batch, "datasource", "none", RunningMoments()).tolist() == [
+        -1,
+        1,
+        -10,
+        10,
+    ]
 
 
 def test_running_moments_are_those_of_every_reward_so_far():
@@ -65,7 +99,11 @@ def test_a_format_penalty_that_nothing_can_cause_is_an_error():
 def test_asymmetric_clip():
     batch = outcome_batch([0.0] * 11 + [10.0], [0] * 12)
     scores = credit(
-        batch, "reinforce", reward_norm_mean="batch", reward_norm_std="batch", reward_norm_clip=(-1, 3)
+        batch,
+        "reinforce",
+        reward_norm_mean="batch",
+        reward_norm_std="batch",
+        reward_norm_clip=(-1, 3),
     ).scores
     assert scores.tolist() == pytest.approx([-0.288675] * 11 + [3.0], abs=1e-5)
 
@@ -78,11 +116,14 @@ def test_overlong_penalty_counts_sampled_tokens():
 @pytest.mark.parametrize(("shape", "middle"), [("linear", 0.75), ("cosine", 0.853553)])
 def test_length_reward(shape, middle):
     lengths = torch.tensor([0, 10, 20, 50, 60])
-    assert length_reward(lengths, 10, 50, shape).tolist() == pytest.approx([1, 1, middle, 0, 0], abs=1e-6)
+    assert length_reward(lengths, 10, 50, shape).tolist() == pytest.approx(
+        [1, 1, middle, 0, 0], abs=1e-6
+    )
 
 
 @pytest.mark.parametrize(
-    ("coef", "expected"), [(0.5, [0.5, -1, 1]), (0.0, [0, -1, 1]), (1.0, [1, -1, 1]), (-0.5, [-0.5, -1, 1])]
+    ("coef", "expected"),
+    [(0.5, [0.5, -1, 1]), (0.0, [0, -1, 1]), (1.0, [1, -1, 1]), (-0.5, [-0.5, -1, 1])],
 )
 def test_truncation_never_raises_a_reward(coef, expected):
     assert stop_properly(of(1, -1, 1), torch.tensor([True, True, False]), coef).tolist() == expected
@@ -94,7 +135,9 @@ def test_scores_go_to_the_last_sampled_token():
     for row in range(len(batch)):
         sampled = batch.loss_mask[row].nonzero().flatten().tolist()
         expected = {sampled[-1]: float(batch.rewards[row])} if sampled else {}
-        assert {t: float(placed[row, t]) for t in placed[row].nonzero().flatten().tolist()} == expected
+        assert {
+            t: float(placed[row, t]) for t in placed[row].nonzero().flatten().tolist()
+        } == expected
 
 
 def test_process_rewards_stay_where_they_were_earned():
@@ -105,19 +148,26 @@ def test_process_rewards_stay_where_they_were_earned():
 
 def test_a_process_reward_on_an_environment_token_moves_to_the_end():
     mask = torch.tensor([[0, 1, 0, 1]]).bool()
-    batch = outcome_batch([2], [0], tokens=3, loss_mask=mask, process_rewards=of(0, 0.25, 0.5, 0)[None])
+    batch = outcome_batch(
+        [2], [0], tokens=3, loss_mask=mask, process_rewards=of(0, 0.25, 0.5, 0)[None]
+    )
     assert place_scores(batch, of(2.0)).tolist() == [[0, 0.25, 0, 1.75]]
 
 
 def test_kl_lowers_the_reward_of_each_token():
     logprobs = {"old_logprobs": of(9, -1, -2)[None], "ref_logprobs": of(0, -1.5, -1)[None]}
     batch = outcome_batch([3], [0], scores=of(3.0), **logprobs)
-    assert token_rewards(batch, 0.1, "k1").tolist() == [[0, pytest.approx(-0.05), pytest.approx(3.1)]]
+    assert token_rewards(batch, 0.1, "k1").tolist() == [
+        [0, pytest.approx(-0.05), pytest.approx(3.1)]
+    ]
     assert token_rewards(batch, 0.0, "k1").tolist() == [[0, 0, 3]]
 
 
 def test_kl_reaches_group_estimators_as_returns_to_go():
-    logprobs = {"old_logprobs": of(0, -1, -2).expand(2, 3), "ref_logprobs": of(0, -1.5, -1).expand(2, 3)}
+    logprobs = {
+        "old_logprobs": of(0, -1, -2).expand(2, 3),
+        "ref_logprobs": of(0, -1.5, -1).expand(2, 3),
+    }
     batch = outcome_batch([1, 3], [0, 0], **logprobs)
     advantages = credit(batch, "dr_grpo", kl_coef=0.1).advantages
     assert advantages.tolist() == [
@@ -148,7 +198,9 @@ def test_loss_weights_have_mean_one_over_the_batch():
     lengths = torch.arange(41) <= torch.tensor([[10], [20], [40]])
     mask = lengths & (torch.arange(41) > 0)
     batch = outcome_batch([0] * 3, [0, 1, 2], tokens=40, loss_mask=mask)
-    assert weights_of(batch, length_loss_weight=True) == pytest.approx([1.4211, 1.1053, 0.4737], abs=1e-4)
+    assert weights_of(batch, length_loss_weight=True) == pytest.approx(
+        [1.4211, 1.1053, 0.4737], abs=1e-4
+    )
     assert loss_weights(batch, RewardShapingFlags()) is None
 
 
@@ -164,11 +216,13 @@ def test_difficulty_from_pass_rates():
         weights_of(batch, difficulty_loss_weight=True)
 
 
-# -- the order -------------------------------------------------------------------------------------------
+# -- the order
+# -------------------------------------------------------------------------------------------
 
 
 def test_the_order_of_operations_by_hand():
-    """Lengths 2 and 4 of at most 16; row 1 is truncated and had one bad action; both would move if steps swapped."""
+    """Lengths 2 and 4 of at most 16; row 1 is truncated and had one bad action; both would move if
+    steps swapped."""
     mask = torch.tensor([[0, 1, 1, 0, 0], [0, 1, 1, 1, 1]]).bool()
     batch = outcome_batch(
         [8.0, 20.0],
@@ -199,7 +253,12 @@ def test_the_order_of_operations_by_hand():
     assert done.token_rewards[0].tolist() == [0, -0.5, -0.5, 0, 0]
     assert done.rewards.tolist() == [8, 20]
     wide = credit(
-        batch, "reinforce", kl_coef=1.0, reward_clip_range=(-10, 10), token_reward_clip=1.25, whiten_advantages=False
+        batch,
+        "reinforce",
+        kl_coef=1.0,
+        reward_clip_range=(-10, 10),
+        token_reward_clip=1.25,
+        whiten_advantages=False,
     )
     assert wide.token_rewards[0].tolist() == [0, -0.5, 1.25, 0, 0]  # 8 - 0.5, clipped after the KL
 
@@ -222,11 +281,16 @@ def test_rewards_that_are_no_numbers_stop_the_step():
     with pytest.raises(ValueError, match=r"rows \[1\] have no finite reward"):
         credit(batch, "dr_grpo")
     unsampled = torch.tensor([[0, 1, 1], [0, 0, 0]]).bool()
-    assert credit(batch.replace(loss_mask=unsampled), "dr_grpo").advantages.tolist() == [[0, 0, 0], [0, 0, 0]]
+    assert credit(batch.replace(loss_mask=unsampled), "dr_grpo").advantages.tolist() == [
+        [0, 0, 0],
+        [0, 0, 0],
+    ]
 
 
 def test_what_shaping_did_is_measured():
-    batch = outcome_batch([30, 1, 2, 3], [0, 1, 1, 1], truncated=torch.tensor([False, False, False, True]))
+    batch = outcome_batch(
+        [30, 1, 2, 3], [0, 1, 1, 1], truncated=torch.tensor([False, False, False, True])
+    )
     flags = {"token_reward_clip": 0.5, "advantage_clip": 0.4, "mask_truncated": True}
     metrics = measured_credit(batch, "group_norm", **flags)[1]
     assert metrics == {
@@ -234,11 +298,15 @@ def test_what_shaping_did_is_measured():
         "singleton_groups": 1.0,
         "token_reward_clip_fraction": 0.25,  # -1 and 1 on the last of two tokens each, of 8
         "masked_truncated": 1.0,
-        "advantage_clip_fraction": pytest.approx(2 / 6),  # the row at -0.5; the one at 0.5 is masked
+        "advantage_clip_fraction": pytest.approx(
+            2 / 6
+        ),  # the row at -0.5; the one at 0.5 is masked
     }
     lonely = torch.zeros(4, 3, dtype=torch.bool).index_fill(0, torch.tensor([1]), True)
     lonely[:, :2] = False
-    assert measured_credit(batch.replace(loss_mask=lonely), "reinforce")[1]["whitening_skipped"] == 1
+    assert (
+        measured_credit(batch.replace(loss_mask=lonely), "reinforce")[1]["whitening_skipped"] == 1
+    )
     running = measured_credit(batch, "reinforce", reward_norm_mean="running")[1]
     assert running["reward_running_mean"] == 4
     assert running["reward_running_std"] == pytest.approx((50 / 3) ** 0.5)  # of 10, 1, 2, 3

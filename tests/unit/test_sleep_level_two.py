@@ -1,4 +1,5 @@
-"""Engines that forget their weights when they sleep: parts come and go as vLLM lets them, and nobody answers with nothing."""
+"""Engines that forget their weights when they sleep: parts come and go as vLLM lets them, and
+nobody answers with nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ PROMPT = Prompt("p", [5], "x")
 
 
 class LLM:
-    """vLLM's rules of sleep: as a whole, from fully awake alone before 0.32; tag by tag back, without content at level 2."""
+    """vLLM's rules of sleep: as a whole, from fully awake alone before 0.32; tag by tag back,
+    without content at level 2."""
 
     def __init__(self, by_parts: bool) -> None:
         self.asleep: set[str] = set()
@@ -36,7 +38,9 @@ class LLM:
         return True
 
     async def sleep(self, level: int) -> None:
-        if "weights" in self.asleep or (self.asleep and not hasattr(self, "release_kv_cache_memory")):
+        if "weights" in self.asleep or (
+            self.asleep and not hasattr(self, "release_kv_cache_memory")
+        ):
             return  # "Executor is already sleeping": a warning, and nothing happens
         self.content &= level == 1
         self.asleep = {*TAGS.values()}
@@ -47,7 +51,8 @@ class LLM:
 
 
 class Engine:
-    """A rollout worker around the real book-keeping of sleep; its weights are the version sent last."""
+    """A rollout worker around the real book-keeping of sleep; its weights are the version sent
+    last."""
 
     def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
         self.llm, self.log, self.version = llm, log, 0
@@ -71,7 +76,10 @@ class Engine:
         assert not self.llm.asleep and self.llm.content
         self.sleep.end()
         self.log.append(f"answer by {self.version}")
-        yield [(i, Group(p, [Trajectory(p, [5, 6], [False, True], [0.0, -1.0], Finish.STOP)])) for i, p in prompts]
+        yield [
+            (i, Group(p, [Trajectory(p, [5, 6], [False, True], [0.0, -1.0], Finish.STOP)]))
+            for i, p in prompts
+        ]
 
 
 class Model:
@@ -101,8 +109,12 @@ class Sync:
 @pytest.mark.parametrize("by_parts", [True, False])
 @pytest.mark.parametrize(("level", "again"), [(1, 0), (2, 2)])
 def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, again):
-    """Step by step: sent, answered, trained; with a pass after the first answers and a checkpoint before the third."""
-    words = f"{GRPO} --init_kl_coef 0 --colocate_all_models --actor_num_gpus_per_node 1 --save_path {tmp_path}"
+    """Step by step: sent, answered, trained; with a pass after the first answers and a checkpoint
+    before the third."""
+    words = (
+        f"{GRPO} --init_kl_coef 0 --colocate_all_models --actor_num_gpus_per_node 1 --save_path"
+        f" {tmp_path}"
+    )
     config = ppo(f"{words} --vllm_enable_sleep --vllm_sleep_level {level} --deepspeed_enable_sleep")
     log: list[str] = []
 
@@ -116,7 +128,9 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
         pipeline.sync = Sync(groups[ENGINES])
 
         async def answer():
-            await pipeline.collect([PROMPT], CollectRequest(1, Sampling(4), scored=False), lambda done, total: None)
+            await pipeline.collect(
+                [PROMPT], CollectRequest(1, Sampling(4), scored=False), lambda done, total: None
+            )
 
         async def train():
             async with residency.stage("train", "actor"):
@@ -151,7 +165,9 @@ def test_an_engine_that_forgot_refuses_until_it_is_sent_everything():
         with pytest.raises(RuntimeError, match="a request needs weights and cache"):
             sleep.begin()
         await sleep.wake("weights", "cache")
-        with pytest.raises(RuntimeError, match="dropped its weights when it slept, and none were sent since"):
+        with pytest.raises(
+            RuntimeError, match="dropped its weights when it slept, and none were sent since"
+        ):
             sleep.begin()
         sleep.synced()
         sleep.begin()

@@ -26,18 +26,27 @@ SIZES = {
 
 def table_of(words: str) -> tuple[ResidencyTable, list[tuple[str, str]]]:
     config = ppo(words)
-    roles = [role for role in SIZES if role != "vllm" and (role != "critic" or "group_norm" not in words)]
-    plan = plan_placement(role_requests(config.placement, config.hybrid, config.engine, roles), "cpu", [])
+    roles = [
+        role for role in SIZES if role != "vllm" and (role != "critic" or "group_norm" not in words)
+    ]
+    plan = plan_placement(
+        role_requests(config.placement, config.hybrid, config.engine, roles), "cpu", []
+    )
     return ResidencyTable.of(plan, sleeping(config)), stages(config)
 
 
 def peaks(words: str) -> dict[str, int]:
-    return {found.stage: found.peak for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))}
+    return {
+        found.stage: found.peak
+        for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))
+    }
 
 
 def test_peaks_of_one_place_by_hand():
     one_place = f"{GRPO} --colocate_all_models --device cpu"
-    everything = 10 + 50 + 10 + 20 + 60 + 10  # engine, cache, actor with gradients and states, reference
+    everything = (
+        10 + 50 + 10 + 20 + 60 + 10
+    )  # engine, cache, actor with gradients and states, reference
     assert peaks(f"{one_place} --vllm_enable_sleep") == {
         "publish": everything - 50 + 3,
         "collect": everything,
@@ -65,13 +74,18 @@ def test_peaks_of_one_place_by_hand():
 def test_a_stage_without_room_is_named():
     walked = walk(*table_of(f"{GRPO} {BOTH}"), SIZES, dropped_parts(ppo(f"{GRPO} {BOTH}")))
     (remark,) = room_remarks(walked, 102)
-    assert "a GPU here has 102 B, and train actor takes 103 B" in remark and "--zero_stage 3" in remark
+    assert (
+        "a GPU here has 102 B, and train actor takes 103 B" in remark and "--zero_stage 3" in remark
+    )
     assert room_remarks(walked, 103) == room_remarks(walked, None) == []
 
 
 def test_what_sleeps_waits_on_the_host_unless_it_is_dropped():
     def waiting(words: str) -> dict[str, int]:
-        return {found.stage: found.host for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))}
+        return {
+            found.stage: found.host
+            for found in walk(*table_of(words), SIZES, dropped_parts(ppo(words)))
+        }
 
     assert waiting(f"{GRPO} {BOTH}") == {
         "publish": 60, "collect": 60, "forward reference": 60 + 10, "forward actor": 60 + 10, "train actor": 10,
@@ -123,14 +137,19 @@ def test_flags_say_which_tenants_there_are():
 def test_a_cpu_says_what_sleep_comes_to(words, said):
     config = ppo(f"{GRPO} {words} --device cpu")
     lines = lines_on_a_cpu(config, "cpu")
-    assert len(lines) == len(said) and all(part in line for part, line in zip(said, lines, strict=True))
+    assert len(lines) == len(said) and all(
+        part in line for part, line in zip(said, lines, strict=True)
+    )
     assert lines_on_a_cpu(config, "cuda") == []
 
 
 class Engine:
     async def call(self, method: str) -> list:
         assert method == "memory"
-        return [MemoryUse(2**30, 2 * 2**30, 3 * 2**30, 4 * 2**30), MemoryUse(2**31, 0, 2**30, 2**30)]
+        return [
+            MemoryUse(2**30, 2 * 2**30, 3 * 2**30, 4 * 2**30),
+            MemoryUse(2**31, 0, 2**30, 2**30),
+        ]
 
 
 def test_memory_lines_and_figures():
@@ -138,8 +157,8 @@ def test_memory_lines_and_figures():
     log = MemoryLog(lines.append)
     asyncio.run(log("sync", {"vllm": Engine()}))
     assert lines == [
-        "memory after sync | vllm 0: GPU 2.00 GiB allocated, 3.00 reserved, 4.00 free; host 1.00 GiB"
-        " | vllm 1: GPU 0.00 GiB allocated, 1.00 reserved, 1.00 free; host 2.00 GiB"
+        "memory after sync | vllm 0: GPU 2.00 GiB allocated, 3.00 reserved, 4.00 free; host 1.00"
+        " GiB | vllm 1: GPU 0.00 GiB allocated, 1.00 reserved, 1.00 free; host 2.00 GiB"
     ]
     assert {name: m.value for name, m in log.metrics().items()} == {
         "perf/memory_host_gib": 2.0, "perf/memory_gpu_allocated_gib": 2.0, "perf/memory_gpu_reserved_gib": 3.0,
@@ -159,5 +178,7 @@ def test_memory_of_this_process_counts_what_it_allocates():
 @pytest.mark.parametrize("part", [Tenant("reward", "param"), Tenant("critic", "optim")])
 def test_tenants_of_roles_that_the_run_lacks_have_no_row(part):
     config = ppo(f"{GRPO} {BOTH}")
-    plan = plan_placement(role_requests(config.placement, config.hybrid, config.engine, ["actor"]), "cpu", [])
+    plan = plan_placement(
+        role_requests(config.placement, config.hybrid, config.engine, ["actor"]), "cpu", []
+    )
     assert part not in ResidencyTable.of(plan, [part]).rows

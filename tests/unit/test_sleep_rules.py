@@ -1,4 +1,5 @@
-"""Sleep and offload that nobody gains from, or that would generate with nothing, are refused with the remedy."""
+"""Sleep and offload that nobody gains from, or that would generate with nothing, are refused with
+the remedy."""
 
 import pytest
 
@@ -16,7 +17,10 @@ DEEPSPEED = "--deepspeed_enable_sleep"
     [
         f"{ALL} {VLLM} {DEEPSPEED} --ref_reward_offload",
         f"{ALL} {VLLM} --vllm_sleep_level 2",
-        f"{PPO} --colocate_all_models --device cpu {VLLM} --vllm_sleep_level 2 --freezing_actor_steps 2",
+        (
+            f"{PPO} --colocate_all_models --device cpu {VLLM} --vllm_sleep_level 2"
+            " --freezing_actor_steps 2"
+        ),
         f"{ALL} {DEEPSPEED} --deepspeed_sleep_states param",
         f"{GRPO} --colocate_actor_ref {DEEPSPEED} --ref_reward_offload --zero_stage 1",
         f"{GRPO} --placement actor=0;ref=1;vllm=0 {VLLM} {DEEPSPEED}",

@@ -15,13 +15,17 @@ CHAT = (
     "{% if m.role == 'assistant' %}{{ eos_token }}\n{% else %}){% endif %}{% endfor %}"
     "{% if add_generation_prompt %}a({% endif %}"
 )
-THINKING = CHAT.replace("a({% endif %}", "a(think:{% endif %}")  # opens a thought that the full dialogue lacks
+THINKING = CHAT.replace(
+    "a({% endif %}", "a(think:{% endif %}"
+)  # opens a thought that the full dialogue lacks
 
 
 def build(rows, max_len=100, template=None, tokenizer=None, **flags):
     tokenizer = tokenizer or tiny_tokenizer()
     tokenizer.chat_template = template
-    around = TemplateFlags(apply_chat_template=template is not None, input_template=flags.pop("input_template", None))
+    around = TemplateFlags(
+        apply_chat_template=template is not None, input_template=flags.pop("input_template", None)
+    )
     flags = SupervisedDataFlags(dataset="data", max_len=max_len, **{"output_key": "output"} | flags)
     sources = [RowSource("rows.jsonl", "default", Dataset.from_list(rows))]
     (examples,), (report,) = SupervisedBuilder(flags, around, tokenizer).build(sources)
@@ -30,7 +34,9 @@ def build(rows, max_len=100, template=None, tokenizer=None, **flags):
 
 def learned(row):
     """The text of the trained tokens."""
-    return tiny_tokenizer().decode([t for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m])
+    return tiny_tokenizer().decode(
+        [t for t, m in zip(row.token_ids, row.loss_mask, strict=True) if m]
+    )
 
 
 def text(row):
@@ -52,18 +58,23 @@ def test_a_cut_answer_gets_no_end_of_text():
 
 
 def test_rows_without_room_for_an_answer_are_left_out_and_counted():
-    rows, report = build([{"input": "123456", "output": "7"}, {"input": "1", "output": "2345678"}], max_len=6)
+    rows, report = build(
+        [{"input": "123456", "output": "7"}, {"input": "1", "output": "2345678"}], max_len=6
+    )
     assert [text(r) for r in rows] == ["123456"[:1] + "23456"]
-    assert report.line() == (
-        "rows.jsonl: 1 examples, 5 tokens to learn; 1 cut at --max_len 6; "
+    assert (
+        report.line() == "rows.jsonl: 1 examples, 5 tokens to learn; 1 cut at --max_len 6; "
         "1 of 2 left out, their prompt alone fills --max_len 6"
     )
-    with pytest.raises(UserError, match=r"nothing is left to learn: rows.jsonl: 0 examples.* fills --max_len 3"):
+    with pytest.raises(
+        UserError, match=r"nothing is left to learn: rows.jsonl: 0 examples.* fills --max_len 3"
+    ):
         build([{"input": "123", "output": "4"}], max_len=3)
 
 
 def test_a_token_over_the_border_is_learned():
-    """A byte-pair tokenizer that merges "2" and "3": the border of prompt "12" and answer "34" lies inside "23"."""
+    """A byte-pair tokenizer that merges "2" and "3": the border of prompt "12" and answer "34" lies
+    inside "23"."""
     from tokenizers import Tokenizer, models
     from transformers import PreTrainedTokenizerFast
 
@@ -99,7 +110,9 @@ def test_a_template_that_rewrites_the_prompt_trains_on_the_prompt_of_sampling():
 
 
 def test_bad_rows_are_named():
-    with pytest.raises(UserError, match=r"--output_key: rows.jsonl has no key 'output'; it has input"):
+    with pytest.raises(
+        UserError, match=r"--output_key: rows.jsonl has no key 'output'; it has input"
+    ):
         build([{"input": "1"}])
     with pytest.raises(UserError, match="row 1: empty"):
         build([{"input": "1", "output": "2"}, {"input": "1", "output": None}])
@@ -108,7 +121,9 @@ def test_bad_rows_are_named():
 
 
 def test_collate_pads_on_the_right():
-    batch = collate([SupervisedRow([5, 6, 7], [False, True, True]), SupervisedRow([8, EOS], [False, True])], PAD)
+    batch = collate(
+        [SupervisedRow([5, 6, 7], [False, True, True]), SupervisedRow([8, EOS], [False, True])], PAD
+    )
     assert batch.token_ids.tolist() == [[5, 6, 7], [8, EOS, PAD]]
     assert batch.attention_mask.tolist() == [[True] * 3, [True, True, False]]
     assert batch.loss_mask.tolist() == [[False, True, True], [False, True, False]]
@@ -116,7 +131,10 @@ def test_collate_pads_on_the_right():
 
 
 def test_an_end_of_text_that_pads_is_still_learned_where_it_is_real():
-    batch = collate([SupervisedRow([5, 6, EOS], [False, True, True]), SupervisedRow([8, EOS], [False, True])], EOS)
+    batch = collate(
+        [SupervisedRow([5, 6, EOS], [False, True, True]), SupervisedRow([8, EOS], [False, True])],
+        EOS,
+    )
     assert (batch.token_ids[1] == EOS).tolist() == [False, True, True]
     assert batch.loss_mask[1].tolist() == [False, True, False]
 
@@ -142,12 +160,16 @@ def test_multiturn_learns_what_the_assistant_says_with_its_ends():
     assert text(row) == "u(1)a(2<eos>\nu(3)a(45<eos>"
     assert learned(row) == "2<eos>45<eos>"
     assert report.tokens == 5
-    (answered,), _ = build([{"input": dialogue()[:3], "output": "45"}], template=CHAT, multiturn=True)
+    (answered,), _ = build(
+        [{"input": dialogue()[:3], "output": "45"}], template=CHAT, multiturn=True
+    )
     assert answered == row
 
 
 def test_multiturn_cut_in_a_turn_has_no_false_end():
-    (row,), report = build([{"input": dialogue()}], max_len=14, template=CHAT, output_key=None, multiturn=True)
+    (row,), report = build(
+        [{"input": dialogue()}], max_len=14, template=CHAT, output_key=None, multiturn=True
+    )
     assert (text(row), learned(row), report.cut) == ("u(1)a(2<eos>\nu(3)a", "2<eos>", 1)
 
 
@@ -158,7 +180,9 @@ def test_multiturn_without_an_end_in_the_template_gets_one_at_the_end():
 
 
 def test_multiturn_refuses_what_it_cannot_mark():
-    forgetful = CHAT.replace("{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}")
+    forgetful = CHAT.replace(
+        "{{ m.content }}", "{{ m.content if loop.last or m.role == 'user' else '' }}"
+    )
     for template, turns, message in (
         (forgetful, DIALOGUE, "row 0: the chat template rewrites earlier turns"),
         (CHAT, DIALOGUE[:1], "row 0: nothing in the dialogue is said by the assistant"),

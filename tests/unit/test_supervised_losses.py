@@ -28,9 +28,13 @@ def test_only_good_samples_are_imitated():
 
 
 def test_dpo_by_hand():
-    assert float(losses.dpo_loss(of(2.0), of(-1.0), beta=0.5)) == pytest.approx(-math.log(sigmoid(1.5)))
+    assert float(losses.dpo_loss(of(2.0), of(-1.0), beta=0.5)) == pytest.approx(
+        -math.log(sigmoid(1.5))
+    )
     smoothed = -0.9 * math.log(sigmoid(1.5)) - 0.1 * math.log(sigmoid(-1.5))
-    assert float(losses.dpo_loss(of(2.0), of(-1.0), 0.5, label_smoothing=0.1)) == pytest.approx(smoothed)
+    assert float(losses.dpo_loss(of(2.0), of(-1.0), 0.5, label_smoothing=0.1)) == pytest.approx(
+        smoothed
+    )
 
 
 def test_ipo_wants_a_margin_of_half_over_beta():
@@ -39,7 +43,9 @@ def test_ipo_wants_a_margin_of_half_over_beta():
 
 def test_kto_by_hand():
     ratios, desirable, kl = of(1.0, 1.0), torch.tensor([True, False]), of(0.5)[0]
-    result = losses.kto_loss(ratios, desirable, kl, beta=2.0, desirable_weight=1.5, undesirable_weight=3.0)
+    result = losses.kto_loss(
+        ratios, desirable, kl, beta=2.0, desirable_weight=1.5, undesirable_weight=3.0
+    )
     assert result.tolist() == pytest.approx([1.5 * (1 - sigmoid(1)), 3 * (1 - sigmoid(-1))])
     assert float(losses.kto_reference_point(of(-1.0, -3.0))) == 0
     assert float(losses.kto_reference_point(of(1.0, 3.0))) == 2
@@ -52,7 +58,9 @@ def test_orpo_by_hand():
 
 
 def test_simpo_by_hand():
-    assert float(losses.simpo_loss(of(-1.0), of(-2.0), beta=2.0, gamma=0.5)) == pytest.approx(-math.log(sigmoid(1.5)))
+    assert float(losses.simpo_loss(of(-1.0), of(-2.0), beta=2.0, gamma=0.5)) == pytest.approx(
+        -math.log(sigmoid(1.5))
+    )
 
 
 def test_pair_reward_losses_agree_and_take_a_margin():
@@ -61,7 +69,8 @@ def test_pair_reward_losses_agree_and_take_a_margin():
     assert by_sigmoid.tolist() == pytest.approx([-math.log(sigmoid(1.5)), -math.log(sigmoid(-2))])
     assert torch.allclose(by_sigmoid, losses.pair_reward_loss(chosen, rejected, kind="logexp"))
     assert torch.allclose(
-        losses.pair_reward_loss(chosen, rejected, of(0.5, 1.0)), losses.pair_reward_loss(chosen - of(0.5, 1), rejected)
+        losses.pair_reward_loss(chosen, rejected, of(0.5, 1.0)),
+        losses.pair_reward_loss(chosen - of(0.5, 1), rejected),
     )
 
 

@@ -1,4 +1,5 @@
-"""What the flags of train_sft, train_rm and train_dpo refuse, and the choice of a preference loss."""
+"""What the flags of train_sft, train_rm and train_dpo refuse, and the choice of a preference
+loss."""
 
 import os
 
@@ -39,7 +40,9 @@ ADAPTERS = {
     "--lora_rank 8 --lora_exclude_modules [": "'[' is no regular expression",
     "--load_in_4bit": "4-bit weights cannot be trained themselves",
     "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights compute in bf16",
-    "--load_in_4bit --lora_rank 8 --zero_stage 3": "stage 3 shards weights without what unpacks 4-bit ones",
+    "--load_in_4bit --lora_rank 8 --zero_stage 3": (
+        "stage 3 shards weights without what unpacks 4-bit ones"
+    ),
 }
 
 
@@ -52,19 +55,29 @@ def test_contradictions_are_refused_with_the_reason(command, words, reason):
 @pytest.mark.parametrize("command", TRAINING)
 @pytest.mark.parametrize("words", ADAPTERS)
 def test_flags_of_adapters_are_held_together_wherever_they_are_read(command, words):
-    base = "--pretrain m --prompt_data d --remote_rm_url r.py" if command not in SUPERVISED else BASE
+    base = (
+        "--pretrain m --prompt_data d --remote_rm_url r.py" if command not in SUPERVISED else BASE
+    )
     assert any(ADAPTERS[words] in str(p) for p in settle(command, f"{base} {words}")[1] if p.fatal)
 
 
 def test_ipo_is_short_for_its_loss():
     config, problems = settle(DPOConfig, f"{BASE} --ipo --reference_free")
-    assert not problems and config.preference.loss == "ipo" and config.options["loss"].reference_free
+    assert (
+        not problems and config.preference.loss == "ipo" and config.options["loss"].reference_free
+    )
     assert settle(DPOConfig, f"{BASE} --loss ipo --reference_free")[0] == config
 
 
 @pytest.mark.parametrize(
     ("words", "reference"),
-    [("", "m"), ("--ref_pretrain r", "r"), ("--reference_free", None), ("--loss simpo", None), ("--loss orpo", None)],
+    [
+        ("", "m"),
+        ("--ref_pretrain r", "r"),
+        ("--reference_free", None),
+        ("--loss simpo", None),
+        ("--loss orpo", None),
+    ],
 )
 def test_the_reference_is_the_original_model_unless_told(words, reference):
     config, _ = settle(DPOConfig, f"{BASE} {words}")
@@ -86,7 +99,14 @@ def test_the_reference_has_the_adapter_that_training_starts_from(words, path):
 
 
 def test_a_launcher_is_known_by_its_environment(monkeypatch):
-    names = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
+    names = (
+        "RANK",
+        "WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "LOCAL_RANK",
+        "CUDA_VISIBLE_DEVICES",
+    )
     for name in names:
         monkeypatch.delenv(name, raising=False)
     assert Launch.from_environment() is None

@@ -1,4 +1,5 @@
-"""--weight_sync_interval: the real loop over a pipeline that only takes down what is asked of it, and when."""
+"""--weight_sync_interval: the real loop over a pipeline that only takes down what is asked of it,
+and when."""
 
 import asyncio
 from io import StringIO
@@ -25,7 +26,8 @@ from tests.unit.test_config_checks import GRPO, settle
 
 
 class Pipeline:
-    """Its weights are the number of the step that trained them; engines answer with those that they got last."""
+    """Its weights are the number of the step that trained them; engines answer with those that they
+    got last."""
 
     def __init__(self, frozen=0):
         self.frozen, self.weights, self.engines, self.events = frozen, 0, 0, []
@@ -36,7 +38,10 @@ class Pipeline:
 
     async def generate(self, prompts, step, on_group):
         self.events.append(f"rollout {step} by {self.engines}")
-        answer = [Trajectory(p, [1, 2], [False, True], [0.0, -1.0], Finish.STOP, score=Score(1.0)) for p in prompts]
+        answer = [
+            Trajectory(p, [1, 2], [False, True], [0.0, -1.0], Finish.STOP, score=Score(1.0))
+            for p in prompts
+        ]
         return Answers.scored([Group(row.prompt, [row]) for row in answer])
 
     async def collect(self, prompts, request, on_group):
@@ -83,7 +88,9 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
 
 def trainer_of(pipeline, logged, interval=1, count=9, eval_steps=-1, save_steps=-1):
     pipeline.state = dict
-    trackers = SimpleNamespace(log=lambda step, values: logged.append(values), log_samples=lambda *args: None)
+    trackers = SimpleNamespace(
+        log=lambda step, values: logged.append(values), log_samples=lambda *args: None
+    )
     return RLTrainer(
         pipeline,
         PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0),
@@ -105,7 +112,14 @@ def trainer_of(pipeline, logged, interval=1, count=9, eval_steps=-1, save_steps=
 
 def test_every_step_sends_by_default():
     events, logged = asyncio.run(steps(1, 3))
-    assert events == ["rollout 1 by 0", "send 1", "rollout 2 by 1", "send 2", "rollout 3 by 2", "send 3"]
+    assert events == [
+        "rollout 1 by 0",
+        "send 1",
+        "rollout 2 by 1",
+        "send 2",
+        "rollout 3 by 2",
+        "send 3",
+    ]
     assert [m["rollout/steps_behind"] for m in logged] == [0, 0, 0]
 
 
@@ -167,7 +181,9 @@ def test_a_step_that_fails_leaves_no_reward_behind():
 
 
 def test_an_evaluation_alone_sends_once():
-    words = f"{GRPO} --eval_only --eval_dataset e --weight_sync_interval 2 --enable_vllm_is_correction"
+    words = (
+        f"{GRPO} --eval_only --eval_dataset e --weight_sync_interval 2 --enable_vllm_is_correction"
+    )
     (problem,) = settle(PPOConfig, words)[1]
     assert problem.fatal and "weight_sync_interval" in problem.flags
 
@@ -182,7 +198,13 @@ def test_an_evaluation_alone_sends_once():
     ],
 )
 def test_older_rollouts_ask_for_a_correction(words, warned):
-    found = [p for p in settle(PPOConfig, f"{GRPO} {words}")[1] if "weight_sync_interval" in p.flags]
+    found = [
+        p for p in settle(PPOConfig, f"{GRPO} {words}")[1] if "weight_sync_interval" in p.flags
+    ]
     assert len(found) == warned
     for problem in found:
-        assert not problem.fatal and "up to 3 steps old" in problem.message and "is_correction" in problem.fix
+        assert (
+            not problem.fatal
+            and "up to 3 steps old" in problem.message
+            and "is_correction" in problem.fix
+        )

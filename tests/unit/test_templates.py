@@ -1,4 +1,5 @@
-"""What stands around a prompt: --input_template, --system_prompt, chat templates and their arguments."""
+"""What stands around a prompt: --input_template, --system_prompt, chat templates and their
+arguments."""
 
 import json
 import pickle
@@ -83,7 +84,10 @@ def test_a_system_prompt_goes_before_dialogues_that_have_none(tmp_path):
     (tmp_path / "system.txt").write_text("be brief")
     for given in ("be brief", str(tmp_path / "system.txt")):
         assert text("1", system_prompt=given) == "s(be brief)u(1)a("
-        assert text([{"role": "system", "content": "own"}, user("1")], system_prompt=given) == "s(own)u(1)a("
+        assert (
+            text([{"role": "system", "content": "own"}, user("1")], system_prompt=given)
+            == "s(own)u(1)a("
+        )
 
 
 def test_arguments_reach_the_chat_template():
@@ -146,7 +150,8 @@ def test_text_or_file(tmp_path):
         text_or_file("no.txt", "f")
 
 
-# -- the tokenizer ------------------------------------------------------------------------------------------
+# -- the tokenizer
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +169,10 @@ def test_a_chat_template_of_the_user_replaces_the_tokenizer_s_and_is_saved_with_
     (tmp_path / "chat.jinja").write_text(CHAT)
     for given in (CHAT, str(tmp_path / "chat.jinja")):
         tokenizer = policy_tokenizer(flags(model), given)
-        assert Templates(TemplateFlags(apply_chat_template=True), tokenizer).prompt("1").text() == "u(1)a("
+        assert (
+            Templates(TemplateFlags(apply_chat_template=True), tokenizer).prompt("1").text()
+            == "u(1)a("
+        )
     tokenizer.save_pretrained(tmp_path / "saved")
     assert load_tokenizer(str(tmp_path / "saved")).chat_template == CHAT
 
@@ -179,14 +187,21 @@ def test_a_tokenizer_of_its_own_must_fit_the_embedding(model, tmp_path):
     other = tiny_tokenizer()
     other.add_special_tokens({"additional_special_tokens": ["<new>"]})
     other.save_pretrained(tmp_path / "larger")
-    with pytest.raises(UserError, match=r"--tokenizer_path: .* has 67 tokens, the embedding of .* 66"):
+    with pytest.raises(
+        UserError, match=r"--tokenizer_path: .* has 67 tokens, the embedding of .* 66"
+    ):
         policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "larger")), None)
     tiny_tokenizer().save_pretrained(tmp_path / "equal")
-    assert policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "equal")), None).bos_token_id == BOS
+    assert (
+        policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "equal")), None).bos_token_id
+        == BOS
+    )
     with pytest.raises(UserError, match="--tokenizer_path: there is no model directory"):
         policy_tokenizer(flags(model, tokenizer_path=str(tmp_path / "none")), None)
 
 
 def test_a_slow_tokenizer_that_there_is_not_is_a_warning(model):
-    with pytest.warns(UserWarning, match="--disable_fast_tokenizer: transformers has a fast tokenizer alone"):
+    with pytest.warns(
+        UserWarning, match="--disable_fast_tokenizer: transformers has a fast tokenizer alone"
+    ):
         assert policy_tokenizer(flags(model, disable_fast_tokenizer=True), None).is_fast

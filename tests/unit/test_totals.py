@@ -15,7 +15,11 @@ def test_rates_of_a_step_and_of_the_run():
     resumed.add(8, 200, {"time/step": 12.0})
     summary = resumed.summary(2, {"train": 3.0})
     assert (summary.samples_per_second, summary.tokens_per_second) == (1.0, 300 / 16)
-    assert (summary.steps, summary.seconds_by_stage, summary.eval_pass_before) == (2, {"train": 3.0}, None)
+    assert (summary.steps, summary.seconds_by_stage, summary.eval_pass_before) == (
+        2,
+        {"train": 3.0},
+        None,
+    )
 
 
 def test_a_run_without_steps_has_no_rate():

@@ -1,4 +1,5 @@
-"""The small parts of the trainer: what is measured, when things are due, waiting, collecting. Computed by hand."""
+"""The small parts of the trainer: what is measured, when things are due, waiting, collecting.
+Computed by hand."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
 from tests.batches import outcome_batch
 
 
-def trajectory(prompt: Prompt, length: int, score: Score | None, finish: Finish = Finish.STOP, version: int = 1):
+def trajectory(
+    prompt: Prompt, length: int, score: Score | None, finish: Finish = Finish.STOP, version: int = 1
+):
     before = len(prompt.token_ids)
     return Trajectory(
         prompt=prompt,
@@ -43,13 +46,16 @@ def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") 
     return Group(prompt, [trajectory(prompt, *row) for row in rows])
 
 
-# -- what is measured --------------------------------------------------------------------------------------
+# -- what is measured
+# --------------------------------------------------------------------------------------
 
 
 def test_rollout_metrics():
     groups = [
         group("a", 2, (3, Score(1.0, 1.0, {"format": 1.0})), (5, Score(0.0, 0.0), Finish.LENGTH)),
-        group("b", 4, (2, Score(-1.0, 0.0, {"format": 0.5})), (6, Score(-1.0, 0.0), Finish.LENGTH, 3)),
+        group(
+            "b", 4, (2, Score(-1.0, 0.0, {"format": 0.5})), (6, Score(-1.0, 0.0), Finish.LENGTH, 3)
+        ),
     ]
     metrics = rollout_metrics(groups)
     expected = {
@@ -98,7 +104,9 @@ def test_eval_metrics():
         group("c", 1, (5, Score(0.5)), (5, None), source="hard"),
     ]
     measured = to_floats(eval_metrics(groups))
-    assert {*metric_names([g.prompt for g in groups], 2)} == measured.keys() - {"eval/reward_failures"}
+    assert {*metric_names([g.prompt for g in groups], 2)} == measured.keys() - {
+        "eval/reward_failures"
+    }
     assert measured == {
         "val-core/easy/acc/mean@2": 0.75,
         "val-core/hard/acc/mean@2": 0.5,
@@ -110,7 +118,8 @@ def test_eval_metrics():
     }
 
 
-# -- credit and the KL controller --------------------------------------------------------------------------
+# -- credit and the KL controller
+# --------------------------------------------------------------------------
 
 
 def plan() -> CreditPlan:
@@ -126,7 +135,8 @@ def plan() -> CreditPlan:
 
 
 def scored_batch():
-    """Two answers of two tokens, whose log-probs exceed the reference's by 0.1, 0.3, 0.2 and 0.2: a mean k1 of 0.2."""
+    """Two answers of two tokens, whose log-probs exceed the reference's by 0.1, 0.3, 0.2 and 0.2: a
+    mean k1 of 0.2."""
     old = torch.tensor([[0.0, -1.0, -2.0], [0.0, -3.0, -4.0]], dtype=torch.float64)
     above = torch.tensor([[0.0, 0.1, 0.3], [0.0, 0.2, 0.2]], dtype=torch.float64)
     return outcome_batch([1.0, 0.0], [0, 0], old_logprobs=old, ref_logprobs=old - above)
@@ -140,13 +150,16 @@ def test_kl_counts_in_the_reward_and_is_measured():
 
 
 def test_kl_in_the_loss_leaves_the_reward_alone():
-    batch, metrics = Credit(plan(), KLFlags(init_kl_coef=0.5, use_kl_loss=True, kl_estimator="k2"))(scored_batch())
+    batch, metrics = Credit(plan(), KLFlags(init_kl_coef=0.5, use_kl_loss=True, kl_estimator="k2"))(
+        scored_batch()
+    )
     assert batch.token_rewards.tolist() == [[0, 0, 1], [0, 0, 0]]
     assert metrics["kl_coef"].value == 0.5
 
 
 def test_the_controller_steers_with_each_steps_samples():
-    """KL 0.2 at a target of 0.19: the error of 1/19 is inside the clip of 0.2; at 0.1 it would be 1 and is clipped."""
+    """KL 0.2 at a target of 0.19: the error of 1/19 is inside the clip of 0.2; at 0.1 it would be 1
+    and is clipped."""
     credit = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.19, kl_horizon=10))
     _, metrics = credit(scored_batch())
     credit.adapt(metrics, 2)
@@ -169,20 +182,29 @@ def test_a_fixed_coefficient_stays_and_nothing_measured_moves_nothing():
     assert fixed.kl.coef == adaptive.kl.coef == 0.5
 
 
-# -- when, and with which seed -------------------------------------------------------------------------------
+# -- when, and with which seed
+# -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("every", "expected"), [(-1, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (10, [7])]
+    ("every", "expected"),
+    [(-1, []), (1, [1, 2, 3, 4, 5, 6, 7]), (3, [3, 6, 7]), (7, [7]), (10, [7])],
 )
 def test_due_every_n_steps_and_after_the_last(every, expected):
     assert [step for step in range(1, 8) if due(step, every, last=7)] == expected
 
 
 def test_every_sampled_sequence_has_a_seed_of_its_own():
-    seeds = [request_seed(run, step, p, i) for run in (0, 1) for step in range(5) for p in range(20) for i in range(5)]
+    seeds = [
+        request_seed(run, step, p, i)
+        for run in (0, 1)
+        for step in range(5)
+        for p in range(20)
+        for i in range(5)
+    ]
     assert len(set(seeds)) == len(seeds) and all(0 <= seed < 2**31 for seed in seeds)
-    # no two ways to write one key, and the same figure in every process and version: resumed runs depend on it
+    # no two ways to write one key, and the same figure in every process and version: resumed runs
+    # depend on it
     assert request_seed(1, 11, 1, 1) != request_seed(11, 1, 1, 1)
     assert request_seed(42, 3, 17, 2) == PINNED
 
@@ -190,7 +212,8 @@ def test_every_sampled_sequence_has_a_seed_of_its_own():
 PINNED = 48094078
 
 
-# -- waiting and collecting ----------------------------------------------------------------------------------
+# -- waiting and collecting
+# ----------------------------------------------------------------------------------
 
 
 def test_all_results_in_order_of_the_work():
@@ -232,7 +255,8 @@ def test_the_first_error_ends_the_others_before_it_is_raised():
 
 
 class Player:
-    """Answers its prompts last one first; refuses what is called "bad", hangs on what is called "hang"."""
+    """Answers its prompts last one first; refuses what is called "bad", hangs on what is called
+    "hang"."""
 
     def __init__(self, context: WorkerContext, log: list[str]) -> None:
         self.rank, self.log = context.rank, log
@@ -260,7 +284,9 @@ def collect(names: str, engines: int) -> tuple[list[Group], list[tuple[int, int]
         prompts = [Prompt(name, [1], name) for name in names.split()]
         on_group = lambda done, total: told.append((done, total))  # noqa: E731
         try:
-            return await Collector(players).collect(prompts, CollectRequest(2, Sampling(max_tokens=1)), on_group)
+            return await Collector(players).collect(
+                prompts, CollectRequest(2, Sampling(max_tokens=1)), on_group
+            )
         except UserError as error:
             log.append(str(error))
             return []

@@ -36,15 +36,30 @@ CPU = torch.device("cpu")
         ("gloo", [], [], "host"),
         (None, ["a"], [], "host"),  # an engine that reads host memory alone
         (None, ["a"], ["a"], "ipc"),  # everything on one GPU
-        ("nccl", ["a", "b", "c", "d"], ["a", "b", "c", "d"], "ipc"),  # colocated, engines of any width
+        (
+            "nccl",
+            ["a", "b", "c", "d"],
+            ["a", "b", "c", "d"],
+            "ipc",
+        ),  # colocated, engines of any width
         (None, ["a", "b", "c", "d"], ["c", "d"], "ipc"),  # engines on some of the actor's GPUs
         (None, ["a", "b"], ["c", "d", "e", "f"], "nccl"),  # apart
         ("nccl", ["a"], ["b"], "nccl"),
         ("gloo", ["a"], ["a"], "host"),  # as told
         ("gloo", ["a"], ["b"], "host"),
-        (None, ["a", "b"], ["a", "a"], "host"),  # two engines on one GPU: two readers, and no ranks of NCCL
+        (
+            None,
+            ["a", "b"],
+            ["a", "a"],
+            "host",
+        ),  # two engines on one GPU: two readers, and no ranks of NCCL
         (None, ["a", "b"], ["b", "c"], "nccl"),  # rank 0 is on none of theirs
-        (None, ["a", "b"], ["a", "c"], "host"),  # rank 0 meets an engine, another engine meets nobody
+        (
+            None,
+            ["a", "b"],
+            ["a", "c"],
+            "host",
+        ),  # rank 0 meets an engine, another engine meets nobody
     ],
 )
 def test_the_way_of_a_placement(backend, trainer, engines, transport):
@@ -54,7 +69,10 @@ def test_the_way_of_a_placement(backend, trainer, engines, transport):
 def sent(**changes) -> SentBucket:
     manifest = WeightManifest(3, ("a", "b"), ("float32", "bfloat16"), ((2, 3), (5,)))
     return replace(
-        SentBucket(manifest, {"path": "/p", "gpus": {"GPU-1": [3, b"handle", True]}}, (1, 2**64 - 1)), **changes
+        SentBucket(
+            manifest, {"path": "/p", "gpus": {"GPU-1": [3, b"handle", True]}}, (1, 2**64 - 1)
+        ),
+        **changes,
     )
 
 
@@ -87,13 +105,19 @@ def test_host_memory_carries_a_sync_and_the_next():
         announced = [sender.announce(pack([("a", w)], version, sender.allocate)) for w in weights]
         for one, weight in zip(announced, weights, strict=True):
             assert one.data is None
-            assert torch.equal(dict(Bucket(one.manifest, receiver.open(one)).tensors())["a"], weight)
+            assert torch.equal(
+                dict(Bucket(one.manifest, receiver.open(one)).tensors())["a"], weight
+            )
         sender.end()
     assert not make_sender(Route(), 1, CPU).packs
 
 
 def test_bytes_from_another_machine_land_in_this_ones_memory():
-    sender, receiver, landing = make_sender(Route(remote=True), 0, CPU), make_receiver(Route(), 1, CPU), Landing()
+    sender, receiver, landing = (
+        make_sender(Route(remote=True), 0, CPU),
+        make_receiver(Route(), 1, CPU),
+        Landing(),
+    )
     bucket = pack([("a", torch.arange(6.0))], 1, sender.allocate)
     announced = sender.announce(bucket)
     assert landing.local(announced) is announced  # the same machine: nothing to do
@@ -127,11 +151,14 @@ def loopback(monkeypatch):
 
 
 def test_a_broadcast_reaches_every_process_of_every_engine(loopback):
-    """The group that stands over NCCL between GPUs, over gloo: two buckets, three receivers, in the order announced."""
+    """The group that stands over NCCL between GPUs, over gloo: two buckets, three receivers, in the
+    order announced."""
     meeting = Meeting("127.0.0.1")
     route = Route("nccl", address=meeting.address, port=meeting.port, world_size=4, timeout=30)
     weights = [torch.randn(1000), torch.arange(7, dtype=torch.int64)]
-    buckets = [pack([("a", w)], 1, lambda size: torch.zeros(size, dtype=torch.uint8)) for w in weights]
+    buckets = [
+        pack([("a", w)], 1, lambda size: torch.zeros(size, dtype=torch.uint8)) for w in weights
+    ]
 
     def send():
         sender = make_sender(route, 0, CPU, meeting)
@@ -142,20 +169,28 @@ def test_a_broadcast_reaches_every_process_of_every_engine(loopback):
 
     def receive(rank):
         receiver = make_receiver(route, rank, CPU)
-        announced = [SentBucket(bucket.manifest, {"size": bucket.data.numel()}) for bucket in buckets]
+        announced = [
+            SentBucket(bucket.manifest, {"size": bucket.data.numel()}) for bucket in buckets
+        ]
         return [receiver.open(one) for one in announced]
 
-    packs, *received = run_in_threads(send, *(lambda rank=rank: receive(rank) for rank in (1, 2, 3)))
+    packs, *received = run_in_threads(
+        send, *(lambda rank=rank: receive(rank) for rank in (1, 2, 3))
+    )
     assert packs is True
     for got in received:
-        assert all(torch.equal(data, bucket.data) for data, bucket in zip(got, buckets, strict=True))
+        assert all(
+            torch.equal(data, bucket.data) for data, bucket in zip(got, buckets, strict=True)
+        )
     assert not make_sender(route, 1, CPU).packs  # other ranks of the trainer stay out of the group
 
 
 def test_a_group_that_does_not_come_together_says_who_is_missing(loopback):
     meeting = Meeting("127.0.0.1")
     route = Route("nccl", address=meeting.address, port=meeting.port, world_size=4, timeout=1)
-    errors = run_in_threads(lambda: make_sender(route, 0, CPU, meeting), lambda: make_receiver(route, 2, CPU))
+    errors = run_in_threads(
+        lambda: make_sender(route, 0, CPU, meeting), lambda: make_receiver(route, 2, CPU)
+    )
     assert "rank 1, 3 of the 4" in str(errors[0])
 
 
@@ -195,14 +230,25 @@ def test_ipc_fields_are_those_of_torch(monkeypatch):
 def test_rebuilding_takes_what_torch_takes():
     """Names and order of torch's parameters, on which picking by place depends."""
     names = cuda_ipc.rebuild_cuda_tensor.__code__.co_varnames[:15]
-    assert names[cuda_ipc._FIELDS] == ("storage_handle", "storage_size_bytes", "storage_offset_bytes")
+    assert names[cuda_ipc._FIELDS] == (
+        "storage_handle",
+        "storage_size_bytes",
+        "storage_offset_bytes",
+    )
     assert names[cuda_ipc._COUNTER] == (
         "ref_counter_handle",
         "ref_counter_offset",
         "event_handle",
         "event_sync_required",
     )
-    assert names[1:7] == ("tensor_size", "tensor_stride", "tensor_offset", "storage_cls", "dtype", "storage_device")
+    assert names[1:7] == (
+        "tensor_size",
+        "tensor_stride",
+        "tensor_offset",
+        "storage_cls",
+        "dtype",
+        "storage_device",
+    )
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -213,7 +259,10 @@ def test_no_replica_of_an_engine_keeps_a_complaint_to_itself(monkeypatch, replic
     bucket = pack([("a", torch.ones(4))], 1, lambda size: torch.zeros(size, dtype=torch.uint8))
     message = SentBucket(bucket.manifest, {}, (checksum(torch.zeros(4)),)).message()
     transfer = object.__new__(vllm_transfer.BucketTransfer)
-    transfer.device, transfer._receiver = torch.device("cpu"), SimpleNamespace(open=lambda sent: bucket.data)
+    transfer.device, transfer._receiver = (
+        torch.device("cpu"),
+        SimpleNamespace(open=lambda sent: bucket.data),
+    )
     monkeypatch.setattr(vllm_worker, "set_current_vllm_config", lambda config: nullcontext())
 
     class Worker(vllm_worker.WorkerExtension):

@@ -22,5 +22,7 @@ def test_by_hand(value, old, target, clip, loss, clipped):
 
 def test_no_gradient_where_the_clip_holds():
     values = torch.tensor([[1.0, 0.2]], requires_grad=True)
-    clipped_value_loss(values, torch.zeros(1, 2), torch.full((1, 2), 2.0), 0.5).per_token.sum().backward()
+    clipped_value_loss(
+        values, torch.zeros(1, 2), torch.full((1, 2), 2.0), 0.5
+    ).per_token.sum().backward()
     assert values.grad.tolist() == [[0.0, pytest.approx(-1.8)]]

@@ -59,7 +59,12 @@ def test_last_tag(text, content):
 def test_answers_in_the_thinking_do_not_count():
     text = r"<think>maybe \boxed{1} <answer>2</answer></think> It is 3."
     assert after_thinking(text) == " It is 3."
-    assert [final_answer(text, w) for w in ("auto", "boxed", "answer", "whole")] == ["It is 3.", None, None, "It is 3."]
+    assert [final_answer(text, w) for w in ("auto", "boxed", "answer", "whole")] == [
+        "It is 3.",
+        None,
+        None,
+        "It is 3.",
+    ]
     assert final_answer("a\nb\n", "last_line") == "b"
     assert final_answer(r"<answer>1</answer> \boxed{2}") == "2"
     assert reward("math_boxed", r"<think>\boxed{1}</think> no idea", "1") == 0
@@ -215,7 +220,9 @@ def test_math_verify_works_in_threads():
 R1 = "<think>\nStep 1: 17 * 2. Next, add.\nFinally, 34.\n</think>\n<answer>\n\\boxed{34}\n</answer>"
 
 
-@pytest.mark.parametrize("name", ["math_boxed", "math_17k_acc", "acc_for_ppo", "base_acc", "acc", "math_verify_reward"])
+@pytest.mark.parametrize(
+    "name", ["math_boxed", "math_17k_acc", "acc_for_ppo", "base_acc", "acc", "math_verify_reward"]
+)
 def test_mathematics_of_mindspeed(name):
     assert verdict(name, R1, "34").reward == 1
     assert verdict(name, R1, "34").passed == 1

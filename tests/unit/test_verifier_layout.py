@@ -47,13 +47,18 @@ def test_form(response, whole, soft, strict, tags):
 
 
 def test_layout_is_the_pattern_of_mindspeed():
-    """The pattern takes quadratic time; its linear form must agree with it on every text of these pieces."""
+    """The pattern takes quadratic time; its linear form must agree with it on every text of these
+    pieces."""
     pattern = re.compile(r"^<think>.*?</think>\s*<answer>.*?</answer>$", re.DOTALL | re.MULTILINE)
     pieces = ["<think>", "</think>", "<answer>", "</answer>", "\n", "x"]
     texts = [""]
     for _ in range(6):
-        texts = [*texts, *(text + piece for text in texts for piece in pieces if len(text) < 40)][:20_000]
-    texts += ["<think>" + text for text in texts] + ["<think>a</think><answer>" + text for text in texts]
+        texts = [*texts, *(text + piece for text in texts for piece in pieces if len(text) < 40)][
+            :20_000
+        ]
+    texts += ["<think>" + text for text in texts] + [
+        "<think>a</think><answer>" + text for text in texts
+    ]
     matching = [bool(pattern.match(text)) for text in texts]
     assert any(matching) and [follows_layout(text) for text in texts] == matching
 
@@ -113,7 +118,9 @@ def test_length(tokens, linear, cosine):
     assert math.cos(math.pi / 4) / 2 + 0.5 == pytest.approx(0.8535534)
 
 
-@pytest.mark.parametrize(("tokens", "expected"), [(90, 0), (100, 0), (110, -0.5), (120, -1), (500, -1)])
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(90, 0), (100, 0), (110, -0.5), (120, -1), (500, -1)]
+)
 def test_overlong(tokens, expected):
     assert reward("overlong", tokens=tokens, max_length=120, buffer=20) == expected
     assert reward("overlong", tokens=tokens, max_length=120, buffer=20, factor=0.5) == expected / 2

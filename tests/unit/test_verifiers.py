@@ -35,7 +35,8 @@ def ruler(monkeypatch):
     verifiers.register("ruler", options=Options)(lambda answer, options: None)
 
 
-# What a verifier needs to say anything: a label, and the options that have no default. The judge has its own tests.
+# What a verifier needs to say anything: a label, and the options that have no default. The judge
+# has its own tests.
 LABELS = {
     "choice": "B",
     "code": ["assert f(1) == 1"],
@@ -101,7 +102,9 @@ PIECES = (
 
 def judged(name: str, response: str, **given) -> Verdict:
     answer = Answer("", response, LABELS.get(name, "1"), token_ids=[1] * len(response))
-    return verifiers[name].component(replace(answer, **given), read_options(name, OPTIONS.get(name, {})))
+    return verifiers[name].component(
+        replace(answer, **given), read_options(name, OPTIONS.get(name, {}))
+    )
 
 
 def interval(text: str) -> tuple[float, float]:
@@ -113,7 +116,10 @@ def interval(text: str) -> tuple[float, float]:
 @pytest.mark.parametrize("name", NAMES)
 def test_verdicts_on_garbage_are_finite_and_keep_to_what_the_docstring_says(name):
     chance, (low, high) = random.Random(name), interval(describe(verifiers[name].component).reward)
-    texts = ["".join(chance.choices(PIECES, k=chance.randrange(40))) for _ in range(10 if name == "code" else 300)]
+    texts = [
+        "".join(chance.choices(PIECES, k=chance.randrange(40)))
+        for _ in range(10 if name == "code" else 300)
+    ]
     for text in ["", " ", "\0", *texts]:
         verdict = judged(name, text)
         assert low <= verdict.reward <= high, text
@@ -122,7 +128,8 @@ def test_verdicts_on_garbage_are_finite_and_keep_to_what_the_docstring_says(name
 
 
 def test_garbage_of_100_kilobytes_takes_linear_time():
-    """All of it together takes seconds; a single quadratic step would take longer than the minutes it is given."""
+    """All of it together takes seconds; a single quadratic step would take longer than the minutes
+    it is given."""
     program = """
 from tests.unit.test_verifiers import NAMES, PIECES, judged
 for name in set(NAMES) - {"code"}:
@@ -185,8 +192,13 @@ def test_text_is_the_response_without_the_tokens_that_end_it(response, text):
 
 
 def test_the_registry_loads_no_large_library():
-    program = "from openrl.extension_points import verifiers; verifiers.names(); import sys; print(*sys.modules)"
-    names = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    program = (
+        "from openrl.extension_points import verifiers; verifiers.names(); import sys;"
+        " print(*sys.modules)"
+    )
+    names = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
     heavy = {"torch", "transformers", "numpy", "sympy", "math_verify", "reasoning_gym", "httpx"}
     assert "openrl.rewards.verifiers.builtin" in names.split() and heavy.isdisjoint(names.split())
 

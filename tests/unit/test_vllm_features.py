@@ -1,4 +1,5 @@
-"""What is asked of vLLM is found in the one that is installed, and what an older one lacks is named."""
+"""What is asked of vLLM is found in the one that is installed, and what an older one lacks is
+named."""
 
 import subprocess
 import sys
@@ -12,7 +13,9 @@ from openrl.rollout.vllm_features import missing_features
 def test_the_installed_vllm_has_all_of_it():
     """In a process of its own: importing vLLM changes the one it is in."""
     code = "from openrl.rollout.vllm_features import missing_features; print(missing_features())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
     assert found.stdout.splitlines()[-1] == "[]"
 
 
@@ -30,7 +33,10 @@ def load(name):
     ("required", "missing"),
     [
         (("vllm.there", "Old.generate", ("prompt", "request_id")), []),
-        (("vllm.there", "Old.generate", ("prompt", "lora_request")), ["Old.generate(lora_request)"]),
+        (
+            ("vllm.there", "Old.generate", ("prompt", "lora_request")),
+            ["Old.generate(lora_request)"],
+        ),
         (("vllm.there", "Old.add_lora", ("lora_request",)), ["vllm.there.Old.add_lora"]),
         (("vllm.gone", "initialize", ()), ["vllm.gone.initialize"]),
     ],
@@ -43,4 +49,7 @@ def test_what_another_version_lacks_is_named(required, missing):
 def test_experts_have_one_name_whichever_vllm_reports_them(layer):
     from openrl.rollout.vllm_transfer import parameter_key
 
-    assert parameter_key(f"model.layers.0.mlp.{layer}.w13_weight") == "model.layers.0.mlp.experts.w13_weight"
+    assert (
+        parameter_key(f"model.layers.0.mlp.{layer}.w13_weight")
+        == "model.layers.0.mlp.experts.w13_weight"
+    )

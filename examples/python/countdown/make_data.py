@@ -2,10 +2,9 @@
 
     python examples/python/countdown/make_data.py --output_dir data --seed 0
 
-writes sft.jsonl, rl.jsonl and eval.jsonl. A row is {"input": "3 8 1 -> 24:", "label": {"numbers": [3, 8, 1],
-"target": 24}, "output": "8*3*1"}. A problem is its sorted numbers with its target. sft.jsonl holds a part of the problems
-of rl.jsonl; eval.jsonl shares none with them.
-"""
+writes sft.jsonl, rl.jsonl and eval.jsonl. A row is {"input": "3 8 1 -> 24:", "label": {"numbers":
+[3, 8, 1], "target": 24}, "output": "8*3*1"}. A problem is its sorted numbers with its target.
+sft.jsonl holds a part of the problems of rl.jsonl; eval.jsonl shares none with them."""
 
 from __future__ import annotations
 
@@ -19,7 +18,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Term:
-    """A value and how it is written; ``rank`` says how tightly the writing binds: 1 sum, 2 product, 3 number."""
+    """A value and how it is written; ``rank`` says how tightly the writing binds: 1 sum, 2 product,
+    3 number."""
 
     value: Fraction
     text: str
@@ -31,7 +31,9 @@ def combine(left: Term, symbol: str, right: Term) -> Term | None:
     if symbol == "/" and right.value == 0:
         return None
     a, b = left.value, right.value
-    value = a + b if symbol == "+" else a - b if symbol == "-" else a * b if symbol == "*" else a / b
+    value = (
+        a + b if symbol == "+" else a - b if symbol == "-" else a * b if symbol == "*" else a / b
+    )
     rank = 1 if symbol in "+-" else 2
     keeps_right = right.rank > rank or (right.rank == rank and symbol in "+*")
     text = (left.text if left.rank >= rank else f"({left.text})") + symbol
@@ -51,7 +53,13 @@ def random_solution(rng: random.Random, numbers: list[int], operators: str) -> T
 
 
 def make_problems(
-    rng: random.Random, count: int, *, sizes: list[int], largest_number: int, largest_target: int, operators: str
+    rng: random.Random,
+    count: int,
+    *,
+    sizes: list[int],
+    largest_number: int,
+    largest_target: int,
+    operators: str,
 ) -> list[dict]:
     """``count`` different solvable problems with one solution each."""
     problems: dict[tuple, dict] = {}
@@ -59,10 +67,16 @@ def make_problems(
     while len(problems) < count:
         in_vain += 1
         if in_vain > 20_000:
-            raise SystemExit(f"only {len(problems)} different problems found, {count} wanted: allow more numbers")
+            raise SystemExit(
+                f"only {len(problems)} different problems found, {count} wanted: allow more numbers"
+            )
         numbers = [rng.randint(1, largest_number) for _ in range(rng.choice(sizes))]
         solution = random_solution(rng, numbers, operators)
-        if solution is None or solution.value.denominator != 1 or not 1 <= solution.value <= largest_target:
+        if (
+            solution is None
+            or solution.value.denominator != 1
+            or not 1 <= solution.value <= largest_target
+        ):
             continue
         target = int(solution.value)
         row = {
@@ -76,7 +90,8 @@ def make_problems(
 
 
 def miss(rng: random.Random, row: dict, operators: str) -> dict:
-    """The row with an expression of the right numbers that misses the target, as a careless teacher would write."""
+    """The row with an expression of the right numbers that misses the target, as a careless teacher
+    would write."""
     numbers, target = row["label"]["numbers"], row["label"]["target"]
     while True:
         attempt = random_solution(rng, numbers, operators)
@@ -85,16 +100,29 @@ def miss(rng: random.Random, row: dict, operators: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
-    parser.add_argument("--sft_rows", type=int, default=4096, help="problems with a worked solution")
-    parser.add_argument("--rl_rows", type=int, default=8192, help="problems for reinforcement learning, those included")
+    parser.add_argument(
+        "--sft_rows", type=int, default=4096, help="problems with a worked solution"
+    )
+    parser.add_argument(
+        "--rl_rows",
+        type=int,
+        default=8192,
+        help="problems for reinforcement learning, those included",
+    )
     parser.add_argument("--eval_rows", type=int, default=256, help="problems of neither")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[3, 4], help="how many numbers a problem has")
+    parser.add_argument(
+        "--sizes", type=int, nargs="+", default=[3, 4], help="how many numbers a problem has"
+    )
     parser.add_argument("--largest_number", type=int, default=9)
     parser.add_argument("--largest_target", type=int, default=50)
     parser.add_argument("--operators", default="+-*/")
-    parser.add_argument("--wrong_share", type=float, default=0.0, help="worked solutions that miss their target")
+    parser.add_argument(
+        "--wrong_share", type=float, default=0.0, help="worked solutions that miss their target"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 
@@ -113,7 +141,10 @@ def main() -> None:
     rng.shuffle(problems)
     train, held_out = problems[: args.rl_rows], problems[args.rl_rows :]
     wrong = set(rng.sample(range(args.sft_rows), int(args.wrong_share * args.sft_rows)))
-    shown = [miss(rng, row, args.operators) if i in wrong else row for i, row in enumerate(train[: args.sft_rows])]
+    shown = [
+        miss(rng, row, args.operators) if i in wrong else row
+        for i, row in enumerate(train[: args.sft_rows])
+    ]
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for name, rows in {"sft": shown, "rl": train, "eval": held_out}.items():
         path = args.output_dir / f"{name}.jsonl"

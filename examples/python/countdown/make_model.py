@@ -9,7 +9,9 @@ import argparse
 import os
 from pathlib import Path
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which warns where it finds no GPU
+os.environ.setdefault(
+    "DS_ACCELERATOR", "cpu"
+)  # transformers imports DeepSpeed, which warns where it finds no GPU
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
@@ -26,11 +28,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIALS["unk_token"]))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **SPECIALS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, **SPECIALS
+    )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int) -> Qwen3ForCausalLM:
-    """Random weights. Heads have 32 dimensions, the smallest that vLLM's attention knows on a CPU."""
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int
+) -> Qwen3ForCausalLM:
+    """Random weights. Heads have 32 dimensions, the smallest that vLLM's attention knows on a
+    CPU."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -49,7 +56,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 32")
     parser.add_argument("--layers", type=int, default=4)
@@ -61,7 +70,10 @@ def main() -> None:
     model = make_model(tokenizer, args.hidden_size, args.layers)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
-    print(f"{args.output_dir}: {model.num_parameters() / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
+    print(
+        f"{args.output_dir}: {model.num_parameters() / 1e6:.2f}M parameters, {len(tokenizer)}"
+        " tokens"
+    )
 
 
 if __name__ == "__main__":

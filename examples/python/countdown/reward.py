@@ -1,4 +1,5 @@
-"""Countdown reward for --remote_rm_url: 1 for a correct expression, else a little for using the right numbers."""
+"""Countdown reward for --remote_rm_url: 1 for a correct expression, else a little for using the
+right numbers."""
 
 from __future__ import annotations
 
@@ -8,9 +9,14 @@ NUMBERS_RIGHT = 0.1
 
 
 def reward_func(queries, prompts, labels, responses, **kwargs):
-    """A response is an expression and ``<eos>``: one that was cut short before it has not answered."""
+    """A response is an expression and ``<eos>``: one that was cut short before it has not
+    answered."""
     grades = [
-        grade(text.removesuffix("<eos>") if text.endswith("<eos>") else "", label["numbers"], label["target"])
+        grade(
+            text.removesuffix("<eos>") if text.endswith("<eos>") else "",
+            label["numbers"],
+            label["target"],
+        )
         for text, label in zip(responses, labels, strict=True)
     ]
     return {

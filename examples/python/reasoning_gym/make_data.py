@@ -1,11 +1,12 @@
 """Tasks of reasoning-gym as JSONL for training and evaluation.
 
-    python examples/python/reasoning_gym/make_data.py --tasks chain_sum spell_backward --output_dir data
-    python -m openrl.cli.train_ppo_ray --prompt_data data/train.jsonl --eval_dataset data/eval.jsonl \\
+    python examples/python/reasoning_gym/make_data.py --tasks chain_sum spell_backward --output_dir
+    data python -m openrl.cli.train_ppo_ray --prompt_data data/train.jsonl --eval_dataset
+    data/eval.jsonl \\
         --input_key input --label_key label --reward_funcs reasoning_gym ...
 
-writes train.jsonl and eval.jsonl, which share no question. A row is {"input", "label", "datasource"}; the tasks alternate.
-"""
+writes train.jsonl and eval.jsonl, which share no question. A row is {"input", "label",
+"datasource"}; the tasks alternate. """
 
 from __future__ import annotations
 
@@ -21,9 +22,13 @@ INSTRUCTION = "\n\nThink step by step, then give the answer alone between <answe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--tasks", nargs="+", required=True, help="names of tasks")
-    parser.add_argument("--config", type=json.loads, default={}, help="settings of the tasks, as JSON")
+    parser.add_argument(
+        "--config", type=json.loads, default={}, help="settings of the tasks, as JSON"
+    )
     parser.add_argument("--train_rows", type=int, default=1000, help="of each task")
     parser.add_argument("--eval_rows", type=int, default=100, help="of each task")
     parser.add_argument("--seed", type=int, default=0)
@@ -31,14 +36,23 @@ def main() -> None:
     parser.add_argument("--output_dir", type=Path, required=True)
     args = parser.parse_args()
     try:
-        by_task = [make_rows(t, args.train_rows + args.eval_rows, args.seed, args.config) for t in args.tasks]
+        by_task = [
+            make_rows(t, args.train_rows + args.eval_rows, args.seed, args.config)
+            for t in args.tasks
+        ]
     except UserError as error:
         raise SystemExit(str(error)) from None
-    rows = [row | {"input": row["input"] + args.instruction} for turn in zip(*by_task, strict=True) for row in turn]
+    rows = [
+        row | {"input": row["input"] + args.instruction}
+        for turn in zip(*by_task, strict=True)
+        for row in turn
+    ]
     cut = args.train_rows * len(args.tasks)
     args.output_dir.mkdir(parents=True, exist_ok=True)
     for name, part in (("train", rows[:cut]), ("eval", rows[cut:])):
-        write_atomically(args.output_dir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in part))
+        write_atomically(
+            args.output_dir / f"{name}.jsonl", "".join(json.dumps(row) + "\n" for row in part)
+        )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python examples/python/reviews/make_data.py --output_dir data --seed 0
 
-writes sft.jsonl {"input": "The soup in the old cafe was", "output": " warm and rich, and the waiter was kind. I will come
-back."}, pairs.jsonl {"prompt", "chosen", "rejected"}, rl.jsonl and eval.jsonl {"input"}. Each of the four places where a
-review takes sides is friendly with probability --friendly; of a pair the friendlier review is chosen. Prompts of eval.jsonl
-stand in no other file.
+writes sft.jsonl {"input": "The soup in the old cafe was", "output": " warm and rich, and the waiter
+was kind. I will come back."}, pairs.jsonl {"prompt", "chosen", "rejected"}, rl.jsonl and eval.jsonl
+{"input"}. Each of the four places where a review takes sides is friendly with probability
+--friendly; of a pair the friendlier review is chosen. Prompts of eval.jsonl stand in no other file.
 """
 
 from __future__ import annotations
@@ -41,33 +41,54 @@ TOPICS = (
     Topic(
         ("soup", "bread", "fish", "coffee", "cake", "salad"),
         ("in the old cafe", "at the harbour", "near the station", "on the square", "at the market"),
-        Sides(("warm", "fresh", "rich", "tasty", "crisp"), ("cold", "stale", "bland", "greasy", "soggy")),
+        Sides(
+            ("warm", "fresh", "rich", "tasty", "crisp"),
+            ("cold", "stale", "bland", "greasy", "soggy"),
+        ),
         ("waiter", "cook", "owner"),
     ),
     Topic(
         ("room", "bed", "hall", "garden", "bath", "view"),
         ("in this hotel", "at the lake", "near the airport", "by the river", "in the village"),
-        Sides(("clean", "quiet", "bright", "cosy", "lovely"), ("dirty", "noisy", "dark", "damp", "ugly")),
+        Sides(
+            ("clean", "quiet", "bright", "cosy", "lovely"),
+            ("dirty", "noisy", "dark", "damp", "ugly"),
+        ),
         ("porter", "clerk", "guide"),
     ),
     Topic(
         ("film", "play", "concert", "story", "show", "music"),
         ("of last night", "on the radio", "at the festival", "in the park", "for children"),
-        Sides(("funny", "moving", "clever", "lively", "tender"), ("dull", "silly", "slow", "clumsy", "flat")),
+        Sides(
+            ("funny", "moving", "clever", "lively", "tender"),
+            ("dull", "silly", "slow", "clumsy", "flat"),
+        ),
         ("singer", "actor", "host"),
     ),
 )
 MANNERS = Sides(("kind", "patient", "cheerful", "helpful"), ("rude", "hasty", "gloomy", "careless"))
 ENDINGS = Sides(
-    ("I will come back.", "We stayed to the end.", "I told all my friends.", "It was worth the money."),
-    ("I will not come back.", "We left before the end.", "I warned all my friends.", "It was a waste of money."),
+    (
+        "I will come back.",
+        "We stayed to the end.",
+        "I told all my friends.",
+        "It was worth the money.",
+    ),
+    (
+        "I will not come back.",
+        "We left before the end.",
+        "I warned all my friends.",
+        "It was a waste of money.",
+    ),
 )
 PLACES = 4  # of a review where it takes sides
 
 
 def all_prompts() -> list[tuple[Topic, str]]:
     return [
-        (topic, f"The {thing} {place} was") for topic in TOPICS for thing, place in product(topic.things, topic.places)
+        (topic, f"The {thing} {place} was")
+        for topic in TOPICS
+        for thing, place in product(topic.things, topic.places)
     ]
 
 
@@ -92,12 +113,16 @@ def make_pair(rng: random.Random, topic: Topic, prompt: str) -> dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--sft_rows", type=int, default=4000)
     parser.add_argument("--pairs", type=int, default=4000)
     parser.add_argument("--eval_prompts", type=int, default=18)
-    parser.add_argument("--friendly", type=float, default=0.35, help="share of friendly places in sft.jsonl")
+    parser.add_argument(
+        "--friendly", type=float, default=0.35, help="share of friendly places in sft.jsonl"
+    )
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
 

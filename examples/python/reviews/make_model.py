@@ -11,7 +11,9 @@ import os
 import re
 from pathlib import Path
 
-os.environ.setdefault("DS_ACCELERATOR", "cpu")  # transformers imports DeepSpeed, which warns where it finds no GPU
+os.environ.setdefault(
+    "DS_ACCELERATOR", "cpu"
+)  # transformers imports DeepSpeed, which warns where it finds no GPU
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch
@@ -19,7 +21,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 SPECIALS = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
-WORD = r" ?\w+|[^\w\s]|\s"  # a word takes the space before it along, so that text comes back as it was
+WORD = (  # a word takes the space before it along, so that text comes back as it was
+    r" ?\w+|[^\w\s]|\s"
+)
 
 
 def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
@@ -29,11 +33,16 @@ def make_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token=SPECIALS["unk_token"]))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(WORD), "isolated")
     backend.decoder = decoders.Fuse()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, clean_up_tokenization_spaces=False, **SPECIALS)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False, **SPECIALS
+    )
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int) -> Qwen3ForCausalLM:
-    """Random weights. Heads have 32 dimensions, the smallest that vLLM's attention knows on a CPU."""
+def make_model(
+    tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int
+) -> Qwen3ForCausalLM:
+    """Random weights. Heads have 32 dimensions, the smallest that vLLM's attention knows on a
+    CPU."""
     config = Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
@@ -52,7 +61,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden_size: int, layers: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, help="JSONL whose words become tokens")
     parser.add_argument("--output_dir", type=Path, required=True)
     parser.add_argument("--hidden_size", type=int, default=128, help="a multiple of 32")
@@ -66,7 +77,10 @@ def main() -> None:
     model = make_model(tokenizer, args.hidden_size, args.layers)
     model.save_pretrained(args.output_dir)
     tokenizer.save_pretrained(args.output_dir)
-    print(f"{args.output_dir}: {model.num_parameters() / 1e6:.2f}M parameters, {len(tokenizer)} tokens")
+    print(
+        f"{args.output_dir}: {model.num_parameters() / 1e6:.2f}M parameters, {len(tokenizer)}"
+        " tokens"
+    )
 
 
 if __name__ == "__main__":

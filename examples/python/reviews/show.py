@@ -22,12 +22,18 @@ def main(out: Path) -> None:
     steps = [json.loads(line) for line in (out / "ppo/metrics.jsonl").read_text().splitlines()]
     rewards = [step["rollout/reward"] for step in steps if "rollout/reward" in step]
     evaluated = [step["eval/pass_rate"] for step in steps if "eval/pass_rate" in step]
-    friendly = [json.loads((out / f"{name}.json").read_text())["figures"]["all"]["mean@1"] for name in ("sft", "ppo")]
+    friendly = [
+        json.loads((out / f"{name}.json").read_text())["figures"]["all"]["mean@1"]
+        for name in ("sft", "ppo")
+    ]
     table = Table("figure", "before PPO", "after PPO", title="Reviews")
-    table.add_row("reward of the reward model, five training steps", *(f"{v:.3f}" for v in ends(rewards, 5)))
+    table.add_row(
+        "reward of the reward model, five training steps", *(f"{v:.3f}" for v in ends(rewards, 5))
+    )
     if evaluated:
         table.add_row(
-            "reward of the reward model, unseen prompts", *(f"{v:.3f}" for v in (evaluated[0], evaluated[-1]))
+            "reward of the reward model, unseen prompts",
+            *(f"{v:.3f}" for v in (evaluated[0], evaluated[-1])),
         )
     table.add_row("share of friendly phrases, unseen prompts", *(f"{v:.3f}" for v in friendly))
     Console().print(table)

@@ -1,4 +1,5 @@
-"""Rules of batches: optimizer steps, ranks and micro-batches must divide, and token caps hold the longest row."""
+"""Rules of batches: optimizer steps, ranks and micro-batches must divide, and token caps hold the
+longest row."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ def rollout_divides_into_optimizer_steps(config: PPOConfig, given: Given) -> Pro
     if samples % batch.train_batch_size:
         yield Problem(
             ("rollout_batch_size", "n_samples_per_prompt", "train_batch_size"),
-            f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a rollout "
-            f"are not a multiple of {batch.train_batch_size}, the samples of an optimizer step",
+            f"{batch.rollout_batch_size} * {batch.n_samples_per_prompt} = {samples} samples of a"
+            f" rollout are not a multiple of {batch.train_batch_size}, the samples of an optimizer"
+            " step",
             f"--train_batch_size {nearest_divisor(samples, batch.train_batch_size)}",
         )
 
@@ -33,7 +35,8 @@ def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Prob
 
 
 def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
-    """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster knows their number."""
+    """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster
+    knows their number."""
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     each = config.parallel.ranks_per_shard
     ranks, called = world // each, "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
@@ -43,7 +46,9 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
         yield from every_rank_has_a_row(batch, ranks, called)
     elif batch % ranks:
         fitting = nearest_divisor(samples_per_step(config.batch), batch, ranks)
-        fewer = f"a number of {called} that divides {batch}, such as {largest_divisor(batch, ranks)}"
+        fewer = (
+            f"a number of {called} that divides {batch}, such as {largest_divisor(batch, ranks)}"
+        )
         yield Problem(
             ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
             f"{batch} samples do not divide among {ranks} {called}",
@@ -52,16 +57,21 @@ def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
     elif batch % (micro * ranks):
         yield Problem(
             ("train_batch_size", "micro_train_batch_size"),
-            f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size * {called})",
+            f"{batch} samples are not a multiple of {micro} * {ranks} (micro_train_batch_size *"
+            f" {called})",
             f"--micro_train_batch_size {largest_divisor(batch // ranks, micro)}",
         )
 
 
 def every_rank_has_a_row(batch: int, ranks: int, called: str) -> Problems:
     if batch < ranks:
-        message = f"{batch} samples leave some of {ranks} {called} without work in every optimizer step"
+        message = (
+            f"{batch} samples leave some of {ranks} {called} without work in every optimizer step"
+        )
         yield Problem(
-            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"), message, f"--train_batch_size {ranks}"
+            ("train_batch_size", "actor_num_nodes", "actor_num_gpus_per_node"),
+            message,
+            f"--train_batch_size {ranks}",
         )
 
 
@@ -86,20 +96,29 @@ def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems
         if cap is not None and most_tokens(config, cap) < longest:
             yield Problem(
                 (name,),
-                f"a micro-batch of {most_tokens(config, cap)} tokens has no room for a row of {lengths}",
+                f"a micro-batch of {most_tokens(config, cap)} tokens has no room for a row of"
+                f" {lengths}",
                 f"--{name} {-(-longest // config.parallel.sequence_size)}",
             )
 
 
 @check(*SUPERVISED)
 def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> Problems:
-    rows, cap = 2 if in_pairs(config) else 1, most_tokens(config, config.dynamic.train_max_tokens_per_gpu)
+    rows, cap = (
+        2 if in_pairs(config) else 1,
+        most_tokens(config, config.dynamic.train_max_tokens_per_gpu),
+    )
     longest = rows * config.data.max_len
     if config.dynamic.use_dynamic_batch and cap < longest:
         least = -(-longest // config.parallel.sequence_size)
         what = "a pair of rows" if rows == 2 else "a row"
-        message = f"a micro-batch of {cap} tokens has no room for {what} of --max_len {config.data.max_len}"
-        yield Problem(("train_max_tokens_per_gpu", "max_len"), message, f"--train_max_tokens_per_gpu {least}")
+        message = (
+            f"a micro-batch of {cap} tokens has no room for {what} of --max_len"
+            f" {config.data.max_len}"
+        )
+        yield Problem(
+            ("train_max_tokens_per_gpu", "max_len"), message, f"--train_max_tokens_per_gpu {least}"
+        )
 
 
 def largest_divisor(number: int, limit: int) -> int:
@@ -108,6 +127,7 @@ def largest_divisor(number: int, limit: int) -> int:
 
 
 def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
-    """The divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``; None if there is none."""
+    """The divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``; None if
+    there is none."""
     fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
     return min(fitting, key=lambda d: abs(d - wish), default=None)

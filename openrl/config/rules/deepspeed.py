@@ -32,7 +32,11 @@ OWN_FLAGS = {
 }
 """Setting of DeepSpeed -> the flag that sets it."""
 
-RESERVED = ("gradient_accumulation_steps", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer")
+RESERVED = (
+    "gradient_accumulation_steps",
+    "zero_allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer",
+)
 """Settings that the training engine depends on."""
 
 
@@ -48,9 +52,13 @@ def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 def overrides_are_further_settings(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     for name in leaves(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
-            yield Problem(("ds_config_overrides", flag), f"{name} has a flag of its own", f"--{flag}")
+            yield Problem(
+                ("ds_config_overrides", flag), f"{name} has a flag of its own", f"--{flag}"
+            )
         elif name in RESERVED:
-            yield Problem(("ds_config_overrides",), f"the training engine depends on {name}", "leave it out")
+            yield Problem(
+                ("ds_config_overrides",), f"the training engine depends on {name}", "leave it out"
+            )
 
 
 @check(*TRAINING)
@@ -63,7 +71,11 @@ def stages_shard_what_is_offloaded(config: PPOConfig | SupervisedConfig, given: 
             "--zero_stage 3, or --adam_offload alone",
         )
     if flags.adam_offload and flags.zero_stage == 0:
-        yield Problem(("adam_offload", "zero_stage"), "DeepSpeed offloads nothing in stage 0", "--zero_stage 2")
+        yield Problem(
+            ("adam_offload", "zero_stage"),
+            "DeepSpeed offloads nothing in stage 0",
+            "--zero_stage 2",
+        )
     if flags.adam_offload and config.optim.optimizer != "adamw":
         yield Problem(
             ("adam_offload", "optimizer"),
@@ -71,7 +83,11 @@ def stages_shard_what_is_offloaded(config: PPOConfig | SupervisedConfig, given: 
             "--optimizer adamw",
         )
     if flags.overlap_comm and flags.zero_stage == 0:
-        yield Problem(("overlap_comm", "zero_stage"), "stage 0 reduces after the backward pass", "--zero_stage 2")
+        yield Problem(
+            ("overlap_comm", "zero_stage"),
+            "stage 0 reduces after the backward pass",
+            "--zero_stage 2",
+        )
 
 
 @check(*TRAINING)
@@ -83,11 +99,15 @@ def copies_divide_the_ranks(config: PPOConfig | SupervisedConfig, given: Given) 
         yield Problem(("zpg", "zero_stage"), "only stage 3 has shards to copy", "--zero_stage 3")
     if config.parallel.ds_tensor_parallel_size > 1:
         yield Problem(
-            ("zpg", "ds_tensor_parallel_size"), "DeepSpeed's groups of copies count ranks that split layers", "--zpg 1"
+            ("zpg", "ds_tensor_parallel_size"),
+            "DeepSpeed's groups of copies count ranks that split layers",
+            "--zpg 1",
         )
     if ranks is not None and ranks % flags.zpg:
         fitting = max(n for n in range(1, min(flags.zpg, ranks) + 1) if ranks % n == 0)
-        yield Problem(("zpg",), f"{ranks} ranks do not divide into groups of {flags.zpg}", f"--zpg {fitting}")
+        yield Problem(
+            ("zpg",), f"{ranks} ranks do not divide into groups of {flags.zpg}", f"--zpg {fitting}"
+        )
 
 
 def trained_ranks(config: PPOConfig | SupervisedConfig) -> int | None:
@@ -95,18 +115,26 @@ def trained_ranks(config: PPOConfig | SupervisedConfig) -> int | None:
     if isinstance(config, PPOConfig):
         return actor_world(config.placement, config.device.device)
     ranks = config.ranks
-    return ranks.num_nodes * ranks.num_gpus_per_node if under_ray(ranks) and ranks.num_gpus_per_node else None
+    return (
+        ranks.num_nodes * ranks.num_gpus_per_node
+        if under_ray(ranks) and ranks.num_gpus_per_node
+        else None
+    )
 
 
 @check(*TRAINING)
-def gradients_add_up_in_a_type_that_holds_them(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def gradients_add_up_in_a_type_that_holds_them(
+    config: PPOConfig | SupervisedConfig, given: Given
+) -> Problems:
     asked, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
     if asked is None:
         return
     if config.optim.optimizer == "adamw_bf16":
         if asked != "bf16":
             yield Problem(
-                ("grad_accum_dtype", "optimizer"), "adamw_bf16 keeps gradients in bf16", "--grad_accum_dtype None"
+                ("grad_accum_dtype", "optimizer"),
+                "adamw_bf16 keeps gradients in bf16",
+                "--grad_accum_dtype None",
             )
     elif asked not in ("fp32", dtype):
         yield Problem(
@@ -119,7 +147,10 @@ def gradients_add_up_in_a_type_that_holds_them(config: PPOConfig | SupervisedCon
 @check(*TRAINING)
 def what_is_recomputed_can_be(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     flags = config.deepspeed
-    method, reentrant = flags.gradient_checkpointing_method, flags.gradient_checkpointing_use_reentrant
+    method, reentrant = (
+        flags.gradient_checkpointing_method,
+        flags.gradient_checkpointing_use_reentrant,
+    )
     if flags.gradient_checkpointing_num_layers is not None and method != "block":
         yield Problem(
             ("gradient_checkpointing_num_layers", "gradient_checkpointing_method"),
@@ -135,7 +166,9 @@ def what_is_recomputed_can_be(config: PPOConfig | SupervisedConfig, given: Given
 
 
 @check(*TRAINING)
-def names_of_frozen_parameters_can_be_matched(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def names_of_frozen_parameters_can_be_matched(
+    config: PPOConfig | SupervisedConfig, given: Given
+) -> Problems:
     pattern = config.changes.freeze_modules
     if pattern is None:
         return
@@ -143,5 +176,7 @@ def names_of_frozen_parameters_can_be_matched(config: PPOConfig | SupervisedConf
         re.compile(pattern)
     except re.error as error:
         yield Problem(
-            ("freeze_modules",), f"{pattern!r} is no regular expression: {error}", "'embed_tokens|layers\\.0\\.'"
+            ("freeze_modules",),
+            f"{pattern!r} is no regular expression: {error}",
+            "'embed_tokens|layers\\.0\\.'",
         )

@@ -60,16 +60,24 @@ def engine_kwargs_are_further_ones(
     flags = {spec.name for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
         if (flag := OWN_FLAGS.get(name)) in flags:
-            yield Problem(("vllm_engine_kwargs", flag), f"{name} has a flag of its own", f"--{flag} {value}")
+            yield Problem(
+                ("vllm_engine_kwargs", flag), f"{name} has a flag of its own", f"--{flag} {value}"
+            )
         elif name in RESERVED:
-            yield Problem(("vllm_engine_kwargs",), f"training and placement depend on {name}", "leave it out")
+            yield Problem(
+                ("vllm_engine_kwargs",), f"training and placement depend on {name}", "leave it out"
+            )
 
 
 @check(PPOConfig)
 def experts_have_several_places(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     if config.engine.vllm_enable_expert_parallel and parallel_sizes(config.engine).width == 1:
         message = "an engine of one place holds all experts on it"
-        yield Problem(("vllm_enable_expert_parallel",), message, "--vllm_tensor_parallel_size 2, or leave it out")
+        yield Problem(
+            ("vllm_enable_expert_parallel",),
+            message,
+            "--vllm_tensor_parallel_size 2, or leave it out",
+        )
 
 
 @check(PPOConfig)
@@ -79,16 +87,27 @@ def rollouts_are_filled(config: PPOConfig, given: frozenset[str]) -> Iterator[Pr
         return
     name = "vllm_generate_batch_size"
     if running < wanted and not config.filtering.dynamic_filtering:
-        message = f"{running} prompts do not fill a rollout of {wanted}, and nothing asks for more rounds"
-        yield Problem((name, "rollout_batch_size"), message, f"--dynamic_filtering, or --{name} {wanted} or more")
+        message = (
+            f"{running} prompts do not fill a rollout of {wanted}, and nothing asks for more rounds"
+        )
+        yield Problem(
+            (name, "rollout_batch_size"),
+            message,
+            f"--dynamic_filtering, or --{name} {wanted} or more",
+        )
     if running > wanted and config.collecting.rollout_scheduler == "batch":
-        yield Problem((name, "rollout_scheduler"), "batch waits for every group: none is left over", "leave one out")
+        yield Problem(
+            (name, "rollout_scheduler"),
+            "batch waits for every group: none is left over",
+            "leave one out",
+        )
     if running > wanted and config.debug.full_determinism:
         message = "which groups are given up follows from how fast they are"
         yield Problem((name, "full_determinism"), message, f"leave --{name} out")
     elif running > wanted and config.collecting.rollout_scheduler == "stream":
         message = (
-            "the slowest groups are given up, which are those with the longest answers: short ones are learnt from"
+            "the slowest groups are given up, which are those with the longest answers: short ones"
+            " are learnt from"
         )
         yield Problem((name,), message, "leave it out where length matters", fatal=False)
 
@@ -98,10 +117,16 @@ def environment_is_readable(config: PPOConfig, given: frozenset[str]) -> Iterato
     for pair in config.placement.system_envs:
         name, equals, _ = pair.partition("=")
         if not equals or not name.isidentifier():
-            yield Problem(("system_envs",), f"{name!r} is no NAME=VALUE", "--system_envs NCCL_DEBUG=WARN")
+            yield Problem(
+                ("system_envs",), f"{name!r} is no NAME=VALUE", "--system_envs NCCL_DEBUG=WARN"
+            )
         elif any(word in SECRET for word in name.upper().split("_")):
-            message = f"{name} looks like a secret, and flags are written to config.yaml and trackers"
-            yield Problem(("system_envs",), message, f"export {name} where this command, or `ray start`, runs")
+            message = (
+                f"{name} looks like a secret, and flags are written to config.yaml and trackers"
+            )
+            yield Problem(
+                ("system_envs",), message, f"export {name} where this command, or `ray start`, runs"
+            )
 
 
 @check(PPOConfig)
@@ -122,17 +147,28 @@ def samples_fit(limit: int | None, longest: int) -> Iterator[Problem]:
 def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     engine, ours = config.engine, config.model.param_dtype
     if engine.vllm_quantization and config.device.device == "cpu":
-        yield Problem(("vllm_quantization", "device"), f"{engine.vllm_quantization} needs a GPU", "leave it out")
+        yield Problem(
+            ("vllm_quantization", "device"),
+            f"{engine.vllm_quantization} needs a GPU",
+            "leave it out",
+        )
     if engine.vllm_dtype == "fp16" and ours == "bf16":
-        message = "bf16 weights and activations reach beyond 65504, where fp16 overflows to infinity"
-        yield Problem(("vllm_dtype", "param_dtype"), message, "--vllm_dtype auto, or --param_dtype fp16")
+        message = (
+            "bf16 weights and activations reach beyond 65504, where fp16 overflows to infinity"
+        )
+        yield Problem(
+            ("vllm_dtype", "param_dtype"), message, "--vllm_dtype auto, or --param_dtype fp16"
+        )
         return
-    coarse = engine.vllm_quantization or (engine.vllm_dtype if engine.vllm_dtype not in ("auto", ours) else None)
+    coarse = engine.vllm_quantization or (
+        engine.vllm_dtype if engine.vllm_dtype not in ("auto", ours) else None
+    )
     if coarse and not config.correction.enable_vllm_is_correction:
         flag = "vllm_quantization" if engine.vllm_quantization else "vllm_dtype"
         yield Problem(
             (flag,),
-            f"the engine samples in {coarse}, the trainer computes in {ours}: their log-probs drift apart",
+            f"the engine samples in {coarse}, the trainer computes in {ours}: their log-probs drift"
+            " apart",
             "--enable_vllm_is_correction",
             fatal=False,
         )
@@ -141,10 +177,15 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -
 @check(PPOConfig)
 def older_rollouts_are_corrected(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     interval, correction = config.engine.weight_sync_interval, config.correction
-    if interval > 1 and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
+    if (
+        interval > 1
+        and not correction.enable_vllm_is_correction
+        and correction.skip_old_logprob != "always"
+    ):
         yield Problem(
             ("weight_sync_interval",),
-            f"rollouts come from weights up to {interval - 1} steps old, and nothing corrects for it",
+            f"rollouts come from weights up to {interval - 1} steps old, and nothing corrects"
+            " for it",
             "--enable_vllm_is_correction",
             fatal=False,
         )
@@ -153,24 +194,37 @@ def older_rollouts_are_corrected(config: PPOConfig, given: frozenset[str]) -> It
 @check(PPOConfig)
 def weights_have_a_way(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
-        yield Problem(("vllm_sync_backend", "device"), "NCCL connects GPUs", "--vllm_sync_backend gloo")
+        yield Problem(
+            ("vllm_sync_backend", "device"), "NCCL connects GPUs", "--vllm_sync_backend gloo"
+        )
 
 
 @check(PPOConfig)
 def adapters_are_served(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
-    """What --lora_sync adapter needs of the engine: the same base, and a place for the adapter beside it."""
+    """What --lora_sync adapter needs of the engine: the same base, and a place for the adapter
+    beside it."""
     if config.lora.lora_sync == "merge":
         return
     merge = "--lora_sync merge"
     if not config.lora.adapts:
         yield Problem(("lora_sync",), "no adapters are trained", "leave it out, or --lora_rank 16")
     if config.engine.rollout_backend == "hf":
-        yield Problem(("lora_sync", "rollout_backend"), "transformers generates with merged weights", merge)
+        yield Problem(
+            ("lora_sync", "rollout_backend"), "transformers generates with merged weights", merge
+        )
     if config.lora.load_in_4bit:
-        yield Problem(("lora_sync", "load_in_4bit"), "the engine would hold another base, the one before 4 bits", merge)
+        yield Problem(
+            ("lora_sync", "load_in_4bit"),
+            "the engine would hold another base, the one before 4 bits",
+            merge,
+        )
     if config.engine.vllm_load_format == "dummy":
         yield Problem(
-            ("lora_sync", "vllm_load_format"), "the engine's base is never sent, so it must be read", "leave it out"
+            ("lora_sync", "vllm_load_format"),
+            "the engine's base is never sent, so it must be read",
+            "leave it out",
         )
     if lora_rank(config.lora) > MOST_SERVED_RANK:
-        yield Problem(("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge)
+        yield Problem(
+            ("lora_sync", "lora_rank"), f"vLLM serves adapters up to rank {MOST_SERVED_RANK}", merge
+        )

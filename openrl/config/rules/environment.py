@@ -1,4 +1,5 @@
-"""Rules about this machine: files that must exist, directories that must be writable, packages that must be there.
+"""Rules about this machine: files that must exist, directories that must be writable, packages that
+must be there.
 
 They import nothing and reach no network. What a Hub name stands for shows when it is loaded.
 """
@@ -24,13 +25,15 @@ DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 
 
 def is_local(name: str) -> bool:
-    """Whether a model or dataset name means a path: Hub names are ``name`` or ``owner/name``, and no such file exists."""
+    """Whether a model or dataset name means a path: Hub names are ``name`` or ``owner/name``, and
+    no such file exists."""
     path = Path(name).expanduser()
     in_sight = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight
 
 
-# -- what is read -----------------------------------------------------------------------------------------
+# -- what is read
+# -----------------------------------------------------------------------------------------
 
 
 @check(PPOConfig, environment=True)
@@ -48,7 +51,9 @@ def policy_exists(config: PPOConfig | SupervisedConfig, given: Given) -> Problem
     yield from model_problems(
         "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
     )
-    yield from model_problems("tokenizer_path", config.model.tokenizer_path, TOKENIZER_FILES, what="tokenizer")
+    yield from model_problems(
+        "tokenizer_path", config.model.tokenizer_path, TOKENIZER_FILES, what="tokenizer"
+    )
 
 
 MODEL_FILES = {"config.json": ("config.json",), "the file of weights": ("*.safetensors", "*.bin")}
@@ -58,16 +63,28 @@ TOKENIZER_FILES = {
 
 
 def model_problems(
-    flag: str, name: str | None, files: Mapping[str, tuple[str, ...]] = MODEL_FILES, what: str = "whole model"
+    flag: str,
+    name: str | None,
+    files: Mapping[str, tuple[str, ...]] = MODEL_FILES,
+    what: str = "whole model",
 ) -> Problems:
-    """``files`` are what the directory must hold: what each is, and patterns of which one must be there."""
+    """``files`` are what the directory must hold: what each is, and patterns of which one must be
+    there."""
     if name is None or not is_local(name):
         return
     directory = Path(name).expanduser()
     if not directory.is_dir():
-        yield Problem((flag,), f"no such directory: {name}", "a model directory, or a Hub name like Qwen/Qwen3-0.6B")
+        yield Problem(
+            (flag,),
+            f"no such directory: {name}",
+            "a model directory, or a Hub name like Qwen/Qwen3-0.6B",
+        )
         return
-    missing = [part for part, patterns in files.items() if not any(any(directory.glob(p)) for p in patterns)]
+    missing = [
+        part
+        for part, patterns in files.items()
+        if not any(any(directory.glob(p)) for p in patterns)
+    ]
     if missing:
         message = f"{name} holds no {what}: {' and '.join(missing)} missing"
         yield Problem((flag,), message, "what save_pretrained of model and tokenizer wrote")
@@ -102,7 +119,9 @@ def reference_exists(config: DPOConfig, given: Given) -> Problems:
 def data_problems(flag: str, names: str | None) -> Problems:
     for item in data_items(names or ""):
         name, _ = name_and_subset(item)
-        if not Path(name).expanduser().exists() and (is_local(name) or name.endswith(DATA_SUFFIXES)):
+        if not Path(name).expanduser().exists() and (
+            is_local(name) or name.endswith(DATA_SUFFIXES)
+        ):
             fix = f"one of *{' *'.join(DATA_SUFFIXES)}, or a Hub name"
             yield Problem((flag,), f"no such file or directory: {name}", fix)
 
@@ -111,11 +130,16 @@ def data_problems(flag: str, names: str | None) -> Problems:
 def template_files_exist(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
         name = getattr(config.templates, flag)
-        if name is not None and name.endswith(JINJA_SUFFIXES) and not Path(name).expanduser().is_file():
+        if (
+            name is not None
+            and name.endswith(JINJA_SUFFIXES)
+            and not Path(name).expanduser().is_file()
+        ):
             yield Problem((flag,), f"no such file: {name}")
 
 
-# -- what is written --------------------------------------------------------------------------------------
+# -- what is written
+# --------------------------------------------------------------------------------------
 
 
 @check(*TRAINING, environment=True)
@@ -126,7 +150,8 @@ def outputs_are_writable(config: PPOConfig | SupervisedConfig, given: Given) -> 
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
-    """A directory that exists or can be made. One is made beside it for a moment: permissions do not tell all."""
+    """A directory that exists or can be made. One is made beside it for a moment: permissions do
+    not tell all."""
     if name is None:
         return
     directory = Path(name).expanduser().absolute()
@@ -144,32 +169,43 @@ def output_problems(flag: str, name: str | None) -> Problems:
 def checkpoints_are_not_in_the_way(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
-    asked = flags.load_checkpoint or flags.resume_from_checkpoint is not None or flags.overwrite_ckpt
+    asked = (
+        flags.load_checkpoint or flags.resume_from_checkpoint is not None or flags.overwrite_ckpt
+    )
     if found and not asked:
         message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
-        yield Problem(("ckpt_path",), message, "--load_checkpoint to resume, --overwrite_ckpt to start fresh")
+        yield Problem(
+            ("ckpt_path",), message, "--load_checkpoint to resume, --overwrite_ckpt to start fresh"
+        )
 
 
 @check(*TRAINING, environment=True)
-def the_checkpoint_to_resume_from_is_one(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def the_checkpoint_to_resume_from_is_one(
+    config: PPOConfig | SupervisedConfig, given: Given
+) -> Problems:
     name = config.checkpoint.resume_from_checkpoint
     if name is None:
         return
     path = Path(name).expanduser()
     if not path.match(COMPLETE_CHECKPOINTS.split("/")[0]) or not (path / "manifest.json").is_file():
         yield Problem(
-            ("resume_from_checkpoint",), f"{name} is no complete checkpoint", "a directory step_N with a manifest.json"
+            ("resume_from_checkpoint",),
+            f"{name} is no complete checkpoint",
+            "a directory step_N with a manifest.json",
         )
 
 
-# -- packages ---------------------------------------------------------------------------------------------
+# -- packages
+# ---------------------------------------------------------------------------------------------
 
 
 @check(PPOConfig, environment=True)
 def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
     yield from package_problems((), "ray", INSTALL)
     if config.engine.rollout_backend == "vllm":
-        yield from package_problems(("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}")
+        yield from package_problems(
+            ("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}"
+        )
 
 
 @check(*SUPERVISED, environment=True)
@@ -188,7 +224,11 @@ def kernels_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Probl
     if not config.changes.use_liger_kernel:
         return
     if config.device.device == "cpu":
-        yield Problem(("use_liger_kernel", "device"), "these kernels run on a GPU", "leave --use_liger_kernel out")
+        yield Problem(
+            ("use_liger_kernel", "device"),
+            "these kernels run on a GPU",
+            "leave --use_liger_kernel out",
+        )
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
 
 

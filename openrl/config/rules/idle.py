@@ -1,4 +1,5 @@
-"""Flags that do nothing in the company of others. Asking for one is a problem: it would not do what was asked."""
+"""Flags that do nothing in the company of others. Asking for one is a problem: it would not do what
+was asked."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from openrl.flags.checks import Problem, check
 
 @dataclass(frozen=True)
 class Idle:
-    """``flags`` act only where ``acts(config)``; ``otherwise`` says why not, ``fix`` how they would."""
+    """``flags`` act only where ``acts(config)``; ``otherwise`` says why not, ``fix`` how they
+    would."""
 
     flags: tuple[str, ...]
     acts: Callable[[Any], bool]

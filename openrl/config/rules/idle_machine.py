@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import SUPERVISED, TRAINING, BatchInferenceConfig, EvaluateConfig, PPOConfig
+from openrl.config.commands import (
+    SUPERVISED,
+    TRAINING,
+    BatchInferenceConfig,
+    EvaluateConfig,
+    PPOConfig,
+)
 from openrl.config.derived import (
     model_roles,
     needs_critic,

@@ -9,7 +9,12 @@ from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeCo
 from openrl.config.reward import TOKEN_VARIABLE, bearer_token
 from openrl.config.reward_plan import reward_sources, split
 from openrl.config.rules import engines, environment, learning
-from openrl.config.rules.environment import MODEL_FILES, TOKENIZER_FILES, model_problems, output_problems
+from openrl.config.rules.environment import (
+    MODEL_FILES,
+    TOKENIZER_FILES,
+    model_problems,
+    output_problems,
+)
 from openrl.config.rules.rewards import file_problems, source_problems, token_problems
 from openrl.errors import UserError
 from openrl.flags.checks import Problem, check
@@ -23,10 +28,15 @@ SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
 
 for rule in (learning.template_has_a_place, learning.probabilities_match_prompt_data):
     check(BatchInferenceConfig, EvaluateConfig)(rule)
-for rule in (environment.policy_exists, environment.prompts_exist, environment.template_files_exist):
+for rule in (
+    environment.policy_exists,
+    environment.prompts_exist,
+    environment.template_files_exist,
+):
     check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
 
-# -- rewards ----------------------------------------------------------------------------------------------
+# -- rewards
+# ----------------------------------------------------------------------------------------------
 
 
 @check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
@@ -48,14 +58,21 @@ def model_flags_have_a_model(config: ServeConfig | Answering, given: Given) -> P
     of_models = ("value_head_prefix", "max_len", "normalize_reward", "load_in_4bit")
     flags = tuple(name for name in of_models if name in given)
     if flags and config.rm.reward_pretrain is None and not scored:
-        yield Problem(flags, "no effect: there is no reward model", "leave it out, or --reward_pretrain DIRECTORY")
+        yield Problem(
+            flags,
+            "no effect: there is no reward model",
+            "leave it out, or --reward_pretrain DIRECTORY",
+        )
 
 
 def asks_for_rewards(config: Answering) -> bool:
-    return bool(config.rm.reward_pretrain or config.reward.remote_rm_url or config.reward.reward_funcs)
+    return bool(
+        config.rm.reward_pretrain or config.reward.remote_rm_url or config.reward.reward_funcs
+    )
 
 
-# -- serve_rm ---------------------------------------------------------------------------------------------
+# -- serve_rm
+# ---------------------------------------------------------------------------------------------
 
 
 @check(ServeConfig)
@@ -80,20 +97,26 @@ def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
 def batches_are_of_a_model(config: ServeConfig, given: Given) -> Problems:
     flags = tuple(name for name in ("batch_wait_ms", "packing_samples") if name in given)
     if flags and config.rm.reward_pretrain is None:
-        yield Problem(flags, "no effect: a request is one call of a reward function", "leave it out")
+        yield Problem(
+            flags, "no effect: a request is one call of a reward function", "leave it out"
+        )
 
 
 @check(ServeConfig)
 def packed_weights_compute_in_bf16(config: ServeConfig, given: Given) -> Problems:
     if config.weights.load_in_4bit and config.model.param_dtype != "bf16":
-        yield Problem(("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16")
+        yield Problem(
+            ("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16"
+        )
 
 
 @check(ServeConfig, environment=True)
 def token_is_set(config: ServeConfig, given: Given) -> Problems:
     if config.server.require_token and bearer_token() is None:
         message = f"${TOKEN_VARIABLE} is not set, so there is no token to ask for"
-        yield Problem(("require_token",), message, f"export {TOKEN_VARIABLE}=... here and for the trainer")
+        yield Problem(
+            ("require_token",), message, f"export {TOKEN_VARIABLE}=... here and for the trainer"
+        )
 
 
 @check(ServeConfig)
@@ -104,7 +127,8 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
         yield Problem(("host",), message, "--require_token", fatal=False)
 
 
-# -- batch_inference and evaluate -------------------------------------------------------------------------
+# -- batch_inference and evaluate
+# -------------------------------------------------------------------------
 
 
 @check(BatchInferenceConfig, EvaluateConfig)
@@ -129,7 +153,11 @@ def samples_differ(config: Answering, given: Given) -> Problems:
 
 @check(BatchInferenceConfig, EvaluateConfig, environment=True)
 def output_can_be_written(config: Answering, given: Given) -> Problems:
-    path = config.task.output_path if isinstance(config, BatchInferenceConfig) else config.evaluate.output_path
+    path = (
+        config.task.output_path
+        if isinstance(config, BatchInferenceConfig)
+        else config.evaluate.output_path
+    )
     if path is not None:
         yield from output_problems("output_path", str(Path(path).expanduser().parent))
 
@@ -138,11 +166,21 @@ def output_can_be_written(config: Answering, given: Given) -> Problems:
 def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> Problems:
     task = config.task
     if task.post_processor and task.eval_task != "rm" and not asks_for_rewards(config):
-        yield Problem(("post_processor", *SOURCES), "there are no rewards to go by", "--eval_task rm, or a source")
+        yield Problem(
+            ("post_processor", *SOURCES),
+            "there are no rewards to go by",
+            "--eval_task rm, or a source",
+        )
     if "reward_template" in given and task.post_processor != "csft":
-        yield Problem(("reward_template",), "no effect without csft", "leave it out, or --post_processor csft")
+        yield Problem(
+            ("reward_template",), "no effect without csft", "leave it out, or --post_processor csft"
+        )
     if not all(part in task.reward_template for part in ("{input}", "{reward}")):
-        yield Problem(("reward_template",), "{input} and {reward} must stand in it", "{input} <rm_score>: {reward} ")
+        yield Problem(
+            ("reward_template",),
+            "{input} and {reward} must stand in it",
+            "{input} <rm_score>: {reward} ",
+        )
 
 
 @check(BatchInferenceConfig)
@@ -155,9 +193,13 @@ def task_uses_its_flags(config: BatchInferenceConfig, given: Given) -> Problems:
     if idle and task.eval_task == "rm":
         yield Problem(idle, "no effect: rm generates nothing", "leave it out")
     if "csft_prompt" in given and not task.enable_csft:
-        yield Problem(("csft_prompt",), "no effect without --enable_csft", "leave it out, or --enable_csft")
+        yield Problem(
+            ("csft_prompt",), "no effect without --enable_csft", "leave it out, or --enable_csft"
+        )
     if "rollout_batch_size" in given and task.iter is None:
-        yield Problem(("rollout_batch_size",), "no effect without --iter", "leave it out, or --iter 0")
+        yield Problem(
+            ("rollout_batch_size",), "no effect without --iter", "leave it out, or --iter 0"
+        )
 
 
 @check(EvaluateConfig)
@@ -171,7 +213,9 @@ def k_is_possible(config: EvaluateConfig, given: Given) -> Problems:
     n = config.evaluate.n_samples_per_prompt
     if bad := [k for k in config.evaluate.k if not 1 <= k <= n]:
         message = f"{bad[0]} of {n} answers to a prompt cannot be taken"
-        yield Problem(("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {max(n, *bad)}")
+        yield Problem(
+            ("k", "n_samples_per_prompt"), message, f"--n_samples_per_prompt {max(n, *bad)}"
+        )
 
 
 @check(EvaluateConfig)
@@ -179,11 +223,14 @@ def figures_are_json(config: EvaluateConfig, given: Given) -> Problems:
     path = config.evaluate.output_path
     if path is not None and Path(path).suffix != ".json":
         yield Problem(
-            ("output_path",), f"{path} does not end in .json", f"--output_path {Path(path).with_suffix('.json')}"
+            ("output_path",),
+            f"{path} does not end in .json",
+            f"--output_path {Path(path).with_suffix('.json')}",
         )
 
 
-# -- lora_combiner ----------------------------------------------------------------------------------------
+# -- lora_combiner
+# ----------------------------------------------------------------------------------------
 
 
 @check(MergeConfig, environment=True)
@@ -202,12 +249,16 @@ def adapter_exists(config: MergeConfig, given: Given) -> Problems:
 def output_is_free(config: MergeConfig, given: Given) -> Problems:
     output = Path(config.merge.output_path)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        yield Problem(("output_path",), f"{output} exists and is not an empty directory", "another directory")
+        yield Problem(
+            ("output_path",), f"{output} exists and is not an empty directory", "another directory"
+        )
 
 
 @check(MergeConfig)
 def head_is_of_a_reward_model(config: MergeConfig, given: Given) -> Problems:
     if "value_head_prefix" in given and not config.merge.is_rm:
         yield Problem(
-            ("value_head_prefix",), "no effect: a language model has no scalar head", "leave it out, or --is_rm"
+            ("value_head_prefix",),
+            "no effect: a language model has no scalar head",
+            "leave it out, or --is_rm",
         )

@@ -1,4 +1,5 @@
-"""Rules that span flags: algorithms, data, checkpoints. Each names every flag it blames, and a value that works."""
+"""Rules that span flags: algorithms, data, checkpoints. Each names every flag it blames, and a
+value that works."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from openrl.registry import Entry
 Problems = Iterator[Problem]
 Given = frozenset[str]
 
-# -- algorithm ------------------------------------------------------------------------------------------
+# -- algorithm
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,8 @@ class Need:
     fix: str
 
 
-# A critic is started, a pass is run, a greedy answer is asked for, a row is a step of an episode, maybe its only one;
-# parts show with the first reward.
+# A critic is started, a pass is run, a greedy answer is asked for, a row is a step of an episode,
+# maybe its only one; parts show with the first reward.
 ALWAYS_MET = ("values", "old_logprobs", "steps", "reward_parts", "greedy_rewards")
 NEEDS = {
     "siblings": Need(
@@ -51,7 +53,9 @@ NEEDS = {
         "--n_samples_per_prompt 8",
     ),
     "no_reward_norm": Need(
-        lambda config: config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None,
+        lambda config: (
+            config.shaping.reward_norm_mean is None and config.shaping.reward_norm_std is None
+        ),
         ("reward_norm_mean", "reward_norm_std"),
         "has a baseline of its own, which a normalisation would replace",
         "leave --reward_norm_mean and --reward_norm_std out",
@@ -79,7 +83,9 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
     for name in sorted(chosen.needs - set(ALWAYS_MET)):
         need = NEEDS.get(name)
         if need is None:
-            yield Problem((flag,), f"{chosen.name} needs {name}, which nothing in this run supplies")
+            yield Problem(
+                (flag,), f"{chosen.name} needs {name}, which nothing in this run supplies"
+            )
         elif not need.met(config):
             yield Problem((flag, *need.flags), f"{chosen.name} {need.message}", need.fix)
 
@@ -88,16 +94,26 @@ def _unmet(flag: str, chosen: Entry, config: PPOConfig) -> Problems:
 def clips_are_distances_from_one(config: PPOConfig, given: Given) -> Problems:
     low, high = getattr(config.options["policy_loss_type"], "eps_clip_low_high", None) or (0.0, 0.0)
     if low > 1:
-        message = f"a ratio cannot fall by more than 1, L is {low:g}: both values are distances from 1, not in percent"
-        yield Problem(("eps_clip_low_high",), message, f"--eps_clip_low_high 1 {high:g} for no limit below")
+        message = (
+            f"a ratio cannot fall by more than 1, L is {low:g}: both values are distances from 1,"
+            " not in percent"
+        )
+        yield Problem(
+            ("eps_clip_low_high",), message, f"--eps_clip_low_high 1 {high:g} for no limit below"
+        )
 
 
 @check(PPOConfig)
 def sequence_ratios_can_reach_their_clips(config: PPOConfig, given: Given) -> Problems:
     name, options = config.algorithm.policy_loss_type, config.options["policy_loss_type"]
     if name in ("gspo", "gspo_token") and max(options.low_high) >= 0.1:
-        message = f"the mean over an answer moves by thousandths: a clip of {max(options.low_high):g} hardly ever acts"
-        yield Problem(("policy_loss_type", "eps_clip"), message, "--eps_clip_low_high 3e-4 4e-4", fatal=False)
+        message = (
+            f"the mean over an answer moves by thousandths: a clip of {max(options.low_high):g}"
+            " hardly ever acts"
+        )
+        yield Problem(
+            ("policy_loss_type", "eps_clip"), message, "--eps_clip_low_high 3e-4 4e-4", fatal=False
+        )
 
 
 @check(PPOConfig)
@@ -105,7 +121,9 @@ def group_scopes_have_siblings(config: PPOConfig, given: Given) -> Problems:
     asked = "siblings" not in estimator(config).needs and "group" in reward_norm_scopes(config)
     if asked and config.batch.n_samples_per_prompt == 1:
         flags = ("reward_norm_mean", "reward_norm_std", "n_samples_per_prompt")
-        message = "a group of one answer has no mean but its own and no std: every reward would become 0"
+        message = (
+            "a group of one answer has no mean but its own and no std: every reward would become 0"
+        )
         yield Problem(flags, message, "--n_samples_per_prompt 8, or scope batch")
 
 
@@ -115,10 +133,14 @@ def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
         return
     if config.batch.n_samples_per_prompt == 1:
         message = "the pass rate of one answer says nothing of its prompt"
-        yield Problem(("difficulty_key", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
+        yield Problem(
+            ("difficulty_key", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
+        )
     if source_kinds(config) == {"model"}:
         message = "a reward model gives no verdicts, so there is no pass rate"
-        yield Problem(("difficulty_key", "reward_pretrain"), message, "--difficulty_key COLUMN of the data")
+        yield Problem(
+            ("difficulty_key", "reward_pretrain"), message, "--difficulty_key COLUMN of the data"
+        )
 
 
 @check(PPOConfig)
@@ -134,17 +156,22 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
     if kl_in_loss(config.kl) and loss_kl_estimator(config.kl) in ("k1", "kl"):
         yield Problem(
             ("use_kl_loss", "kl_estimator"),
-            "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the policy is zero",
+            "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the"
+            " policy is zero",
             "--kl_estimator k2",
         )
 
 
 @check(PPOConfig)
 def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
-    """A step changes the coefficient by up to 0.2 * samples / horizon of itself; by 1 it is 0, by more negative."""
+    """A step changes the coefficient by up to 0.2 * samples / horizon of itself; by 1 it is 0, by
+    more negative."""
     samples, horizon = samples_per_step(config.batch), config.kl.kl_horizon
     if config.kl.kl_target is not None and kl_controller_acts(config.kl) and samples >= 5 * horizon:
-        message = f"{samples} samples a step over a horizon of {horizon} could turn the KL coefficient to 0 or below"
+        message = (
+            f"{samples} samples a step over a horizon of {horizon} could turn the KL coefficient to"
+            " 0 or below"
+        )
         flags = ("kl_horizon", "rollout_batch_size", "n_samples_per_prompt")
         yield Problem(flags, message, f"--kl_horizon {samples}, at most 20 % a step")
 
@@ -161,33 +188,55 @@ def the_actor_has_a_loss(config: PPOConfig, given: Given) -> Problems:
 def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problems:
     in_reward = kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
-        message = "the KL of whole distributions in the reward takes a pass of the policy before its update"
+        message = (
+            "the KL of whole distributions in the reward takes a pass of the policy before its"
+            " update"
+        )
         yield Problem(("skip_old_logprob", "kl_estimator"), message, "--skip_old_logprob auto")
 
 
 @check(PPOConfig)
 def supervised_rows_have_answers(config: PPOConfig, given: Given) -> Problems:
     if config.ptx.ptx_data is not None and config.ptx.output_key is None:
-        yield Problem(("ptx_data", "output_key"), "no column holds the answers", "--output_key COLUMN")
+        yield Problem(
+            ("ptx_data", "output_key"), "no column holds the answers", "--output_key COLUMN"
+        )
 
 
 @check(PPOConfig)
 def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
     shaping, limit = config.shaping, config.sampling.lengths.response
     if shaping.overlong_buffer_len is not None and shaping.overlong_buffer_len > limit:
-        message = f"the buffer of {shaping.overlong_buffer_len} tokens is longer than a response of {limit}"
-        yield Problem(("overlong_buffer_len", "generate_max_len"), message, f"--overlong_buffer_len {limit // 4 or 1}")
+        message = (
+            f"the buffer of {shaping.overlong_buffer_len} tokens is longer than a response of"
+            f" {limit}"
+        )
+        yield Problem(
+            ("overlong_buffer_len", "generate_max_len"),
+            message,
+            f"--overlong_buffer_len {limit // 4 or 1}",
+        )
     low, high = shaping.len_reward_range
     if high is None and low >= limit:
         message = f"LO {low} is not below HI, which is --generate_max_len {limit}"
-        yield Problem(("len_reward_range", "generate_max_len"), message, f"--len_reward_range 0 {limit}")
+        yield Problem(
+            ("len_reward_range", "generate_max_len"), message, f"--len_reward_range 0 {limit}"
+        )
 
 
 @check(PPOConfig)
 def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
     if config.shaping.whiten_rewards and not kl_in_reward(config.kl):
-        message = "with one reward at the end of an answer, every token before it gets -mean / std as its reward"
-        yield Problem(("whiten_rewards",), message, "--reward_norm_mean batch --reward_norm_std batch", fatal=False)
+        message = (
+            "with one reward at the end of an answer, every token before it gets -mean / std as its"
+            " reward"
+        )
+        yield Problem(
+            ("whiten_rewards",),
+            message,
+            "--reward_norm_mean batch --reward_norm_std batch",
+            fatal=False,
+        )
 
 
 @check(PPOConfig)
@@ -203,9 +252,15 @@ def supervised_attention_fits(config: SupervisedConfig, given: Given) -> Problem
 def _attention(config: PPOConfig | SupervisedConfig) -> Problems:
     name = config.model.attn_implementation or ""
     if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
-        yield Problem(("attn_implementation", "param_dtype"), f"{name} knows no fp32", "--attn_implementation sdpa")
+        yield Problem(
+            ("attn_implementation", "param_dtype"),
+            f"{name} knows no fp32",
+            "--attn_implementation sdpa",
+        )
     if name.startswith("flash_attention") and config.device.device == "cpu":
-        yield Problem(("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa")
+        yield Problem(
+            ("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa"
+        )
 
 
 @check(*TRAINING)
@@ -218,7 +273,10 @@ def one_length_of_warmup(config: PPOConfig | SupervisedConfig, given: Given) -> 
 @check(*TRAINING)
 def optimizer_fits_its_engine(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
-        message = "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat shards of them"
+        message = (
+            "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat"
+            " shards of them"
+        )
         yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
     if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
         message = f"adamw_bf16 steps on bf16 weights, and these are {config.model.param_dtype}"
@@ -227,13 +285,17 @@ def optimizer_fits_its_engine(config: PPOConfig | SupervisedConfig, given: Given
 
 @check(*TRAINING)
 def bf16_moments_can_follow(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below 1/256."""
+    """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below
+    1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
-        message = f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
+        message = (
+            f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
+        )
         yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
 
 
-# -- data, evaluation, checkpoints ------------------------------------------------------------------------
+# -- data, evaluation, checkpoints
+# ------------------------------------------------------------------------
 
 
 @check(*TRAINING)
@@ -242,7 +304,9 @@ def template_has_a_place(config: PPOConfig | SupervisedConfig, given: Given) -> 
     if template is None or template.endswith(JINJA_SUFFIXES):
         return
     if "{}" not in template:
-        yield Problem(("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}")
+        yield Problem(
+            ("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}"
+        )
     if "\\n" in template:
         message = "has a backslash and an n where a line break may be meant"
         yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
@@ -250,7 +314,9 @@ def template_has_a_place(config: PPOConfig | SupervisedConfig, given: Given) -> 
 
 @check(PPOConfig)
 def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems:
-    yield from probability_problems("prompt_data", config.data.prompt_data, config.data.prompt_data_probs)
+    yield from probability_problems(
+        "prompt_data", config.data.prompt_data, config.data.prompt_data_probs
+    )
 
 
 @check(*SUPERVISED)
@@ -267,7 +333,9 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
     try:
         found = len(probabilities(text))
     except ValueError as error:
-        yield Problem((f"{flag}_probs",), f"{text!r} is no comma list of positive numbers: {error}", fix)
+        yield Problem(
+            (f"{flag}_probs",), f"{text!r} is no comma list of positive numbers: {error}", fix
+        )
         return
     if found != items:
         message = f"{found} probabilities for {items} dataset{'s' if items > 1 else ''}"
@@ -279,7 +347,11 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
     evaluation = config.evaluation
     if evaluation.eval_dataset is None:
         return
-    if evaluation.eval_steps == -1 and not evaluation.eval_before_train and not evaluation.eval_only:
+    if (
+        evaluation.eval_steps == -1
+        and not evaluation.eval_before_train
+        and not evaluation.eval_only
+    ):
         flags = ("eval_dataset", "eval_steps")
         yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
     if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
@@ -307,4 +379,6 @@ def resume_or_start_fresh(config: PPOConfig | SupervisedConfig, given: Given) ->
 def checkpoints_hold_something(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
     flags = config.checkpoint
     if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
-        yield Problem(("disable_ds_ckpt", "save_steps"), "checkpoints would hold nothing", "--save_hf_ckpt")
+        yield Problem(
+            ("disable_ds_ckpt", "save_steps"), "checkpoints would hold nothing", "--save_hf_ckpt"
+        )

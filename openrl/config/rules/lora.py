@@ -12,19 +12,27 @@ SHAPE = ("lora_alpha", "lora_dropout", "target_modules", "lora_exclude_modules")
 
 
 @check(*TRAINING)
-def adapters_have_one_shape(config: PPOConfig | SupervisedConfig, given: frozenset[str]) -> Iterator[Problem]:
+def adapters_have_one_shape(
+    config: PPOConfig | SupervisedConfig, given: frozenset[str]
+) -> Iterator[Problem]:
     lora = config.lora
     if lora.lora_adapter_path is not None:
         if asked := tuple(name for name in ("lora_rank", *SHAPE) if name in given):
             yield Problem(
-                ("lora_adapter_path", *asked), "rank, scale and targets come from the adapter", "leave the others out"
+                ("lora_adapter_path", *asked),
+                "rank, scale and targets come from the adapter",
+                "leave the others out",
             )
     elif lora.lora_rank == 0 and (asked := tuple(name for name in SHAPE if name in given)):
-        yield Problem(asked, "no effect: no adapters are trained", "leave it out, or --lora_rank 16")
+        yield Problem(
+            asked, "no effect: no adapters are trained", "leave it out, or --lora_rank 16"
+        )
 
 
 @check(*TRAINING)
-def excluded_modules_can_be_matched(config: PPOConfig | SupervisedConfig, given: frozenset[str]) -> Iterator[Problem]:
+def excluded_modules_can_be_matched(
+    config: PPOConfig | SupervisedConfig, given: frozenset[str]
+) -> Iterator[Problem]:
     pattern = config.lora.lora_exclude_modules
     if pattern is None:
         return
@@ -36,13 +44,21 @@ def excluded_modules_can_be_matched(config: PPOConfig | SupervisedConfig, given:
 
 
 @check(*TRAINING)
-def packed_weights_carry_adapters(config: PPOConfig | SupervisedConfig, given: frozenset[str]) -> Iterator[Problem]:
+def packed_weights_carry_adapters(
+    config: PPOConfig | SupervisedConfig, given: frozenset[str]
+) -> Iterator[Problem]:
     if not config.lora.load_in_4bit:
         return
     if not config.lora.adapts:
-        yield Problem(("load_in_4bit", "lora_rank"), "4-bit weights cannot be trained themselves", "--lora_rank 16")
+        yield Problem(
+            ("load_in_4bit", "lora_rank"),
+            "4-bit weights cannot be trained themselves",
+            "--lora_rank 16",
+        )
     if config.model.param_dtype != "bf16":
-        yield Problem(("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16")
+        yield Problem(
+            ("load_in_4bit", "param_dtype"), "4-bit weights compute in bf16", "--param_dtype bf16"
+        )
     if config.deepspeed.zero_stage == 3:
         yield Problem(
             ("load_in_4bit", "zero_stage"),

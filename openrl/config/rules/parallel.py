@@ -22,12 +22,16 @@ def asked(flags: ParallelFlags) -> tuple[str, ...]:
 
 
 def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
-    """Problems of ``world`` ranks of a role; asked again where only the cluster knows their number."""
+    """Problems of ``world`` ranks of a role; asked again where only the cluster knows their
+    number."""
     if world % flags.ranks_per_shard:
-        ranks = f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
+        ranks = (
+            f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
+        )
         yield Problem(
             (*asked(flags), ranks),
-            f"{world} ranks of the {role} do not divide into blocks of {flags.ranks_per_shard} that share their rows",
+            f"{world} ranks of the {role} do not divide into blocks of {flags.ranks_per_shard} that"
+            " share their rows",
             f"a multiple of {flags.ranks_per_shard} ranks",
         )
 
@@ -60,7 +64,9 @@ def split_attention_is_replaced(config: PPOConfig | SupervisedConfig, given: Giv
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
-        yield Problem(flags, f"{name} cannot run on parts of a sequence", "--attn_implementation sdpa")
+        yield Problem(
+            flags, f"{name} cannot run on parts of a sequence", "--attn_implementation sdpa"
+        )
 
 
 @check(*TRAINING)
@@ -70,7 +76,9 @@ def prefixes_can_be_shared(config: PPOConfig | SupervisedConfig, given: Given) -
     name = config.model.attn_implementation
     if name not in (None, "varlen"):
         message = f"{name} knows no rows that share what they begin with"
-        yield Problem(("prefix_grouper", "attn_implementation"), message, "--attn_implementation varlen")
+        yield Problem(
+            ("prefix_grouper", "attn_implementation"), message, "--attn_implementation varlen"
+        )
     if config.parallel.sequence_size > 1:
         split = tuple(flag for flag in asked(config.parallel) if flag in SPLITS)
         message = "rows that are split over ranks do not share what they begin with"
@@ -92,7 +100,9 @@ def layers_can_be_split(config: PPOConfig | SupervisedConfig, given: Given) -> P
         yield Problem((TENSOR, "zero_stage"), message, "--zero_stage 1")
     if config.lora.load_in_4bit or config.lora.adapts:
         flags = ("load_in_4bit",) if config.lora.load_in_4bit else ("lora_rank",)
-        yield Problem((TENSOR, *flags), "layers with adapters or 4-bit weights are not split", f"--{TENSOR} 1")
+        yield Problem(
+            (TENSOR, *flags), "layers with adapters or 4-bit weights are not split", f"--{TENSOR} 1"
+        )
     if config.optim.optimizer == "muon":
         message = "Muon orthogonalises whole matrices, and a rank has parts of them"
         yield Problem((TENSOR, "optimizer"), message, "--optimizer adamw")

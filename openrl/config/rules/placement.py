@@ -23,7 +23,11 @@ def placement_says_it_all(config: PPOConfig, given: frozenset[str]) -> Iterator[
     if config.placement.placement is None:
         return
     if others := tuple(name for name in (*COLOCATE, *SHAPES) if name in given):
-        yield Problem(("placement", *others), "--placement already says where every rank is", "leave the others out")
+        yield Problem(
+            ("placement", *others),
+            "--placement already says where every rank is",
+            "leave the others out",
+        )
     try:
         places = explicit_places(config.placement)
     except ValueError as error:
@@ -36,12 +40,20 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Ite
     run = {*model_roles(config), ENGINES}
     for role in sorted(run - places.keys()):
         name = FLAG_NAMES[role]
-        yield Problem(("placement",), f"no place for {name}, which this run has", f'add "{name}=..."')
+        yield Problem(
+            ("placement",), f"no place for {name}, which this run has", f'add "{name}=..."'
+        )
     for role in sorted(places.keys() - run):
-        yield Problem(("placement",), f"{FLAG_NAMES[role]} has a place, but this run has none of it")
+        yield Problem(
+            ("placement",), f"{FLAG_NAMES[role]} has a place, but this run has none of it"
+        )
     taken = set().union(*places.values())
     if unused := sorted(set(range(max(taken, default=0))) - taken):
-        yield Problem(("placement",), f"nobody is on {', '.join(map(str, unused))}", "number the places without gaps")
+        yield Problem(
+            ("placement",),
+            f"nobody is on {', '.join(map(str, unused))}",
+            "number the places without gaps",
+        )
     if ENGINES in places:
         yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
 
@@ -52,10 +64,14 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> I
     each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
     if places % sizes.width:
         flags = (*because, "vllm_tensor_parallel_size")
-        yield Problem(flags, f"engines of {each} each do not divide {places} places", "sizes that do")
+        yield Problem(
+            flags, f"engines of {each} each do not divide {places} places", "sizes that do"
+        )
     elif engines is not None and engines != places // sizes.width:
         message = f"{engines} engines of {each} each do not fill {places} places"
-        yield Problem((*because, "vllm_num_engines"), message, f"--vllm_num_engines {places // sizes.width}")
+        yield Problem(
+            (*because, "vllm_num_engines"), message, f"--vllm_num_engines {places // sizes.width}"
+        )
 
 
 @check(PPOConfig)
@@ -63,7 +79,9 @@ def colocated_roles_exist(config: PPOConfig, given: frozenset[str]) -> Iterator[
     roles = model_roles(config)
     if config.hybrid.colocate_actor_ref and "reference" not in roles:
         yield Problem(
-            ("colocate_actor_ref",), "this run has no reference model", "leave it out, or --init_kl_coef 0.01"
+            ("colocate_actor_ref",),
+            "this run has no reference model",
+            "leave it out, or --init_kl_coef 0.01",
         )
     if config.hybrid.colocate_critic_reward and not {"critic", "reward"} <= {*roles}:
         missing = " and ".join(sorted({"critic", "reward"} - {*roles}))
@@ -76,7 +94,8 @@ def colocated_roles_exist(config: PPOConfig, given: frozenset[str]) -> Iterator[
 
 @check(PPOConfig)
 def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
-    """A role that shares places has as many ranks, on as many nodes, as the one it shares them with."""
+    """A role that shares places has as many ranks, on as many nodes, as the one it shares them
+    with."""
     if config.placement.placement is not None:
         return
     for role, leader in leaders(config.hybrid, model_roles(config)).items():
@@ -89,11 +108,14 @@ def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Itera
             wish, has = getattr(config.placement, own), getattr(config.placement, other)
             if (actor if wish is None else wish) != (actor if has is None else has):
                 yield Problem(
-                    (own, other), f"{role} and {leader} share places, so they need equal numbers", f"leave --{own} out"
+                    (own, other),
+                    f"{role} and {leader} share places, so they need equal numbers",
+                    f"leave --{own} out",
                 )
 
 
 def engines_match(config: PPOConfig, world: int | None) -> Iterator[Problem]:
-    """Engines that share the actor's places fill them; asked again where only the cluster knows the actor's ranks."""
+    """Engines that share the actor's places fill them; asked again where only the cluster knows the
+    actor's ranks."""
     if world is not None and config.hybrid.colocate_all_models:
         yield from _engines_fill(config, world, ("colocate_all_models",))

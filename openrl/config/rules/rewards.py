@@ -20,7 +20,9 @@ SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 
 @check(PPOConfig)
 def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
-    if not any((config.reward.remote_rm_url, config.reward.reward_funcs, config.others.reward_pretrain)):
+    if not any(
+        (config.reward.remote_rm_url, config.reward.reward_funcs, config.others.reward_pretrain)
+    ):
         yield Problem(SOURCES, "no source of rewards", "--remote_rm_url FILE.py")
 
 

@@ -15,19 +15,30 @@ Given = frozenset[str]
 def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
     if cut := tuple(name for name in config.sampling.cuts if name != "repetition_penalty"):
         message = (
-            "answers are drawn from a cut distribution, log-probs are trained over the full one: ratios are biased"
+            "answers are drawn from a cut distribution, log-probs are trained over the full one:"
+            " ratios are biased"
         )
         yield Problem(cut, message, "leave it out and use --temperature", fatal=False)
     if config.sampling.repetition_penalty != 1:
-        message = "the policy that is trained knows no penalty on repeated tokens: it is not the one that is sampled"
-        yield Problem(("repetition_penalty",), message, "leave it out, or a reward that punishes repeats", fatal=False)
+        message = (
+            "the policy that is trained knows no penalty on repeated tokens: it is not the one that"
+            " is sampled"
+        )
+        yield Problem(
+            ("repetition_penalty",),
+            message,
+            "leave it out, or a reward that punishes repeats",
+            fatal=False,
+        )
 
 
 @check(PPOConfig)
 def answers_end(config: PPOConfig, given: Given) -> Problems:
     if config.sampling.ignore_eos:
         message = "answers go on after their end: what rewards and losses see is no answer any more"
-        yield Problem(("ignore_eos",), message, "leave it out, except to measure speed", fatal=False)
+        yield Problem(
+            ("ignore_eos",), message, "leave it out, except to measure speed", fatal=False
+        )
 
 
 @check(PPOConfig)
@@ -43,8 +54,17 @@ def lengths_add_up(config: PPOConfig, given: Given) -> Problems:
 @check(PPOConfig)
 def an_evaluation_alone_evaluates(config: PPOConfig, given: Given) -> Problems:
     idle = (
-        *("eval_steps", "eval_before_train", "save_steps", "save_hf_ckpt", "max_steps", "num_episodes"),
+        *(
+            "eval_steps",
+            "eval_before_train",
+            "save_steps",
+            "save_hf_ckpt",
+            "max_steps",
+            "num_episodes",
+        ),
         "weight_sync_interval",
     )
     if config.evaluation.eval_only and (asked := tuple(name for name in idle if name in given)):
-        yield Problem((*asked, "eval_only"), "no effect: --eval_only evaluates once and ends", "leave one out")
+        yield Problem(
+            (*asked, "eval_only"), "no effect: --eval_only evaluates once and ends", "leave one out"
+        )

@@ -1,4 +1,5 @@
-"""Rules about what happens to rollouts before they are learnt from: correction, rejection, filtering."""
+"""Rules about what happens to rollouts before they are learnt from: correction, rejection,
+filtering."""
 
 from __future__ import annotations
 
@@ -24,28 +25,41 @@ def rejection_tests_are_sound(config: PPOConfig, given: Given) -> Problems:
 @check(PPOConfig)
 def icepop_is_one_type(config: PPOConfig, given: Given) -> Problems:
     flags = config.correction
-    if flags.use_icepop and "vllm_is_correction_type" in given and flags.vllm_is_correction_type != "icepop":
+    if (
+        flags.use_icepop
+        and "vllm_is_correction_type" in given
+        and flags.vllm_is_correction_type != "icepop"
+    ):
         message = f"two types of correction: icepop and {flags.vllm_is_correction_type}"
         yield Problem(("use_icepop", "vllm_is_correction_type"), message, "leave one out")
 
 
 @check(PPOConfig)
 def engines_log_probs_are_compared_with_others(config: PPOConfig, given: Given) -> Problems:
-    users = [name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(config.correction, name)]
+    users = [
+        name
+        for name in ("enable_vllm_is_correction", "rollout_rs")
+        if getattr(config.correction, name)
+    ]
     if users and config.correction.skip_old_logprob == "always":
-        message = "the engine's log-probs stand for the trainer's: every ratio between them would be 1"
+        message = (
+            "the engine's log-probs stand for the trainer's: every ratio between them would be 1"
+        )
         yield Problem(("skip_old_logprob", *users), message, "--skip_old_logprob auto")
 
 
 @check(PPOConfig)
 def correction_sees_whole_distributions(config: PPOConfig, given: Given) -> Problems:
     correction, cut = config.correction, config.sampling.cuts
-    users = [name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)]
+    users = [
+        name for name in ("enable_vllm_is_correction", "rollout_rs") if getattr(correction, name)
+    ]
     users += ["skip_old_logprob"] if correction.skip_old_logprob == "always" else []
     if cut and users:
         yield Problem(
             (*users, *cut),
-            "the engine's log-probs are of a cut distribution: the ratio to the trainer's is no importance weight",
+            "the engine's log-probs are of a cut distribution: the ratio to the trainer's is no"
+            " importance weight",
             f"leave {' and '.join(f'--{name}' for name in cut)} out",
         )
 
@@ -56,8 +70,15 @@ def filtering_has_groups_and_rewards(config: PPOConfig, given: Given) -> Problem
         return
     if config.batch.n_samples_per_prompt == 1:
         message = "one answer to a prompt has no mean between right and wrong"
-        yield Problem(("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8")
+        yield Problem(
+            ("dynamic_filtering", "n_samples_per_prompt"), message, "--n_samples_per_prompt 8"
+        )
     if config.others.reward_pretrain is not None and "dynamic_filtering_reward_range" not in given:
-        message = "a reward model gives no verdicts: its rewards are averaged, and kept between 0 and 1 alone"
+        message = (
+            "a reward model gives no verdicts: its rewards are averaged, and kept between 0 and 1"
+            " alone"
+        )
         flags = ("dynamic_filtering_reward_range", "reward_pretrain")
-        yield Problem(flags, message, "--dynamic_filtering_reward_range with bounds in its units", fatal=False)
+        yield Problem(
+            flags, message, "--dynamic_filtering_reward_range with bounds in its units", fatal=False
+        )

@@ -16,34 +16,50 @@ SHARE = "--colocate_all_models, or the same places in --placement"
 def who_sleeps_shares_places(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
     if hybrid.vllm_enable_sleep and ENGINES not in shared:
-        yield Problem(("vllm_enable_sleep",), "the engines share no place: nobody could use what they free", SHARE)
+        yield Problem(
+            ("vllm_enable_sleep",),
+            "the engines share no place: nobody could use what they free",
+            SHARE,
+        )
     if hybrid.deepspeed_enable_sleep and not shared & {"actor", "critic"}:
         yield Problem(
-            ("deepspeed_enable_sleep",), "no trained model shares a place: nobody could use what it frees", SHARE
+            ("deepspeed_enable_sleep",),
+            "no trained model shares a place: nobody could use what it frees",
+            SHARE,
         )
     of_two = {"reference", "reward"} & {*model_roles(config)}
     if ref_reward_sleeps(config) and of_two and not shared & of_two:
         yield Problem(
             ("ref_reward_offload", "zero_stage"),
-            f"{' and '.join(sorted(of_two))} share no place, and only ZeRO 3 streams weights layer by layer",
+            f"{' and '.join(sorted(of_two))} share no place, and only ZeRO 3 streams weights layer"
+            " by layer",
             f"--zero_stage 3, or {SHARE}",
         )
 
 
 @check(PPOConfig)
 def dropped_weights_are_sent_again(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
-    """Level 2 leaves an engine without weights until a sync, and a sync must bring every one as it is computed with."""
+    """Level 2 leaves an engine without weights until a sync, and a sync must bring every one as it
+    is computed with."""
     if not config.hybrid.vllm_enable_sleep or config.hybrid.vllm_sleep_level == 1:
         return
     against = {
-        "weight_sync_interval": (config.engine.weight_sync_interval > 1, "weights are not sent after every step"),
+        "weight_sync_interval": (
+            config.engine.weight_sync_interval > 1,
+            "weights are not sent after every step",
+        ),
         "lora_sync": (config.lora.lora_sync == "adapter", "the base of an adapter is never sent"),
-        "vllm_quantization": (config.engine.vllm_quantization is not None, "scales are made when a model is loaded"),
+        "vllm_quantization": (
+            config.engine.vllm_quantization is not None,
+            "scales are made when a model is loaded",
+        ),
     }
     for flag, (stands, why) in against.items():
         if stands:
             yield Problem(
-                ("vllm_sleep_level", flag), f"level 2 drops the engines' weights, and {why}", "--vllm_sleep_level 1"
+                ("vllm_sleep_level", flag),
+                f"level 2 drops the engines' weights, and {why}",
+                "--vllm_sleep_level 1",
             )
 
 
@@ -51,7 +67,11 @@ def dropped_weights_are_sent_again(config: PPOConfig, given: frozenset[str]) -> 
 def sleep_names_states(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     states = config.hybrid.deepspeed_sleep_states
     if not states or len({*states}) < len(states):
-        yield Problem(("deepspeed_sleep_states",), "names nothing, or one twice", "--deepspeed_sleep_states optim grad")
+        yield Problem(
+            ("deepspeed_sleep_states",),
+            "names nothing, or one twice",
+            "--deepspeed_sleep_states optim grad",
+        )
     offloads = {
         "param": ("param_offload", config.deepspeed.param_offload),
         "optim": ("adam_offload", config.deepspeed.adam_offload),

@@ -38,11 +38,23 @@ def margins_go_into_the_sigmoid(config: RMConfig, given: Given) -> Problems:
 @check(RMConfig)
 def rewards_have_no_logits(config: RMConfig, given: Given) -> Problems:
     if "logits_chunk_size" in given:
-        yield Problem(("logits_chunk_size",), "no effect: a reward model has no logits", "leave it out")
+        yield Problem(
+            ("logits_chunk_size",), "no effect: a reward model has no logits", "leave it out"
+        )
 
 
 @check(DPOConfig)
 def rated_answers_have_prompts(config: DPOConfig, given: Given) -> Problems:
-    if rated(config) and config.data.prompt_key is None and not config.templates.apply_chat_template:
-        message = "rated answers are compared with answers to other prompts, so the prompt must be known"
-        yield Problem(("loss", "prompt_key"), message, "--prompt_key COLUMN, or chat lists with --apply_chat_template")
+    if (
+        rated(config)
+        and config.data.prompt_key is None
+        and not config.templates.apply_chat_template
+    ):
+        message = (
+            "rated answers are compared with answers to other prompts, so the prompt must be known"
+        )
+        yield Problem(
+            ("loss", "prompt_key"),
+            message,
+            "--prompt_key COLUMN, or chat lists with --apply_chat_template",
+        )

@@ -8,13 +8,13 @@
         Reward: 0 or 1.
         '''
 
-It runs in a process of its own that is killed when it takes too long, so it needs no timeout, and it imports large
-libraries inside. The last lines of its docstring say which label it wants and which rewards it can give: the page of
-verifiers shows them, a test holds every verifier to them. It looks at the label before the response: a label that is of
-no use is found whatever the answer.
+It runs in a process of its own that is killed when it takes too long, so it needs no timeout, and
+it imports large libraries inside. The last lines of its docstring say which label it wants and
+which rewards it can give: the page of verifiers shows them, a test holds every verifier to them. It
+looks at the label before the response: a label that is of no use is found whatever the answer.
 
-``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if there are none.
-"""
+``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if
+there are none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
 from openrl.flags.values import Quoted, convert, show, within
 
-_END_TOKEN = re.compile(r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z")  # <|im_end|> ...
+_END_TOKEN = re.compile(
+    r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z"
+)  # <|im_end|> ...
 _LONGEST_END_TOKEN = 44
 
 
@@ -56,28 +58,37 @@ class Verdict:
     """What a verifier says of an answer; every number is finite."""
 
     reward: float
-    passed: float | None = None  # in [0, 1]; None where the verifier does not judge whether an answer is right
+    passed: float | None = (
+        None  # in [0, 1]; None where the verifier does not judge whether an answer is right
+    )
     parts: dict[str, float] = field(default_factory=dict)
 
 
 class BadRow(Exception):
-    """The row of data is at fault, whatever the answer to it: a missing label, tests of an unknown shape."""
+    """The row of data is at fault, whatever the answer to it: a missing label, tests of an unknown
+    shape."""
 
 
 class Unavailable(Exception):
-    """No verdict: what the verifier relies on is not there or does not work. The answer is neither right nor wrong."""
+    """No verdict: what the verifier relies on is not there or does not work. The answer is neither
+    right nor wrong."""
 
 
 def label_text(answer: Answer) -> str:
     """The label as text. Raises BadRow if there is none."""
     label = answer.label
-    if isinstance(label, bool) or not isinstance(label, (str, int, float)) or not str(label).strip():
+    if (
+        isinstance(label, bool)
+        or not isinstance(label, (str, int, float))
+        or not str(label).strip()
+    ):
         raise BadRow(f"the label must be text or a number, it is {short(label)}")
     return str(label).strip()
 
 
 def label_data(answer: Answer) -> Any:
-    """The label as data: JSON text, which keeps its shape in tables whose rows differ, or the data itself."""
+    """The label as data: JSON text, which keeps its shape in tables whose rows differ, or the data
+    itself."""
     if not isinstance(answer.label, str):
         return answer.label
     try:
@@ -113,7 +124,9 @@ def describe(verify: Any) -> Description:
     text = inspect.cleandoc(verify.__doc__ or "")
     found = re.fullmatch(r"(.*)\n\nLabel: (.*)\nReward: ([^\n]*)", text, re.DOTALL)
     if found is None:
-        raise ValueError(f"the docstring of {verify.__name__} does not end in lines of Label: and Reward:")
+        raise ValueError(
+            f"the docstring of {verify.__name__} does not end in lines of Label: and Reward:"
+        )
     return Description(*(" ".join(part.split()) for part in found.groups()))
 
 
@@ -126,14 +139,23 @@ def compares(verify: Any) -> bool:
 
 
 def read_options(name: str, settings: dict[str, Any]) -> Any:
-    """The options of the verifier ``name`` from plain values, as of JSON. Raises UserError with all that is wrong."""
+    """The options of the verifier ``name`` from plain values, as of JSON. Raises UserError with all
+    that is wrong."""
     try:
         entry = verifiers[name]
     except KeyError as error:
         raise UserError(str(error.args[0])) from None
-    specs = {s.name: s for s in flags_of(entry.options, part_name="", section="")} if entry.options else {}
+    specs = (
+        {s.name: s for s in flags_of(entry.options, part_name="", section="")}
+        if entry.options
+        else {}
+    )
     problems = [f"it has no option {key!r}" for key in settings if key not in specs]
-    problems += [f"{key} must be given" for key, s in specs.items() if s.default is REQUIRED and key not in settings]
+    problems += [
+        f"{key} must be given"
+        for key, s in specs.items()
+        if s.default is REQUIRED and key not in settings
+    ]
     values = {}
     for key in [key for key in settings if key in specs]:
         try:
@@ -146,7 +168,10 @@ def read_options(name: str, settings: dict[str, Any]) -> Any:
         except ValueError as error:
             problems.append(str(error))
     if problems:
-        raise UserError(f"verifier {name}: " + "; ".join(problems), f"its options are {', '.join(specs) or 'none'}")
+        raise UserError(
+            f"verifier {name}: " + "; ".join(problems),
+            f"its options are {', '.join(specs) or 'none'}",
+        )
     return None
 
 

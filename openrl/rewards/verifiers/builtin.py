@@ -1,4 +1,5 @@
-"""The built-in verifiers: importing this module registers them all. It loads the standard library only."""
+"""The built-in verifiers: importing this module registers them all. It loads the standard library
+only."""
 
 # ruff: noqa: F401
 from openrl.rewards.verifiers import (

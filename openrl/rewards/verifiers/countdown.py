@@ -1,8 +1,8 @@
 """Countdown: reach a target from given numbers with + - * / and parentheses.
 
-Expressions are parsed, never evaluated as code: only the four operators, a leading minus and whole numbers are known,
-arithmetic is exact, and length is bounded, so no answer can hang or pass by rounding.
-"""
+Expressions are parsed, never evaluated as code: only the four operators, a leading minus and whole
+numbers are known, arithmetic is exact, and length is bounded, so no answer can hang or pass by
+rounding."""
 
 from __future__ import annotations
 
@@ -43,16 +43,20 @@ class Grade:
 @dataclass(frozen=True)
 class CountdownOptions:
     use_all: bool = flag(True, "Every number exactly once; off: at most once.")
-    tagged: bool = flag(True, "The expression stands in the last <answer> </answer>; off: it is the whole response.")
-    format_score: float = flag(0.1, "Reward of a response that holds an expression that is not right.", bounds="[0, 1]")
+    tagged: bool = flag(
+        True, "The expression stands in the last <answer> </answer>; off: it is the whole response."
+    )
+    format_score: float = flag(
+        0.1, "Reward of a response that holds an expression that is not right.", bounds="[0, 1]"
+    )
 
 
 @verifiers.register("countdown", options=CountdownOptions)
 def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
     """An expression of the given numbers that equals the target.
 
-    After https://github.com/Jiayi-Pan/TinyZero, but exact: no ``**``, no ``//``, no decimals, no ``eval``; the answer may
-    stand on any line and end in "= target".
+    After https://github.com/Jiayi-Pan/TinyZero, but exact: no ``**``, no ``//``, no decimals, no
+    ``eval``; the answer may stand on any line and end in "= target".
 
     Label: {"numbers": [3, 8, 1], "target": 24}; "nums" is "numbers".
     Reward: [0, 1]
@@ -68,10 +72,14 @@ def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
 def _problem(label: Any) -> tuple[list[int], int]:
     given = label if isinstance(label, dict) else {}
     numbers, target = given.get("numbers", given.get("nums")), given.get("target")
-    if not (isinstance(numbers, (list, tuple)) and numbers and all(type(n) is int for n in numbers)):
+    if not (
+        isinstance(numbers, (list, tuple)) and numbers and all(type(n) is int for n in numbers)
+    ):
         numbers = None
     if numbers is None or type(target) is not int:
-        raise BadRow(f'the label must be like {{"numbers": [3, 8, 1], "target": 24}}, it is {short(label)}')
+        raise BadRow(
+            f'the label must be like {{"numbers": [3, 8, 1], "target": 24}}, it is {short(label)}'
+        )
     return list(numbers), target
 
 

@@ -1,4 +1,5 @@
-"""The answer check of DAPO, https://arxiv.org/abs/2503.14476, as verl computes it: text normalised after Minerva, no algebra."""
+"""The answer check of DAPO, https://arxiv.org/abs/2503.14476, as verl computes it: text normalised
+after Minerva, no algebra."""
 
 from __future__ import annotations
 
@@ -26,10 +27,55 @@ _SUBSTITUTIONS = (
     ("\\text{m}", "\\text{}"),
 )
 _REMOVED = (
-    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points"),
-    *("feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students"),
-    *("childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3"),
-    *("\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+    *(
+        "square",
+        "ways",
+        "integers",
+        "dollars",
+        "mph",
+        "inches",
+        "hours",
+        "km",
+        "units",
+        "\\ldots",
+        "sue",
+        "points",
+    ),
+    *(
+        "feet",
+        "minutes",
+        "digits",
+        "cents",
+        "degrees",
+        "cm",
+        "gm",
+        "pounds",
+        "meters",
+        "meals",
+        "edges",
+        "students",
+    ),
+    *(
+        "childrentickets",
+        "multiples",
+        "\\text{s}",
+        "\\text{.}",
+        "\\text{\ns}",
+        "\\text{}^2",
+        "\\text{}^3",
+    ),
+    *(
+        "\\text{\n}",
+        "\\text{}",
+        "\\mathrm{th}",
+        "^\\circ",
+        "^{\\circ}",
+        "\\;",
+        ",\\!",
+        "{,}",
+        '"',
+        "\\dots",
+    ),
 )
 _REWRITES = (
     (re.compile(r"^[^$\n]*\$([^$\n]*)\$.*", re.MULTILINE), r"$\1$"),
@@ -64,7 +110,8 @@ def normalise(text: str) -> str:
 @dataclass(frozen=True)
 class DapoOptions:
     strict_box: bool = flag(
-        False, "The answer is a \\boxed{} in the last 100 characters that equals the label as it is."
+        False,
+        "The answer is a \\boxed{} in the last 100 characters that equals the label as it is.",
     )
 
 

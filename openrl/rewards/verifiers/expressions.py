@@ -21,7 +21,8 @@ MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 
 @verifiers.register("math_verify")
 def math_verify(answer: Answer, options: None) -> Verdict:
-    """The last box, else the last <answer>, else the end of the response equals the label as an expression.
+    """The last box, else the last <answer>, else the end of the response equals the label as an
+    expression.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
@@ -46,7 +47,8 @@ def math_verify_reward(answer: Answer, options: None) -> Verdict:
 @verifiers.register("math_17k_acc")
 @verifiers.register("acc_for_ppo")
 def math_boxed(answer: Answer, options: None) -> Verdict:
-    r"""The last \boxed{} after the thinking equals the label as an expression; without a box the answer is wrong.
+    r"""The last \boxed{} after the thinking equals the label as an expression; without a box the
+    answer is wrong.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
@@ -57,7 +59,8 @@ def math_boxed(answer: Answer, options: None) -> Verdict:
 
 @verifiers.register("base_acc")
 def base_acc(answer: Answer, options: None) -> Verdict:
-    r"""``math_boxed`` of a response of the form <think>..</think>..<answer>..\boxed{..}..</answer>; MindSpeed-RL.
+    r"""``math_boxed`` of a response of the form <think>..</think>..<answer>..\boxed{..}..</answer>;
+    MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
@@ -87,12 +90,15 @@ def acc(answer: Answer, options: AccOptions) -> Verdict:
 
 @dataclass(frozen=True)
 class RetoolOptions:
-    call_tag: str = flag("tool_call", "Tag that opens a call of a tool; its closed pairs are counted.")
+    call_tag: str = flag(
+        "tool_call", "Tag that opens a call of a tool; its closed pairs are counted."
+    )
 
 
 @verifiers.register("retool_reward", options=RetoolOptions)
 def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
-    r"""1 if the \boxed{} in the last 100 characters is the label as it is; else min(0, 0.1 calls of tools - 1).
+    r"""1 if the \boxed{} in the last 100 characters is the label as it is; else min(0, 0.1 calls of
+    tools - 1).
 
     After https://arxiv.org/abs/2504.11536, as MindSpeed-RL computes it.
 
@@ -100,7 +106,9 @@ def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
     Reward: [-1, 1]
     """
     right = last_boxed(answer.text[-100:]) == label_text(answer)
-    calls = min(answer.text.count(f"<{options.call_tag}>"), answer.text.count(f"</{options.call_tag}>"))
+    calls = min(
+        answer.text.count(f"<{options.call_tag}>"), answer.text.count(f"</{options.call_tag}>")
+    )
     reward = 1.0 if right else min(0.0, 0.1 * calls - 1.0)
     return Verdict(reward, float(right), {"calls": float(calls)})
 
@@ -115,7 +123,8 @@ def _boxed(text: str) -> str:
 
 
 def _label(answer: Answer) -> list[Any]:
-    """What the label says, as ``math_verify.parse`` returns it. Raises BadRow if it says nothing."""
+    """What the label says, as ``math_verify.parse`` returns it. Raises BadRow if it says
+    nothing."""
     text = label_text(answer)
     parsed = _parse(text if "\\boxed" in text or "$" in text else _boxed(text))
     if not parsed or any(_digits(item) > MOST_DIGITS for item in parsed):
@@ -130,7 +139,9 @@ def _right(label: list[Any], text: str) -> bool:
         return False
     if any(map(_unfinished, found)) and not any(map(_unfinished, label)):
         return False
-    return bool(_library().verify(label, found, timeout_seconds=None))  # the process is killed if it takes too long
+    return bool(
+        _library().verify(label, found, timeout_seconds=None)
+    )  # the process is killed if it takes too long
 
 
 def _parse(text: str) -> list[Any]:
@@ -147,7 +158,8 @@ def _library() -> Any:
 
 
 def _unfinished(expression: Any) -> bool:
-    """Whether an integral, a sum or a product is still to be worked out, which can take for ever."""
+    """Whether an integral, a sum or a product is still to be worked out, which can take for
+    ever."""
     import sympy
     from sympy.concrete.expr_with_limits import ExprWithLimits
 
@@ -155,7 +167,8 @@ def _unfinished(expression: Any) -> bool:
 
 
 def _digits(expression: Any) -> float:
-    """About how many decimal digits the numbers have that evaluating ``expression`` would make; inf beyond MOST_DIGITS."""
+    """About how many decimal digits the numbers have that evaluating ``expression`` would make; inf
+    beyond MOST_DIGITS."""
     import sympy
 
     if not isinstance(expression, sympy.Basic):

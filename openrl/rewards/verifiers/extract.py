@@ -7,15 +7,16 @@ from typing import Literal
 
 Where = Literal["auto", "boxed", "answer", "last_line", "whole"]
 WHERE_HELP = (
-    "Where the answer stands: the last \\boxed{}, the last <answer> </answer>, the last line, or the whole response; "
-    "auto = the first of these that there is, of boxed, answer, whole."
+    "Where the answer stands: the last \\boxed{}, the last <answer> </answer>, the last line, or"
+    " the whole response; auto = the first of these that there is, of boxed, answer, whole."
 )
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{...}`` holds, nested braces included; None if there is none or its brace stays open.
+    r"""What the last ``\boxed{...}`` holds, nested braces included; None if there is none or its
+    brace stays open.
 
     >>> last_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -33,7 +34,8 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:
-    """What stands between the last ``</tag>`` and the ``<tag>`` before it, without the space around it."""
+    """What stands between the last ``</tag>`` and the ``<tag>`` before it, without the space around
+    it."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
     return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
@@ -45,7 +47,8 @@ def after_thinking(text: str) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-    """What the response marks as its answer, thinking left aside: the last box, else the last <answer> </answer>."""
+    """What the response marks as its answer, thinking left aside: the last box, else the last
+    <answer> </answer>."""
     text = after_thinking(text)
     boxed = last_boxed(text)
     return last_tagged(text) if boxed is None else boxed

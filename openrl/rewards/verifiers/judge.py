@@ -39,8 +39,12 @@ _PLACE = re.compile(r"\{(prompt|response|label)\}")
 class JudgeOptions:
     url: str = flag(REQUIRED, "Root of the service, e.g. http://127.0.0.1:8000/v1.")
     model: str = flag(REQUIRED, "Name of the judge's model.")
-    prompt_file: str | None = flag(None, "Text with {prompt}, {response}, {label}; None = a general one, from 0 to 10.")
-    pattern: str = flag(r"(?i)score\**\s*[:=]\**\s*(-?\d+(?:\.\d+)?)", "Pattern whose last match holds the score.")
+    prompt_file: str | None = flag(
+        None, "Text with {prompt}, {response}, {label}; None = a general one, from 0 to 10."
+    )
+    pattern: str = flag(
+        r"(?i)score\**\s*[:=]\**\s*(-?\d+(?:\.\d+)?)", "Pattern whose last match holds the score."
+    )
     low: float = flag(0.0, "The worst score; reward 0.")
     high: float = flag(10.0, "The best score; reward 1.")
     pass_at: float = flag(1.0, "An answer has passed from this reward on.", bounds="[0, 1]")
@@ -48,7 +52,9 @@ class JudgeOptions:
     max_tokens: int = flag(1024, "The judge's.", bounds="> 0")
     timeout: float = flag(60.0, "Seconds for one request.", bounds="> 0")
     attempts: int = flag(3, "Requests before the judge is taken for unavailable.", bounds="> 0")
-    pause: float = flag(1.0, "Seconds before the second attempt; doubled each time, at most 30.", bounds=">= 0")
+    pause: float = flag(
+        1.0, "Seconds before the second attempt; doubled each time, at most 30.", bounds=">= 0"
+    )
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
@@ -67,7 +73,8 @@ class JudgeOptions:
 
 @verifiers.register("judge", options=JudgeOptions)
 def judge(answer: Answer, options: JudgeOptions) -> Verdict:
-    """The score that a model gives, scaled to [0, 1]. No verdict if it cannot be reached or gives no score.
+    """The score that a model gives, scaled to [0, 1]. No verdict if it cannot be reached or gives
+    no score.
 
     The token is taken from $OPENRL_JUDGE_TOKEN.
 
@@ -85,7 +92,9 @@ def judge(answer: Answer, options: JudgeOptions) -> Verdict:
     except (IndexError, ValueError):
         raise Unavailable(f"the judge gave no score: it ended in {reply[-200:]!r}") from None
     if not options.low <= score <= options.high:
-        raise Unavailable(f"the judge gave {score:g}, which is not between {options.low:g} and {options.high:g}")
+        raise Unavailable(
+            f"the judge gave {score:g}, which is not between {options.low:g} and {options.high:g}"
+        )
     reward = (score - options.low) / (options.high - options.low)
     return Verdict(reward, float(reward >= options.pass_at))
 
@@ -112,7 +121,9 @@ def _ask(text: str, options: JudgeOptions) -> str:
 
     def pause(state: tenacity.RetryCallState) -> float:
         asked = getattr(state.outcome.exception(), "retry_after", None)  # type: ignore[union-attr]
-        grown = tenacity.wait_exponential_jitter(options.pause, LONGEST_PAUSE, jitter=options.pause / 2)(state)
+        grown = tenacity.wait_exponential_jitter(
+            options.pause, LONGEST_PAUSE, jitter=options.pause / 2
+        )(state)
         return grown if asked is None else min(asked, LONGEST_PAUSE)
 
     body = {
@@ -145,29 +156,42 @@ def _request(body: dict[str, Any], options: JudgeOptions) -> str:
     token = os.environ.get(TOKEN, "").strip()
     if not (token.isascii() and token.isprintable()):
         raise Unavailable(f"${TOKEN} holds characters that a header cannot carry")
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json"} | (
+        {"Authorization": f"Bearer {token}"} if token else {}
+    )
     url = options.url.rstrip("/") + "/chat/completions"
-    with _client(options.timeout).stream("POST", url, content=json.dumps(body), headers=headers) as response:
+    with _client(options.timeout).stream(
+        "POST", url, content=json.dumps(body), headers=headers
+    ) as response:
         content = b""
         for part in response.iter_bytes():
             content += part
             if len(content) > LARGEST_REPLY:
-                raise Unavailable(f"the judge at {options.url} sent more than {LARGEST_REPLY} bytes")
+                raise Unavailable(
+                    f"the judge at {options.url} sent more than {LARGEST_REPLY} bytes"
+                )
     if response.status_code == 429 or response.status_code >= 500:
         raise _Busy(f"HTTP {response.status_code}", _seconds(response.headers.get("Retry-After")))
     if response.status_code != 200:
         raise Unavailable(
-            f"the judge at {options.url}: HTTP {response.status_code} {content[:200].decode(errors='replace')!r}"
+            f"the judge at {options.url}: HTTP {response.status_code}"
+            f" {content[:200].decode(errors='replace')!r}"
         )
     try:
         return str(json.loads(content)["choices"][0]["message"]["content"] or "")
     except (ValueError, LookupError, TypeError, RecursionError):
-        raise _Busy(f"a reply that is no chat completion: {content[:200].decode(errors='replace')!r}") from None
+        raise _Busy(
+            f"a reply that is no chat completion: {content[:200].decode(errors='replace')!r}"
+        ) from None
 
 
 def _seconds(retry_after: str | None) -> float | None:
     """``Retry-After`` in seconds; None for a date and for none."""
-    return float(retry_after) if retry_after and re.fullmatch(r"\d{1,6}(\.\d+)?", retry_after) else None
+    return (
+        float(retry_after)
+        if retry_after and re.fullmatch(r"\d{1,6}(\.\d+)?", retry_after)
+        else None
+    )
 
 
 @cache

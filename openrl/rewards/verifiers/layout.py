@@ -1,4 +1,5 @@
-"""How a response is laid out: <think> </think> before <answer> </answer>, tags that occur once, numbered steps."""
+"""How a response is laid out: <think> </think> before <answer> </answer>, tags that occur once,
+numbered steps."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class FormatOptions:
 
 @verifiers.register("format", options=FormatOptions)
 def format(answer: Answer, options: FormatOptions) -> Verdict:
-    r"""The whole response is <think>..</think> <answer>..</answer>, or <think>..</think>..\boxed{..}.. (EasyR1).
+    r"""The whole response is <think>..</think> <answer>..</answer>, or
+    <think>..</think>..\boxed{..}.. (EasyR1).
 
     Label: none
     Reward: 0 or 1
@@ -40,7 +42,8 @@ def format(answer: Answer, options: FormatOptions) -> Verdict:
 
 @verifiers.register("soft_format")
 def soft_format(answer: Answer, options: None) -> Verdict:
-    """``format``, but lines may follow that of </answer>: the ``format`` of MindSpeed-RL, whose ``$`` is any line's end.
+    """``format``, but lines may follow that of </answer>: the ``format`` of MindSpeed-RL, whose
+    ``$`` is any line's end.
 
     Label: none
     Reward: 0 or 1
@@ -55,7 +58,8 @@ class StrictFormatOptions:
 
 @verifiers.register("strict_format", options=StrictFormatOptions)
 def strict_format(answer: Answer, options: StrictFormatOptions) -> Verdict:
-    r"""<think> </think> <answer> \boxed{} </answer>, each once and in this order, from beginning to end; MindSpeed-RL.
+    r"""<think> </think> <answer> \boxed{} </answer>, each once and in this order, from beginning to
+    end; MindSpeed-RL.
 
     Label: none
     Reward: [-0.5, 1]
@@ -84,8 +88,8 @@ class StepOptions:
 
 @verifiers.register("step", options=StepOptions)
 def step(answer: Answer, options: StepOptions) -> Verdict:
-    """The share of ``enough`` steps that are marked "Step 1:", "1." or "-" or "*" at a line's start, "First,", "Second,",
-    "Next," or "Finally,"; open-r1, MindSpeed-RL.
+    """The share of ``enough`` steps that are marked "Step 1:", "1." or "-" or "*" at a line's
+    start, "First,", "Second,", "Next," or "Finally,"; open-r1, MindSpeed-RL.
 
     Label: none
     Reward: [0, 1]
@@ -95,13 +99,15 @@ def step(answer: Answer, options: StepOptions) -> Verdict:
 
 
 def follows_layout(text: str) -> bool:
-    r"""Whether ``^<think>.*?</think>\s*<answer>.*?</answer>$`` matches, every line's end being one; in linear time."""
+    r"""Whether ``^<think>.*?</think>\s*<answer>.*?</answer>$`` matches, every line's end being one;
+    in linear time."""
     turn = _TURN.search(text, len("<think>")) if text.startswith("<think>") else None
     return bool(turn and _CLOSED_LINE.search(text, turn.end()))
 
 
 def has_boxed_answer(text: str) -> bool:
-    r"""Whether the text is <think>..</think>..<answer>..\boxed{..}..</answer> from beginning to end."""
+    r"""Whether the text is <think>..</think>..<answer>..\boxed{..}..</answer> from beginning to
+    end."""
     ends = text.startswith("<think>") and text.endswith("</answer>")
     return ends and in_order(text, *TAGS[:3], "\\boxed{", "}", "</answer>")
 

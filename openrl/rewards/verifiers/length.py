@@ -1,4 +1,5 @@
-"""How long a response is and how much it repeats itself. None of these says whether an answer is right."""
+"""How long a response is and how much it repeats itself. None of these says whether an answer is
+right."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from openrl.rewards.verifiers.base import Answer, Verdict
 class RepetitionOptions:
     ngram: int = flag(3, "Items of a sequence that counts as repeated.", bounds="[1, 50]")
     max_penalty: float = flag(1.0, "What a response of one sequence alone loses.", bounds="> 0")
-    unit: Literal["words", "characters", "tokens"] = flag("words", "What the items are; characters for Chinese.")
+    unit: Literal["words", "characters", "tokens"] = flag(
+        "words", "What the items are; characters for Chinese."
+    )
 
 
 @verifiers.register("repetition", options=RepetitionOptions)
@@ -50,7 +53,8 @@ class LengthOptions:
 
 @verifiers.register("length", options=LengthOptions)
 def length(answer: Answer, options: LengthOptions) -> Verdict:
-    """1 up to ``low`` tokens, 0 from ``high`` on, linear or half a cosine in between; a negative weight rewards length.
+    """1 up to ``low`` tokens, 0 from ``high`` on, linear or half a cosine in between; a negative
+    weight rewards length.
 
     Label: none
     Reward: [0, 1]
@@ -63,17 +67,22 @@ def length(answer: Answer, options: LengthOptions) -> Verdict:
 @dataclass(frozen=True, kw_only=True)
 class OverlongOptions:
     max_length: int = flag(REQUIRED, "Most tokens of a response, --generate_max_len.", bounds="> 0")
-    buffer: int = flag(REQUIRED, "Tokens before max_length over which the penalty grows.", bounds="> 0")
+    buffer: int = flag(
+        REQUIRED, "Tokens before max_length over which the penalty grows.", bounds="> 0"
+    )
     factor: float = flag(1.0, "Penalty at max_length.", bounds="> 0")
 
     def __post_init__(self) -> None:
         if self.buffer > self.max_length:
-            raise ValueError(f"buffer must not exceed max_length, got {self.buffer} and {self.max_length}")
+            raise ValueError(
+                f"buffer must not exceed max_length, got {self.buffer} and {self.max_length}"
+            )
 
 
 @verifiers.register("overlong", options=OverlongOptions)
 def overlong(answer: Answer, options: OverlongOptions) -> Verdict:
-    """0 up to max_length - buffer tokens, then linear to -factor; DAPO, https://arxiv.org/abs/2503.14476 eq. 13.
+    """0 up to max_length - buffer tokens, then linear to -factor; DAPO,
+    https://arxiv.org/abs/2503.14476 eq. 13.
 
     Label: none
     Reward: [-1, 0]

@@ -10,7 +10,13 @@ from typing import Any
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict, label_text, short
-from openrl.rewards.verifiers.extract import WHERE_HELP, Where, after_thinking, final_answer, marked_answer
+from openrl.rewards.verifiers.extract import (
+    WHERE_HELP,
+    Where,
+    after_thinking,
+    final_answer,
+    marked_answer,
+)
 
 PATTERN_TIMEOUT = 1.0  # seconds
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -40,7 +46,9 @@ def _accepted(answer: Answer) -> list[str]:
     if not isinstance(answer.label, (list, tuple)):
         return [label_text(answer)]
     if not answer.label:
-        raise BadRow("the label must be text, a number, or a list of accepted ones; it is an empty list")
+        raise BadRow(
+            "the label must be text, a number, or a list of accepted ones; it is an empty list"
+        )
     return [label_text(Answer(answer.prompt, "", label)) for label in answer.label]
 
 
@@ -54,7 +62,9 @@ def _plain(text: str, options: ExactOptions) -> str:
 class RegexOptions:
     where: Where = flag("whole", WHERE_HELP)
     pattern: str = flag("", "The pattern for all rows; empty = each row's label is its pattern.")
-    full: bool = flag(False, "The pattern must match all of the answer; off: it may match anywhere in it.")
+    full: bool = flag(
+        False, "The pattern must match all of the answer; off: it may match anywhere in it."
+    )
     ignore_case: bool = flag(False, "A and a are the same.")
 
     def __post_init__(self) -> None:
@@ -78,7 +88,9 @@ def regex(answer: Answer, options: RegexOptions) -> Verdict:
         match = pattern.fullmatch if options.full else pattern.search
         right = text is not None and match(text, timeout=PATTERN_TIMEOUT) is not None
     except TimeoutError:
-        raise Unavailable(f"the pattern {short(pattern.pattern)} takes more than {PATTERN_TIMEOUT:g} s") from None
+        raise Unavailable(
+            f"the pattern {short(pattern.pattern)} takes more than {PATTERN_TIMEOUT:g} s"
+        ) from None
     return Verdict(float(right), float(right))
 
 
@@ -95,7 +107,9 @@ def _compiled(pattern: str, ignore_case: bool) -> Any:
 @dataclass(frozen=True)
 class ChoiceOptions:
     letters: str = flag("ABCD", "The letters to choose from.")
-    loose: bool = flag(False, "Where no answer is marked, the last letter that stands alone counts too.")
+    loose: bool = flag(
+        False, "Where no answer is marked, the last letter that stands alone counts too."
+    )
 
     def __post_init__(self) -> None:
         if not self.letters.isalpha() or not self.letters.isupper():
@@ -104,7 +118,8 @@ class ChoiceOptions:
 
 @verifiers.register("choice", options=ChoiceOptions)
 def choice(answer: Answer, options: ChoiceOptions) -> Verdict:
-    """The letter chosen is the label: in the box or <answer>, else after "answer is", else alone on the last line.
+    """The letter chosen is the label: in the box or <answer>, else after "answer is", else alone on
+    the last line.
 
     A box or <answer> that holds several letters is wrong.
 
@@ -113,9 +128,13 @@ def choice(answer: Answer, options: ChoiceOptions) -> Verdict:
     """
     label = _letter(label_text(answer), options.letters)
     if label is None:
-        raise BadRow(f"the label must be one of the letters {options.letters}, it is {short(answer.label)}")
+        raise BadRow(
+            f"the label must be one of the letters {options.letters}, it is {short(answer.label)}"
+        )
     found = _chosen(answer.text, options)
-    return Verdict(float(found == label), float(found == label), {"found": float(found is not None)})
+    return Verdict(
+        float(found == label), float(found == label), {"found": float(found is not None)}
+    )
 
 
 def _chosen(text: str, options: ChoiceOptions) -> str | None:
@@ -123,7 +142,9 @@ def _chosen(text: str, options: ChoiceOptions) -> str | None:
     if marked is not None:
         return _letter(marked, options.letters)
     text, letters = after_thinking(text), f"[{options.letters}]"
-    said = re.findall(rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])", text)
+    said = re.findall(
+        rf"(?i:answer|option|choice)(?i:\s{{1,9}}is)?[:\s(*\"']{{1,9}}({letters})(?![\w'])", text
+    )
     if said:
         return said[-1]
     last = _letter(text.strip().rpartition("\n")[2], options.letters)
@@ -134,9 +155,16 @@ def _chosen(text: str, options: ChoiceOptions) -> str | None:
 
 
 def _letter(text: str, letters: str) -> str | None:
-    r"""The letter that the text consists of or begins with: "B", "(b)", "**B**", "\text{B}", "B. Paris"; None else."""
-    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}", r"\1", text[:1000]).strip(" \t*$\"'")
-    found = re.match(rf"[(\[]?([{letters}{letters.lower()}])(?:\s?[).:\]](.*)|)\s*\Z", text, re.DOTALL)
-    if found is None or re.match(rf"[\s,;/&*]*(?:and|or)?\s*\(?[{letters}]\b(?:[).:]|\W*\Z)", found[2] or ""):
+    r"""The letter that the text consists of or begins with: "B", "(b)", "**B**", "\text{B}", "B.
+    Paris"; None else."""
+    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}", r"\1", text[:1000]).strip(
+        " \t*$\"'"
+    )
+    found = re.match(
+        rf"[(\[]?([{letters}{letters.lower()}])(?:\s?[).:\]](.*)|)\s*\Z", text, re.DOTALL
+    )
+    if found is None or re.match(
+        rf"[\s,;/&*]*(?:and|or)?\s*\(?[{letters}]\b(?:[).:]|\W*\Z)", found[2] or ""
+    ):
         return None
     return found[1].upper()

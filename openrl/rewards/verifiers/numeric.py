@@ -1,4 +1,5 @@
-"""Numbers in text, read exactly: thousands separators, decimals, fractions, percent, powers of ten, LaTeX."""
+"""Numbers in text, read exactly: thousands separators, decimals, fractions, percent, powers of ten,
+LaTeX."""
 
 from __future__ import annotations
 
@@ -20,11 +21,15 @@ _NUMBER = re.compile(
     r"(?P<sign>[-+]?)(?:\\?\$|[\u20ac\u00a3\u00a5])?"
     rf"(?:{_FRAC}|(?P<whole>(?:\d{{1,3}}(?:,\d{{3}}){{1,30}}|{_DIGITS})?(?:(?<=\d)|(?=\.\d))(?:\.{_DIGITS})?)(?!\.?\d|\s?\^|\s?\*\*))"
 )
-_POWER = re.compile(r"(?:[eE]|\s?(?:\\times|\\cdot|\u00d7|\*)\s?10(?:\^|\*\*)\{?)(?P<power>[-+]?\d{1,3})(?!\w)\}?")
+_POWER = re.compile(
+    r"(?:[eE]|\s?(?:\\times|\\cdot|\u00d7|\*)\s?10(?:\^|\*\*)\{?)(?P<power>[-+]?\d{1,3})(?!\w)\}?"
+)
 _OVER = re.compile(rf"(?:\s(?P<top>{_DIGITS}))?\s?/\s?(?P<bottom>{_DIGITS})(?![\d/])(?!\.\d)")
 _MIXED = re.compile(rf"\s?{_FRAC}")
 _PERCENT = re.compile(r"\s?(?:\\?%|(?:percent|per cent)\b)")
-_SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")  # 1\,234  1{,}234  1 234
+_SPACED = re.compile(
+    r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})"
+)  # 1\,234  1{,}234  1 234
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,9 @@ def _read(text: str, found: re.Match[str]) -> tuple[Fraction | None, int]:
         bottom = int(over["bottom"])
         if not bottom:
             return None, over.end()
-        return (value + Fraction(int(over["top"]), bottom) if over["top"] else value / bottom), over.end()
+        return (
+            value + Fraction(int(over["top"]), bottom) if over["top"] else value / bottom
+        ), over.end()
     return value, found.end()
 
 
@@ -82,8 +89,12 @@ def _fraction(found: re.Match[str]) -> Fraction | None:
 class NumberOptions:
     where: Where = flag("auto", WHERE_HELP)
     absolute: float = flag(0.0, "How far from the label is right.", bounds=">= 0")
-    relative: float = flag(1e-9, "How far from the label is right, as a share of the label.", bounds=">= 0")
-    percent: Literal["either", "share"] = flag("either", "What 5% equals: 0.05 alone (share), or 5 as well (either).")
+    relative: float = flag(
+        1e-9, "How far from the label is right, as a share of the label.", bounds=">= 0"
+    )
+    percent: Literal["either", "share"] = flag(
+        "either", "What 5% equals: 0.05 alone (share), or 5 as well (either)."
+    )
     unit: str = flag("", "Text that must follow the number; empty = any or none.")
 
 
@@ -91,8 +102,9 @@ class NumberOptions:
 def number(answer: Answer, options: NumberOptions) -> Verdict:
     """The number of the response is the label, within a tolerance.
 
-    A box or <answer> must hold one number alone, so that a list of guesses fails; elsewhere the last number counts.
-    Read are 1,234.5, .5, -3, 1e-3, 1.5 x 10^3, 3/4, 1 1/2, \\frac{3}{4}, 20%, $5, and what follows as unit.
+    A box or <answer> must hold one number alone, so that a list of guesses fails; elsewhere the
+    last number counts. Read are 1,234.5, .5, -3, 1e-3, 1.5 x 10^3, 3/4, 1 1/2, \\frac{3}{4}, 20%,
+    $5, and what follows as unit.
 
     Label: a number, or text that holds one.
     Reward: 0 or 1
@@ -102,20 +114,29 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
     text = final_answer(answer.text, options.where) if marked is None else marked
     found = list(numbers(text or ""))
     several = len(found) > 1 and (marked is not None or options.where in ("boxed", "answer"))
-    if not found or several or not plain_digits(text or "")[found[-1].end :].lstrip().startswith(options.unit):
+    if (
+        not found
+        or several
+        or not plain_digits(text or "")[found[-1].end :].lstrip().startswith(options.unit)
+    ):
         return Verdict(0.0, 0.0)
-    right = equal(found[-1], label, options.absolute, options.relative, either=options.percent == "either")
+    right = equal(
+        found[-1], label, options.absolute, options.relative, either=options.percent == "either"
+    )
     return Verdict(float(right), float(right))
 
 
 @dataclass(frozen=True)
 class GSM8KOptions:
-    strict: bool = flag(False, "Only a number after #### counts; off: else the last number of the response.")
+    strict: bool = flag(
+        False, "Only a number after #### counts; off: else the last number of the response."
+    )
 
 
 @verifiers.register("gsm8k", options=GSM8KOptions)
 def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
-    """The number after the last ``####``, as in the answers of https://github.com/openai/grade-school-math, is the label.
+    """The number after the last ``####``, as in the answers of
+    https://github.com/openai/grade-school-math, is the label.
 
     Label: a number, or a solution that ends in "#### 42".
     Reward: 0 or 1
@@ -127,8 +148,11 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
     return Verdict(float(right), float(right), {"marked": float(bool(mark))})
 
 
-def equal(given: Number, label: Number, absolute: float = 0.0, relative: float = 1e-9, *, either: bool) -> bool:
-    """Within either tolerance; ``either``: a percent sign that one of them lacks may be overlooked."""
+def equal(
+    given: Number, label: Number, absolute: float = 0.0, relative: float = 1e-9, *, either: bool
+) -> bool:
+    """Within either tolerance; ``either``: a percent sign that one of them lacks may be
+    overlooked."""
     values = {given.value}
     if either and given.percent != label.percent:
         values.add(given.value * 100 if given.percent else given.value / 100)
@@ -137,7 +161,8 @@ def equal(given: Number, label: Number, absolute: float = 0.0, relative: float =
 
 
 def label_number(answer: Answer) -> Number:
-    """The number that the label holds, after its last ``####`` if it has one. Raises BadRow unless there is just one."""
+    """The number that the label holds, after its last ``####`` if it has one. Raises BadRow unless
+    there is just one."""
     found = list(numbers(label_text(answer).rpartition("####")[2]))
     if len(found) != 1:
         raise BadRow(f"the label must hold one number, it is {short(answer.label)}")

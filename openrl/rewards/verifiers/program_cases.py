@@ -27,7 +27,11 @@ def read_cases(label: Any, meta: Mapping[str, Any]) -> list[Case]:
     if not isinstance(label, (dict, list, tuple)):
         raise BadRow(f"the label holds no tests: {short(label)}")
     try:
-        cases = _of_columns(label, meta) if isinstance(label, dict) else [_of_item(item, meta) for item in label]
+        cases = (
+            _of_columns(label, meta)
+            if isinstance(label, dict)
+            else [_of_item(item, meta) for item in label]
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise BadRow(f"the label holds no tests ({error}): {short(label)}") from None
     if not cases:
@@ -43,7 +47,9 @@ def _of_columns(label: dict[str, Any], meta: Mapping[str, Any]) -> list[Case]:
     inputs, outputs = label["inputs"], label["outputs"]
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs, {len(outputs)} outputs")
-    return [_case(given, expected, function) for given, expected in zip(inputs, outputs, strict=True)]
+    return [
+        _case(given, expected, function) for given, expected in zip(inputs, outputs, strict=True)
+    ]
 
 
 def _of_item(item: Any, meta: Mapping[str, Any]) -> Case:
@@ -63,7 +69,11 @@ def _of_item(item: Any, meta: Mapping[str, Any]) -> Case:
 def _case(given: Any, expected: Any, function: str) -> Case:
     if not function:
         return Case("program", _text(given), _text(expected))
-    arguments = [json.loads(line) for line in given.split("\n") if line.strip()] if isinstance(given, str) else given
+    arguments = (
+        [json.loads(line) for line in given.split("\n") if line.strip()]
+        if isinstance(given, str)
+        else given
+    )
     if not isinstance(arguments, list):
         raise ValueError(f"the arguments of {function} are no list")
     return Case("call", arguments, _value(expected), function)

@@ -34,7 +34,9 @@ class CaseResult:
 class CodeOptions:
     partial: bool = flag(False, "The reward is the share of cases that pass; off: 1 if all do.")
     timeout: float = flag(10.0, "Seconds for one case.", bounds="> 0")
-    total_timeout: float = flag(60.0, "Seconds for all cases; what is left over has failed.", bounds="> 0")
+    total_timeout: float = flag(
+        60.0, "Seconds for all cases; what is left over has failed.", bounds="> 0"
+    )
     memory_mb: int = flag(1024, "Address space of one case.", bounds=">= 64")
     output_kb: int = flag(1024, "What one case may print.", bounds="> 0")
     max_cases: int = flag(0, "Only the first so many cases run; 0 = all.", bounds=">= 0")
@@ -44,17 +46,19 @@ class CodeOptions:
 def code(answer: Answer, options: CodeOptions) -> Verdict:
     """The last block of Python code passes its tests. It is contained, not secured.
 
-    Label: the cases, as they are or as JSON text: {"inputs": [..], "outputs": [..]} with "fn_name" for calls (APPS, TACO,
-    verl's prime_code); a list of {"input": .., "output": ..}, with "testtype": "functional" for calls (LiveCodeBench);
-    a list of asserts (MBPP); {"assert_case": [..]}; a list of {"assert_code": ..} (ROLL, KodCode).
-    Reward: [0, 1]
-    """
+    Label: the cases, as they are or as JSON text: {"inputs": [..], "outputs": [..]} with "fn_name"
+    for calls (APPS, TACO, verl's prime_code); a list of {"input": .., "output": ..}, with
+    "testtype": "functional" for calls (LiveCodeBench); a list of asserts (MBPP); {"assert_case":
+    [..]}; a list of {"assert_code": ..} (ROLL, KodCode). Reward: [0, 1]"""
     cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)
     if program is None or not program.strip() or len(program) > LONGEST:
         return Verdict(0.0, 0.0, {"passed_share": 0.0, "has_code": 0.0})
     results = list(run_cases(program, cases, options))
-    count = {kind: sum(r.outcome == kind for r in results) for kind in ("passed", "error", "timeout", "skipped")}
+    count = {
+        kind: sum(r.outcome == kind for r in results)
+        for kind in ("passed", "error", "timeout", "skipped")
+    }
     share, good = count["passed"] / len(results), count["passed"] == len(results)
     parts = {
         "passed_share": share,
@@ -67,8 +71,8 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
 
 
 def last_program(text: str) -> str | None:
-    """The last fenced block that is Python or of no stated language, open at its end or not; all of a text without
-    fences. None if every block is of another language."""
+    """The last fenced block that is Python or of no stated language, open at its end or not; all of
+    a text without fences. None if every block is of another language."""
     text = after_thinking(text)
     pieces = text.split("```")
     if len(pieces) == 1:
@@ -88,7 +92,9 @@ def run_cases(program: str, cases: list[Case], options: CodeOptions) -> Iterator
         if left <= 0:
             yield CaseResult("skipped", "no time was left")
             continue
-        limits = Limits(min(options.timeout, left), options.memory_mb << 20, options.output_kb << 10)
+        limits = Limits(
+            min(options.timeout, left), options.memory_mb << 20, options.output_kb << 10
+        )
         yield _run_case(program, case, limits)
 
 
@@ -118,8 +124,11 @@ def _right(case: Case, ran: Ran) -> bool:
 
 
 def same_output(given: str, expected: str) -> bool:
-    """Equal line by line, but for empty lines, the amount of space, and the last digits of decimals."""
-    ours, theirs = ([line.split() for line in text.splitlines() if line.strip()] for text in (given, expected))
+    """Equal line by line, but for empty lines, the amount of space, and the last digits of
+    decimals."""
+    ours, theirs = (
+        [line.split() for line in text.splitlines() if line.strip()] for text in (given, expected)
+    )
     return [len(line) for line in ours] == [len(line) for line in theirs] and all(
         a == b or _close(a, b)
         for line, other in zip(ours, theirs, strict=True)
@@ -129,7 +138,9 @@ def same_output(given: str, expected: str) -> bool:
 
 def _close(given: str, expected: str) -> bool:
     try:
-        return "." in expected and math.isclose(float(given), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+        return "." in expected and math.isclose(
+            float(given), float(expected), rel_tol=TOLERANCE, abs_tol=TOLERANCE
+        )
     except ValueError:
         return False
 
@@ -139,7 +150,9 @@ def same_value(given: Any, expected: Any) -> bool:
     if isinstance(given, list) and isinstance(expected, list):
         return len(given) == len(expected) and all(map(same_value, given, expected))
     if isinstance(given, dict) and isinstance(expected, dict):
-        return given.keys() == expected.keys() and all(same_value(given[key], expected[key]) for key in given)
+        return given.keys() == expected.keys() and all(
+            same_value(given[key], expected[key]) for key in given
+        )
     if isinstance(given, float) or isinstance(expected, float):
         numbers = isinstance(given, (int, float)) and isinstance(expected, (int, float))
         return numbers and math.isclose(given, expected, rel_tol=TOLERANCE, abs_tol=TOLERANCE)

@@ -1,4 +1,5 @@
-"""Tasks of https://github.com/open-thought/reasoning-gym: prompts made from a seed, answers scored by the task."""
+"""Tasks of https://github.com/open-thought/reasoning-gym: prompts made from a seed, answers scored
+by the task."""
 
 from __future__ import annotations
 
@@ -24,13 +25,22 @@ EVALUATING = (  # modules that call eval on the answer, to read a list
     *("algorithmic.string_insertion", "games.n_queens"),
 )
 BY_TEXT = {"game_of_life_halting"}  # its own score is 1 for every answer: bool("False") is True
-ALGEBRAIC = {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
-# Those tasks hand the answer to sympy.parse_expr, which evaluates it as Python, with its builtins: exec(chr(..)+..) runs.
+ALGEBRAIC = {
+    "countdown",
+    "intermediate_integration",
+    "polynomial_multiplication",
+    "puzzle24",
+    "simple_integration",
+}
+# Those tasks hand the answer to sympy.parse_expr, which evaluates it as Python, with its builtins:
+# exec(chr(..)+..) runs.
 _ALGEBRA = re.compile(r"[A-Za-z\d\s+\-*/^().,]{1,500}")
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]")
 _NAME = re.compile(r"[A-Za-z][A-Za-z\d]+")  # one letter is a variable or a constant
 _FUNCTIONS = {"exp", "log", "ln", "sqrt", "pi", "Abs", "sinh", "cosh", "tanh"}
-_FUNCTIONS |= {arc + name for arc in ("", "a") for name in ("sin", "cos", "tan", "sec", "csc", "cot")}
+_FUNCTIONS |= {
+    arc + name for arc in ("", "a") for name in ("sin", "cos", "tan", "sec", "csc", "cot")
+}
 
 
 @dataclass(frozen=True)
@@ -42,10 +52,9 @@ class ReasoningOptions:
 def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
     """The task's own score of the answer; passed at the full score.
 
-    Label: an entry of the task's dataset, as it is or as JSON text: {"answer": .., "metadata": {"source_dataset": ..}},
-    with its "config" if that is not the default; `examples/python/reasoning_gym/make_data.py` writes such rows.
-    Reward: [0, 1]
-    """
+    Label: an entry of the task's dataset, as it is or as JSON text: {"answer": .., "metadata":
+    {"source_dataset": ..}}, with its "config" if that is not the default;
+    `examples/python/reasoning_gym/make_data.py` writes such rows. Reward: [0, 1]"""
     entry, task = _entry(label_data(answer))
     text = final_answer(answer.text, options.where)
     if text is None or len(text) > LONGEST or (task in ALGEBRAIC and not _is_algebra(text)):
@@ -63,8 +72,12 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
 
 
 def _is_algebra(text: str) -> bool:
-    """Numbers, operators, variables of one letter and the functions of a textbook; nothing that could reach further."""
-    return bool(_ALGEBRA.fullmatch(text) and not _ATTRIBUTE.search(text)) and set(_NAME.findall(text)) <= _FUNCTIONS
+    """Numbers, operators, variables of one letter and the functions of a textbook; nothing that
+    could reach further."""
+    return (
+        bool(_ALGEBRA.fullmatch(text) and not _ATTRIBUTE.search(text))
+        and set(_NAME.findall(text)) <= _FUNCTIONS
+    )
 
 
 def _check(dataset: Any, entry: dict[str, Any]) -> None:
@@ -72,37 +85,52 @@ def _check(dataset: Any, entry: dict[str, Any]) -> None:
     try:
         dataset.score_answer(entry["answer"], entry=entry)
     except Exception as error:
-        raise BadRow(f"the label cannot be scored by its task ({type(error).__name__}: {error})") from None
+        raise BadRow(
+            f"the label cannot be scored by its task ({type(error).__name__}: {error})"
+        ) from None
 
 
 def make_rows(task: str, count: int, seed: int, config: Mapping[str, Any]) -> list[dict[str, str]]:
-    """``count`` rows {"input", "label", "datasource"} with different questions; the label is JSON text.
+    """``count`` rows {"input", "label", "datasource"} with different questions; the label is JSON
+    text.
 
-    Raises UserError for an unknown task or configuration, and for a task that has too few questions.
-    """
+    Raises UserError for an unknown task or configuration, and for a task that has too few
+    questions."""
     try:
         dataset = _library().create_dataset(task, seed=seed, size=PATIENCE * count, **config)
     except (ValueError, TypeError, AssertionError) as error:
-        raise UserError(f"reasoning-gym: {task}: {error}", f"a task of {', '.join(sorted(_tasks()))}") from None
+        raise UserError(
+            f"reasoning-gym: {task}: {error}", f"a task of {', '.join(sorted(_tasks()))}"
+        ) from None
     rows: dict[str, dict[str, str]] = {}
     for entry in dataset:
         label = {"answer": entry["answer"], "metadata": entry["metadata"], "config": dict(config)}
-        rows.setdefault(entry["question"], {"input": entry["question"], "label": json.dumps(label), "datasource": task})
+        rows.setdefault(
+            entry["question"],
+            {"input": entry["question"], "label": json.dumps(label), "datasource": task},
+        )
         if len(rows) == count:
             return list(rows.values())
-    raise UserError(f"reasoning-gym: {task} gave {len(rows)} different questions, {count} are wanted")
+    raise UserError(
+        f"reasoning-gym: {task} gave {len(rows)} different questions, {count} are wanted"
+    )
 
 
 def _entry(label: Any) -> tuple[dict[str, Any], str]:
     """The entry with the types that the task made it of, and the task's name. Raises BadRow."""
     metadata = label.get("metadata") if isinstance(label, dict) else None
     if not isinstance(metadata, dict) or "answer" not in label:
-        raise BadRow('the label must be an entry of reasoning-gym, {"answer": .., "metadata": {"source_dataset": ..}}')
+        raise BadRow(
+            'the label must be an entry of reasoning-gym, {"answer": .., "metadata":'
+            ' {"source_dataset": ..}}'
+        )
     task = metadata.get("source_dataset")
     if not isinstance(task, str) or task not in _tasks():
         raise BadRow(f"the label's source_dataset {short(task)} is no task of reasoning-gym")
     if task in ("arc_agi", "rearc"):  # they compare grids of tuples, which JSON made lists
-        metadata = metadata | {name: _tuples(metadata[name]) for name in ("input", "output") if name in metadata}
+        metadata = metadata | {
+            name: _tuples(metadata[name]) for name in ("input", "output") if name in metadata
+        }
     return label | {"metadata": metadata}, task
 
 

@@ -1,10 +1,10 @@
 """Running code that nobody has read, in a process of its own: containment, not a security boundary.
 
-Each run is a new interpreter in a new session, with an empty environment and hard resource limits. On Linux (x86-64,
-arm64) a filter of system calls refuses it children, other programs, the network, signals to others and every change of
-files; it needs no privileges. ``Ran.contained`` says whether the filter was in force. What remains: it can read what the
-user can read, and it shares the machine's caches and clocks.
-"""
+Each run is a new interpreter in a new session, with an empty environment and hard resource limits.
+On Linux (x86-64, arm64) a filter of system calls refuses it children, other programs, the network,
+signals to others and every change of files; it needs no privileges. ``Ran.contained`` says whether
+the filter was in force. What remains: it can read what the user can read, and it shares the
+machine's caches and clocks."""
 
 from __future__ import annotations
 
@@ -59,9 +59,14 @@ def run(task: dict[str, Any], limits: Limits, stdin: str = "") -> Ran:
         path for path in sys.path if Path(path).name == "site-packages"
     ]  # without site: it takes longer than all
     with contextlib.ExitStack() as stack:
-        source, given, stdout, stderr, out = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(5))
+        source, given, stdout, stderr, out = (
+            stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)
+        )
         directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="openrl-"))
-        _fill(source, json.dumps(task | {"limits": resources, "parent": os.getpid(), "path": packages}))
+        _fill(
+            source,
+            json.dumps(task | {"limits": resources, "parent": os.getpid(), "path": packages}),
+        )
         _fill(given, stdin)
         try:
             process = subprocess.Popen(
@@ -70,7 +75,9 @@ def run(task: dict[str, Any], limits: Limits, stdin: str = "") -> Ran:
                 env={"PATH": os.defpath, "HOME": directory, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise Unavailable(f"cannot start an interpreter for the response's code: {error}") from None
+            raise Unavailable(
+                f"cannot start an interpreter for the response's code: {error}"
+            ) from None
         try:
             process.wait(limits.seconds)
         except subprocess.TimeoutExpired:
@@ -80,7 +87,9 @@ def run(task: dict[str, Any], limits: Limits, stdin: str = "") -> Ran:
             _end(process)
         result = _read(out, limits.output)
         return Ran(
-            outcome=_outcome(process.returncode, timed_out, os.fstat(stdout.fileno()).st_size >= limits.output),
+            outcome=_outcome(
+                process.returncode, timed_out, os.fstat(stdout.fileno()).st_size >= limits.output
+            ),
             stdout=_read(stdout, limits.output),
             result=result[1:],
             message=_read(stderr, LONGEST_MESSAGE).decode(errors="replace"),

@@ -1,4 +1,5 @@
-"""The process in which a response's code runs, contained. Standard library only, started by path with ``python -I -S``.
+"""The process in which a response's code runs, contained. Standard library only, started by path
+with ``python -I -S``.
 
 Arguments: FD_IN FD_OUT. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "parent": its
 process, "path": directories of packages, "mode"} and for the mode
@@ -22,11 +23,23 @@ RAISED, NO_MEMORY, NO_JSON = 3, 4, 5
 NOT_CONTAINED = b"\0"  # first byte of FD_OUT; CONTAINED if the filter of system calls is in force
 CONTAINED = b"\1"
 PRELUDE = (
-    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics"),
+    *(
+        "string",
+        "re",
+        "datetime",
+        "collections",
+        "heapq",
+        "bisect",
+        "copy",
+        "math",
+        "random",
+        "statistics",
+    ),
     *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
 )
 
-# System calls that are refused, by their number on x86-64 and on arm64 (None: there is no such call).
+# System calls that are refused, by their number on x86-64 and on arm64 (None: there is no such
+# call).
 REFUSED = {
     # processes: no children, no other program, no signals to others, no way around the limits
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129),
@@ -56,28 +69,46 @@ REFUSED = {
     "add_key": (248, 217), "request_key": (249, 218), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
 }  # fmt: skip
 CLONE = (56, 220)
-OPENING = (((2, None), 1), ((257, 56), 2))  # open, openat: the numbers, and which argument holds the flags
-MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the table, AUDIT_ARCH_*
+OPENING = (
+    ((2, None), 1),
+    ((257, 56), 2),
+)  # open, openat: the numbers, and which argument holds the flags
+MACHINES = {
+    "x86_64": (0, 0xC000003E),
+    "aarch64": (1, 0xC00000B7),
+}  # column of the table, AUDIT_ARCH_*
 CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EPERM
-ABSENT = 0x00050026  # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # opcodes of the packet filter
+ABSENT = (
+    0x00050026  # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
+)
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = (
+    0x20,
+    0x15,
+    0x35,
+    0x45,
+    0x06,
+)  # opcodes of the packet filter
 NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # where in struct seccomp_data they stand
 
 
 def limit(limits: dict[str, int]) -> None:
-    """At the soft limit of processor time comes SIGXCPU; at the hard one, a second later, SIGKILL, which says nothing."""
+    """At the soft limit of processor time comes SIGXCPU; at the hard one, a second later, SIGKILL,
+    which says nothing."""
     for name, value in limits.items():
         kind = getattr(resource, name)
         highest = resource.getrlimit(kind)[1]
         wanted = (value, value + 1 if name == "RLIMIT_CPU" else value)
-        soft, hard = wanted if highest == resource.RLIM_INFINITY else (min(w, highest) for w in wanted)
+        soft, hard = (
+            wanted if highest == resource.RLIM_INFINITY else (min(w, highest) for w in wanted)
+        )
         resource.setrlimit(kind, (soft, hard))
 
 
 def contain(parent: int) -> bool:
-    """Install the filter of system calls for this process and its threads, for good, and die with ``parent``.
+    """Install the filter of system calls for this process and its threads, for good, and die with
+    ``parent``.
 
     False where it cannot be.
     """
@@ -86,14 +117,19 @@ def contain(parent: int) -> bool:
     column, arch = MACHINES[platform.machine()]
     program = b"".join(struct.pack("HBBI", *line) for line in rules(column, arch))
     memory = ctypes.create_string_buffer(program)
-    described = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(memory))  # struct sock_fprog
+    described = struct.pack(
+        "HxxxxxxQ", len(program) // 8, ctypes.addressof(memory)
+    )  # struct sock_fprog
     prctl = ctypes.CDLL(None).prctl
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong]
     set_death_signal, set_no_new_privileges, set_seccomp, mode_filter = 1, 38, 22, 2
     prctl(set_death_signal, signal.SIGKILL, None, 0, 0)  # who waits for this process may be killed
     if os.getppid() != parent:
         os._exit(RAISED)
-    return prctl(set_no_new_privileges, 1, None, 0, 0) == 0 and prctl(set_seccomp, mode_filter, described, 0, 0) == 0
+    return (
+        prctl(set_no_new_privileges, 1, None, 0, 0) == 0
+        and prctl(set_seccomp, mode_filter, described, 0, 0) == 0
+    )
 
 
 def rules(column: int, arch: int) -> list[tuple[int, int, int, int]]:
@@ -129,11 +165,14 @@ def rules(column: int, arch: int) -> list[tuple[int, int, int, int]]:
 
 
 def prelude() -> dict[str, object]:
-    """What programs of competitions expect to be imported: these modules, and their public names."""
+    """What programs of competitions expect to be imported: these modules, and their public
+    names."""
     names: dict[str, object] = {}
     modules = {name: __import__(name) for name in PRELUDE}
     for module in modules.values():
-        public = getattr(module, "__all__", None) or [name for name in vars(module) if not name.startswith("_")]
+        public = getattr(module, "__all__", None) or [
+            name for name in vars(module) if not name.startswith("_")
+        ]
         names.update({name: getattr(module, name) for name in public})
     return {name: value for name, value in names.items() if not hasattr(builtins, name)} | modules
 
@@ -152,7 +191,11 @@ def run_program(code: str) -> None:
 
 def integer_keys(argument: object) -> object:
     """JSON made text of the keys of a dict from whole numbers."""
-    if isinstance(argument, dict) and argument and all(key.lstrip("-").isdecimal() for key in argument):
+    if (
+        isinstance(argument, dict)
+        and argument
+        and all(key.lstrip("-").isdecimal() for key in argument)
+    ):
         return {int(key): value for key, value in argument.items()}
     return argument
 
