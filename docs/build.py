@@ -19,10 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from openrl.config.commands import (
-    COMMANDS,
-    PPOConfig,
-)  # noqa: E402 - the checkout, whatever is installed
+# of the checkout, whatever is installed
+from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.extension_points import advantage_estimators, policy_losses, verifiers  # noqa: E402
 from openrl.flags.help import summary  # noqa: E402

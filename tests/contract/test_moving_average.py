@@ -71,10 +71,10 @@ def test_a_skipped_step_leaves_the_average_as_it_is(tmp_path, checkpoint, batch)
     engine = build_engine(engine_spec(checkpoint, zero_stage=2, optim=optim_spec(average=BETA)))
     step(engine, batch)
     engine.save(tmp_path / "before")
-    poisoned = lambda forward, micro, counts: (
-        forward(micro)[0].sum() * torch.nan,
-        {},
-    )  # noqa: E731
+
+    def poisoned(forward, micro, counts):
+        return forward(micro)[0].sum() * torch.nan, {}
+
     engine.train_step(batch, StepPlan([list(range(8))], counts_of(batch)), poisoned)
     engine.save(tmp_path / "after")
     before, after = (

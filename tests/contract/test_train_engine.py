@@ -259,10 +259,10 @@ def test_a_gradient_that_is_not_finite_skips_the_step(
     plan = StepPlan(halves(batch), counts_of(batch))
     engine.train_step(batch, plan, SupervisedUpdate())
     engine.save(tmp_path / "before")
-    poisoned = lambda forward, micro, counts: (
-        forward(micro)[0].sum() * torch.nan,
-        {},
-    )  # noqa: E731
+
+    def poisoned(forward, micro, counts):
+        return forward(micro)[0].sum() * torch.nan, {}
+
     metrics = engine.train_step(batch, plan, poisoned)
     assert metrics["nonfinite_steps"].value == 1 and "grad_norm" not in metrics
     engine.save(tmp_path / "after")

@@ -298,7 +298,6 @@ def test_ranks_get_even_shares_and_like_lengths_meet():
     for step in rows_of_steps(plan):
         assert [len(real([rank])) for rank in step] == [4, 4]
         for rank in step:
-            # fmt: skip
             assert [int(lengths[r]) for micro in rank for r in micro] == sorted(
                 (int(lengths[r]) for r in real([rank])), reverse=True
             )

@@ -49,7 +49,9 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
     Label: the cases, as they are or as JSON text: {"inputs": [..], "outputs": [..]} with "fn_name"
     for calls (APPS, TACO, verl's prime_code); a list of {"input": .., "output": ..}, with
     "testtype": "functional" for calls (LiveCodeBench); a list of asserts (MBPP); {"assert_case":
-    [..]}; a list of {"assert_code": ..} (ROLL, KodCode). Reward: [0, 1]"""
+    [..]}; a list of {"assert_code": ..} (ROLL, KodCode).
+    Reward: [0, 1]
+    """
     cases = read_cases(label_data(answer), answer.meta)[: options.max_cases or None]
     program = last_program(answer.text)
     if program is None or not program.strip() or len(program) > LONGEST:

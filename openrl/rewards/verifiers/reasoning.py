@@ -54,7 +54,9 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
 
     Label: an entry of the task's dataset, as it is or as JSON text: {"answer": .., "metadata":
     {"source_dataset": ..}}, with its "config" if that is not the default;
-    `examples/python/reasoning_gym/make_data.py` writes such rows. Reward: [0, 1]"""
+    `examples/python/reasoning_gym/make_data.py` writes such rows.
+    Reward: [0, 1]
+    """
     entry, task = _entry(label_data(answer))
     text = final_answer(answer.text, options.where)
     if text is None or len(text) > LONGEST or (task in ALGEBRAIC and not _is_algebra(text)):
