@@ -1,6 +1,6 @@
 """The nouns: every record that travels between the parts of openrl, with its shapes.
 
-Letters: L tokens of one trajectory, G trajectories of one group, B sequences of a batch, T padded
+Letters: L tokens of one segment, G trajectories of one group, B sequences of a batch, T padded
 length.
 
 One alignment everywhere: a per-token field describes *the token at its own index*. So ``logprobs[b,
@@ -18,13 +18,26 @@ import torch
 from torch import Tensor
 
 
-class Finish(str, Enum):
-    """Why a completion ended."""
+class End(str, Enum):
+    """Why a completion or a trajectory ended."""
 
-    STOP = "stop"  # end-of-text token or a stop text
+    STOP = "stop"  # end-of-text token, a stop text, or the environment says that it is over
     LENGTH = "length"  # ran out of tokens
-    ABORT = "abort"  # interrupted by a weight sync
-    ERROR = "error"  # engine or environment failed; never trained
+    MAX_TURNS = "max_turns"  # ran out of turns
+    TIMEOUT = "timeout"  # ran out of time
+    ENVIRONMENT_ERROR = "environment_error"
+    ENGINE_ERROR = "engine_error"
+    INTERRUPTED = "interrupted"  # given up before it was over
+
+    @property
+    def is_failure(self) -> bool:
+        """The infrastructure failed, not the policy: no reward can be right, so none is given."""
+        return self in (End.ENVIRONMENT_ERROR, End.ENGINE_ERROR, End.INTERRUPTED)
+
+    @property
+    def is_truncated(self) -> bool:
+        """The policy would have gone on."""
+        return self in (End.LENGTH, End.MAX_TURNS, End.TIMEOUT)
 
 
 @dataclass(frozen=True)
@@ -60,13 +73,23 @@ class Prompt:
 
 
 @dataclass(frozen=True)
+class VersionSpan:
+    """Tokens [start, end) were sampled by the weights of one publish. Example:
+    ``VersionSpan(0, 12, version=3)``."""
+
+    start: int
+    end: int
+    version: int
+
+
+@dataclass(frozen=True)
 class Completion:
     """An engine's reply to one request."""
 
     token_ids: list[int]  # [n] sampled tokens, the end-of-text token included
     logprobs: list[float]  # [n] of the sampled tokens, at the sampling temperature
-    finish: Finish
-    policy_versions: tuple[int, int] = (0, 0)  # oldest and newest weights that sampled a token
+    end: End
+    versions: tuple[VersionSpan, ...]  # one behind the other, over all n tokens
 
 
 @dataclass(frozen=True)
@@ -76,7 +99,8 @@ class Score:
     reward: float  # what advantages are made of
     passed: float | None = None  # in [0, 1], for filtering and pass rates; None = unknown
     parts: dict[str, float] = field(default_factory=dict)  # named components, logged
-    token_rewards: list[float] | None = None  # [L] process rewards
+    # [L] process rewards, of the segments one behind the other
+    token_rewards: list[float] | None = None
     attempts: int = 1  # calls that were made for it, retries included
     failure: str | None = (
         None  # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
@@ -89,35 +113,77 @@ class Score:
 
 
 @dataclass
-class Trajectory:
-    """One answer to a prompt: prompt, sampled and environment tokens in one row."""
+class Segment:
+    """One token row to train on: a prompt, and what was sampled and observed after it."""
 
-    prompt: Prompt
     token_ids: list[int]  # [L] prompt first
     loss_mask: list[bool]  # [L] True on tokens that the policy sampled
     rollout_logprobs: list[float]  # [L] from the engine, 0.0 where loss_mask is False
-    finish: Finish
+    versions: tuple[VersionSpan, ...] = ()  # over the sampled tokens of the row
+    state: str | None = None  # key of the observation that it answers; None: that of its prompt
+
+    @property
+    def sampled_ids(self) -> list[int]:
+        return [i for i, mine in zip(self.token_ids, self.loss_mask, strict=True) if mine]
+
+    @classmethod
+    def answer(
+        cls,
+        prompt_ids: list[int],
+        token_ids: list[int],
+        logprobs: list[float] | None = None,
+        versions: tuple[VersionSpan, ...] = (),
+    ) -> Self:
+        """A prompt and the tokens sampled after it; ``versions`` counts from the first of these.
+        Without ``logprobs`` nobody has measured them, and they are 0."""
+        before, sampled = len(prompt_ids), len(token_ids)
+        return cls(
+            token_ids=[*prompt_ids, *token_ids],
+            loss_mask=[False] * before + [True] * sampled,
+            rollout_logprobs=[0.0] * before + (logprobs or [0.0] * sampled),
+            versions=tuple(
+                replace(s, start=s.start + before, end=s.end + before) for s in versions
+            ),
+        )
+
+
+@dataclass
+class Trajectory:
+    """One playing of a prompt. Usually one segment; an agent whose context does not only grow
+    leaves several. Example: ``Trajectory(prompt, [Segment([5, 9, 7], ...)], End.STOP, "7")``."""
+
+    prompt: Prompt
+    segments: list[Segment]  # at least one, in the order of playing
+    end: End
     text: str = ""  # the response, decoded
     turns: int = 1
-    policy_versions: tuple[int, int] = (0, 0)
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    episode: str | None = (
-        None  # with one row per step of an agent: the episode that the step belongs to,
-    )
-    step: int = 0  # its number in it,
-    state: str | None = None  # and a key of the observation it answers
 
     @property
     def response_length(self) -> int:
-        """Sampled tokens; environment tokens do not count."""
-        return sum(self.loss_mask)
+        """Sampled tokens of all segments; environment tokens do not count."""
+        return sum(sum(segment.loss_mask) for segment in self.segments)
+
+    @property
+    def response_ids(self) -> list[int]:
+        """All that came after the prompt; of later segments, which begin with what is known
+        already, the sampled tokens."""
+        first, *later = self.segments
+        after_prompt = first.token_ids[len(self.prompt.token_ids) :]
+        return [*after_prompt, *(i for segment in later for i in segment.sampled_ids)]
+
+    @property
+    def versions(self) -> range:
+        """From the oldest weights that sampled a token to the newest; empty if nobody knows."""
+        found = [span.version for segment in self.segments for span in segment.versions]
+        return range(min(found), max(found) + 1) if found else range(0)
 
     @property
     def failed(self) -> bool:
-        """Its engine or environment failed, or its reward did and is to be dropped: not trained, in
-        no statistic."""
-        return self.finish is Finish.ERROR or (self.score is not None and self.score.dropped)
+        """The infrastructure failed, or its reward did and is to be dropped: not trained, in no
+        statistic."""
+        return self.end.is_failure or (self.score is not None and self.score.dropped)
 
 
 @dataclass
@@ -168,6 +234,7 @@ class ExperienceBatch:
     attention_mask: Tensor  # (B, T) bool, False on padding
     loss_mask: Tensor  # (B, T) bool, True on tokens the policy sampled
     rollout_logprobs: Tensor  # (B, T) float32, from the engine that sampled
+    trajectory_ids: Tensor  # (B,) int64, equal for the segments of one trajectory, in their order
     group_ids: Tensor  # (B,) int64, equal for siblings of one prompt
     rewards: Tensor  # (B,) float32, as the reward source gave them; never overwritten
     truncated: Tensor  # (B,) bool, the response ran out of tokens
@@ -183,9 +250,7 @@ class ExperienceBatch:
     greedy_rewards: Tensor | None = (
         None  # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
     )
-    episode_ids: Tensor | None = None  # (B,) int64, rows that are steps of one agent episode
-    step_ids: Tensor | None = None  # (B,) int64, number of the step in its episode
-    state_ids: Tensor | None = None  # (B,) int64, equal for steps that answer an equal observation
+    state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer an equal observation
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
     ref_ids: Tensor | None = (

@@ -46,12 +46,12 @@ def random_batch(
     group_ids = torch.cat([torch.full((n,), 10 - i) for i, n in enumerate(sizes)])[
         torch.randperm(rows, generator=g)
     ]
-    episode_ids = group_ids * 2 + torch.randint(0, 2, (rows,), generator=g)
     return ExperienceBatch(
         token_ids=torch.randint(0, 50, (rows, width), generator=g),
         attention_mask=attention,
         loss_mask=mask,
         rollout_logprobs=-normal(rows, width).abs(),
+        trajectory_ids=torch.arange(rows),
         group_ids=group_ids,
         rewards=normal(rows),
         truncated=torch.rand(rows, generator=g) < 0.3,
@@ -63,8 +63,6 @@ def random_batch(
         values=normal(rows, width),
         greedy_rewards=normal(rows),
         reward_parts={"format": normal(rows), "right": normal(rows)},
-        episode_ids=episode_ids,
-        step_ids=torch.arange(rows),
         state_ids=torch.randint(0, 2, (rows,), generator=g),
     )
 
@@ -111,6 +109,7 @@ def outcome_batch(
         "attention_mask": torch.ones_like(mask),
         "loss_mask": mask,
         "rollout_logprobs": torch.zeros(rows, tokens + 1, dtype=torch.float64),
+        "trajectory_ids": torch.arange(rows),
         "group_ids": torch.tensor(groups),
         "rewards": torch.tensor(rewards, dtype=torch.float64),
         "truncated": torch.zeros(rows, dtype=torch.bool),

@@ -37,6 +37,7 @@ def ragged_batch(lengths: tuple[int, ...] = LENGTHS, seed: int = 0) -> Experienc
         attention_mask=mask,
         loss_mask=trained,
         rollout_logprobs=-torch.rand(shape, generator=g),
+        trajectory_ids=torch.arange(shape[0]),
         group_ids=torch.arange(shape[0]) // 2,
         rewards=torch.randn(shape[0], generator=g),
         truncated=torch.zeros(shape[0], dtype=torch.bool),

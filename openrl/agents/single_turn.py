@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from openrl.agents.base import Generate
-from openrl.types import Prompt, Sampling, Trajectory
+from openrl.types import Prompt, Sampling, Segment, Trajectory
 
 
 class SingleTurn:
@@ -16,13 +16,5 @@ class SingleTurn:
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         reply = await generate(prompt.token_ids, sampling)
-        before, sampled = len(prompt.token_ids), len(reply.token_ids)
-        return Trajectory(
-            prompt=prompt,
-            token_ids=[*prompt.token_ids, *reply.token_ids],
-            loss_mask=[False] * before + [True] * sampled,
-            rollout_logprobs=[0.0] * before + reply.logprobs,
-            finish=reply.finish,
-            text=self.decode(reply.token_ids),
-            policy_versions=reply.policy_versions,
-        )
+        row = Segment.answer(prompt.token_ids, reply.token_ids, reply.logprobs, reply.versions)
+        return Trajectory(prompt, [row], reply.end, text=self.decode(reply.token_ids))

@@ -286,8 +286,8 @@ def step_returns(batch: ExperienceBatch, gamma: float) -> Tensor:
     """(B,): score of the row plus the discounted scores of the later steps of its episode."""
     result = torch.zeros_like(batch.scores)
     following: dict[int, Tensor] = {}
-    for row in batch.step_ids.argsort(descending=True).tolist():
-        episode = int(batch.episode_ids[row])
+    for row in reversed(range(len(batch))):
+        episode = int(batch.trajectory_ids[row])
         following[episode] = result[row] = batch.scores[row] + gamma * following.get(episode, 0.0)
     return result
 
@@ -320,11 +320,11 @@ def gigpo(batch: ExperienceBatch, options: GiGPOOptions) -> Tensor:
 
     Each episode counts once among its siblings, however many steps it has.
     """
-    total, _, steps = grouped_moments(batch.scores, batch.episode_ids, batch.members)
+    total, _, steps = grouped_moments(batch.scores, batch.trajectory_ids, batch.members)
     first = torch.zeros_like(batch.members)
-    for episode in batch.episode_ids[batch.members].unique():
-        rows = ((batch.episode_ids == episode) & batch.members).nonzero().flatten()
-        first[rows[batch.step_ids[rows].argmin()]] = True
+    for episode in batch.trajectory_ids[batch.members].unique():
+        rows = ((batch.trajectory_ids == episode) & batch.members).nonzero().flatten()
+        first[rows[0]] = True
     episodes = standardise((total * steps).to(batch.scores.dtype), batch.group_ids, first)
     states = batch.group_ids * (batch.state_ids.max() + 1) + batch.state_ids
     among_steps = standardise(step_returns(batch, options.gigpo_gamma), states, batch.members)

@@ -14,7 +14,7 @@ from torch import Tensor
 from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, first_fit
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.errors import UserError
-from openrl.types import ExperienceBatch, Finish, Group, Score, StepCounts, StepPlan, Trajectory
+from openrl.types import ExperienceBatch, Group, Score, Segment, StepCounts, StepPlan, Trajectory
 
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
@@ -24,30 +24,36 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
     keeps its row and loses its loss mask: it is not trained and counts in no statistic. Without a
     score the reward is NaN."""
-    rows = [(number, group, t) for number, group in enumerate(groups) for t in group.trajectories]
-    trajectories = [t for _, _, t in rows]
-    width = max((len(t.token_ids) for t in trajectories), default=1)
-    loss_mask = pad([trained_mask(t, group) for _, group, t in rows], width, False, torch.bool)
+    rows = [
+        (number, group, t, segment)
+        for number, group in enumerate(groups)
+        for t in group.trajectories
+        for segment in t.segments
+    ]
+    segments, trajectories = [row[3] for row in rows], [row[2] for row in rows]
+    width = max((len(s.token_ids) for s in segments), default=1)
+    loss_mask = pad([trained_mask(s, t, g) for _, g, t, s in rows], width, False, torch.bool)
     scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
-        token_ids=pad([t.token_ids for t in trajectories], width, pad_id, torch.long),
-        attention_mask=_inside([t.token_ids for t in trajectories], width),
+        token_ids=pad([s.token_ids for s in segments], width, pad_id, torch.long),
+        attention_mask=_inside([s.token_ids for s in segments], width),
         loss_mask=loss_mask,
-        rollout_logprobs=pad([t.rollout_logprobs for t in trajectories], width, 0.0, torch.float32),
-        group_ids=torch.tensor([number for number, _, _ in rows], dtype=torch.long),
+        rollout_logprobs=pad([s.rollout_logprobs for s in segments], width, 0.0, torch.float32),
+        trajectory_ids=_numbered([id(t) for t in trajectories]),
+        group_ids=torch.tensor([number for number, *_ in rows], dtype=torch.long),
         rewards=torch.tensor(
             [0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]
         ),
-        truncated=torch.tensor([t.finish is Finish.LENGTH for t in trajectories], dtype=torch.bool),
+        truncated=torch.tensor([t.end.is_truncated for t in trajectories], dtype=torch.bool),
         passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
         turn_ids=turn_ids(loss_mask),
         sources=[t.prompt.source for t in trajectories],
+        state_ids=_numbered([s.state or t.prompt.id for _, _, t, s in rows]),
         invalid_actions=_invalid_actions(trajectories),
         difficulty=_difficulty(trajectories),
-        process_rewards=_process_rewards(scores, width),
+        process_rewards=_process_rewards(rows, width),
         reward_parts=_reward_parts(scores),
-        greedy_rewards=_greedy_rewards([group for _, group, _ in rows]),
-        **_step_columns(trajectories),
+        greedy_rewards=_greedy_rewards([group for _, group, *_ in rows]),
     )
 
 
@@ -85,10 +91,17 @@ def _invalid(trajectory: Trajectory) -> float | None:
     return None if not said else float(min(said) == 0)
 
 
-def _process_rewards(scores: list[Score], width: int) -> Tensor | None:
-    if all(s.token_rewards is None for s in scores):
-        return None
-    return pad([s.token_rewards or [] for s in scores], width, 0.0, torch.float32)
+def _process_rewards(
+    rows: list[tuple[int, Group, Trajectory, Segment]], width: int
+) -> Tensor | None:
+    """The rewards of a trajectory's tokens, cut to its segments. None if no trajectory has any."""
+    cut: list[list[float]] = []
+    for _, _, t, segment in rows:
+        earned = (t.score and t.score.token_rewards) or []
+        first = next(i for i, s in enumerate(t.segments) if s is segment)
+        start = sum(len(s.token_ids) for s in t.segments[:first])
+        cut.append(earned[start : start + len(segment.token_ids)])
+    return pad(cut, width, 0.0, torch.float32) if any(cut) else None
 
 
 def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
@@ -97,28 +110,16 @@ def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
     return {name: torch.tensor([s.parts.get(name, math.nan) for s in scores]) for name in names}
 
 
-def _step_columns(trajectories: list[Trajectory]) -> dict[str, Tensor]:
-    """Which step of which episode a row is, and what it answers; a trajectory without an episode is
-    one by itself."""
-    return {
-        "episode_ids": _numbered(
-            [row if t.episode is None else t.episode for row, t in enumerate(trajectories)]
-        ),
-        "step_ids": torch.tensor([t.step for t in trajectories], dtype=torch.long),
-        "state_ids": _numbered([t.prompt.id if t.state is None else t.state for t in trajectories]),
-    }
-
-
 def _numbered(keys: list[str | int]) -> Tensor:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
 
 
-def trained_mask(trajectory: Trajectory, group: Group) -> list[bool]:
-    """The trajectory's loss mask, all False if it failed, or the greedy answer that it is compared
-    with did."""
+def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list[bool]:
+    """The segment's loss mask, all False if its trajectory failed, or the greedy answer that it is
+    compared with did."""
     failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
-    return [False] * len(trajectory.loss_mask) if failed else trajectory.loss_mask
+    return [False] * len(segment.loss_mask) if failed else segment.loss_mask
 
 
 def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:

@@ -49,7 +49,7 @@ from openrl.types import ExperienceBatch
 COLUMN_OF_NEED = {
     "values": "values",
     "greedy_rewards": "greedy_rewards",
-    "steps": "step_ids",
+    "steps": "state_ids",
 }
 """Which column of the batch an estimator's ``needs`` stands for."""
 

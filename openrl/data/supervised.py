@@ -81,6 +81,7 @@ def collate(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
         attention_mask=attention_mask,
         loss_mask=loss_mask,
         rollout_logprobs=torch.zeros(shape),
+        trajectory_ids=torch.arange(len(rows)),
         group_ids=torch.arange(len(rows)),
         rewards=torch.zeros(len(rows)),
         truncated=torch.zeros(len(rows), dtype=torch.bool),

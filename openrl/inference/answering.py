@@ -155,14 +155,13 @@ def rows_of(
 ) -> list[Row]:
     """One row per answer: prompt, response without special tokens, how it ended, label and reward
     as far as there are."""
-    start = len(group.prompt.token_ids)
     return [
         {
             "id": unit,
             "sample": sample,
             names.prompt: group.prompt.text,
-            names.response: tokenizer.decode(t.token_ids[start:], skip_special_tokens=True),
-            "finish": t.finish.value,
+            names.response: tokenizer.decode(t.response_ids, skip_special_tokens=True),
+            "finish": t.end.value,
             "source": group.prompt.source,
         }
         | ({} if group.prompt.label == "" else {names.label: group.prompt.label})

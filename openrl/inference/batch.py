@@ -39,7 +39,7 @@ from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.engine import EngineSpec, check_engine_kwargs, engine_spec
 from openrl.rollout.parallel import check_parallel
-from openrl.types import Finish, Group, Prompt, Trajectory
+from openrl.types import End, Group, Prompt, Segment, Trajectory
 
 ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
 NO_LIMIT = 2**31  # tokens of a prompt whose response is there already
@@ -250,21 +250,12 @@ def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Gro
     were trained on, unless its row says that it ran out of tokens."""
     trajectories = []
     for prompt in unit.rows:
-        text, finish = prompt.meta[key], Finish(prompt.meta.get("finish", Finish.STOP))
+        text, end = prompt.meta[key], End(prompt.meta.get("finish", End.STOP))
         ids = tokenizer(text, add_special_tokens=False).input_ids
-        if finish is Finish.STOP and ids[-1:] != [tokenizer.eos_token_id]:
+        if end is End.STOP and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
-        start = len(prompt.token_ids)
-        trajectories.append(
-            Trajectory(
-                prompt=prompt,
-                token_ids=[*prompt.token_ids, *ids],
-                loss_mask=[False] * start + [True] * len(ids),
-                rollout_logprobs=[0.0] * (start + len(ids)),
-                finish=finish,
-                text=tokenizer.decode(ids),
-            )
-        )
+        row = Segment.answer(prompt.token_ids, ids)
+        trajectories.append(Trajectory(prompt, [row], end, text=tokenizer.decode(ids)))
     return Group(unit.rows[0], trajectories)
 
 

@@ -133,7 +133,7 @@ def read_rows(
     """What rewards are told of a group. The prompt is decoded like the query, so that it is where
     the query begins."""
     prompt, trajectories = group.prompt, group.trajectories
-    n, start = len(trajectories), len(prompt.token_ids)
+    n = len(trajectories)
 
     def decode(token_ids: list[int], skip: bool) -> str:
         return tokenizer.decode(token_ids, skip_special_tokens=skip)
@@ -141,17 +141,16 @@ def read_rows(
     def each(value: Any) -> list[Any]:
         return [value] * n
 
-    texts = [decode(t.token_ids[start:], True) for t in trajectories]
+    texts = [decode(t.response_ids, True) for t in trajectories]
     return Rows(
-        queries=[decode(t.token_ids, skip_special_tokens) for t in trajectories],
+        queries=[
+            decode([*prompt.token_ids, *t.response_ids], skip_special_tokens) for t in trajectories
+        ],
         prompts=each(decode(prompt.token_ids, skip_special_tokens)),
         labels=each(prompt.label),
         responses=texts if skip_special_tokens else [t.text for t in trajectories],
         texts=texts,
-        token_ids=[
-            [i for i, sampled in zip(t.token_ids, t.loss_mask, strict=True) if sampled]
-            for t in trajectories
-        ],
+        token_ids=[[i for s in t.segments for i in s.sampled_ids] for t in trajectories],
         sources=each(prompt.source),
         metas=each(prompt.meta),
     )

@@ -18,7 +18,7 @@ from openrl.models.memory import MemoryUse, memory_use
 from openrl.rollout.asleep import Asleep
 from openrl.rollout.engine import EnginePart, EngineSpec, opened, refuse_incomplete, room_for
 from openrl.rollout.sampler import draw
-from openrl.types import Completion, Finish, Sampling
+from openrl.types import Completion, End, Sampling, VersionSpan
 from openrl.weights.host import Landing, Receiver
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEnd, changed_on_the_way
@@ -35,7 +35,7 @@ class _Request:
     sampling: Sampling
     room: int  # new tokens it may have
     generator: torch.Generator
-    reply: asyncio.Future[tuple[list[int], list[float], Finish]]
+    reply: asyncio.Future[tuple[list[int], list[float], End]]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
@@ -93,9 +93,9 @@ class HFEngine:
         self._waiting.append(request)
         if self._decoding is None or self._decoding.done():
             self._decoding = asyncio.create_task(self._decode_waiting())
-        oldest = self.policy_version
         tokens, logprobs, finish = await request.reply
-        return Completion(tokens, logprobs, finish, (oldest, self.policy_version))
+        spans = (VersionSpan(0, len(tokens), self.policy_version),)
+        return Completion(tokens, logprobs, finish, spans)
 
     async def generate_many(
         self, token_ids: list[int], sampling: Sampling, n: int
@@ -157,19 +157,19 @@ class HFEngine:
             tokens = torch.tensor([[r.tokens[-1]] for r in batch], device=device)
             mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
 
-    def _extend(self, request: _Request, logits: Tensor) -> Finish | None:
+    def _extend(self, request: _Request, logits: Tensor) -> End | None:
         """Draw one more token; why the request ends with it, or None."""
         seen = torch.tensor(request.prompt + request.tokens)
         token, logprob = draw(logits, seen, request.sampling, request.generator)
         request.tokens.append(token)
         request.logprobs.append(logprob)
         if token in self._eos and not request.sampling.ignore_eos:
-            return Finish.STOP
+            return End.STOP
         if request.sampling.stop:
             text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
             if any(stop in text for stop in request.sampling.stop):
-                return Finish.STOP
-        return Finish.LENGTH if len(request.tokens) >= request.room else None
+                return End.STOP
+        return End.LENGTH if len(request.tokens) >= request.room else None
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         self._asleep.require("a request", "weights", "cache")
@@ -270,6 +270,6 @@ def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) 
     return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)
 
 
-def _answer(request: _Request, finish: Finish) -> None:
+def _answer(request: _Request, finish: End) -> None:
     if not request.reply.done():
         request.reply.set_result((request.tokens, request.logprobs, finish))

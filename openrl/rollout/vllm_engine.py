@@ -18,13 +18,13 @@ from openrl.rollout.engine import EnginePart, EngineSpec, refuse_incomplete, roo
 from openrl.rollout.vllm_adapters import AdapterSlot, room_for_rank
 from openrl.rollout.vllm_features import missing_features
 from openrl.rollout.vllm_sleep import VLLMSleep
-from openrl.types import Completion, Finish, Sampling
+from openrl.types import Completion, End, Sampling, VersionSpan
 from openrl.weights.host import Landing
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEnd
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-_FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.ABORT}
+_ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
 _UNBOUND = "nobind"  # vLLM's word for threads that may run on any core
 _HEALTH_SECONDS = 5.0  # between looks whether vLLM is alive, while it owes an answer
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
@@ -218,22 +218,17 @@ class VLLMEngine:
             # else the last output may hold only some of the n
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        oldest = self.policy_version
         replies = (await self._run(token_ids, params)).outputs
-        return [self._completion(reply, oldest) for reply in replies]
+        return [self._completion(reply) for reply in replies]
 
-    def _completion(self, reply: Any, oldest: int) -> Completion:
-        if reply.finish_reason not in _FINISH:
+    def _completion(self, reply: Any) -> Completion:
+        if reply.finish_reason not in _ENDS:
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
         sampled, found = list(reply.token_ids), reply.logprobs
         if list(found.token_ids) != sampled:
             raise RuntimeError("vLLM gave log-probs of other tokens than it sampled")
-        return Completion(
-            sampled,
-            list(found.logprobs),
-            _FINISH[reply.finish_reason],
-            (oldest, self.policy_version),
-        )
+        spans = (VersionSpan(0, len(sampled), self.policy_version),)
+        return Completion(sampled, list(found.logprobs), _ENDS[reply.finish_reason], spans)
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         from vllm import SamplingParams

@@ -54,8 +54,8 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "parts": score.parts if score else {},
         "passed": score.passed if score else None,
         "failure": score.failure if score else None,
-        "finish": trajectory.finish.value,
+        "finish": trajectory.end.value,
         "tokens": trajectory.response_length,
         "turns": trajectory.turns,
-        "policy_versions": trajectory.policy_versions,
+        "policy_versions": list(trajectory.versions),
     }

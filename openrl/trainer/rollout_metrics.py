@@ -8,7 +8,7 @@ from openrl.algorithms.batching import trained_mask
 from openrl.algorithms.filtering import signal_metrics
 from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
 from openrl.trainer.reward_failures import failure_metrics
-from openrl.types import Finish, Group, Trajectory
+from openrl.types import Group, Trajectory
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
@@ -19,16 +19,20 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {
         "rollout/samples": Sum(len(rows)),
         "rollout/untrained_samples": Sum(
-            sum(not any(trained_mask(t, g)) for g in groups for t in g.trajectories)
+            sum(not _trained(t, g) for g in groups for t in g.trajectories)
         ),
         "rollout/tokens": Sum(sum(lengths)),
         "rollout/prompt_length": mean(len(g.prompt.token_ids) for g in groups),
         "rollout/response_length": mean(lengths),
         "rollout/response_length_max": Max(max(lengths)),
-        "rollout/truncated_share": mean(t.finish is Finish.LENGTH for t in rows),
-        "rollout/policy_version_min": Min(min(t.policy_versions[0] for t in rows)),
+        "rollout/truncated_share": mean(t.end.is_truncated for t in rows),
+        "rollout/policy_version_min": Min(min(v for t in rows for v in t.versions)),
     }
     return metrics | _reward_metrics(groups, rows) | failure_metrics(groups)
+
+
+def _trained(trajectory: Trajectory, group: Group) -> bool:
+    return any(any(trained_mask(s, trajectory, group)) for s in trajectory.segments)
 
 
 def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Metric]:

@@ -21,7 +21,7 @@ from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
 from openrl.rollout.vllm_engine import VLLMEngine
-from openrl.types import Completion, Finish, Sampling
+from openrl.types import Completion, End, Sampling
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.transport import Route, Sender, SentBucket, make_sender
 from tests.tiny import EOS, tiny_model_dir
@@ -212,14 +212,14 @@ def test_finish_reasons(bench: Bench) -> None:
     replies = bench.generate(prompts, samplings)
     for reply in replies:
         assert EOS not in reply.token_ids[:-1]
-        if reply.finish is Finish.STOP:
+        if reply.end is End.STOP:
             assert reply.token_ids[-1] == EOS
         else:
-            assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 40)
+            assert (reply.end, len(reply.token_ids)) == (End.LENGTH, 40)
             assert reply.token_ids[-1] != EOS
-    assert {reply.finish for reply in replies} == {Finish.STOP, Finish.LENGTH}
+    assert {reply.end for reply in replies} == {End.STOP, End.LENGTH}
     for reply in bench.generate(prompts, [replace(s, ignore_eos=True) for s in samplings]):
-        assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 40)
+        assert (reply.end, len(reply.token_ids)) == (End.LENGTH, 40)
 
 
 def test_stop_text_ends_and_stays(bench: Bench) -> None:
@@ -231,7 +231,7 @@ def test_stop_text_ends_and_stays(bench: Bench) -> None:
         n for n in range(41) if stop in decode(whole.token_ids[:n], skip_special_tokens=True)
     )
     (cut,) = bench.generate([[7, 8, 9]], [replace(free, stop=("never in it", stop))])
-    assert (cut.finish, cut.token_ids) == (Finish.STOP, whole.token_ids[:until])
+    assert (cut.end, cut.token_ids) == (End.STOP, whole.token_ids[:until])
     assert len(cut.logprobs) == until
 
 
@@ -263,7 +263,7 @@ def test_many_completions_by_one_request(bench: Bench) -> None:
 
 def test_prompt_and_completion_together_have_a_limit(bench: Bench) -> None:
     (reply,) = bench.generate([[7] * 30], [Sampling(50, ignore_eos=True, max_len=40)])
-    assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 10)
+    assert (reply.end, len(reply.token_ids)) == (End.LENGTH, 10)
 
 
 def test_greedy(bench: Bench) -> None:
@@ -288,7 +288,7 @@ def test_greedy(bench: Bench) -> None:
 def test_model_length_is_the_limit(bench: Bench) -> None:
     prompt = (list(range(4, 66)) * 3)[: MAX_MODEL_LEN - 3]
     (reply,) = bench.generate([prompt], [Sampling(50, seed=1, ignore_eos=True)])
-    assert (reply.finish, len(reply.token_ids)) == (Finish.LENGTH, 3)
+    assert (reply.end, len(reply.token_ids)) == (End.LENGTH, 3)
     for bad in ([], [*prompt, 4, 5, 6]):
         with pytest.raises(UserError, match="cannot be continued"):
             bench.generate([bad], [Sampling(1)])
@@ -315,7 +315,9 @@ def test_sync_switches_weights(bench: Bench, tmp_path: Path) -> None:
         for prompt, reply in zip(prompts, replies, strict=True):
             expected = bench.expected(prompt, reply.token_ids, Sampling(16))
             torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
-            assert reply.policy_versions == (version, version)
+            assert [(s.start, s.end, s.version) for s in reply.versions] == [
+                (0, len(reply.token_ids), version)
+            ]
         after = bench.run(bench.engine.logprobs(prompts[0]))
         assert max(abs(a - b) for a, b in zip(after, before, strict=True)) > 0.5
 
@@ -460,8 +462,7 @@ def test_deterministic_engine_ignores_order_and_restarts(
     finally:
         bench.run(again.close())
     bits = [
-        [(reply.token_ids, reply.logprobs, reply.finish) for reply in outcome]
-        for outcome in outcomes
+        [(reply.token_ids, reply.logprobs, reply.end) for reply in outcome] for outcome in outcomes
     ]
     assert bits[0] == bits[1] == bits[2]
 

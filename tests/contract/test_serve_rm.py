@@ -26,7 +26,7 @@ from openrl.data.tokenizer import load_tokenizer
 from openrl.rewards.build import build_reward
 from openrl.trainer.cut import Cut
 from openrl.trainer.rows import forward_rows
-from openrl.types import Finish, Group, Prompt, Trajectory
+from openrl.types import End, Group, Prompt, Segment, Trajectory
 from tests.e2e.runs import start
 from tests.experience import engine_spec
 from tests.tiny import EOS, tiny_reward_model_dir
@@ -61,12 +61,9 @@ def random_groups(tokenizer, count: int = 6, size: int = 4) -> list[Group]:
         for _ in range(size):
             ended = rng.random() < 0.5
             answer = [rng.randrange(4, 60) for _ in range(rng.randint(1, 20))] + [EOS] * ended
-            mask = [False] * len(ids) + [True] * len(answer)
-            finish = Finish.STOP if ended else Finish.LENGTH
+            end = End.STOP if ended else End.LENGTH
             text = tokenizer.decode(answer)
-            trajectories.append(
-                Trajectory(prompt, [*ids, *answer], mask, [0.0] * len(mask), finish, text)
-            )
+            trajectories.append(Trajectory(prompt, [Segment.answer(ids, answer)], end, text))
         groups.append(Group(prompt, trajectories))
     return groups
 

@@ -19,7 +19,7 @@ from openrl.algorithms.batching import (
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.errors import UserError
-from openrl.types import Finish, Group, Prompt, Score, StepCounts, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, StepCounts, Trajectory
 from tests.batches import random_batch
 
 
@@ -27,15 +27,11 @@ def trajectory(mask, reward=1.0, **fields):
     n = len(mask)
     score = None if reward is None else Score(reward, **fields.pop("score", {}))
     prompt = fields.pop("prompt", Prompt("p", [1], "", source="math", difficulty=0.25))
-    known = {"finish": Finish.STOP} | fields
-    return Trajectory(
-        prompt,
-        list(range(1, n + 1)),
-        [bool(m) for m in mask],
-        [-0.5 * m for m in mask],
-        score=score,
-        **known,
+    state = fields.pop("state", None)
+    row = Segment(
+        list(range(1, n + 1)), [bool(m) for m in mask], [-0.5 * m for m in mask], (), state
     )
+    return Trajectory(prompt, [row], score=score, **({"end": End.STOP} | fields))
 
 
 PROMPT = Prompt("p", [1], "")
@@ -45,7 +41,7 @@ def test_collate_by_hand():
     groups = [
         Group(
             PROMPT,
-            [trajectory([0, 1, 1, 0, 1], 2.0, finish=Finish.LENGTH), trajectory([0, 1], -1.0)],
+            [trajectory([0, 1, 1, 0, 1], 2.0, end=End.LENGTH), trajectory([0, 1], -1.0)],
             greedy=trajectory([0, 1], 0.5),
         ),
         Group(
@@ -74,7 +70,7 @@ def test_collate_by_hand():
 
 def test_failed_and_unscored_trajectories_keep_their_rows():
     group = Group(
-        PROMPT, [trajectory([0, 1, 1], 1.0, finish=Finish.ERROR), trajectory([0, 1, 1], None)]
+        PROMPT, [trajectory([0, 1, 1], 1.0, end=End.ENGINE_ERROR), trajectory([0, 1, 1], None)]
     )
     batch = collate([group], pad_id=0)
     assert batch.members.tolist() == [False, True]

@@ -16,14 +16,14 @@ from openrl.trainer.collector import Collector, every, keep_all
 from openrl.trainer.evaluation import Evaluation
 from openrl.trainer.filling import fill
 from openrl.trainer.filtering import DynamicFilter
-from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory
 
 PROMPTS = [Prompt(str(i), [i], "") for i in range(12)]
 REQUEST = CollectRequest(1, Sampling(1))
 
 
 def answered(prompt: Prompt, passed: float = 0.5) -> Group:
-    done = Trajectory(prompt, [*prompt.token_ids, 1], [False, True], [0.0, -1.0], Finish.STOP)
+    done = Trajectory(prompt, [Segment.answer(prompt.token_ids, [1], [-1.0])], End.STOP)
     done.score = Score(passed, passed)
     return Group(prompt, [done])
 

@@ -1,7 +1,7 @@
 import pytest
 
 from openrl.algorithms.filtering import group_mean, keep, signal_metrics
-from openrl.types import Finish, Group, Prompt, Score, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 
 PROMPT = Prompt("p", [1], "")
 
@@ -9,10 +9,7 @@ PROMPT = Prompt("p", [1], "")
 def group(*scores: Score | None) -> Group:
     return Group(
         PROMPT,
-        [
-            Trajectory(PROMPT, [1, 2], [False, True], [0.0, 0.0], Finish.STOP, score=s)
-            for s in scores
-        ],
+        [Trajectory(PROMPT, [Segment.answer([1], [2])], End.STOP, score=s) for s in scores],
     )
 
 

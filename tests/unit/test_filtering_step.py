@@ -20,7 +20,7 @@ from openrl.trainer.collector import Collector
 from openrl.trainer.credit import Credit
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.mismatch import Mismatch
-from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory
 from tests.batches import outcome_batch
 
 REQUEST = CollectRequest(2, Sampling(4))
@@ -37,8 +37,7 @@ class Engine:
             for _ in range(self.random.randrange(4)):
                 await asyncio.sleep(0)  # let the other engines go first, or not
             rows = [
-                Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP)
-                for _ in range(2)
+                Trajectory(prompt, [Segment.answer([1], [2], [-1.0])], End.STOP) for _ in range(2)
             ]
             for row in rows:
                 row.score = Score(prompt.label)

@@ -13,14 +13,14 @@ from openrl.errors import UserError
 from openrl.trainer.collector import Collector
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.judging import ArrivalJudge
-from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory
 
 
 def group(name: str) -> Group:
     prompt = Prompt(name, [1], name)
     return Group(
         prompt,
-        [Trajectory(prompt, [1, 2], [False, True], [0.0, -1.0], Finish.STOP) for _ in range(2)],
+        [Trajectory(prompt, [Segment.answer([1], [2], [-1.0])], End.STOP) for _ in range(2)],
     )
 
 

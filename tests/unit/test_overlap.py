@@ -23,7 +23,7 @@ from openrl.trainer.launch import build_pipeline
 from openrl.trainer.prepare import Inputs
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import Roles, roles_of
-from openrl.types import Completion, Finish, Prompt, Sampling, Score
+from openrl.types import Completion, End, Prompt, Sampling, Score
 from tests.batches import outcome_batch
 from tests.tiny import tiny_model_dir
 from tests.unit.test_config_checks import GRPO, ppo
@@ -49,7 +49,7 @@ class Engine:
         return Completion(
             [token_ids[0] + i for i in range(1 + token_ids[0] % 3)],
             [-1.0] * (1 + token_ids[0] % 3),
-            Finish.STOP,
+            End.STOP,
         )
 
 

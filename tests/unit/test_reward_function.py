@@ -15,7 +15,7 @@ from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import build_reward, check_reward_sources
-from openrl.types import Finish, Group, Prompt, Score, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -26,8 +26,9 @@ def group(*responses, prompt="1 2:", label="3", source="default", meta=None):
     rows = []
     for response in responses:
         ids = TOKENIZER(response).input_ids
-        tokens, mask = made.token_ids + ids, [False] * len(made.token_ids) + [True] * len(ids)
-        rows.append(Trajectory(made, tokens, mask, [0.0] * len(tokens), Finish.STOP, text=response))
+        rows.append(
+            Trajectory(made, [Segment.answer(made.token_ids, ids)], End.STOP, text=response)
+        )
     return Group(made, rows)
 
 

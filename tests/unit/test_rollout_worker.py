@@ -11,7 +11,7 @@ from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.rollout.engine import EngineSpec
-from openrl.types import Completion, Finish, Prompt, Sampling
+from openrl.types import Completion, End, Prompt, Sampling
 from tests.tiny import tiny_model_dir
 
 
@@ -28,11 +28,11 @@ class Engine:
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
         self.running -= 1
-        return Completion([7], [-1.0], Finish.STOP)
+        return Completion([7], [-1.0], End.STOP, ())
 
     async def generate_many(self, token_ids, sampling, n):
         self.asked.append(sampling)
-        return [Completion([i], [-1.0], Finish.STOP) for i in range(n)]
+        return [Completion([i], [-1.0], End.STOP, ()) for i in range(n)]
 
 
 def made(path, max_inflight=0):

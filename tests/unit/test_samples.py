@@ -1,16 +1,14 @@
 import json
 
 from openrl.tracking.samples import SampleLog
-from openrl.types import Finish, Group, Prompt, Score, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 
 
-def trajectory(prompt, text, score=None, finish=Finish.STOP):
+def trajectory(prompt, text, score=None, end=End.STOP):
     return Trajectory(
         prompt,
-        [5, 9, 7, 2],
-        [False, False, True, True],
-        [0.0, 0.0, -0.5, -0.1],
-        finish,
+        [Segment.answer([5, 9], [7, 2], [-0.5, -0.1])],
+        end,
         text=text,
         score=score,
     )
@@ -43,7 +41,7 @@ def test_a_rollout_is_readable(tmp_path):
         {
             "step": 4, "prompt_id": "train:0", "source": "default", "prompt": "3 4 -> 7:", "response": "3+4", "label": "7",
             "reward": 1.0, "parts": {"format": 0.5}, "passed": 1.0, "finish": "stop", "tokens": 2, "turns": 1,
-            "failure": None, "policy_versions": [0, 0],
+            "failure": None, "policy_versions": [],
         }
     ]  # fmt: skip
 

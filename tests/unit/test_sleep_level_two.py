@@ -16,7 +16,7 @@ from openrl.trainer.launch import build_pipeline
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import roles_of, sleeping
 from openrl.training.state import WHOLE
-from openrl.types import Finish, Group, Prompt, Sampling, Trajectory
+from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
 from tests.unit.test_config_checks import GRPO, ppo
 from tests.unit.test_overlap import INPUTS
 from tests.unit.test_residency import plan
@@ -77,7 +77,7 @@ class Engine:
         self.sleep.end()
         self.log.append(f"answer by {self.version}")
         yield [
-            (i, Group(p, [Trajectory(p, [5, 6], [False, True], [0.0, -1.0], Finish.STOP)]))
+            (i, Group(p, [Trajectory(p, [Segment.answer([5], [6], [-1.0])], End.STOP)]))
             for i, p in prompts
         ]
 

@@ -21,7 +21,7 @@ from openrl.tracking.progress import Progress
 from openrl.trainer.pipeline import Answers
 from openrl.trainer.residency import Residency
 from openrl.trainer.rl_trainer import RLTrainer
-from openrl.types import Finish, Group, Prompt, Score, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from tests.unit.test_config_checks import GRPO, settle
 
 
@@ -39,7 +39,7 @@ class Pipeline:
     async def generate(self, prompts, step, on_group):
         self.events.append(f"rollout {step} by {self.engines}")
         answer = [
-            Trajectory(p, [1, 2], [False, True], [0.0, -1.0], Finish.STOP, score=Score(1.0))
+            Trajectory(p, [Segment.answer([1], [2], [-1.0])], End.STOP, score=Score(1.0))
             for p in prompts
         ]
         return Answers.scored([Group(row.prompt, [row]) for row in answer])

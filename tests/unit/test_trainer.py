@@ -22,23 +22,16 @@ from openrl.trainer.evaluation import eval_metrics, metric_names
 from openrl.trainer.rl_trainer import due
 from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.waiting import all_or_first_error
-from openrl.types import Finish, Group, Prompt, Sampling, Score, Trajectory
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 from tests.batches import outcome_batch
 
 
 def trajectory(
-    prompt: Prompt, length: int, score: Score | None, finish: Finish = Finish.STOP, version: int = 1
+    prompt: Prompt, length: int, score: Score | None, end: End = End.STOP, version: int = 1
 ):
-    before = len(prompt.token_ids)
-    return Trajectory(
-        prompt=prompt,
-        token_ids=[*prompt.token_ids, *range(length)],
-        loss_mask=[False] * before + [True] * length,
-        rollout_logprobs=[0.0] * (before + length),
-        finish=finish,
-        policy_versions=(version, version),
-        score=score,
-    )
+    spans = (VersionSpan(0, length, version),)
+    row = Segment.answer(prompt.token_ids, list(range(length)), versions=spans)
+    return Trajectory(prompt, [row], end, score=score)
 
 
 def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") -> Group:
@@ -52,10 +45,8 @@ def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") 
 
 def test_rollout_metrics():
     groups = [
-        group("a", 2, (3, Score(1.0, 1.0, {"format": 1.0})), (5, Score(0.0, 0.0), Finish.LENGTH)),
-        group(
-            "b", 4, (2, Score(-1.0, 0.0, {"format": 0.5})), (6, Score(-1.0, 0.0), Finish.LENGTH, 3)
-        ),
+        group("a", 2, (3, Score(1.0, 1.0, {"format": 1.0})), (5, Score(0.0, 0.0), End.LENGTH)),
+        group("b", 4, (2, Score(-1.0, 0.0, {"format": 0.5})), (6, Score(-1.0, 0.0), End.LENGTH, 3)),
     ]
     metrics = rollout_metrics(groups)
     expected = {
@@ -84,7 +75,7 @@ def test_samples_that_cannot_be_trained_are_counted():
     """One failed, two have a greedy answer beside them that got no reward, one has no token."""
     unrated = group("b", 1, (2, Score(1.0)), (2, Score(0.0)))
     unrated.greedy = trajectory(unrated.prompt, 2, None)
-    groups = [group("a", 1, (2, Score(1.0)), (2, None, Finish.ERROR), (0, Score(0.0))), unrated]
+    groups = [group("a", 1, (2, Score(1.0)), (2, None, End.ENGINE_ERROR), (0, Score(0.0))), unrated]
     assert rollout_metrics(groups)["rollout/untrained_samples"] == Sum(4)
 
 
