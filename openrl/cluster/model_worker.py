@@ -25,7 +25,7 @@ from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import Meeting, Route, SentBucket, SyncEnd, make_sender
+from openrl.weights.transport import Rendezvous, Route, SentBucket, SyncEndpoint, make_sender
 
 ModelChoice = int | Literal["start"]
 """Which model of a worker: 0 its own, 1 and more the others, "start" its own as it was before
@@ -55,10 +55,10 @@ class ModelWorker:
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
         settle()
 
-    def park(self, *parts: SleepState) -> None:
+    def sleep(self, *parts: SleepState) -> None:
         """Free the memory of these parts of the models here, on their device."""
         for engine in [self.engine, *self.others]:
-            engine.park(*parts)
+            engine.sleep(*parts)
 
     def wake(self, *parts: SleepState) -> None:
         for engine in [self.engine, *self.others]:
@@ -104,10 +104,10 @@ class ModelWorker:
         """The metrics of a loss on this rank, without a step."""
         return self.engine.evaluate(batch, plan, loss_of)
 
-    def sync_end(self) -> SyncEnd:
+    def sync_endpoint(self) -> SyncEndpoint:
         """Where weights come from."""
         on_gpu = self.spec.device == "cuda"
-        return SyncEnd(machine_id(), (gpu_uuid(torch.device("cuda", 0)),) if on_gpu else ())
+        return SyncEndpoint(machine_id(), (gpu_uuid(torch.device("cuda", 0)),) if on_gpu else ())
 
     def adapter_config(self) -> dict[str, Any]:
         """What peft writes beside the adapters that are trained."""
@@ -115,15 +115,15 @@ class ModelWorker:
 
     def meet(self) -> tuple[str, int]:
         """Address and port at which engines can join this rank in a broadcast."""
-        self._meeting = Meeting(self.context.master_addr)
-        return self._meeting.address, self._meeting.port
+        self._rendezvous = Rendezvous(self.context.master_addr)
+        return self._rendezvous.address, self._rendezvous.port
 
     def connect(self, route: Route) -> None:
         """Prepare for the syncs of a run; before the first of them."""
         device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
         self._route = route
         self._sender = make_sender(
-            route, self.context.rank, device, getattr(self, "_meeting", None)
+            route, self.context.rank, device, getattr(self, "_rendezvous", None)
         )
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:

@@ -18,9 +18,11 @@ from openrl.config.reward_plan import RewardPlan
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.models.memory import MemoryUse, memory_use, settle
 from openrl.rewards.build import build_reward
-from openrl.rollout.engine import EnginePart, EngineSpec, start_engine
+from openrl.rollout.asleep import EnginePart
+from openrl.rollout.build import start_engine
+from openrl.rollout.engine import EngineSpec
 from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
-from openrl.weights.transport import Route, SentBucket, SyncEnd
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 Scores = list[Score | None]
 """Of a group's ``answers``; None: not scored here."""
@@ -216,8 +218,8 @@ class RolloutWorker:
         async with self.places:
             return await self.engine.generate(token_ids, sampling)
 
-    async def sync_end(self) -> SyncEnd:
-        return await self.engine.sync_end()
+    async def sync_endpoint(self) -> SyncEndpoint:
+        return await self.engine.sync_endpoint()
 
     async def connect(self, route: Route, first_rank: int) -> None:
         await self.engine.connect(route, first_rank)
@@ -230,9 +232,9 @@ class RolloutWorker:
     async def finish_sync(self, version: int) -> int:
         return await self.engine.finish_sync(version)
 
-    async def park(self, *parts: EnginePart) -> None:
+    async def sleep(self, *parts: EnginePart) -> None:
         """Free these parts of the engine once no request runs."""
-        await self.engine.park(*parts)
+        await self.engine.sleep(*parts)
 
     async def wake(self, *parts: EnginePart) -> None:
         await self.engine.wake(*parts)

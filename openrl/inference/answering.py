@@ -23,7 +23,8 @@ from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device
 from openrl.rewards.base import Reward
 from openrl.rewards.build import build_reward
-from openrl.rollout.engine import EngineSpec, RolloutEngine, sampling_of, start_engine
+from openrl.rollout.build import sampling_of, start_engine
+from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.types import Group, Prompt, Sampling, Trajectory
 
 WIDTH = 256  # prompts that are answered or scored side by side

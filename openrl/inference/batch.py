@@ -37,7 +37,8 @@ from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.engine import EngineSpec, check_engine_kwargs, engine_spec
+from openrl.rollout.build import check_engine_kwargs, engine_spec
+from openrl.rollout.engine import EngineSpec
 from openrl.rollout.parallel import check_parallel
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 

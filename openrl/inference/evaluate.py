@@ -41,7 +41,7 @@ from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.engine import check_engine_kwargs, engine_spec
+from openrl.rollout.build import check_engine_kwargs, engine_spec
 from openrl.rollout.parallel import check_parallel
 from openrl.types import Prompt
 

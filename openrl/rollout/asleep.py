@@ -3,7 +3,10 @@ them meanwhile."""
 
 from __future__ import annotations
 
-from openrl.rollout.engine import EnginePart
+from typing import Literal
+
+EnginePart = Literal["weights", "cache"]
+"""What of an engine sleeps and wakes by itself."""
 
 
 class Asleep:
@@ -20,7 +23,7 @@ class Asleep:
             )
 
     def add(self, *parts: EnginePart) -> None:
-        self.require("park", *parts)
+        self.require("sleep", *parts)
         self.parts |= {*parts}
 
     def remove(self, *parts: EnginePart) -> None:

@@ -3,24 +3,16 @@ advantage."""
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from openrl.config.model import Dtype, ModelFlags
+from openrl.config.model import Dtype
 from openrl.config.placement import ParallelSizes
-from openrl.config.rollout import OneEngineFlags
-from openrl.config.run import SeedFlags
-from openrl.config.sampling import DrawFlags
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
+from openrl.rollout.asleep import EnginePart
 from openrl.types import Completion, Sampling
-from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Receiver, Route, SentBucket, SyncEnd
-
-EnginePart = Literal["weights", "cache"]
-"""What of an engine sleeps and wakes by itself."""
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
 class RolloutEngine(Protocol):
@@ -50,7 +42,7 @@ class RolloutEngine(Protocol):
         Takes at most ``max_model_len - 1`` tokens.
         """
 
-    async def sync_end(self) -> SyncEnd:
+    async def sync_endpoint(self) -> SyncEndpoint:
         """Where weights must get to."""
 
     async def connect(self, route: Route, first_rank: int) -> None:
@@ -70,7 +62,7 @@ class RolloutEngine(Protocol):
         what its checksum says. An engine that could not keep its old weights then refuses every
         later request."""
 
-    async def park(self, *parts: EnginePart) -> None:
+    async def sleep(self, *parts: EnginePart) -> None:
         """Free the memory of these parts once no request runs. From now on requests raise
         RuntimeError, and a sync while the weights are asleep."""
 
@@ -125,83 +117,6 @@ class EngineSpec:
     shared: exact, and slower."""
 
 
-def engine_spec(
-    model: ModelFlags,
-    engine: OneEngineFlags,
-    longest: int,
-    debug: SeedFlags,
-    device: Literal["cpu", "cuda"],
-    engines: int = 1,
-    shared: bool = False,
-) -> EngineSpec:
-    """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together.
-    On a CPU all ``engines`` of the run are taken to share one machine; ``shared``: there are models
-    on the engine's GPUs."""
-    return EngineSpec(
-        model=model.pretrain,
-        tokenizer=model.tokenizer_path,
-        dtype=model.param_dtype if engine.vllm_dtype == "auto" else engine.vllm_dtype,
-        device=device,
-        max_model_len=engine.vllm_max_model_len or longest,
-        seed=debug.seed,
-        max_num_seqs=engine.vllm_max_num_seqs,
-        max_num_batched_tokens=engine.vllm_max_num_batched_tokens,
-        block_size=engine.vllm_block_size,
-        quantization=engine.vllm_quantization,
-        engine_kwargs=engine.vllm_engine_kwargs,
-        gpu_memory_utilization=engine.vllm_gpu_memory_utilization or (0.6 if shared else 0.9),
-        sizes=ParallelSizes(engine.vllm_tensor_parallel_size),
-        engines_per_machine=engines,
-        enforce_eager=engine.enforce_eager,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        trust_remote_code=model.trust_remote_code,
-        deterministic=debug.full_determinism,
-    )
-
-
-async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
-    """An engine that is ready for requests. ``backend`` is a value of --rollout_backend; only its
-    library is imported."""
-    if backend == "vllm":
-        from openrl.rollout.vllm_engine import VLLMEngine
-
-        return await VLLMEngine.start(spec)
-    if backend == "hf":
-        from openrl.rollout.hf_engine import HFEngine
-
-        return await HFEngine.start(spec)
-    raise ValueError(f"unknown rollout backend {backend!r}")
-
-
-def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raises UserError for names that vLLM's EngineArgs does not have. Asking vLLM takes seconds;
-    without names it is not asked."""
-    if not kwargs:
-        return
-    from openrl.rollout.vllm_engine import engine_fields
-
-    known = engine_fields()
-    for name in kwargs:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise UserError(
-                f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}",
-                f"{near[0]!r}" if near else "",
-            )
-
-
-def sampling_of(flags: DrawFlags, max_tokens: int) -> Sampling:
-    return Sampling(
-        max_tokens=max_tokens,
-        temperature=flags.temperature,
-        top_p=flags.top_p,
-        top_k=flags.top_k,
-        min_p=flags.min_p,
-        repetition_penalty=flags.repetition_penalty,
-        stop=flags.stop,
-    )
-
-
 def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:
     """New tokens a request may have: ``max_tokens``, or less if ``max_len`` or the model length
     ends before."""
@@ -213,31 +128,3 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
             "--prompt_max_len and --generate_max_len: the engine takes their sum",
         )
     return min(sampling.max_tokens, room)
-
-
-def opened(
-    receiver: Receiver, received: Iterable[SentBucket]
-) -> Iterator[tuple[SentBucket, Bucket]]:
-    """The buckets behind announcements. Raises UserError if the memory of one is gone."""
-    for sent in received:
-        try:
-            yield sent, Bucket(sent.manifest, receiver.open(sent))
-        except OSError as error:
-            refuse_incomplete(lost=[str(error)])
-
-
-def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
-    """Raises UserError if a bucket could not be opened, with the reasons ``lost``, or tensors named
-    by ``changed`` arrived other than they were sent."""
-    if lost:
-        raise UserError(
-            f"weight sync: the memory of a bucket is gone: {lost[0]}",
-            "look whether the actor's rank 0 has died; its log says why",
-        )
-    if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        raise UserError(
-            f"weight sync: {changed[0]}{more} arrived changed (--check_weight_sync)",
-            "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect"
-            " the machine's memory",
-        )

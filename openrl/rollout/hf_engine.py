@@ -14,16 +14,23 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
 
 from openrl.errors import UserError
+from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
-from openrl.rollout.asleep import Asleep
-from openrl.rollout.engine import EnginePart, EngineSpec, opened, refuse_incomplete, room_for
+from openrl.rollout.asleep import Asleep, EnginePart
+from openrl.rollout.engine import EngineSpec, room_for
 from openrl.rollout.sampler import draw
 from openrl.types import Completion, End, Sampling, VersionSpan
-from openrl.weights.host import Landing, Receiver
+from openrl.weights.host import HostBuffer, Receiver
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import Route, SentBucket, SyncEnd, changed_on_the_way
+from openrl.weights.transport import (
+    Route,
+    SentBucket,
+    SyncEndpoint,
+    changed_on_the_way,
+    opened,
+    refuse_incomplete,
+)
 
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 _MAX_NUM_SEQS = 64
 
 
@@ -55,7 +62,7 @@ class HFEngine:
         self._waiting: list[_Request] = []
         self._decoding: asyncio.Task[None] | None = None
         self._received: list[SentBucket] = []
-        self._landing = Landing()
+        self._host_buffer = HostBuffer()
         self._asleep = Asleep()
 
     @classmethod
@@ -74,7 +81,7 @@ class HFEngine:
         spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
         self._tokenizer = AutoTokenizer.from_pretrained(spec.tokenizer or spec.model, **remote)
         model = AutoModelForCausalLM.from_pretrained(
-            spec.model, dtype=_DTYPES[spec.dtype], **remote, **spec.config_overrides
+            spec.model, dtype=DTYPES[spec.dtype], **remote, **spec.config_overrides
         )
         self._model = model.to(spec.device).eval()
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
@@ -185,15 +192,15 @@ class HFEngine:
     # -- weights
     # ------------------------------------------------------------------------------------
 
-    async def sync_end(self) -> SyncEnd:
-        return SyncEnd(machine_id())  # also on a GPU: the model is built anew from host memory
+    async def sync_endpoint(self) -> SyncEndpoint:
+        return SyncEndpoint(machine_id())  # also on a GPU: the model is built anew from host memory
 
     async def connect(self, route: Route, first_rank: int) -> None:
         self._receiver = Receiver(route, first_rank, torch.device("cpu"))
 
     async def load_bucket(self, sent: SentBucket) -> None:
         self._asleep.require("a weight sync", "weights")
-        self._received.append(self._landing.local(sent))
+        self._received.append(self._host_buffer.local(sent))
 
     async def finish_sync(self, version: int) -> int:
         self._asleep.require("a weight sync", "weights")
@@ -201,7 +208,7 @@ class HFEngine:
         try:
             await self._in_thread(self._switch, received)
         finally:
-            self._landing.end()
+            self._host_buffer.end()
         self.policy_version = version
         return version
 
@@ -218,7 +225,7 @@ class HFEngine:
             None,
             config=self._model.config,
             state_dict=state,
-            dtype=_DTYPES[self._spec.dtype],
+            dtype=DTYPES[self._spec.dtype],
             output_loading_info=True,
         )
         if wrong := {kind: sorted(map(str, names)) for kind, names in report.items() if names}:
@@ -231,7 +238,7 @@ class HFEngine:
     # -- sleep
     # --------------------------------------------------------------------------------------
 
-    async def park(self, *parts: EnginePart) -> None:
+    async def sleep(self, *parts: EnginePart) -> None:
         """Weights move to host memory, where those of a CPU are already; a cache lives only while a
         batch is decoded."""
         self._asleep.add(*parts)

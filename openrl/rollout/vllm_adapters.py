@@ -13,9 +13,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from openrl.errors import UserError
-from openrl.rollout.engine import opened, refuse_incomplete
 from openrl.weights.host import Receiver
-from openrl.weights.transport import Route, SentBucket, changed_on_the_way
+from openrl.weights.transport import (
+    Route,
+    SentBucket,
+    changed_on_the_way,
+    opened,
+    refuse_incomplete,
+)
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM can make room for; an adapter of another rank takes the room of the next."""

@@ -13,17 +13,18 @@ from functools import cache
 from typing import Any
 
 from openrl.errors import UserError
+from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse
-from openrl.rollout.engine import EnginePart, EngineSpec, refuse_incomplete, room_for
+from openrl.rollout.asleep import EnginePart
+from openrl.rollout.engine import EngineSpec, room_for
 from openrl.rollout.vllm_adapters import AdapterSlot, room_for_rank
 from openrl.rollout.vllm_features import missing_features
 from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.types import Completion, End, Sampling, VersionSpan
-from openrl.weights.host import Landing
+from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
-from openrl.weights.transport import Route, SentBucket, SyncEnd
+from openrl.weights.transport import Route, SentBucket, SyncEndpoint, refuse_incomplete
 
-_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
 _UNBOUND = "nobind"  # vLLM's word for threads that may run on any core
 _HEALTH_SECONDS = 5.0  # between looks whether vLLM is alive, while it owes an answer
@@ -85,7 +86,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     fixed = {
         "model": spec.model,
         "tokenizer": spec.tokenizer,
-        "dtype": _DTYPES[spec.dtype],
+        "dtype": str(DTYPES[spec.dtype]).removeprefix("torch."),
         "max_model_len": spec.max_model_len,
         "seed": spec.seed,
         "load_format": spec.load_format,
@@ -168,7 +169,7 @@ class VLLMEngine:
         self.policy_version = 0
         self._spec, self._llm = spec, llm
         self._ids = itertools.count()
-        self._route, self._landing = Route(), Landing()
+        self._route, self._host_buffer = Route(), HostBuffer()
         self._received: list[SentBucket] = []  # since the last sync
         self._loaded = 0  # how many of them the model has
         self._names: frozenset[str] | None = (
@@ -293,10 +294,10 @@ class VLLMEngine:
     # -- weights
     # ------------------------------------------------------------------------------------
 
-    async def sync_end(self) -> SyncEnd:
+    async def sync_endpoint(self) -> SyncEndpoint:
         # of the replicas inside one engine the first alone answers: they all read host memory
         on_gpu = self._spec.device == "cuda" and self._spec.sizes.data == 1
-        return SyncEnd(
+        return SyncEndpoint(
             machine_id(), tuple(await self._llm.collective_rpc("openrl_gpu")) if on_gpu else ()
         )
 
@@ -316,7 +317,7 @@ class VLLMEngine:
 
     async def load_bucket(self, sent: SentBucket) -> None:
         self._sleep.require("a weight sync", "weights")
-        self._received.append(self._landing.local(sent))
+        self._received.append(self._host_buffer.local(sent))
         if self._route.transport != "host":
             await self._load(last=False)
 
@@ -330,7 +331,7 @@ class VLLMEngine:
                 await self._adapters.load(self._route.adapter, self._received)
         finally:
             self._received, self._loaded = [], 0
-            self._landing.end()
+            self._host_buffer.end()
         if self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
             self._broken = (
                 "requests were running during a weight sync, so cached prefixes of old weights"
@@ -379,8 +380,8 @@ class VLLMEngine:
             )
             raise UserError(self._broken, _NAMES)
 
-    async def park(self, *parts: EnginePart) -> None:
-        await self._while_alive(self._sleep.park(*parts))
+    async def sleep(self, *parts: EnginePart) -> None:
+        await self._while_alive(self._sleep.sleep(*parts))
 
     async def wake(self, *parts: EnginePart) -> None:
         await self._while_alive(self._sleep.wake(*parts))

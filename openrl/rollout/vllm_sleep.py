@@ -7,8 +7,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from openrl.rollout.asleep import Asleep
-from openrl.rollout.engine import EnginePart
+from openrl.rollout.asleep import Asleep, EnginePart
 
 TAGS = {"weights": "weights", "cache": "kv_cache"}
 """Our names of the parts -> vLLM's."""
@@ -53,7 +52,7 @@ class VLLMSleep:
         """All weights were sent."""
         self._dropped = False
 
-    async def park(self, *parts: EnginePart) -> None:
+    async def sleep(self, *parts: EnginePart) -> None:
         """Wait until no request runs, then free ``parts``; further requests are refused at once."""
         before = {*self._asleep.parts}
         self._asleep.add(*parts)

@@ -16,7 +16,7 @@ from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
 from openrl.models.device import Device
 from openrl.rewards.combined import Weighing
-from openrl.rollout.engine import sampling_of
+from openrl.rollout.build import sampling_of
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary

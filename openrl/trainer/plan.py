@@ -390,9 +390,7 @@ def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory
     if not ResidencyTable.of(plan, sleeping(config)).rows:
         return []
     walked = stage_by_stage(config, plan, memory)
-    rows = [
-        (w.stage, _names(w.parked), _names(w.woken), size(w.peak), size(w.host)) for w in walked
-    ]
+    rows = [(w.stage, _names(w.slept), _names(w.woken), size(w.peak), size(w.host)) for w in walked]
     place = "GPU" if plan.device == "cuda" else "place"
     header = (
         "stage",

@@ -21,7 +21,7 @@ class StageMemory:
     """One stage of a step that repeats itself."""
 
     stage: str
-    parked: list[Tenant]
+    slept: list[Tenant]
     woken: list[Tenant]
     peak: int  # bytes on the fullest place
     host: int  # bytes that wait elsewhere meanwhile, of the place from which most do
@@ -76,8 +76,8 @@ def walk(
     found = []
     for name, role in stages * 2:
         needs = table.needs(name, role)
-        parked, woken = table.moves(awake, needs)
-        awake = awake - {*parked} | {*woken}
+        slept, woken = table.moves(awake, needs)
+        awake = awake - {*slept} | {*woken}
         peak = max(held(table, place, awake, needs, sizes) for place in places)
         waiting = [
             tenant for tenant in table.rows if tenant not in awake and tenant.part not in dropped
@@ -86,7 +86,7 @@ def walk(
             sum(sizes[t.role][t.part] for t in waiting if place in table.places[t.role])
             for place in places
         )
-        found.append(StageMemory(f"{name} {role}".strip(), parked, woken, peak, host))
+        found.append(StageMemory(f"{name} {role}".strip(), slept, woken, peak, host))
     return found[len(stages) :]
 
 

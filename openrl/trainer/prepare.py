@@ -38,7 +38,7 @@ from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
 from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.engine import check_engine_kwargs
+from openrl.rollout.build import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
 from openrl.trainer.evaluation import metric_names
 from openrl.trainer.ptx import load_ptx

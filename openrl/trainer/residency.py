@@ -137,7 +137,7 @@ _INSIDE: ContextVar[tuple[_Entered, ...]] = ContextVar(
 
 
 class Residency:
-    """Carries the table out over worker groups, whose workers have ``park(*parts)`` and
+    """Carries the table out over worker groups, whose workers have ``sleep(*parts)`` and
     ``wake(*parts)``.
 
     Stages that exclude each other run in the order in which they were entered, others side by side.
@@ -163,7 +163,7 @@ class Residency:
         rows = [tenant for tenant in self.table.rows if tenant.role == role]
         self.awake |= {*rows}
         async with self._moving:
-            await self._move("park", rows, "start")
+            await self._move("sleep", rows, "start")
 
     @asynccontextmanager
     async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
@@ -204,8 +204,8 @@ class Residency:
     async def _make_room(self, entered: _Entered) -> None:
         if self._failed:
             raise SleepError(f"{entered.name} cannot run: {self._failed}")
-        to_park, to_wake = self.table.moves(self.awake, entered.needs)
-        await self._move("park", to_park, entered.name)
+        to_sleep, to_wake = self.table.moves(self.awake, entered.needs)
+        await self._move("sleep", to_sleep, entered.name)
         await self._move("wake", to_wake, entered.name)
 
     async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:
@@ -226,7 +226,7 @@ class Residency:
                 if isinstance(error, Exception):
                     raise SleepError(self._failed) from error
                 raise
-            self.awake = self.awake - {*moved} if direction == "park" else self.awake | {*moved}
+            self.awake = self.awake - {*moved} if direction == "sleep" else self.awake | {*moved}
             self._seconds[f"perf/{direction}_seconds"] += time.perf_counter() - started  # type: ignore[assignment]
             await self.edge(f"{direction} {_names(moved)} for {why}", role)
 

@@ -24,7 +24,8 @@ from openrl.config.placement import ENGINES, parallel_sizes
 from openrl.config.reward import bearer_token
 from openrl.models.device import Device
 from openrl.models.memory import settle
-from openrl.rollout.engine import EngineSpec, engine_spec
+from openrl.rollout.build import engine_spec
+from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.memory_log import MemoryLog
 from openrl.trainer.prepare import check_ranks

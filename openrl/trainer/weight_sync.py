@@ -11,7 +11,7 @@ from openrl.cluster.group import WorkerGroup
 from openrl.config.rollout import EngineFlags
 from openrl.tracking.metrics import Last, Metric
 from openrl.trainer.waiting import all_or_first_error
-from openrl.weights.transport import WORDS, Route, SyncEnd, choose_transport
+from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport
 
 
 class WeightSync:
@@ -39,8 +39,8 @@ class WeightSync:
 
     async def connect(self) -> Route:
         """Find out where both ends are, choose the transport, and bring the ends together."""
-        trainer: list[SyncEnd] = await self.policy.call("sync_end")
-        engines: list[SyncEnd] = await self.rollout.call("sync_end")
+        trainer: list[SyncEndpoint] = await self.policy.call("sync_endpoint")
+        engines: list[SyncEndpoint] = await self.rollout.call("sync_endpoint")
         route = await self._route(trainer, engines)
         first_ranks = accumulate((len(engine.gpus) for engine in engines[:-1]), initial=1)
         await all_or_first_error(
@@ -51,7 +51,9 @@ class WeightSync:
         )
         return route
 
-    async def _route(self, trainer: Sequence[SyncEnd], engines: Sequence[SyncEnd]) -> Route:
+    async def _route(
+        self, trainer: Sequence[SyncEndpoint], engines: Sequence[SyncEndpoint]
+    ) -> Route:
         config = await self.policy.first("adapter_config") if self.adapter else None
         ours, theirs = ([gpu for end in ends for gpu in end.gpus] for ends in (trainer, engines))
         if not all(engine.gpus for engine in engines):

@@ -70,7 +70,7 @@ class DeepSpeedEngine:
         self._average: MovingAverage | None = None
         self.layout = layout
         self.device = torch.device(device, 0) if device == "cuda" else torch.device(device)
-        self.sleep = Sleep(self.device)
+        self.sleeper = Sleep(self.device)
         self.model, self.dtype, self.stage, self.optim = model, dtype, flags.zero_stage, optim
         if optim is not None:
             self._start_training(flags, optim)
@@ -125,17 +125,17 @@ class DeepSpeedEngine:
 
     # ---- taking turns on a device
 
-    def park(self, *parts: SleepState) -> None:
+    def sleep(self, *parts: SleepState) -> None:
         trained = (
             (self._inner, self._masters.tensors(), self._engine.optimizer)
             if self.optim is not None
             else ()
         )
         for part in parts:
-            self.sleep.park(part, movable(part, self.model, *trained))
+            self.sleeper.sleep(part, movable(part, self.model, *trained))
 
     def wake(self, *parts: SleepState) -> None:
-        self.sleep.wake(*parts)
+        self.sleeper.wake(*parts)
 
     # ---- running the model
 

@@ -44,7 +44,7 @@ class TrainEngine(Protocol):
 
     layout: ParallelLayout
 
-    def park(self, *parts: SleepState) -> None:
+    def sleep(self, *parts: SleepState) -> None:
         """Free the device's memory of these parts. What needs one of them raises RuntimeError until
         it is woken."""
 

@@ -34,7 +34,7 @@ def needs(*parts: str) -> Callable[[Method], Method]:
     def decorate(method: Method) -> Method:
         @wraps(method)
         def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-            self.sleep.require(method.__name__, parts)
+            self.sleeper.require(method.__name__, parts)
             return method(self, *args, **kwargs)
 
         return guarded  # type: ignore[return-value]
@@ -148,32 +148,32 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class _Parked:
+class _Asleep:
     storages: list[tuple[torch.UntypedStorage, int]]  # with their sizes in bytes
     kept: Kept
 
 
 class Sleep:
-    """The parts of one engine that are asleep. ``park`` empties their storages, ``wake`` fills them
+    """The parts of one engine that are asleep. ``sleep`` empties their storages, ``wake`` fills them
     again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._parked: dict[str, _Parked] = {}
+        self._asleep: dict[str, _Asleep] = {}
 
     def require(self, what: str, parts: Iterable[str]) -> None:
         """Raises RuntimeError if one of ``parts`` is asleep: its tensors have no memory."""
-        if asleep := [part for part in parts if part in self._parked]:
+        if asleep := [part for part in parts if part in self._asleep]:
             raise RuntimeError(
                 f"{what} needs {' and '.join(asleep)} of this model, asleep now: wake it first"
             )
 
-    def park(self, part: str, what: Movable) -> None:
+    def sleep(self, part: str, what: Movable) -> None:
         """Free the memory of a part on the device.
 
         What lies elsewhere (offloaded already) or in memory that is not torch's own (a mapped file)
         stays."""
-        self.require("park", [part])
+        self.require("sleep", [part])
         spared = {t.untyped_storage().data_ptr() for t in what.spared}
         storages = [t.untyped_storage() for t in what.tensors if t.device.type == self._device.type]
         found = {storage.data_ptr(): storage for storage in storages}
@@ -191,7 +191,7 @@ class Sleep:
         )
         for storage in chosen:
             kept.put(_bytes(storage))
-        self._parked[part] = _Parked([(storage, storage.nbytes()) for storage in chosen], kept)
+        self._asleep[part] = _Asleep([(storage, storage.nbytes()) for storage in chosen], kept)
         for storage in chosen:
             storage.resize_(0)
         _give_back(self._device)
@@ -200,14 +200,14 @@ class Sleep:
         """Raises RuntimeError if a part is awake, or if there is no room for it; then it is still
         asleep."""
         for part in parts:
-            if part not in self._parked:
+            if part not in self._asleep:
                 raise RuntimeError(f"{part} of this model is awake already")
-            parked = self._parked[part]
-            for storage, size in parked.storages:
+            slept = self._asleep[part]
+            for storage, size in slept.storages:
                 storage.resize_(size)
-            for storage, _ in parked.storages:
-                parked.kept.restore(_bytes(storage))
-            del self._parked[part]
+            for storage, _ in slept.storages:
+                slept.kept.restore(_bytes(storage))
+            del self._asleep[part]
 
 
 def _give_back(device: torch.device) -> None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Meeting, Route, SentBucket
+from openrl.weights.transport import Rendezvous, Route, SentBucket
 
 
 def _store(route: Route, listener: int | None = None) -> dist.TCPStore:
@@ -68,12 +68,12 @@ class Sender:
     """See ``transport.Sender``. Rank 0 alone packs, on its GPU."""
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
         self.packs = rank == 0
         self._device = device
-        if meeting is not None:
-            self._group = Group(_store(route, meeting.take()), route, 0, device)
+        if rendezvous is not None:
+            self._group = Group(_store(route, rendezvous.take()), route, 0, device)
 
     def begin(self) -> None:
         pass

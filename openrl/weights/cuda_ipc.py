@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from openrl.weights.buckets import Bucket
-from openrl.weights.transport import Meeting, Route, SentBucket
+from openrl.weights.transport import Rendezvous, Route, SentBucket
 
 # Of the arguments of torch's rebuild_cuda_tensor, those that differ between buckets: all are
 # builtin types.
@@ -53,7 +53,7 @@ class Sender:
     packs = True
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
         self._device, self._uuid = device, gpu_uuid(device)
         self._has_reader = (

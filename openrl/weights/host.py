@@ -10,7 +10,7 @@ from torch import Tensor
 
 from openrl.weights.buckets import Bucket
 from openrl.weights.shared_memory import Mapped, Shared, SharedSlots, machine_id
-from openrl.weights.transport import Meeting, Route, SentBucket
+from openrl.weights.transport import Rendezvous, Route, SentBucket
 
 
 class Sender:
@@ -18,7 +18,7 @@ class Sender:
     copy by the cluster."""
 
     def __init__(
-        self, route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+        self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
         self.packs = rank == 0
         self._remote = route.remote
@@ -54,7 +54,7 @@ class Receiver:
         )
 
 
-class Landing:
+class HostBuffer:
     """Where a bucket from another machine comes down, so that the processes of this one can map
     it."""
 

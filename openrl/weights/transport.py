@@ -8,7 +8,7 @@ the bytes."""
 from __future__ import annotations
 
 import socket
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from typing import Any, Literal, Protocol
@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
+from openrl.errors import UserError
 from openrl.types import WeightManifest
 from openrl.weights.buckets import Bucket, checksum
 
@@ -59,7 +60,7 @@ def choose_transport(
 
 
 @dataclass(frozen=True)
-class SyncEnd:
+class SyncEndpoint:
     """Where one worker of the actor, or one engine, is."""
 
     machine: str  # see ``machine_id``
@@ -158,7 +159,7 @@ class Receiver(Protocol):
         sync."""
 
 
-class Meeting:
+class Rendezvous:
     """Where the ranks of a broadcast find each other: a port of the actor's rank 0, bound to its
     address alone."""
 
@@ -172,11 +173,11 @@ class Meeting:
 
 
 def make_sender(
-    route: Route, rank: int, device: torch.device, meeting: Meeting | None = None
+    route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
 ) -> Sender:
-    """``rank`` is that among the ranks of the actor, ``meeting`` the one that ``route`` leads to,
+    """``rank`` is that among the ranks of the actor, ``rendezvous`` the one that ``route`` leads to,
     on rank 0."""
-    return import_module(_HOMES[route.transport]).Sender(route, rank, device, meeting)
+    return import_module(_HOMES[route.transport]).Sender(route, rank, device, rendezvous)
 
 
 def make_receiver(route: Route, rank: int, device: torch.device) -> Receiver:
@@ -189,3 +190,31 @@ def changed_on_the_way(sent: SentBucket, bucket: Bucket) -> list[str]:
     sent."""
     pairs = zip(bucket.tensors(), sent.checksums, strict=True) if sent.checksums else ()
     return [name for (name, tensor), expected in pairs if checksum(tensor) != expected]
+
+
+def opened(
+    receiver: Receiver, received: Iterable[SentBucket]
+) -> Iterator[tuple[SentBucket, Bucket]]:
+    """The buckets behind announcements. Raises UserError if the memory of one is gone."""
+    for sent in received:
+        try:
+            yield sent, Bucket(sent.manifest, receiver.open(sent))
+        except OSError as error:
+            refuse_incomplete(lost=[str(error)])
+
+
+def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
+    """Raises UserError if a bucket could not be opened, with the reasons ``lost``, or tensors named
+    by ``changed`` arrived other than they were sent."""
+    if lost:
+        raise UserError(
+            f"weight sync: the memory of a bucket is gone: {lost[0]}",
+            "look whether the actor's rank 0 has died; its log says why",
+        )
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(
+            f"weight sync: {changed[0]}{more} arrived changed (--check_weight_sync)",
+            "--vllm_sync_backend gloo, which goes through host memory; if that fails too, suspect"
+            " the machine's memory",
+        )

@@ -90,7 +90,7 @@ def test_masters_that_slept_are_exported_as_before(tmp_path, checkpoint, batch):
     )
     step(engine, batch)
     engine.export(tmp_path / "awake")
-    engine.park("optim")
+    engine.sleep("optim")
     with pytest.raises(RuntimeError, match="export needs optim"):
         engine.export(tmp_path / "asleep")
     engine.wake("optim")

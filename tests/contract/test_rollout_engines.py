@@ -19,7 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
-from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
+from openrl.rollout.build import start_engine
+from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.vllm_engine import VLLMEngine
 from openrl.types import Completion, End, Sampling
 from openrl.weights.buckets import checksum, cut, pack
@@ -475,13 +476,13 @@ def test_sleep_changes_no_answer_and_refuses_what_needs_it(bench: Bench) -> None
     bench.oracle = AutoModelForCausalLM.from_pretrained(bench.directory)
     prompts, sampling = prompts_of(6, seed=11), [Sampling(16, temperature=0.0)] * 6
     before = bench.generate(prompts, sampling)
-    bench.run(bench.engine.park("weights", "cache"))
+    bench.run(bench.engine.sleep("weights", "cache"))
     for work in (
         bench.engine.generate(prompts[0], sampling[0]),
         bench.engine.logprobs(prompts[0]),
         bench.engine.load_bucket(bench.buckets(weights, 1)[0]),
         bench.engine.finish_sync(1),
-        bench.engine.park("cache"),
+        bench.engine.sleep("cache"),
     ):
         with pytest.raises(RuntimeError, match="asleep now"):
             bench.run(work)
@@ -489,7 +490,7 @@ def test_sleep_changes_no_answer_and_refuses_what_needs_it(bench: Bench) -> None
     assert bench.sync(weights, version + 1) == version + 1
     with pytest.raises(RuntimeError, match="a request needs cache of this engine"):
         bench.run(bench.engine.generate(prompts[0], sampling[0]))
-    bench.run(bench.engine.park("weights"))  # as a checkpoint between two rollouts makes it
+    bench.run(bench.engine.sleep("weights"))  # as a checkpoint between two rollouts makes it
     bench.run(bench.engine.wake("weights", "cache"))
     with pytest.raises(RuntimeError, match="weights of this engine is awake already"):
         bench.run(bench.engine.wake("weights"))
@@ -506,7 +507,7 @@ def test_sleep_waits_for_requests_that_run(bench: Bench) -> None:
             for i in range(3)
         ]
         await asyncio.sleep(0)
-        await bench.engine.park("weights", "cache")
+        await bench.engine.sleep("weights", "cache")
         done = all(task.done() for task in running)
         await bench.engine.wake("weights", "cache")
         return await asyncio.gather(*running), done

@@ -138,12 +138,12 @@ def test_sleep_changes_no_bit_of_a_run(task, awake, tmp_path, capsys, mode):
         r"^memory after ([^|]+?) \|.* host [\d.]+ GiB$", capsys.readouterr().out, re.MULTILINE
     )
     assert [edge for edge in edges if edge.startswith("load")] and edges.count("sync") == 3
-    moved = [sum(edge.startswith(direction) for edge in edges) for direction in ("park", "wake")]
+    moved = [sum(edge.startswith(direction) for edge in edges) for direction in ("sleep", "wake")]
     assert min(moved) >= 4  # each of two steps moves something out and in
     if mode == "all, everything asleep":
         first = edges.index(STEP[0])
         assert edges[first : first + len(STEP)] == STEP
-    assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= metrics(tmp_path)[
+    assert {"perf/sleep_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= metrics(tmp_path)[
         -1
     ].keys()
 

@@ -64,7 +64,7 @@ def held(engine):
 
 
 def nap(engine, *parts):
-    engine.park(*parts)
+    engine.sleep(*parts)
     engine.wake(*parts)
 
 
@@ -82,7 +82,7 @@ def test_sleep_between_calls_changes_no_bit(tmp_path, checkpoint, stage, dtype, 
             engine.train_step(batch, StepPlan(rows, counts_of(batch)), SupervisedUpdate())
             if sleeps:
                 nap(engine, "grad", "optim")
-                engine.park(*STATES)
+                engine.sleep(*STATES)
                 engine.wake("param")
             columns.append(engine.forward(batch, rows))
             if sleeps:
@@ -113,9 +113,9 @@ def test_sleep_frees_what_it_says(checkpoint, stage):
     assert (awake["grad"] > 0) == (
         stage in (1, 3)
     )  # the others free their gradients after each step
-    engine.park("optim", "grad")
+    engine.sleep("optim", "grad")
     assert held(engine) == {"param": awake["param"], "optim": 0, "grad": 0}
-    engine.park("param")
+    engine.sleep("param")
     assert held(engine) == dict.fromkeys(STATES, 0)
     engine.wake(*STATES)
     assert held(engine) == awake
@@ -127,7 +127,7 @@ def test_weights_that_are_their_own_masters_stay_with_the_parameters(checkpoint)
     engine = build(checkpoint)
     engine.train_step(batch, StepPlan([[*range(8)]], counts_of(batch)), SupervisedUpdate())
     before = engine.forward(batch, [[*range(8)]])
-    engine.park("optim", "grad")
+    engine.sleep("optim", "grad")
     assert torch.equal(engine.forward(batch, [[*range(8)]]), before)
 
 
@@ -140,7 +140,7 @@ def test_adapters_and_a_frozen_base_sleep_too(checkpoint):
         engine.forward(batch, [[*range(8)]]),
         engine.forward(batch, [[*range(8)]], at_start=True),
     )
-    engine.park(*STATES)
+    engine.sleep(*STATES)
     assert held(engine) == dict.fromkeys(STATES, 0)
     engine.wake(*STATES)
     after = (
@@ -155,7 +155,7 @@ def test_a_model_without_an_optimizer_sleeps(checkpoint, stage):
     batch = ragged_batch()
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage))
     before = engine.forward(batch, [[*range(8)]])
-    engine.park("param")
+    engine.sleep("param")
     if (
         stage == 3
     ):  # without shards and optimizer the weights are still the mapped file that they came from
@@ -186,22 +186,22 @@ def test_what_needs_a_sleeping_part_is_refused(tmp_path, checkpoint):
     batch = ragged_batch()
     engine = build(checkpoint, 2)
     plan = StepPlan([[*range(8)]], counts_of(batch))
-    engine.park("grad")
+    engine.sleep("grad")
     with pytest.raises(RuntimeError, match="train_step needs grad of this model"):
         engine.train_step(batch, plan, SupervisedUpdate())
-    engine.park("optim")
+    engine.sleep("optim")
     with pytest.raises(RuntimeError, match="train_step needs optim and grad"):
         engine.train_step(batch, plan, SupervisedUpdate())
     for refused in (engine.save, engine.load, engine.export):
         with pytest.raises(RuntimeError, match="needs optim"):
             refused(tmp_path)
     engine.forward(batch, [[*range(8)]])
-    engine.park("param")
+    engine.sleep("param")
     for refused in (engine.named_weights, engine.nonfinite_weights):
         with pytest.raises(RuntimeError, match="needs param"):
             refused()
     with pytest.raises(RuntimeError, match="asleep now"):
-        engine.park("param")
+        engine.sleep("param")
     engine.wake(*STATES)
     with pytest.raises(RuntimeError, match="param of this model is awake already"):
         engine.wake("param")
@@ -217,7 +217,7 @@ def test_on_a_cpu_the_process_gets_smaller(tmp_path):
     engine = build(path, 2, "bf16")
     engine.train_step(batch, StepPlan([[*range(8)]], counts_of(batch)), SupervisedUpdate())
     size, awake = 12 * engine.parameter_count(), psutil.Process().memory_info().rss
-    engine.park("optim", "grad")
+    engine.sleep("optim", "grad")
     freed = awake - psutil.Process().memory_info().rss
     assert freed > 0.9 * size > 5e7
     engine.wake("optim", "grad")

@@ -118,7 +118,7 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
         assert figures["perf/sync_rpcs"] <= math.ceil(size / MIB) + 1
         assert figures["perf/sync_seconds"] > 0
     assert engines.calls["load_bucket"] == 2 * (measured[0]["perf/sync_rpcs"] - 1)
-    assert engines.calls["finish_sync"] == 2 and engines.calls["sync_end"] == 1
+    assert engines.calls["finish_sync"] == 2 and engines.calls["sync_endpoint"] == 1
     for logprobs in got:
         torch.testing.assert_close(logprobs, plain_logprobs(tmp_path / "out"), atol=1e-4, rtol=0)
 

@@ -41,22 +41,22 @@ ASLEEP = {
 }
 STEP = [
     "wake vllm.cache, vllm.weights for collect",
-    "park vllm.cache, vllm.weights for forward reference",
+    "sleep vllm.cache, vllm.weights for forward reference",
     "wake reference.param for forward reference",
-    "park reference.param for forward critic",
+    "sleep reference.param for forward critic",
     "wake critic.param for forward critic",
-    "park critic.param for forward actor",
+    "sleep critic.param for forward actor",
     "wake actor.param for forward actor",
     "wake actor.grad, actor.optim for train actor",
-    "park actor.grad, actor.optim, actor.param for train critic",
+    "sleep actor.grad, actor.optim, actor.param for train critic",
     "wake critic.grad, critic.optim, critic.param for train critic",
-    "park critic.grad, critic.optim, critic.param for publish",
+    "sleep critic.grad, critic.optim, critic.param for publish",
     "wake vllm.weights for publish",
     "wake actor.param for publish",
     "sync",
-    "park vllm.weights for save actor",
+    "sleep vllm.weights for save actor",
     "wake actor.optim for save actor",
-    "park actor.optim, actor.param for save critic",
+    "sleep actor.optim, actor.param for save critic",
     "wake critic.optim, critic.param for save critic",
 ]
 """The edges of a step that ends with a checkpoint, in their order."""
@@ -89,8 +89,8 @@ def test_sleep_changes_no_bit_and_keeps_its_order(tmp_path, capsys):
         )
     first = edges.index(STEP[0])
     assert edges[first : first + len(STEP)] == STEP
-    assert {"perf/park_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= slept[-1].keys()
-    assert not {"perf/park_seconds", "perf/memory_host_gib"} & stayed[-1].keys()
+    assert {"perf/sleep_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= slept[-1].keys()
+    assert not {"perf/sleep_seconds", "perf/memory_host_gib"} & stayed[-1].keys()
 
 
 def lines(output: str) -> list[str]:

@@ -45,8 +45,8 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
             f"{m['actor/logprob_gap']:.4f}, {m['actor/logprob_gap_max']:.4f}",
         )
         record_property(
-            f"seconds parking and waking, step {m['step']:.0f}",
-            f"{m['perf/park_seconds']:.2f}, {m['perf/wake_seconds']:.2f}",
+            f"seconds sleeping and waking, step {m['step']:.0f}",
+            f"{m['perf/sleep_seconds']:.2f}, {m['perf/wake_seconds']:.2f}",
         )
         assert m["actor/nonfinite_steps"] == 0 and m["actor/logprob_gap"] < 0.02
         assert (
@@ -55,10 +55,10 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
     for edge, free in edges:
         record_property(f"free GiB after {edge}", free)
     rises = [(edge, now - before) for (_, before), (edge, now) in itertools.pairwise(edges)]
-    assert min(rise for edge, rise in rises if edge.startswith("park vllm.cache")) > 1
+    assert min(rise for edge, rise in rises if edge.startswith("sleep vllm.cache")) > 1
     states = [
         rise
         for edge, rise in rises
-        if edge.startswith("park actor.grad") and "for start" not in edge
+        if edge.startswith("sleep actor.grad") and "for start" not in edge
     ]
     assert min(states) > 1.5  # masters and moments of 200 million parameters

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 from safetensors.torch import load_file
 
-from openrl.rollout.engine import EngineSpec, start_engine
+from openrl.rollout.build import start_engine
+from openrl.rollout.engine import EngineSpec
 from openrl.types import Sampling
 from tests.gpu.syncing import connected, send
 
@@ -40,12 +41,12 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
         try:
             before = await engine.generate(PROMPT, GREEDY)
             await read("awake")
-            await engine.park("weights", "cache")
+            await engine.sleep("weights", "cache")
             await read("asleep")
             await engine.wake("weights")
             await read("with weights")
             await send(sender, engine, weights, 1)
-            await engine.park("weights")  # as a checkpoint between sync and rollout makes it
+            await engine.sleep("weights")  # as a checkpoint between sync and rollout makes it
             await read("asleep again")
             await engine.wake("weights")
             if level == 2:

@@ -29,9 +29,9 @@ def test_training_state_leaves_the_gpu(model_dir, record_property, stage):
     masters = [master.clone() for master in engine._masters.tensors()]
     parameters = [p.detach().clone() for p in engine.model.parameters()]
     awake, free = held(engine), memory_use("cuda").free
-    engine.park("optim", "grad")
+    engine.sleep("optim", "grad")
     without_states = memory_use("cuda").free
-    engine.park("param")
+    engine.sleep("param")
     without_anything = memory_use("cuda").free
     record_property("GiB of optimizer states and gradients", (without_states - free) / GIB)
     record_property("GiB of parameters", (without_anything - without_states) / GIB)

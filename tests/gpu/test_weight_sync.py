@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM
 
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.model_worker import ModelWorker
-from openrl.rollout.engine import EngineSpec, RolloutEngine, start_engine
+from openrl.rollout.build import start_engine
+from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.weights.transport import Route, SentBucket, choose_transport
 from tests.experience import engine_spec, optim_spec
@@ -45,7 +46,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Mod
 async def synchronise(worker: ModelWorker, engine: RolloutEngine, backend: str | None) -> str:
     """As the driver does it, with the sender in a thread: in a broadcast both ends wait for each
     other."""
-    ours, theirs = worker.sync_end(), await engine.sync_end()
+    ours, theirs = worker.sync_endpoint(), await engine.sync_endpoint()
     transport = choose_transport(backend, ours.gpus, theirs.gpus)  # type: ignore[arg-type]
     address, port = worker.meet() if transport == "nccl" else ("", 0)
     size = 1 + len(theirs.gpus)

@@ -1,4 +1,4 @@
-"""The order of every wake, park and stage, from the real table: by hand for the main modes, as
+"""The order of every wake, sleep and stage, from the real table: by hand for the main modes, as
 invariants for all."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Group:
 
     async def call(self, method: str, *parts: str) -> None:
         await asyncio.sleep(0)
-        line = f"{'-' if method == 'park' else '+'}{self.role}.{'.'.join(parts)}"
+        line = f"{'-' if method == 'sleep' else '+'}{self.role}.{'.'.join(parts)}"
         self.log.append(line)
         if line == self.broken:
             raise RuntimeError("no room")
@@ -316,4 +316,4 @@ def test_a_stage_that_fails_leaves_the_table_in_order():
 
     measured, then = asyncio.run(scenario())
     assert log == ["-actor.optim.grad", "+vllm.weights", "publish"]
-    assert {*measured} == {"perf/park_seconds", "perf/wake_seconds"} and then == {}
+    assert {*measured} == {"perf/sleep_seconds", "perf/wake_seconds"} and then == {}

@@ -56,25 +56,25 @@ class Engine:
 
     def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
         self.llm, self.log, self.version = llm, log, 0
-        self.sleep = VLLMSleep(llm, level, on_cpu=False)
+        self.sleeper = VLLMSleep(llm, level, on_cpu=False)
 
-    async def park(self, *parts) -> None:
-        await self.sleep.park(*parts)
+    async def sleep(self, *parts) -> None:
+        await self.sleeper.sleep(*parts)
 
     async def wake(self, *parts) -> None:
-        await self.sleep.wake(*parts)
+        await self.sleeper.wake(*parts)
 
     def load(self, version: int) -> None:
-        self.sleep.require("a weight sync", "weights")
+        self.sleeper.require("a weight sync", "weights")
         assert "weights" not in self.llm.asleep
         self.llm.content, self.version = True, version
-        self.sleep.synced()
+        self.sleeper.synced()
         self.log.append(f"send {version}")
 
     async def collect(self, prompts, request):
-        self.sleep.begin()
+        self.sleeper.begin()
         assert not self.llm.asleep and self.llm.content
-        self.sleep.end()
+        self.sleeper.end()
         self.log.append(f"answer by {self.version}")
         yield [
             (i, Group(p, [Trajectory(p, [Segment.answer([5], [6], [-1.0])], End.STOP)]))
@@ -88,10 +88,10 @@ class Model:
     def __init__(self, context) -> None:
         pass
 
-    def park(self, *parts) -> None:
+    def sleep(self, *parts) -> None:
         pass
 
-    wake = park
+    wake = sleep
 
     def save(self, directory, parts) -> None:
         pass
@@ -161,7 +161,7 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
 def test_an_engine_that_forgot_refuses_until_it_is_sent_everything():
     async def scenario():
         sleep = VLLMSleep(LLM(by_parts=True), 2, on_cpu=False)
-        await sleep.park("weights", "cache")
+        await sleep.sleep("weights", "cache")
         with pytest.raises(RuntimeError, match="a request needs weights and cache"):
             sleep.begin()
         await sleep.wake("weights", "cache")

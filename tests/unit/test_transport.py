@@ -14,9 +14,9 @@ import torch
 from openrl.types import WeightManifest
 from openrl.weights import cuda_ipc
 from openrl.weights.buckets import Bucket, checksum, pack
-from openrl.weights.host import Landing
+from openrl.weights.host import HostBuffer
 from openrl.weights.transport import (
-    Meeting,
+    Rendezvous,
     Route,
     SentBucket,
     changed_on_the_way,
@@ -116,7 +116,7 @@ def test_bytes_from_another_machine_land_in_this_ones_memory():
     sender, receiver, landing = (
         make_sender(Route(remote=True), 0, CPU),
         make_receiver(Route(), 1, CPU),
-        Landing(),
+        HostBuffer(),
     )
     bucket = pack([("a", torch.arange(6.0))], 1, sender.allocate)
     announced = sender.announce(bucket)
@@ -153,15 +153,17 @@ def loopback(monkeypatch):
 def test_a_broadcast_reaches_every_process_of_every_engine(loopback):
     """The group that stands over NCCL between GPUs, over gloo: two buckets, three receivers, in the
     order announced."""
-    meeting = Meeting("127.0.0.1")
-    route = Route("nccl", address=meeting.address, port=meeting.port, world_size=4, timeout=30)
+    rendezvous = Rendezvous("127.0.0.1")
+    route = Route(
+        "nccl", address=rendezvous.address, port=rendezvous.port, world_size=4, timeout=30
+    )
     weights = [torch.randn(1000), torch.arange(7, dtype=torch.int64)]
     buckets = [
         pack([("a", w)], 1, lambda size: torch.zeros(size, dtype=torch.uint8)) for w in weights
     ]
 
     def send():
-        sender = make_sender(route, 0, CPU, meeting)
+        sender = make_sender(route, 0, CPU, rendezvous)
         for bucket in buckets:
             sender.announce(bucket)
             sender.deliver(bucket)
@@ -186,17 +188,17 @@ def test_a_broadcast_reaches_every_process_of_every_engine(loopback):
 
 
 def test_a_group_that_does_not_come_together_says_who_is_missing(loopback):
-    meeting = Meeting("127.0.0.1")
-    route = Route("nccl", address=meeting.address, port=meeting.port, world_size=4, timeout=1)
+    rendezvous = Rendezvous("127.0.0.1")
+    route = Route("nccl", address=rendezvous.address, port=rendezvous.port, world_size=4, timeout=1)
     errors = run_in_threads(
-        lambda: make_sender(route, 0, CPU, meeting), lambda: make_receiver(route, 2, CPU)
+        lambda: make_sender(route, 0, CPU, rendezvous), lambda: make_receiver(route, 2, CPU)
     )
     assert "rank 1, 3 of the 4" in str(errors[0])
 
 
 def test_the_meeting_listens_on_one_address_alone():
-    meeting = Meeting("127.0.0.1")
-    assert meeting._listener.getsockname() == ("127.0.0.1", meeting.port)
+    rendezvous = Rendezvous("127.0.0.1")
+    assert rendezvous._listener.getsockname() == ("127.0.0.1", rendezvous.port)
 
 
 def test_ipc_fields_are_those_of_torch(monkeypatch):

@@ -1,0 +1,93 @@
+"""From flags to a rollout engine: what it is told, how requests are drawn, and its start."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from openrl.config.model import ModelFlags
+from openrl.config.placement import ParallelSizes
+from openrl.config.rollout import OneEngineFlags
+from openrl.config.run import SeedFlags
+from openrl.config.sampling import DrawFlags
+from openrl.errors import UserError
+from openrl.rollout.engine import EngineSpec, RolloutEngine
+from openrl.types import Sampling
+
+
+def engine_spec(
+    model: ModelFlags,
+    engine: OneEngineFlags,
+    longest: int,
+    debug: SeedFlags,
+    device: Literal["cpu", "cuda"],
+    engines: int = 1,
+    shared: bool = False,
+) -> EngineSpec:
+    """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together.
+    On a CPU all ``engines`` of the run are taken to share one machine; ``shared``: there are models
+    on the engine's GPUs."""
+    return EngineSpec(
+        model=model.pretrain,
+        tokenizer=model.tokenizer_path,
+        dtype=model.param_dtype if engine.vllm_dtype == "auto" else engine.vllm_dtype,
+        device=device,
+        max_model_len=engine.vllm_max_model_len or longest,
+        seed=debug.seed,
+        max_num_seqs=engine.vllm_max_num_seqs,
+        max_num_batched_tokens=engine.vllm_max_num_batched_tokens,
+        block_size=engine.vllm_block_size,
+        quantization=engine.vllm_quantization,
+        engine_kwargs=engine.vllm_engine_kwargs,
+        gpu_memory_utilization=engine.vllm_gpu_memory_utilization or (0.6 if shared else 0.9),
+        sizes=ParallelSizes(engine.vllm_tensor_parallel_size),
+        engines_per_machine=engines,
+        enforce_eager=engine.enforce_eager,
+        enable_prefix_caching=engine.enable_prefix_caching,
+        trust_remote_code=model.trust_remote_code,
+        deterministic=debug.full_determinism,
+    )
+
+
+async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
+    """An engine that is ready for requests. ``backend`` is a value of --rollout_backend; only its
+    library is imported."""
+    if backend == "vllm":
+        from openrl.rollout.vllm_engine import VLLMEngine
+
+        return await VLLMEngine.start(spec)
+    if backend == "hf":
+        from openrl.rollout.hf_engine import HFEngine
+
+        return await HFEngine.start(spec)
+    raise ValueError(f"unknown rollout backend {backend!r}")
+
+
+def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raises UserError for names that vLLM's EngineArgs does not have. Asking vLLM takes seconds;
+    without names it is not asked."""
+    if not kwargs:
+        return
+    from openrl.rollout.vllm_engine import engine_fields
+
+    known = engine_fields()
+    for name in kwargs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise UserError(
+                f"--vllm_engine_kwargs: vLLM's EngineArgs has no field {name!r}",
+                f"{near[0]!r}" if near else "",
+            )
+
+
+def sampling_of(flags: DrawFlags, max_tokens: int) -> Sampling:
+    return Sampling(
+        max_tokens=max_tokens,
+        temperature=flags.temperature,
+        top_p=flags.top_p,
+        top_k=flags.top_k,
+        min_p=flags.min_p,
+        repetition_penalty=flags.repetition_penalty,
+        stop=flags.stop,
+    )
