@@ -20,29 +20,9 @@ from openrl.config.rules.idle import IDLE
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.dump import dump_yaml
-from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.prepare import start_lines
-
-PPO = "--pretrain m --prompt_data d --remote_rm_url r.py"
-SFT = "--pretrain m --dataset d"
-GRPO = PPO + " --advantage_estimator group_norm --n_samples_per_prompt 8"
-
-
-def settle(command_type, words, environment=False):
-    request = read_request(words.split())
-    assert not request.problems
-    return resolve(command_type, collect_flags(command_type), request.settings, environment)
-
-
-def ppo(words: str) -> PPOConfig:
-    config, problems = settle(PPOConfig, words)
-    assert not problems, problems
-    return config
-
-
-def said(command_type, words, environment=False) -> list[str]:
-    return [str(p) for p in settle(command_type, words, environment)[1]]
+from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from openrl.tracking.metrics import Sum
 from openrl.trainer.launch import build_pipeline
 from openrl.trainer.roles import Roles, model_spec, role_models
 from tests.batches import outcome_batch
-from tests.unit.test_config_checks import ppo
+from tests.flags import ppo
 
 WORDS = (
     "--pretrain m --prompt_data d --remote_rm_url r.py --rollout_batch_size 8 --train_batch_size 4 "

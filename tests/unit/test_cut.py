@@ -20,7 +20,7 @@ from openrl.trainer.roles import Roles, model_spec, role_models
 from openrl.trainer.rows import forward_rows
 from openrl.types import StepCounts, StepPlan
 from tests.batches import random_batch
-from tests.unit.test_config_checks import GRPO, PPO, SFT, ppo, said, settle
+from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 
 DYNAMIC = "--use_dynamic_batch"
 

@@ -15,7 +15,7 @@ from openrl.rollout.build import check_engine_kwargs, engine_spec
 from openrl.rollout.vllm_adapters import RANKS, room_for_rank
 from openrl.rollout.vllm_engine import engine_arguments
 from openrl.trainer.roles import run_engine_spec
-from tests.unit.test_config_checks import PPO, ppo, said, settle
+from tests.flags import PPO, ppo, said, settle
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.trainer.launch import build_pipeline
 from openrl.trainer.roles import Roles
 from tests.batches import outcome_batch
-from tests.unit.test_config_checks import GRPO, ppo
+from tests.flags import GRPO, ppo
 
 
 class Recorder:

@@ -7,8 +7,8 @@ from openrl.models.packing import arrange
 from openrl.trainer import launch_supervised
 from openrl.trainer.roles import model_spec, role_models
 from openrl.trainer.supervised_tasks import task_of
+from tests.flags import ppo, settle
 from tests.tiny import tiny_tokenizer
-from tests.unit.test_config_checks import ppo, settle
 
 
 def test_rows_stand_end_to_end_and_come_back():

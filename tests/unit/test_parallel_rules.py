@@ -27,8 +27,8 @@ from openrl.trainer.roles import model_spec, role_models
 from openrl.trainer.supervised_tasks import task_of
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 from openrl.training.tensor_parallel import check_layers
+from tests.flags import GRPO, SFT, ppo, said, settle
 from tests.tiny import tiny_model_dir, tiny_tokenizer
-from tests.unit.test_config_checks import GRPO, SFT, ppo, said, settle
 
 FOUR = " --actor_num_gpus_per_node 4"
 

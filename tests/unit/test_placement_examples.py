@@ -11,7 +11,7 @@ from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import parallel_sizes
-from tests.unit.test_config_checks import settle
+from tests.flags import settle
 from tests.unit.test_placement import gpu_node
 
 PAGE = Path(__file__).parents[2] / "docs/placement.md"

@@ -4,7 +4,7 @@ import pytest
 
 import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import PPOConfig
-from tests.unit.test_config_checks import GRPO, PPO, ppo, said
+from tests.flags import GRPO, PPO, ppo, said
 
 REWARD_MODEL = "--pretrain m --prompt_data d --reward_pretrain r"
 FOUR = "--actor_num_gpus_per_node 4 --train_batch_size 128"

@@ -26,8 +26,8 @@ from openrl.trainer.plan import (
     transport_of,
 )
 from openrl.trainer.roles import RoleModel
+from tests.flags import PPO, ppo
 from tests.tiny import tiny_model_dir
-from tests.unit.test_config_checks import PPO, ppo
 
 SHAPE = ModelShape(
     parameters=1000,

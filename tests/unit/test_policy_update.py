@@ -10,7 +10,7 @@ from openrl.trainer.losses import Losses
 from openrl.training.updates import PolicyUpdate, balanced
 from openrl.types import StepCounts
 from tests.batches import outcome_batch
-from tests.unit.test_config_checks import ppo
+from tests.flags import ppo
 
 COUNTS = StepCounts(tokens=4, sequences=2, dp_size=1)
 ADVANTAGE, ENTROPY, LOGPROB, REF = 2.0, 3.0, -1.0, -1.5

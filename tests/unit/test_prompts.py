@@ -6,8 +6,8 @@ from openrl.data.loading import RowSource, load_rows
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.errors import UserError
 from openrl.trainer.prepare import read_data
+from tests.flags import ppo
 from tests.tiny import tiny_model_dir, tiny_tokenizer
-from tests.unit.test_config_checks import ppo
 
 CHAT = (
     "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt"

@@ -10,7 +10,7 @@ from openrl.config.sampling import Lengths, SamplingFlags
 from openrl.rollout.engine import room_for
 from openrl.trainer.launch import evaluation_sampling, training_sampling
 from openrl.types import Sampling
-from tests.unit.test_config_checks import PPO, ppo, said, settle
+from tests.flags import PPO, ppo, said, settle
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import roles_of, sleeping
 from openrl.training.state import WHOLE
 from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
-from tests.unit.test_config_checks import GRPO, ppo
+from tests.flags import GRPO, ppo
 from tests.unit.test_overlap import INPUTS
 from tests.unit.test_residency import plan
 

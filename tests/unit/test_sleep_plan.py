@@ -12,7 +12,7 @@ from openrl.trainer.plan import Memory, room_remarks
 from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu, stages, walk
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import sleeping
-from tests.unit.test_config_checks import GRPO, PPO, ppo
+from tests.flags import GRPO, PPO, ppo
 
 BOTH = "--colocate_all_models --device cpu --vllm_enable_sleep --deepspeed_enable_sleep"
 ACTOR = Memory(weights=10, gradients=20, masters=20, moments=40, logits=3)

@@ -5,7 +5,7 @@ import pytest
 
 import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import PPOConfig
-from tests.unit.test_config_checks import GRPO, PPO, said
+from tests.flags import GRPO, PPO, said
 
 ALL = f"{GRPO} --colocate_all_models --device cpu"
 VLLM = "--vllm_enable_sleep"

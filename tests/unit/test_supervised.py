@@ -7,8 +7,8 @@ from openrl.config.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
 from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate
 from openrl.errors import UserError
+from tests.flags import settle
 from tests.tiny import EOS, PAD, tiny_tokenizer
-from tests.unit.test_config_checks import settle
 
 CHAT = (
     "{% for m in messages %}{{ m.role[0] }}({{ m.content }}"

@@ -9,7 +9,7 @@ import openrl.config.all_rules  # noqa: F401
 from openrl.config import derived
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
 from openrl.training.distributed import Launch
-from tests.unit.test_config_checks import settle
+from tests.flags import settle
 
 BASE = "--pretrain m --dataset d"
 REFUSED = [

@@ -22,7 +22,7 @@ from openrl.trainer.pipeline import Answers
 from openrl.trainer.residency import Residency
 from openrl.trainer.rl_trainer import RLTrainer
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
-from tests.unit.test_config_checks import GRPO, settle
+from tests.flags import GRPO, settle
 
 
 class Pipeline:
