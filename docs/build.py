@@ -51,16 +51,21 @@ def flags_page() -> str:
     ]
     for command, config in COMMANDS.items():
         lines += ["", f"## {command}"]
+        known = {spec.name for spec in collect_flags(config)}
         for section, specs in groupby(collect_flags(config), key=lambda s: s.section):
             lines += ["", f"### {section}", "", "| flag | default | meaning |", "|---|---|---|"]
-            lines += [_row(spec) for spec in specs]
+            lines += [_row(spec, known) for spec in specs]
     return "\n".join(lines) + "\n"
 
 
-def _row(spec: FlagSpec) -> str:
+def _row(spec: FlagSpec, known: set[str]) -> str:
+    """``known`` are the flags of the command: conditions on others always hold in it."""
     default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
     notes = [spec.bounds] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
+    if not spec.owner:
+        words = [condition.words for condition in spec.only_if]
+        notes += [f"Acts {w}." for w in words if {*re.findall(r"--(\w+)", w)} <= known]
     cells = [
         f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`",
         default,

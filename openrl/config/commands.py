@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.config.conditions import CRITIC
 from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
 from openrl.config.data import (
-    PLAIN_DIALOGUE,
     AnswerDataFlags,
+    DialogueTemplateFlags,
     OrderFlags,
     PreferenceDataFlags,
     PromptDataFlags,
@@ -79,7 +80,7 @@ from openrl.config.run import (
 )
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
-from openrl.flags.schema import chosen_options, part
+from openrl.flags.schema import absent, chosen_options, given, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +105,9 @@ class PPOConfig:
     deepspeed: DeepSpeedFlags = part(DeepSpeedFlags)
     parallel: ParallelFlags = part(ParallelFlags)
     actor_optim: LearningRateFlags = part(LearningRateFlags, prefix="actor_")
-    critic_optim: LearningRateFlags = part(LearningRateFlags, prefix="critic_", learning_rate=9e-6)
+    critic_optim: LearningRateFlags = part(
+        LearningRateFlags, prefix="critic_", only_if=CRITIC, learning_rate=9e-6
+    )
     optim: OptimizerFlags = part(OptimizerFlags)
     lora: PolicyLoRAFlags = part(PolicyLoRAFlags)
     algorithm: AlgorithmFlags = part(AlgorithmFlags)
@@ -157,7 +160,7 @@ class SFTConfig(SupervisedConfig):
 
     mixture: MixtureFlags = part(MixtureFlags)
     data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
-    templates: TemplateFlags = part(TemplateFlags, input_template=PLAIN_DIALOGUE)
+    templates: DialogueTemplateFlags = part(DialogueTemplateFlags, only_if=absent("pretrain_mode"))
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
 
@@ -198,10 +201,10 @@ class ServeConfig:
     rm: RewardModelFlags = part(RewardModelFlags)
     reward: RewardSourceFlags = part(RewardSourceFlags)
     model: LoadFlags = part(LoadFlags)
-    weights: QuantizationFlags = part(QuantizationFlags)
+    weights: QuantizationFlags = part(QuantizationFlags, only_if=given("reward_pretrain"))
     device: DeviceFlags = part(DeviceFlags)
     server: ServerFlags = part(ServerFlags)
-    packing: PackingFlags = part(PackingFlags)
+    packing: PackingFlags = part(PackingFlags, only_if=given("reward_pretrain"))
     debug: PluginFlags = part(PluginFlags)
     options: dict[str, Any] = chosen_options()
 
@@ -215,7 +218,7 @@ class BatchInferenceConfig:
     data: BatchDataFlags = part(BatchDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
     device: DeviceFlags = part(DeviceFlags)
-    engine: BatchEngineFlags = part(BatchEngineFlags)
+    engine: BatchEngineFlags = part(BatchEngineFlags, only_if=given("eval_task", "generate_vllm"))
     sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
     batch: InferenceBatchFlags = part(InferenceBatchFlags)
     rm: RewardModelFlags = part(RewardModelFlags)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from openrl.errors import UserError
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import absent, flag, given, group
 
 CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
 CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
@@ -24,20 +24,33 @@ class RolloutCorrectionFlags:
         "tis",
         "tis: w clamped to [L, H]; icepop: 0 outside; seq-mask-tis: sequences with mean ratio"
         " outside are dropped.",
+        only_if=given("enable_vllm_is_correction"),
     )
-    use_icepop: bool = flag(False, "Same as --vllm_is_correction_type icepop.")
+    use_icepop: bool = flag(
+        False,
+        "Same as --vllm_is_correction_type icepop.",
+        only_if=given("enable_vllm_is_correction"),
+    )
     vllm_is_truncated_threshold: tuple[float, float] = flag(
-        (0.5, 5.0), "L and H of the correction.", bounds=">= 0 and increasing"
+        (0.5, 5.0),
+        "L and H of the correction.",
+        bounds=">= 0 and increasing",
+        only_if=given("enable_vllm_is_correction"),
     )
     vllm_is_level: CorrectionLevel = flag(
         "token",
         "What one weight covers: a token, the sequence by its mean log-ratio, a turn, the sequence"
         " by the sum.",
+        only_if=(
+            given("enable_vllm_is_correction"),
+            absent("vllm_is_correction_type", "seq-mask-tis"),
+        ),
     )
     vllm_is_batch_normalize: bool = flag(
         False,
         "Divide weights by their mean over the rollout batch: of tokens, or of sequences where each"
         " has one.",
+        only_if=given("enable_vllm_is_correction"),
     )
     rollout_rs: tuple[str, ...] = flag(
         (),
@@ -48,6 +61,7 @@ class RolloutCorrectionFlags:
         (),
         "One per test or one for all: LO_HI bounds of rollout / old for k1, one upper bound for k2"
         " and k3.",
+        only_if=given("rollout_rs"),
     )
 
     skip_old_logprob: Literal["auto", "never", "always"] = flag(
@@ -85,11 +99,9 @@ def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
     """--rollout_rs and --rollout_rs_threshold as tests. Raises UserError for unknown names and
     unfit thresholds."""
     names, thresholds = flags.rollout_rs, flags.rollout_rs_threshold
-    if thresholds and not names:
-        raise UserError(
-            "--rollout_rs_threshold without a test has no effect", "--rollout_rs seq_mean_k1"
-        )
-    if names and len(thresholds) not in (1, len(names)):
+    if not names:
+        return []
+    if len(thresholds) not in (1, len(names)):
         message = f"--rollout_rs_threshold has {len(thresholds)} values for {len(names)} tests"
         raise UserError(message, "give one for all, or one per test")
     if len(thresholds) == 1:
@@ -126,7 +138,7 @@ def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
     raise UserError(f"--rollout_rs_threshold {text} does not fit {name}", f"{wanted}")
 
 
-@group("Dynamic filtering")
+@group("Dynamic filtering", only_if=given("dynamic_filtering"))
 class DynamicFilteringFlags:
     dynamic_filtering: bool = flag(
         False,

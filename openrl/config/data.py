@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from openrl.flags.schema import REQUIRED, flag, group
+from openrl.config.conditions import PAIRS
+from openrl.flags.schema import REQUIRED, absent, flag, given, group
 
 PromptOverflow = Literal["filter", "truncate_left", "truncate_right", "truncate_middle", "error"]
 
@@ -103,7 +104,7 @@ class PreferenceDataFlags(AnswerDataFlags):
     chosen_key: str = flag(
         "chosen", "Column with the preferred answer; of rated answers, the only one."
     )
-    rejected_key: str = flag("rejected", "Column with the worse answer.")
+    rejected_key: str = flag("rejected", "Column with the worse answer.", only_if=PAIRS)
 
 
 @group("Data")
@@ -121,14 +122,30 @@ class TemplateFlags:
         None,
         "Jinja chat template, text or file, that replaces the tokenizer's own and is saved with the"
         " model.",
+        only_if=given("apply_chat_template"),
     )
     chat_template_kwargs: dict[str, Any] = flag(
         {},
         'Extra variables for the chat template, e.g. {"enable_thinking": false}: JSON, or a file'
         " of it.",
+        only_if=given("apply_chat_template"),
     )
     system_prompt: str | None = flag(
-        None, "System message, text or file, put before every dialogue that has none."
+        None,
+        "System message, text or file, put before every dialogue that has none.",
+        only_if=given("apply_chat_template"),
+    )
+
+
+@group("Data")
+class DialogueTemplateFlags(TemplateFlags):
+    """Of dialogues with their answers."""
+
+    input_template: str | None = flag(
+        PLAIN_DIALOGUE,
+        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps"
+        " the last user message of a chat. None: unchanged.",
+        only_if=absent("multiturn"),
     )
 
 
@@ -174,7 +191,7 @@ def probabilities(text: str) -> list[float]:
     return [number / sum(numbers) for number in numbers]
 
 
-@group("Evaluation")
+@group("Evaluation", only_if=given("eval_dataset"))
 class PromptEvalFlags:
     eval_dataset: str | None = flag(
         None,
@@ -182,9 +199,14 @@ class PromptEvalFlags:
     )
     eval_split: str = flag("train", "Split of --eval_dataset.")
     eval_steps: int = flag(
-        -1, "Evaluate every N steps and after the last one; -1: never.", bounds="-1 or > 0"
+        -1,
+        "Evaluate every N steps and after the last one; -1: never.",
+        bounds="-1 or > 0",
+        only_if=absent("eval_only"),
     )
-    eval_before_train: bool = flag(False, "Evaluate once before the first step.")
+    eval_before_train: bool = flag(
+        False, "Evaluate once before the first step.", only_if=absent("eval_only")
+    )
     eval_n_samples_per_prompt: int = flag(4, "Responses per prompt in evaluation.", bounds="> 0")
     eval_temperature: float = flag(0.6, "Temperature in evaluation; 0: greedy.", bounds=">= 0")
     eval_top_p: float = flag(1.0, "top_p in evaluation.", bounds="(0, 1]")
@@ -203,7 +225,7 @@ class PromptEvalFlags:
     )
 
 
-@group("Evaluation")
+@group("Evaluation", only_if=given("eval_dataset"))
 class SupervisedEvalFlags:
     eval_dataset: str | None = flag(
         None, "Evaluation rows, comma separated; sources as for --dataset. None: no evaluation."

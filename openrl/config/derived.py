@@ -7,33 +7,38 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from openrl.config.commands import (
-    BatchInferenceConfig,
-    DPOConfig,
-    EvaluateConfig,
-    PPOConfig,
-    RMConfig,
-    ServeConfig,
-    SupervisedConfig,
-)
-from openrl.config.learning import (
-    KLFlags,
-    LossAggMode,
-    RolloutBatchFlags,
-    SharedPackingFlags,
-    SupervisedBatchFlags,
-)
-from openrl.config.lora import LoRAFlags
-from openrl.config.model import Dtype, ModelFlags
-from openrl.config.placement import FLAG_NAMES, explicit_places, leaders
 from openrl.config.reward_plan import RewardPlan, reward_plan, reward_sources
-from openrl.config.rollout import ClusterFlags, HybridFlags, PlacementFlags, RankFlags, SleepState
-from openrl.config.shaping import NormScope
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.registry import Entry
+
+if TYPE_CHECKING:  # the groups below take their conditions from here
+    from openrl.config.commands import (
+        BatchInferenceConfig,
+        DPOConfig,
+        EvaluateConfig,
+        PPOConfig,
+        ServeConfig,
+        SupervisedConfig,
+    )
+    from openrl.config.learning import (
+        KLFlags,
+        LossAggMode,
+        RolloutBatchFlags,
+        SupervisedBatchFlags,
+    )
+    from openrl.config.lora import LoRAFlags
+    from openrl.config.model import Dtype, ModelFlags
+    from openrl.config.rollout import (
+        ClusterFlags,
+        HybridFlags,
+        PlacementFlags,
+        RankFlags,
+        SleepState,
+    )
+    from openrl.config.shaping import NormScope
 
 COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 """Glob under --ckpt_path: the manifest is in a checkpoint before the checkpoint gets its name."""
@@ -87,7 +92,7 @@ def packs(config: PPOConfig | SupervisedConfig) -> bool:
 
 def shares_prefixes(config: PPOConfig | SupervisedConfig) -> bool:
     """Whether the answers to a prompt share what they begin with."""
-    return isinstance(config.packing, SharedPackingFlags) and config.packing.prefix_grouper
+    return hasattr(config.packing, "prefix_grouper") and config.packing.prefix_grouper
 
 
 def loaded(config: PPOConfig | SupervisedConfig) -> ModelFlags:
@@ -103,11 +108,6 @@ def most_tokens(config: PPOConfig | SupervisedConfig, cap: int) -> int:
     """Tokens of a micro-batch of which each rank that splits its sequences holds at most
     ``cap``."""
     return cap * config.parallel.sequence_size
-
-
-def in_pairs(config: SupervisedConfig) -> bool:
-    """Whether a row of the data is two answers that are trained together."""
-    return isinstance(config, RMConfig) or (isinstance(config, DPOConfig) and not rated(config))
 
 
 def under_ray(flags: RankFlags) -> bool:
@@ -201,7 +201,7 @@ def source_kinds(
     config: PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig,
 ) -> set[str]:
     """Kinds of the reward sources; empty if they cannot be told, which is reported elsewhere."""
-    models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
+    models = (config.rm if hasattr(config, "rm") else config.others).reward_pretrain
     try:
         return {source.kind for source in reward_sources(config.reward, models)}
     except UserError:
@@ -241,32 +241,6 @@ def cluster_address(flags: ClusterFlags) -> str | None:
     return flags.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-def actor_world(placement: PlacementFlags, device: str) -> int | None:
-    """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a
-    CPU."""
-    return role_world(placement, "actor", device)
-
-
-def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
-    """Ranks of a model role, by ``actor_world``'s rules."""
-    if placement.placement is not None:
-        try:
-            return len(explicit_places(placement)[role])
-        except (ValueError, KeyError):
-            return None  # a rule of its own says what is wrong
-    shape = (
-        getattr(placement, f"{FLAG_NAMES[role]}_{name}")
-        for name in ("num_nodes", "num_gpus_per_node")
-    )
-    of_actor = (placement.actor_num_nodes, placement.actor_num_gpus_per_node)
-    nodes, per_node = (
-        actor if own is None else own for own, actor in zip(shape, of_actor, strict=True)
-    )
-    if per_node is None and device != "cpu":
-        return None
-    return int(nodes or 1) * (per_node or 1)
-
-
 # -- sleep
 # ----------------------------------------------------------------------------------------------------
 
@@ -285,23 +259,6 @@ def ref_reward_sleeps(config: PPOConfig) -> bool:
     """--ref_reward_offload without ZeRO 3: whole models move in and out, when others need their
     places."""
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
-
-
-def roles_on_shared_places(config: PPOConfig) -> set[str]:
-    """Models and engines that have a place in common with another role. Empty for a --placement
-    that cannot be read."""
-    roles = model_roles(config)
-    if config.placement.placement is not None:
-        try:
-            places = explicit_places(config.placement)
-        except ValueError:
-            return set()  # a rule of its own says what is wrong
-        return {
-            r
-            for r, own in places.items()
-            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
-        }
-    return {role for pair in leaders(config.hybrid, roles).items() for role in pair}
 
 
 # -- the KL to the reference

@@ -6,14 +6,18 @@ from __future__ import annotations
 from typing import Literal
 
 from openrl.config.data import SOURCES, PromptDataFlags
-from openrl.config.model import ScalarHeadFlags
+from openrl.config.model import scalar_head
+from openrl.config.reward import REWARD_MODEL
 from openrl.config.rollout import OneEngineFlags
 from openrl.config.sampling import DrawFlags, Lengths
-from openrl.flags.schema import REQUIRED, flag, group
+from openrl.flags.schema import REQUIRED, Condition, absent, flag, given, group
+
+GENERATES = absent("eval_task", "rm")
 
 
 @group("Reward model")
-class RewardModelFlags(ScalarHeadFlags):
+class RewardModelFlags:
+    value_head_prefix: str = scalar_head(only_if=REWARD_MODEL)
     reward_pretrain: str | None = flag(
         None, "Reward model with a scalar head. None: no reward model."
     )
@@ -21,6 +25,7 @@ class RewardModelFlags(ScalarHeadFlags):
         2048,
         "Tokens per scored text; longer ones lose tokens at the start and are counted.",
         bounds="> 0",
+        only_if=REWARD_MODEL,
     )
 
 
@@ -37,12 +42,16 @@ class ServerFlags:
         bounds="> 0",
     )
     batch_wait_ms: int = flag(
-        5, "Milliseconds a request waits for others to join its batch. 0: none.", bounds=">= 0"
+        5,
+        "Milliseconds a request waits for others to join its batch. 0: none.",
+        bounds=">= 0",
+        only_if=given("reward_pretrain"),
     )
 
 
 @group("LoRA")
-class MergeFlags(ScalarHeadFlags):
+class MergeFlags:
+    value_head_prefix: str = scalar_head(only_if=given("is_rm"))
     model_path: str = flag(REQUIRED, "Base model: Hugging Face name or local directory.")
     lora_path: str = flag(REQUIRED, "Directory of the adapter, as peft saves it.")
     output_path: str = flag(
@@ -66,7 +75,11 @@ class BatchTaskFlags:
         REQUIRED, "JSONL file that is written; one that this command began is continued."
     )
     n_samples_per_prompt: int = flag(
-        1, "Responses generated for each prompt.", bounds="> 0", alias=("best_of_n",)
+        1,
+        "Responses generated for each prompt.",
+        bounds="> 0",
+        alias=("best_of_n",),
+        only_if=GENERATES,
     )
     post_processor: Literal["rs", "csft", "iter_dpo"] | None = flag(
         None,
@@ -74,18 +87,27 @@ class BatchTaskFlags:
         " and worst as a pair. csft: each prompt says the reward of its response.",
     )
     reward_template: str = flag(
-        "{input} <rm_score>: {reward} ", "Text with {input} and {reward}, for csft."
+        "{input} <rm_score>: {reward} ",
+        "Text with {input} and {reward}, for csft.",
+        only_if=given("post_processor", "csft"),
     )
     enable_csft: bool = flag(
-        False, "Generate after --csft_prompt, which is put behind every prompt."
+        False, "Generate after --csft_prompt, which is put behind every prompt.", only_if=GENERATES
     )
-    csft_prompt: str = flag("<rm_score>: 5.00", "The reward that --enable_csft asks for.")
+    csft_prompt: str = flag(
+        "<rm_score>: 5.00", "The reward that --enable_csft asks for.", only_if=given("enable_csft")
+    )
     iter: int | None = flag(
         None,
         "Take rows iter * rollout_batch_size up to (iter + 1) * rollout_batch_size. None: all.",
         bounds=">= 0",
     )
-    rollout_batch_size: int = flag(2048, "Rows of one --iter.", bounds="> 0")
+    rollout_batch_size: int = flag(
+        2048,
+        "Rows of one --iter.",
+        bounds="> 0",
+        only_if=Condition(lambda config: config.task.iter is not None, "with --iter"),
+    )
 
 
 @group("Batch")
@@ -125,10 +147,11 @@ class BatchEngineFlags(OneEngineFlags):
         "Sequences one engine decodes at a time. None: vLLM's default.",
         bounds="> 0",
         alias=("max_num_seqs",),
+        only_if=absent("full_determinism"),
     )
 
 
-@group("Sampling")
+@group("Sampling", only_if=GENERATES)
 class InferenceSamplingFlags(DrawFlags):
     temperature: float = flag(1.0, "Sampling temperature. 0: greedy.", bounds=">= 0")
     greedy_sampling: bool = flag(False, "Same as --temperature 0.")

@@ -4,9 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+from openrl.config.conditions import (
+    CRITIC,
+    FULL_KL,
+    KL_CONTROLLED,
+    KL_ESTIMATED,
+    KL_STARTS,
+    KL_TERM,
+    LOGITS,
+    NO_KL_TERM,
+    NORM_CONST,
+    PAIRS,
+    REFERENCE,
+    RL_LOSS,
+    SEVERAL_STEPS,
+    SIBLINGS,
+    WHITENED,
+)
+from openrl.config.derived import FLOORED_SCHEDULES
 from openrl.config.presets import PRESETS
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import absent, flag, given, group
 
 Scheduler = Literal[
     "cosine_with_min_lr", "cosine", "linear", "constant", "constant_with_warmup", "inverse_sqrt",
@@ -30,22 +48,32 @@ class RolloutBatchFlags:
         128, "Samples per optimizer step over all ranks; never prompts.", bounds="> 0"
     )
     micro_train_batch_size: int = flag(
-        4, "Samples per rank in one forward and backward pass.", bounds="> 0"
+        4,
+        "Samples per rank in one forward and backward pass.",
+        bounds="> 0",
+        only_if=absent("use_dynamic_batch"),
     )
     micro_rollout_batch_size: int = flag(
-        8, "Samples per rank in forward-only passes.", bounds="> 0"
+        8,
+        "Samples per rank in forward-only passes.",
+        bounds="> 0",
+        only_if=absent("use_dynamic_batch"),
     )
-    num_episodes: int = flag(1, "Passes over the prompts.", bounds="> 0")
+    num_episodes: int = flag(
+        1, "Passes over the prompts.", bounds="> 0", only_if=absent("eval_only")
+    )
     max_epochs: int = flag(1, "Passes over each rollout batch, actor and critic.", bounds="> 0")
     shuffle_mini_batch: bool = flag(
         True,
         "Shuffle a rollout's samples before they are cut into optimizer steps, anew each pass; off:"
         " in the data's order.",
+        only_if=SEVERAL_STEPS,
     )
     max_steps: int = flag(
         -1,
         "Stop after this many steps; the learning-rate schedule ends there too. -1: from episodes.",
         bounds="-1 or > 0",
+        only_if=absent("eval_only"),
     )
 
 
@@ -55,7 +83,10 @@ class SupervisedBatchFlags:
         128, "Rows, or pairs, per optimizer step over all ranks.", bounds="> 0"
     )
     micro_train_batch_size: int = flag(
-        8, "Rows, or pairs, per rank in one forward and backward pass.", bounds="> 0"
+        8,
+        "Rows, or pairs, per rank in one forward and backward pass.",
+        bounds="> 0",
+        only_if=absent("use_dynamic_batch"),
     )
     max_epochs: int = flag(2, "Passes over the data.", bounds="> 0")
     max_steps: int = flag(
@@ -81,6 +112,7 @@ class SharedPackingFlags(PackingFlags):
         "Compute what the answers to a prompt begin with, the prompt and maybe more, once for those"
         " in a micro-batch, forward and backward: the same gradient from fewer tokens. Turns"
         " --packing_samples on; runs --attn_implementation varlen.",
+        only_if=SIBLINGS,
     )
 
 
@@ -92,7 +124,10 @@ class DynamicBatchFlags:
         " by what its rows cost. Turns --packing_samples on.",
     )
     train_max_tokens_per_gpu: int = flag(
-        16384, "Most tokens per rank in one forward and backward pass; a true cap.", bounds="> 0"
+        16384,
+        "Most tokens per rank in one forward and backward pass; a true cap.",
+        bounds="> 0",
+        only_if=given("use_dynamic_batch"),
     )
 
 
@@ -102,6 +137,7 @@ class RolloutDynamicBatchFlags(DynamicBatchFlags):
         None,
         "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.",
         bounds="> 0",
+        only_if=given("use_dynamic_batch"),
     )
 
 
@@ -113,7 +149,11 @@ class PairRewardFlags:
         " same by another formula.",
     )
     margin_loss: bool = flag(False, "Subtract the row's margin column inside the loss.")
-    compute_fp32_loss: bool = flag(False, "Compute rewards, from the scalar head on, in fp32.")
+    compute_fp32_loss: bool = flag(
+        False,
+        "Compute rewards, from the scalar head on, in fp32.",
+        only_if=absent("param_dtype", "fp32"),
+    )
 
 
 @group("Algorithm")
@@ -127,7 +167,10 @@ class PreferenceFlags:
         bounds="> 0",
     )
     nll_loss_coef: float = flag(
-        0.0, "Adds this times the mean negative log-likelihood of chosen answers.", bounds=">= 0"
+        0.0,
+        "Adds this times the mean negative log-likelihood of chosen answers.",
+        bounds=">= 0",
+        only_if=PAIRS,
     )
 
 
@@ -143,18 +186,25 @@ class DeepSpeedFlags:
         "uniform",
         "What is recomputed: uniform every layer, block the first layers alone, selective attention"
         " alone, moe blocks of experts alone.",
+        only_if=given("gradient_checkpointing"),
     )
     gradient_checkpointing_num_layers: int | None = flag(
-        None, "Layers that block recomputes. None: all.", bounds="> 0"
+        None,
+        "Layers that block recomputes. None: all.",
+        bounds="> 0",
+        only_if=(given("gradient_checkpointing"), given("gradient_checkpointing_method", "block")),
     )
     gradient_checkpointing_use_reentrant: bool = flag(
-        False, "Recompute by torch's older, reentrant implementation; of whole layers only."
+        False,
+        "Recompute by torch's older, reentrant implementation; of whole layers only.",
+        only_if=given("gradient_checkpointing"),
     )
     logits_chunk_size: int = flag(
         1024,
         "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at"
         " once.",
         bounds=">= 0",
+        only_if=LOGITS,
     )
     adam_offload: bool = flag(
         False,
@@ -170,6 +220,7 @@ class DeepSpeedFlags:
         None,
         "Reduce gradients while the backward pass runs; more buffers. None: in stage 3, as"
         " DeepSpeed.",
+        only_if=absent("zero_stage", 0),
     )
     zpg: int = flag(
         1,
@@ -213,17 +264,22 @@ class OptimizerFlags:
         "Learning-rate schedule, by its transformers name, in optimizer steps.",
     )
     lr_warmup_ratio: float = flag(
-        0.03, "Share of all optimizer steps with rising learning rate.", bounds="[0, 1]"
+        0.03,
+        "Share of all optimizer steps with rising learning rate.",
+        bounds="[0, 1]",
+        only_if=absent("lr_scheduler", "constant"),
     )
     lr_warmup_steps: int | None = flag(
         None,
         "Optimizer steps with rising learning rate. None: by --lr_warmup_ratio.",
         bounds=">= 0",
+        only_if=absent("lr_scheduler", "constant"),
     )
     min_lr_ratio: float = flag(
         0.1,
         "Lowest learning rate as a share of the peak; only schedules with a floor.",
         bounds="[0, 1]",
+        only_if=given("lr_scheduler", *FLOORED_SCHEDULES),
     )
     l2: float = flag(0.0, "Decoupled weight decay; biases and norms excluded.", bounds=">= 0")
     adam_betas: tuple[float, float] = flag((0.9, 0.95), "Adam's beta1 and beta2.", bounds="[0, 1)")
@@ -259,12 +315,15 @@ class AlgorithmFlags:
         "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the"
         " estimator suggests.",
     )
-    no_advantage_std_norm: bool = flag(False, "Whitening subtracts the mean only.")
+    no_advantage_std_norm: bool = flag(
+        False, "Whitening subtracts the mean only.", only_if=WHITENED
+    )
     loss_agg_norm_const: float | None = flag(
         None,
         "Tokens by which seq-mean-token-sum-norm divides each sequence's sum. None:"
         " generate_max_len.",
         bounds="> 0",
+        only_if=NORM_CONST,
     )
     rl_loss_coef: float = flag(
         1.0,
@@ -279,14 +338,22 @@ class AlgorithmFlags:
     sft_loss_coef: float = flag(
         0.0, "Adds this times the negative log-likelihood of good samples. 0: off.", bounds=">= 0"
     )
-    sft_pos_threshold: float = flag(0.0, "A sample is good if its unshaped reward is above this.")
+    sft_pos_threshold: float = flag(
+        0.0,
+        "A sample is good if its unshaped reward is above this.",
+        only_if=given("sft_loss_coef"),
+    )
     freezing_actor_steps: int = flag(
         -1,
         "Critic warm-up: steps up to this number, counted from 0, train the critic only. -1: none.",
         bounds="-1 or >= 0",
+        only_if=CRITIC,
     )
     value_clip: float = flag(
-        0.5, "New values are clipped to old value +- this in the value loss; 0: off.", bounds=">= 0"
+        0.5,
+        "New values are clipped to old value +- this in the value loss; 0: off.",
+        bounds=">= 0",
+        only_if=CRITIC,
     )
 
 
@@ -299,7 +366,7 @@ class MixtureFlags:
     )
 
 
-@group("Algorithm")
+@group("Algorithm", only_if=given("ptx_data"))
 class PtxFlags:
     ptx_data: str | None = flag(
         None,
@@ -320,12 +387,16 @@ class KLFlags:
         " --use_kl_loss. 0: no reference model, unless --kl_loss_coef or --log_ref_kl asks for"
         " one.",
         bounds=">= 0",
+        only_if=KL_STARTS,
     )
-    use_kl_loss: bool = flag(False, "Put the KL term in the loss instead of the reward.")
+    use_kl_loss: bool = flag(
+        False, "Put the KL term in the loss instead of the reward.", only_if=(KL_TERM, RL_LOSS)
+    )
     kl_loss_coef: float | None = flag(
         None,
         "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.",
         bounds="> 0",
+        only_if=(given("use_kl_loss"), RL_LOSS),
     )
     kl_estimator: Literal[
         "k1", "k2", "k3", "abs", "full", "k1+", "k3+", "kl", "mse", "low_var_kl"
@@ -333,16 +404,19 @@ class KLFlags:
         "k1",
         "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of"
         " the distributions; k1+ and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
+        only_if=(REFERENCE, KL_ESTIMATED),
     )
     kl_loss_estimator: (
         Literal["k2", "k3", "abs", "full", "k1+", "k3+", "mse", "low_var_kl"] | None
     ) = flag(
         None,
         "Estimator of the KL loss; not k1, whose expected gradient is zero. None: --kl_estimator.",
+        only_if=(given("use_kl_loss"), RL_LOSS),
     )
     add_token_level_kl: bool = flag(
         False,
         "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well.",
+        only_if=(given("use_kl_loss"), given("init_kl_coef")),
     )
     kl_full_topk: int = flag(
         128,
@@ -350,15 +424,22 @@ class KLFlags:
         " token travel with the rollout. 0: the whole vocabulary, by hidden states of the reference"
         " and a copy of its output head.",
         bounds=">= 0",
+        only_if=FULL_KL,
     )
     log_ref_kl: bool = flag(
-        False, "Load the reference and log the KL to it although no term uses it."
+        False,
+        "Load the reference and log the KL to it although no term uses it.",
+        only_if=NO_KL_TERM,
     )
     kl_target: float | None = flag(
         None,
         "KL that the adaptive controller steers to. None: the coefficient is fixed.",
         bounds="> 0",
+        only_if=(KL_TERM, KL_CONTROLLED),
     )
     kl_horizon: int = flag(
-        10000, "Samples over which the adaptive controller corrects.", bounds="> 0"
+        10000,
+        "Samples over which the adaptive controller corrects.",
+        bounds="> 0",
+        only_if=given("kl_target"),
     )

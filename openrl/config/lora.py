@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import absent, flag, given, group
+
+ADAPTERS = given("lora_rank") | given("lora_adapter_path")
+SHAPE = (absent("lora_adapter_path"), given("lora_rank"))
 
 
 @group("LoRA")
@@ -14,15 +17,23 @@ class QuantizationFlags:
 
 @group("LoRA")
 class LoRAFlags(QuantizationFlags):
-    lora_rank: int = flag(0, "Rank of LoRA adapters; 0: train all weights.", bounds=">= 0")
-    lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0")
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
+    lora_rank: int = flag(
+        0,
+        "Rank of LoRA adapters; 0: train all weights.",
+        bounds=">= 0",
+        only_if=absent("lora_adapter_path"),
+    )
+    lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0", only_if=SHAPE)
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)", only_if=SHAPE)
     target_modules: tuple[str, ...] = flag(
         ("all-linear",),
         "Module names that get adapters; all-linear: every linear layer but the head. Experts of a"
         " mixture get none.",
+        only_if=SHAPE,
     )
-    lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
+    lora_exclude_modules: str | None = flag(
+        None, "Regular expression of modules without adapters.", only_if=SHAPE
+    )
     lora_adapter_path: str | None = flag(
         None, "Adapter to start from; rank, scale and targets come from it."
     )
@@ -39,4 +50,5 @@ class PolicyLoRAFlags(LoRAFlags):
         "merge",
         "What engines get of a policy with adapters: its merged weights, or the adapter alone"
         " through vLLM's LoRA.",
+        only_if=ADAPTERS,
     )

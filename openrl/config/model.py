@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from openrl.flags.schema import REQUIRED, flag, group
+from openrl.config.conditions import CRITIC, HEADS, PREFERENCE_REFERENCE, REFERENCE
+from openrl.flags.schema import REQUIRED, Conditions, flag, group
 
 Dtype = Literal["bf16", "fp16", "fp32"]
 
@@ -71,23 +72,34 @@ class ModelChangeFlags:
     )
 
 
+def scalar_head(only_if: Conditions = ()) -> Any:
+    help = "Name of the scalar head of critic and reward models."
+    return flag("score", help, only_if=only_if)
+
+
+def reference_model(only_if: Conditions) -> Any:
+    help = "Frozen reference model. None: the original --pretrain, also on resume."
+    return flag(None, help, only_if=only_if)
+
+
 @group("Other models")
 class ReferenceFlags:
-    ref_pretrain: str | None = flag(
-        None, "Frozen reference model. None: the original --pretrain, also on resume."
-    )
+    ref_pretrain: str | None = reference_model(PREFERENCE_REFERENCE)
 
 
 @group("Other models")
 class ScalarHeadFlags:
-    value_head_prefix: str = flag("score", "Name of the scalar head of critic and reward models.")
+    value_head_prefix: str = scalar_head()
 
 
 @group("Other models")
-class OtherModelFlags(ReferenceFlags, ScalarHeadFlags):
+class OtherModelFlags:
+    ref_pretrain: str | None = reference_model(REFERENCE)
+    value_head_prefix: str = scalar_head(only_if=HEADS)
     critic_pretrain: str | None = flag(
         None,
         "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain.",
+        only_if=CRITIC,
     )
     reward_pretrain: str | None = flag(
         None,

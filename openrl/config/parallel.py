@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from openrl.config.conditions import RING
 from openrl.flags.schema import flag, group
 
 
@@ -22,6 +23,7 @@ class ParallelFlags:
         1,
         "Key-value heads per round of the ring; more are faster and take more memory.",
         bounds="> 0",
+        only_if=RING,
     )
     ds_tensor_parallel_size: int = flag(
         1,

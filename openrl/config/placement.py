@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from openrl.config.commands import PPOConfig
+from openrl.config.derived import model_roles
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 
 ENGINES = "vllm"
@@ -87,3 +89,46 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"{name}={text} names no place, or one twice")
     return tuple(sorted(numbers))
+
+
+def actor_world(placement: PlacementFlags, device: str) -> int | None:
+    """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a
+    CPU."""
+    return role_world(placement, "actor", device)
+
+
+def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
+    """Ranks of a model role, by ``actor_world``'s rules."""
+    if placement.placement is not None:
+        try:
+            return len(explicit_places(placement)[role])
+        except (ValueError, KeyError):
+            return None  # a rule of its own says what is wrong
+    shape = (
+        getattr(placement, f"{FLAG_NAMES[role]}_{name}")
+        for name in ("num_nodes", "num_gpus_per_node")
+    )
+    of_actor = (placement.actor_num_nodes, placement.actor_num_gpus_per_node)
+    nodes, per_node = (
+        actor if own is None else own for own, actor in zip(shape, of_actor, strict=True)
+    )
+    if per_node is None and device != "cpu":
+        return None
+    return int(nodes or 1) * (per_node or 1)
+
+
+def roles_on_shared_places(config: PPOConfig) -> set[str]:
+    """Models and engines that have a place in common with another role. Empty for a --placement
+    that cannot be read."""
+    roles = model_roles(config)
+    if config.placement.placement is not None:
+        try:
+            places = explicit_places(config.placement)
+        except ValueError:
+            return set()  # a rule of its own says what is wrong
+        return {
+            r
+            for r, own in places.items()
+            if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
+        }
+    return {role for pair in leaders(config.hybrid, roles).items() for role in pair}

@@ -5,10 +5,35 @@ from __future__ import annotations
 import os
 from typing import Any, Literal
 
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import Condition, flag, given, group
 
 FailurePolicy = Literal["drop", "zero", "fail"]
 TOKEN_VARIABLE = "OPENRL_RM_TOKEN"  # the bearer token of reward servers and their clients
+
+
+def split(text: str | None) -> list[str]:
+    """Items of a list with commas."""
+    return [item.strip() for item in (text or "").split(",") if item.strip()]
+
+
+def files_and_urls(remote_rm_url: str | None) -> tuple[list[str], list[str]]:
+    """The two kinds of items that --remote_rm_url lists."""
+    items = split(remote_rm_url)
+    urls = [item for item in items if item.startswith(("http://", "https://"))]
+    return [item for item in items if item not in urls], urls
+
+
+FUNCTIONS = given("reward_funcs") | Condition(
+    lambda config: bool(files_and_urls(config.reward.remote_rm_url)[0]),
+    "with a Python file in --remote_rm_url",
+)
+SERVERS = Condition(
+    lambda config: bool(files_and_urls(config.reward.remote_rm_url)[1]),
+    "with a URL in --remote_rm_url",
+)
+REWARD_MODEL = Condition(
+    (given("reward_pretrain") | given("eval_task", "rm")).holds, "with --reward_pretrain"
+)
 
 
 @group("Reward")
@@ -30,25 +55,28 @@ class RewardSourceFlags:
         {},
         'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set'
         " for all.",
+        only_if=FUNCTIONS,
     )
     reward_num_workers: int = flag(
         16, "Processes of each source that run reward functions and verifiers, over all engines; started when needed.",
-        bounds="> 0",
-    )  # fmt: skip
+        bounds="> 0", only_if=FUNCTIONS)  # fmt: skip
     reward_timeout: float = flag(
         180.0,
         "Seconds one reward call may take: a process is killed, an HTTP request dropped.",
         bounds="> 0",
+        only_if=given("reward_funcs") | given("remote_rm_url"),
     )
     reward_memory_gb: float = flag(
         8.0,
         "GiB of memory that one reward process and what it starts may take before it is killed.",
         bounds="> 0",
+        only_if=FUNCTIONS,
     )
     normalize_reward: bool = flag(
         False,
         "Shift and scale the reward model's output by the mean and std that train_rm stored in its"
         " config.json.",
+        only_if=REWARD_MODEL,
     )
 
 
@@ -60,7 +88,7 @@ class RewardFlags(RewardSourceFlags):
         " all score all.",
     )
     reward_max_retries: int = flag(
-        5, "Attempts for one HTTP reward call, with growing pauses.", bounds="> 0"
+        5, "Attempts for one HTTP reward call, with growing pauses.", bounds="> 0", only_if=SERVERS
     )
     reward_failure_policy: FailurePolicy = flag(
         "drop",
@@ -68,10 +96,15 @@ class RewardFlags(RewardSourceFlags):
         " statistics, zero gives it 0, fail stops the run. It is counted and shown in any case.",
     )
     max_reward_failure_rate: float = flag(
-        0.2, "Stop the run when more than this share of a batch has no reward.", bounds="[0, 1]"
+        0.2,
+        "Stop the run when more than this share of a batch has no reward.",
+        bounds="[0, 1]",
+        only_if=given("reward_failure_policy", "drop", "zero"),
     )
     reward_skip_special_tokens: bool = flag(
-        False, "Leave special tokens out of the text given to reward functions and servers."
+        False,
+        "Leave special tokens out of the text given to reward functions and servers.",
+        only_if=given("reward_funcs") | given("remote_rm_url"),
     )
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from openrl.config.reward import RewardFlags, RewardSourceFlags
+from openrl.config.reward import RewardFlags, RewardSourceFlags, files_and_urls, split
 from openrl.errors import UserError
 
 Kind = Literal["verifier", "file", "http", "model"]
@@ -82,10 +82,9 @@ def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
 
 def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple[RewardSource, ...]:
     """Raises UserError for what is neither file nor URL, and for a source that is given twice."""
-    items = split(flags.remote_rm_url)
-    urls = [item for item in items if item.startswith(("http://", "https://"))]
+    files, urls = files_and_urls(flags.remote_rm_url)
     given: list[tuple[Kind, str]] = [("verifier", name) for name in flags.reward_funcs]
-    given += [("file", item) for item in items if item not in urls]
+    given += [("file", item) for item in files]
     given += [("http", ",".join(urls))] if urls else []
     given += [("model", name) for name in split(models)]
     for kind, address in given:
@@ -122,11 +121,6 @@ def _check_url(url: str) -> None:
         raise UserError(
             f"--remote_rm_url: {url} names no host and port", "http://HOST:PORT/get_reward"
         )
-
-
-def split(text: str | None) -> list[str]:
-    """Items of a list with commas."""
-    return [item.strip() for item in (text or "").split(",") if item.strip()]
 
 
 def _names(given: list[tuple[Kind, str]]) -> list[str]:
@@ -192,9 +186,9 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
                 f"--reward_routing: {path}: {datasource}: {json.dumps(bad[0])} is no weight", shape
             )
         routes[str(datasource)] = {names[name]: float(weight) for name, weight in row.items()}
-    if idle := [s.name for s in sources if not any(s.name in row for row in routes.values())]:
+    if unused := [s.name for s in sources if not any(s.name in row for row in routes.values())]:
         raise UserError(
-            f"--reward_routing: {path}: no data source is routed to {', '.join(idle)}",
+            f"--reward_routing: {path}: no data source is routed to {', '.join(unused)}",
             "leave it out",
         )
     return routes

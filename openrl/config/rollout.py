@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from openrl.flags.schema import flag, group
+from openrl.config.conditions import (
+    CRITIC,
+    CRITIC_AND_REWARD,
+    FROZEN_MODEL,
+    LAUNCHER,
+    RAY,
+    REFERENCE,
+    SECOND_REFERENCE,
+    VLLM,
+)
+from openrl.flags.schema import absent, flag, given, group
 
 SleepState = Literal["param", "optim", "grad"]
 
@@ -20,12 +30,14 @@ class ClusterFlags:
         "Seconds to wait for any answer of a worker; then the missing ones are named and the run"
         " stops.",
         bounds="> 0",
+        only_if=RAY,
     )
     placement_timeout: int = flag(
         600,
         "Seconds to wait for the cluster to grant the placement; then an error says what is"
         " missing.",
         bounds="> 0",
+        only_if=RAY,
     )
 
 
@@ -44,22 +56,34 @@ class PlacementFlags(ClusterFlags):
         bounds="> 0",
     )
     critic_num_nodes: int | None = flag(
-        None, "Nodes of the critic group. None: as the actor.", bounds="> 0"
+        None, "Nodes of the critic group. None: as the actor.", bounds="> 0", only_if=CRITIC
     )
     critic_num_gpus_per_node: int | None = flag(
-        None, "GPUs per node of the critic group. None: as the actor.", bounds="> 0"
+        None, "GPUs per node of the critic group. None: as the actor.", bounds="> 0", only_if=CRITIC
     )
     ref_num_nodes: int | None = flag(
-        None, "Nodes of the reference group. None: as the actor.", bounds="> 0"
+        None,
+        "Nodes of the reference group. None: as the actor.",
+        bounds="> 0",
+        only_if=(REFERENCE, SECOND_REFERENCE),
     )
     ref_num_gpus_per_node: int | None = flag(
-        None, "GPUs per node of the reference group. None: as the actor.", bounds="> 0"
+        None,
+        "GPUs per node of the reference group. None: as the actor.",
+        bounds="> 0",
+        only_if=(REFERENCE, SECOND_REFERENCE),
     )
     reward_num_nodes: int | None = flag(
-        None, "Nodes of the reward group. None: as the actor.", bounds="> 0"
+        None,
+        "Nodes of the reward group. None: as the actor.",
+        bounds="> 0",
+        only_if=given("reward_pretrain"),
     )
     reward_num_gpus_per_node: int | None = flag(
-        None, "GPUs per node of the reward group. None: as the actor.", bounds="> 0"
+        None,
+        "GPUs per node of the reward group. None: as the actor.",
+        bounds="> 0",
+        only_if=given("reward_pretrain"),
     )
     placement: str | None = flag(
         None,
@@ -81,15 +105,22 @@ class RankFlags(ClusterFlags):
         bounds="> 0",
     )
     local_rank: int = flag(
-        -1, "Set by launchers that give it on the command line. -1: $LOCAL_RANK.", bounds=">= -1"
+        -1,
+        "Set by launchers that give it on the command line. -1: $LOCAL_RANK.",
+        bounds=">= -1",
+        only_if=LAUNCHER,
     )
 
 
 @group("Hybrid engine")
 class HybridFlags:
     colocate_all_models: bool = flag(False, "All models and the engines share the same GPUs.")
-    colocate_actor_ref: bool = flag(False, "Actor and reference share GPUs.")
-    colocate_critic_reward: bool = flag(False, "Critic and reward model share GPUs.")
+    colocate_actor_ref: bool = flag(
+        False, "Actor and reference share GPUs.", only_if=(REFERENCE, SECOND_REFERENCE)
+    )
+    colocate_critic_reward: bool = flag(
+        False, "Critic and reward model share GPUs.", only_if=CRITIC_AND_REWARD
+    )
     vllm_enable_sleep: bool = flag(
         False,
         "Engines free weights and cache while models train; woken in two stages: weights, sync,"
@@ -99,6 +130,7 @@ class HybridFlags:
         1,
         "1 keeps a copy of the engine's weights in host memory; 2 drops them and relies on the next"
         " sync.",
+        only_if=(given("vllm_enable_sleep"), VLLM),
     )
     deepspeed_enable_sleep: bool = flag(
         False,
@@ -110,11 +142,13 @@ class HybridFlags:
         "What --deepspeed_enable_sleep moves to host memory, on a CPU to files under $TMPDIR: optim"
         " is optimizer states and masters, grad gradient buffers, which are dropped, param working"
         " weights.",
+        only_if=given("deepspeed_enable_sleep"),
     )
     ref_reward_offload: bool = flag(
         False,
         "Reference and reward weights wait in host memory: with --zero_stage 3 they are streamed in"
         " layer by layer, else whole for each of their passes.",
+        only_if=FROZEN_MODEL,
     )
 
 
@@ -131,40 +165,54 @@ class OneEngineFlags:
     """What one engine is told, wherever it runs."""
 
     vllm_tensor_parallel_size: int = flag(
-        1, "GPUs over which one engine splits its tensors.", bounds="> 0"
+        1, "GPUs over which one engine splits its tensors.", bounds="> 0", only_if=VLLM
     )
     vllm_gpu_memory_utilization: float | None = flag(
         None,
         "Share of GPU memory one engine may take, 0 to 1. None: 0.9 on GPUs of its own, 0.6 beside"
         " a model.",
         bounds="(0, 1]",
+        only_if=VLLM,
     )
     vllm_max_num_seqs: int | None = flag(
-        None, "Sequences one engine decodes at a time. None: vLLM's default.", bounds="> 0"
+        None,
+        "Sequences one engine decodes at a time. None: vLLM's default.",
+        bounds="> 0",
+        only_if=(VLLM, absent("full_determinism")),
     )
     vllm_max_num_batched_tokens: int | None = flag(
-        None, "Tokens one engine processes in one step. None: vLLM's default.", bounds="> 0"
+        None,
+        "Tokens one engine processes in one step. None: vLLM's default.",
+        bounds="> 0",
+        only_if=VLLM,
     )
     vllm_block_size: int | None = flag(
-        None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0"
+        None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0", only_if=VLLM
     )
     vllm_max_model_len: int | None = flag(
         None,
         "Longest sequence the engine accepts. None: the longest prompt and response together.",
         bounds="> 0",
+        only_if=VLLM,
     )
     vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = flag(
-        "auto", "Type vLLM computes in. auto: --param_dtype."
+        "auto", "Type vLLM computes in. auto: --param_dtype.", only_if=VLLM
     )
     vllm_quantization: Literal["fp8"] | None = flag(
-        None, "Quantise the engine's weights at each sync. None: no."
+        None, "Quantise the engine's weights at each sync. None: no.", only_if=VLLM
     )
     vllm_engine_kwargs: dict[str, Any] = flag(
-        {}, 'Any other field of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
+        {},
+        'Any other field of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.',
+        only_if=VLLM,
     )
-    enforce_eager: bool = flag(False, "Run vLLM without CUDA graphs: less memory, slower.")
+    enforce_eager: bool = flag(
+        False, "Run vLLM without CUDA graphs: less memory, slower.", only_if=VLLM
+    )
     enable_prefix_caching: bool = flag(
-        False, "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync."
+        False,
+        "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync.",
+        only_if=(VLLM, absent("full_determinism")),
     )
 
 
@@ -189,27 +237,32 @@ class EngineFlags(ChosenEngineFlags):
         1,
         "Pipeline stages of one engine; GPUs per engine = tensor * pipeline * data.",
         bounds="> 0",
+        only_if=VLLM,
     )
     vllm_data_parallel_size: int = flag(
         1,
         "Data-parallel replicas inside one engine, for mixtures of experts with"
         " --vllm_enable_expert_parallel.",
         bounds="> 0",
+        only_if=VLLM,
     )
     vllm_enable_expert_parallel: bool = flag(
         False,
         "Split the experts of a mixture over the engine's GPUs instead of splitting each expert.",
+        only_if=VLLM,
     )
     vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
         "auto",
         "How vLLM first loads weights. dummy: random ones, since the first sync comes before the"
         " first rollout; saves a read.",
+        only_if=VLLM,
     )
     weight_sync_interval: int = flag(
         1,
         "Send weights to the engines after every N-th training step, and before an evaluation or a"
         " checkpoint. N > 1 makes rollouts up to N-1 steps older.",
         bounds="> 0",
+        only_if=absent("eval_only"),
     )
     sync_bucket_mb: int = flag(
         512,
@@ -221,6 +274,7 @@ class EngineFlags(ChosenEngineFlags):
         None,
         "How weights reach engines: nccl from GPU to GPU (CUDA IPC where they share one), gloo"
         " through host memory. None: nccl, and gloo on a CPU.",
+        only_if=VLLM,
     )
     check_weight_sync: bool = flag(
         False,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from openrl.flags.schema import flag, group
+from openrl.config.conditions import CRITIC, EVALUATES, RESUME
+from openrl.flags.schema import absent, flag, given, group
 
 
 @group("Checkpoint")
@@ -20,6 +21,7 @@ class CheckpointFlags:
         -1,
         "Write a checkpoint every N steps; -1: none on the way. The final model is always saved.",
         bounds="-1 or > 0",
+        only_if=absent("eval_only"),
     )
     load_checkpoint: bool = flag(
         False,
@@ -41,11 +43,15 @@ class CheckpointFlags:
         True, "Write moments and schedule into checkpoints: two thirds of their size."
     )
     load_optim: bool = flag(
-        True, "A resume takes up moments and schedule; off: it takes the weights alone."
+        True,
+        "A resume takes up moments and schedule; off: it takes the weights alone.",
+        only_if=RESUME,
     )
     save_rng: bool = flag(True, "Write the state of random generators into checkpoints.")
-    load_rng: bool = flag(True, "A resume takes up the state of random generators.")
-    save_hf_ckpt: bool = flag(False, "Write a Hugging Face copy beside each checkpoint.")
+    load_rng: bool = flag(True, "A resume takes up the state of random generators.", only_if=RESUME)
+    save_hf_ckpt: bool = flag(
+        False, "Write a Hugging Face copy beside each checkpoint.", only_if=absent("eval_only")
+    )
     max_ckpt_num: int = flag(
         3,
         "Checkpoints kept, newest first; older ones go after the new one is complete. 0: all.",
@@ -64,15 +70,21 @@ class RLCheckpointFlags(CheckpointFlags):
         "eval/pass_rate",
         "Metric of the evaluation whose best checkpoint is kept besides the newest; one counts if"
         " both are due at a step. none: off.",
+        only_if=EVALUATES,
     )
-    save_value_network: bool = flag(False, "Save the final critic too, to {save_path}_critic.")
+    save_value_network: bool = flag(
+        False, "Save the final critic too, to {save_path}_critic.", only_if=CRITIC
+    )
     enable_ema: bool = flag(
         False,
         "Keep a moving average of the actor's weights in host memory (fp32, sharded as ZeRO"
         " shards); it becomes the saved model.",
     )
     ema_beta: float = flag(
-        0.992, "Weight of the old average at each optimizer step.", bounds="(0, 1)"
+        0.992,
+        "Weight of the old average at each optimizer step.",
+        bounds="(0, 1)",
+        only_if=given("enable_ema"),
     )
 
 
@@ -88,7 +100,9 @@ class LoggingFlags:
     use_wandb: bool = flag(
         False, "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login."
     )
-    wandb_project: str | None = flag(None, "Weights & Biases project. None: openrl.")
+    wandb_project: str | None = flag(
+        None, "Weights & Biases project. None: openrl.", only_if=given("use_wandb")
+    )
 
 
 @group("Logging")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+from openrl.config.conditions import REWARDS_NORMED, SHAPED
 from openrl.errors import UserError
-from openrl.flags.schema import flag, group
+from openrl.flags.schema import flag, given, group
 
 NormScope = Literal["none", "batch", "group", "datasource", "running"]
 
@@ -18,33 +19,45 @@ class RewardShapingFlags:
         "Added to the reward once per turn whose action cannot be read; with one turn the reward"
         " says so by action_is_valid in its extra_logs.",
         bounds="<= 0",
+        only_if=SHAPED,
     )
     len_reward_coef: float = flag(
         0.0,
         "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long"
         " answers; 0: off.",
+        only_if=SHAPED,
     )
     len_reward_range: tuple[int, int | None] = flag(
-        (0, None), "LO and HI in tokens; HI None: generate_max_len.", bounds=">= 0 and increasing"
+        (0, None),
+        "LO and HI in tokens; HI None: generate_max_len.",
+        bounds=">= 0 and increasing",
+        only_if=given("len_reward_coef"),
     )
-    len_reward_type: Literal["linear", "cosine"] = flag("linear", "Shape of f between LO and HI.")
+    len_reward_type: Literal["linear", "cosine"] = flag(
+        "linear", "Shape of f between LO and HI.", only_if=given("len_reward_coef")
+    )
     overlong_buffer_len: int | None = flag(
         None,
         "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit."
         " None: off.",
         bounds="> 0",
+        only_if=SHAPED,
     )
-    overlong_penalty_factor: float = flag(1.0, "Largest overlong penalty.", bounds="> 0")
+    overlong_penalty_factor: float = flag(
+        1.0, "Largest overlong penalty.", bounds="> 0", only_if=given("overlong_buffer_len")
+    )
     stop_properly_penalty_coef: float | None = flag(
         None,
         "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at"
         " most this. None: off.",
         bounds="<= 1",
+        only_if=SHAPED,
     )
     reward_clip_range: tuple[float, float] = flag(
         (-10.0, 10.0),
         "Clamp each sample's reward, after penalties and before any baseline.",
         bounds="increasing",
+        only_if=SHAPED,
     )
     reward_norm_mean: NormScope | None = flag(
         None,
@@ -58,6 +71,7 @@ class RewardShapingFlags:
         None,
         "Clamp rewards after that normalisation; -1 3 is asymmetric clipping. None: off.",
         bounds="increasing",
+        only_if=REWARDS_NORMED,
     )
     token_reward_clip: float | None = flag(
         None, "Clamp token rewards to +-this after the KL was subtracted. None: off.", bounds="> 0"
@@ -78,7 +92,9 @@ class RewardShapingFlags:
         "Weight each sample's loss by 0.5 + 1.5 * difficulty, rescaled to mean 1 over the batch.",
     )
     difficulty_key: str = flag(
-        "difficulty", "Column with the difficulty in [0, 1]; auto: 1 - pass rate of the group."
+        "difficulty",
+        "Column with the difficulty in [0, 1]; auto: 1 - pass rate of the group.",
+        only_if=given("difficulty_loss_weight"),
     )
     length_loss_weight: bool = flag(
         False,

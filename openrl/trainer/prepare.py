@@ -16,7 +16,7 @@ from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
-from openrl.config.placement import parallel_sizes
+from openrl.config.placement import actor_world, parallel_sizes
 from openrl.config.presets import PRESETS
 from openrl.config.rules.batches import ranks_share_a_step
 from openrl.config.rules.parallel import shards_divide
@@ -68,7 +68,7 @@ def prepare(config: PPOConfig) -> Inputs:
     )
     gathered = Gathered()
     with gathered:
-        world = derived.actor_world(config.placement, device)
+        world = actor_world(config.placement, device)
         if world is not None:
             check_batches(config, world)
     with gathered:

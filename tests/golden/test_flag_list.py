@@ -60,10 +60,11 @@ def declared() -> dict[str, str]:
 def names_read() -> set[str]:
     """Fields read as ``x.name`` or ``getattr(x, f"{...}_name")`` in the package.
 
-    Of config/ only what derives values counts: a rule that complains about a flag does not make it
-    act."""
+    Of config/ only what derives values counts: a rule or a condition of other flags that asks for a
+    flag does not make it act."""
     derives = ("derived.py", "correction.py", "placement.py", "reward_plan.py")
-    files = [f for f in PACKAGE.rglob("*.py") if f.parent.name != "config" or f.name in derives]
+    config = PACKAGE / "config"
+    files = [f for f in PACKAGE.rglob("*.py") if config not in f.parents or f.name in derives]
     nodes = [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
     plain = {
         node.attr

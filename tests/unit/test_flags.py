@@ -14,7 +14,17 @@ from openrl.flags.checks import Problem, check
 from openrl.flags.dump import dump_yaml
 from openrl.flags.help import help_text, summary
 from openrl.flags.parser import GENERAL, import_plugins, load, read_request, resolve
-from openrl.flags.schema import REQUIRED, chosen_options, collect_flags, flag, group, part
+from openrl.flags.schema import (
+    REQUIRED,
+    Condition,
+    absent,
+    chosen_options,
+    collect_flags,
+    flag,
+    given,
+    group,
+    part,
+)
 from openrl.flags.sources import read_file
 from openrl.flags.values import convert, within
 from openrl.registry import Registry
@@ -73,6 +83,14 @@ class TrainGroup:
     whiten: bool | None = flag(None, "Whiten.")
     no_std: bool = flag(False, "Leave the division out.")
     loss: str = flag("clip", "Objective.", registry=losses)
+    warm: float = flag(0.1, "Warm-up.", only_if=absent("loss", "soft", "strict"))
+    margin: int = flag(1, "Margin.", only_if=(given("whiten"), given("stop") | given("extra")))
+
+
+@group("Evaluation", only_if=given("rows"))
+class EvalGroup:
+    rows: str | None = flag(None, "Rows.")
+    every: int = flag(-1, "Every N steps.")
 
 
 @group("Optimizer")
@@ -86,6 +104,7 @@ class Command:
     train: TrainGroup = part(TrainGroup)
     actor: OptimGroup = part(OptimGroup, prefix="actor_")
     critic: OptimGroup = part(OptimGroup, prefix="critic_", rate=9e-6)
+    evaluation: EvalGroup = part(EvalGroup, only_if=Condition(lambda c: c.train.batch > 4, "at 5"))
     options: dict[str, Any] = chosen_options()
 
 
@@ -98,9 +117,9 @@ def micro_divides(config, given):
 
 
 @check(Command)
-def critic_idle(config, given):
+def fast_critic(config, given):
     if "critic_rate" in given and config.train.loss != "clip":
-        yield Problem(("critic_rate",), "has no effect")
+        yield Problem(("critic_rate",), "was given")
 
 
 @check(Command)
@@ -212,7 +231,7 @@ def test_a_malformed_flag_silences_only_the_rules_that_read_it():
     assert "is no multiple" not in said("--pretrain", "m", "--micro", "3", "--batch", "many")
     assert "is no multiple" not in said("--pretrain", "m", "--micro", "0")
     text = said("--pretrain", "m", "--loss", "slip", "--critic_rate", "1", "--micro", "3")
-    assert "is no multiple" in text and "has no effect" not in text
+    assert "is no multiple" in text and "was given" not in text
 
 
 def test_options_belong_to_components():
@@ -220,9 +239,6 @@ def test_options_belong_to_components():
     assert good("--pretrain", "m", "--dual", "auto").options["loss"].dual == "auto"
     assert good("--pretrain", "m", "--dual", "3").options["loss"].dual == 3.0
     assert good("--pretrain", "m", "--loss", "soft").options == {"loss": None}
-    assert "--eps: has no effect: it belongs to --loss clip, but --loss is soft" in said(
-        "--pretrain", "m", "--loss", "soft", "--eps", "1"
-    )
     assert "--eps: must be > 0, got 0" in said("--pretrain", "m", "--eps", "0")
     assert "--strict_beta: is required with --loss strict" in said(
         "--pretrain", "m", "--loss", "strict"
@@ -233,6 +249,34 @@ def test_options_belong_to_components():
         .strict_beta
         == 1.0
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "lines"),
+    [
+        ("--loss soft --eps 0.2", ["--eps acts with --loss clip"]),
+        ("--loss soft --warm 0.1", ["--warm acts without --loss soft | strict"]),
+        ("--warm 0.2 --every 5 --rows r", []),
+        ("--margin 2", ["--margin acts with --whiten"]),
+        ("--whiten --margin 2", ["--margin acts with --stop, or with --extra"]),
+        ("--whiten --stop x --margin 2", []),
+        ("--every -1 --loss soft --dual 3", ["--every acts with --rows", "--dual acts with --loss clip"]),
+        ("--batch 4 --rows r", ["--rows acts at 5"]),
+        ("--whiten None --no_whiten", []),
+    ],
+)  # fmt: skip
+def test_flags_without_effect_are_named_in_one_warning(words, lines):
+    config, problems = settle("--pretrain", "m", *words.split())
+    assert config is not None and len(problems) == bool(lines)
+    for problem in problems:
+        assert not problem.fatal and not problem.flags
+        assert str(problem).splitlines()[1:] == [f"  {line}" for line in lines]
+
+
+def test_conditions_that_cannot_be_evaluated_are_left_out():
+    text = said("--pretrain", "m", "--loss", "slip", "--warm", "1", "--eps", "1", "--margin", "2")
+    assert "unknown loss" in text and "--margin acts" in text
+    assert "--warm acts" not in text and "--eps acts" not in text
 
 
 def test_both_spellings_of_a_flag():
@@ -300,14 +344,14 @@ def test_json_objects_are_typed_read_from_a_file_or_from_yaml(tmp_path):
 
 
 def test_given_tells_asked_flags_from_dumped_defaults(tmp_path):
-    assert "--critic_rate: has no effect" in said(
+    assert "--critic_rate: was given" in said(
         "--pretrain", "m", "--loss", "soft", "--critic_rate", "9e-6"
     )
     file = tmp_path / "c.yaml"
     file.write_text("pretrain: m\nloss: soft\ncritic_rate: 9e-6\n")
     assert good("--config", str(file)).critic.rate == 9e-6
     file.write_text("pretrain: m\nloss: soft\ncritic_rate: 8e-6\n")
-    assert "--critic_rate: has no effect" in said("--config", str(file))
+    assert "--critic_rate: was given" in said("--config", str(file))
 
 
 NASTY = [

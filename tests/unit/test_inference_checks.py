@@ -62,30 +62,39 @@ def test_what_is_right_passes(line):
         ("serve_rm --reward_pretrain a/b,c/d", "a server has one model"),
         ("serve_rm --remote_rm_url http://127.0.0.1:1/get_reward", "does not ask another server"),
         ("serve_rm --reward_funcs nmber", "did you mean 'number'"),
-        ("serve_rm --reward_funcs number --batch_wait_ms 3", "--batch_wait_ms: no effect"),
-        ("serve_rm --reward_funcs number --load_in_4bit", "--load_in_4bit: no effect"),
+        (
+            "serve_rm --reward_funcs number --batch_wait_ms 3",
+            "--batch_wait_ms acts with --reward_pretrain",
+        ),
+        (
+            "serve_rm --reward_funcs number --load_in_4bit",
+            "--load_in_4bit acts with --reward_pretrain",
+        ),
         (
             "serve_rm --reward_pretrain a/b --load_in_4bit --param_dtype fp32",
             "4-bit weights compute in bf16",
         ),
-        ("serve_rm --reward_funcs number --normalize_reward", "--normalize_reward: no effect"),
+        (
+            "serve_rm --reward_funcs number --normalize_reward",
+            "--normalize_reward acts with --reward_pretrain",
+        ),
         ("serve_rm --reward_pretrain a/b --host 0.0.0.0", "everybody who reaches 0.0.0.0"),
         (
             "lora_combiner --model_path a/b --lora_path c --output_path d --value_head_prefix h",
-            "has no scalar head",
+            "--value_head_prefix acts with --is_rm",
         ),
         (f"{BATCH} --eval_task generate --post_processor rs", "there are no rewards to go by"),
         (
             f"{BATCH} --eval_task generate --max_num_seqs 8",
-            "it is vLLM's, and --eval_task is another",
+            "--vllm_max_num_seqs acts with --eval_task generate_vllm",
         ),
         (
             f"{BATCH} --eval_task generate --system_prompt x",
-            "plain text without --apply_chat_template",
+            "--system_prompt acts with --apply_chat_template",
         ),
         (
             f"{BATCH} --eval_task generate --reward_pretrain a/b --reward_timeout 5",
-            "neither a reward function nor a",
+            "--reward_timeout acts with --reward_funcs, or with --remote_rm_url",
         ),
         (
             f"{BATCH} --eval_task generate_vllm --vllm_engine_kwargs '{{\"max_num_seqs\": 4}}'",
@@ -95,20 +104,29 @@ def test_what_is_right_passes(line):
             f'{EVALUATE} --vllm_engine_kwargs \'{{"logprobs_mode": "raw"}}\'',
             "depend on logprobs_mode",
         ),
-        (f"{EVALUATE} --full_determinism --vllm_max_num_seqs 4", "runs each request alone"),
+        (
+            f"{EVALUATE} --full_determinism --vllm_max_num_seqs 4",
+            "--vllm_max_num_seqs acts without --full_determinism",
+        ),
         (
             f"{EVALUATE} --rollout_backend hf --enforce_eager",
-            "it is vLLM's, and --rollout_backend is hf",
+            "--enforce_eager acts with --rollout_backend vllm",
         ),
-        (f"{EVALUATE} --reward_max_retries 2", "there is no reward server"),
+        (
+            f"{EVALUATE} --reward_max_retries 2",
+            "--reward_max_retries acts with a URL in --remote_rm_url",
+        ),
         (
             "serve_rm --reward_pretrain a/b --reward_num_workers 2",
-            "neither a reward function nor a verifier",
+            "--reward_num_workers acts with --reward_funcs, or with a Python file",
         ),
-        (f"{BATCH} --eval_task rm --temperature 0.5", "rm generates nothing"),
-        (f"{BATCH} --eval_task rm --csft_prompt x", "no effect without --enable_csft"),
-        (f"{BATCH} --eval_task rm --rollout_batch_size 5", "no effect without --iter"),
-        (f"{BATCH} --eval_task rm --reward_template '{{input}}'", "no effect without csft"),
+        (f"{BATCH} --eval_task rm --temperature 0.5", "--temperature acts without --eval_task rm"),
+        (f"{BATCH} --eval_task rm --csft_prompt x", "--csft_prompt acts with --enable_csft"),
+        (f"{BATCH} --eval_task rm --rollout_batch_size 5", "--rollout_batch_size acts with --iter"),
+        (
+            f"{BATCH} --eval_task rm --reward_template '{{input}}'",
+            "--reward_template acts with --post_processor csft",
+        ),
         (
             f"{BATCH} --eval_task rm --post_processor csft --reward_template '{{input}}'",
             "must stand in it",

@@ -77,7 +77,7 @@ FOUR = " --actor_num_gpus_per_node 4"
             FOUR + " --ds_tensor_parallel_size 2 --zero_stage 0",
             "the norm of its own parts' gradients",
         ),
-        (FOUR + " --ring_head_stride 2", "no effect: there is no ring"),
+        (FOUR + " --ring_head_stride 2", "--ring_head_stride acts with --ring_attn_size"),
         (
             FOUR + " --ulysses_size 2 --prefix_grouper",
             "rows that are split over ranks do not share",
@@ -86,10 +86,13 @@ FOUR = " --actor_num_gpus_per_node 4"
             " --prefix_grouper --attn_implementation sdpa",
             "sdpa knows no rows that share what they begin with",
         ),
-        (" --prefix_grouper --n_samples_per_prompt 1", "no effect: a prompt has one answer"),
+        (
+            " --prefix_grouper --n_samples_per_prompt 1",
+            "--prefix_grouper acts with several answers to a prompt in a micro-batch",
+        ),
         (
             " --prefix_grouper --micro_train_batch_size 1",
-            "no effect: a micro-batch of one sample has nothing to share",
+            "--prefix_grouper acts with several answers to a prompt in a micro-batch",
         ),
         (
             FOUR + " --ulysses_size 2 --train_batch_size 129",
@@ -174,9 +177,6 @@ def test_shared_beginnings_pack_and_choose_the_attention():
         spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
         assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
         assert supervised_cut(config, RowCost()).cost.shared
-    assert "takes answers one by one" in str(
-        said(DPOConfig, "--pretrain m --dataset d --loss kto --prefix_grouper")
-    )
 
 
 @pytest.mark.parametrize(

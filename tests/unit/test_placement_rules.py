@@ -4,7 +4,7 @@ import pytest
 
 import openrl.config.all_rules  # noqa: F401
 from openrl.config.commands import PPOConfig
-from tests.flags import GRPO, PPO, ppo, said
+from tests.flags import GRPO, ppo, said
 
 REWARD_MODEL = "--pretrain m --prompt_data d --reward_pretrain r"
 FOUR = "--actor_num_gpus_per_node 4 --train_batch_size 128"
@@ -33,9 +33,6 @@ def test_sound_placements(words):
 @pytest.mark.parametrize(
     ("words", "flags", "message", "fix"),
     [
-        (f"{GRPO} --init_kl_coef 0 --colocate_actor_ref", "colocate_actor_ref", "no reference model", "leave it out"),
-        (f"{GRPO} --colocate_critic_reward", "colocate_critic_reward", "no critic and reward", "leave it out"),
-        (f"{PPO} --colocate_critic_reward", "colocate_critic_reward", "no reward", "leave it out"),
         (f"{GRPO} --colocate_actor_ref {FOUR} --ref_num_gpus_per_node 2",
          "ref_num_gpus_per_node, --actor_num_gpus_per_node", "reference and actor share places",
          "leave --ref_num_gpus_per_node out"),

@@ -15,28 +15,37 @@ BASE = "--pretrain m --dataset d"
 REFUSED = [
     (SFTConfig, "--multiturn", "the chat template says where a turn begins"),
     (SFTConfig, "--multiturn --pretrain_mode", "plain text has no turns"),
-    (SFTConfig, "--pretrain_mode --apply_chat_template", "learns plain text as it is"),
-    (SFTConfig, "--eval_steps 5", "nothing is evaluated without --eval_dataset"),
-    (SFTConfig, "--rpc_timeout 5", "without --num_gpus_per_node there is no Ray"),
     (RMConfig, "--margin_loss --loss logexp", "logexp takes no margin"),
-    (RMConfig, "--compute_fp32_loss --param_dtype fp32", "everything is in fp32"),
-    (RMConfig, "--logits_chunk_size 64", "a reward model has no logits"),
     (RMConfig, "--loss dpo", "expected one of sigmoid, logexp"),
     (DPOConfig, "--loss kto", "the prompt must be known"),
-    (DPOConfig, "--loss kto --prompt_key p --nll_loss_coef 1", "neither chosen nor rejected"),
-    (DPOConfig, "--loss simpo --ref_pretrain r", "the chosen --loss has no reference"),
-    (DPOConfig, "--loss orpo --reference_free", "belongs to --loss dpo | ipo"),
-    (DPOConfig, "--loss ipo --label_smoothing 0.1", "belongs to --loss dpo"),
     (DPOConfig, "--label_smoothing 0.5", "must be [0, 0.5)"),
-    (DPOConfig, "--reference_free --ref_pretrain r", "the chosen --loss has no reference"),
-    (DPOConfig, "--simpo_gamma 1", "belongs to --loss simpo"),
     (DPOConfig, "--beta 0", "must be > 0"),
     (DPOConfig, "--ipo yes", "takes no value"),
     (DPOConfig, "--ipo --loss dpo", "two spellings of one flag"),
 ]
+UNUSED = [
+    (SFTConfig, "--pretrain_mode --apply_chat_template", "apply_chat_template", "without --pretrain_mode"),
+    (SFTConfig, "--apply_chat_template --multiturn --input_template {}", "input_template", "without --multiturn"),
+    (SFTConfig, "--eval_steps -1", "eval_steps", "with --eval_dataset"),
+    (SFTConfig, "--rpc_timeout 5", "rpc_timeout", "with --num_gpus_per_node"),
+    (SFTConfig, "--num_gpus_per_node 1 --local_rank 0", "local_rank", "without --num_gpus_per_node"),
+    (RMConfig, "--compute_fp32_loss --param_dtype fp32", "compute_fp32_loss", "without --param_dtype fp32"),
+    (RMConfig, "--logits_chunk_size 64", "logits_chunk_size", "with a model that has logits"),
+    (DPOConfig, "--loss kto --prompt_key p --nll_loss_coef 1", "nll_loss_coef", "with a --loss of pairs"),
+    (DPOConfig, "--loss kto --prompt_key p --rejected_key r", "rejected_key", "with a --loss of pairs"),
+    (DPOConfig, "--loss kto --prompt_key p --prefix_grouper", "prefix_grouper", "with several answers"),
+    (DPOConfig, "--loss simpo --ref_pretrain r", "ref_pretrain", "with a --loss that has a reference"),
+    (DPOConfig, "--loss orpo --reference_free", "reference_free", "with --loss dpo | ipo"),
+    (DPOConfig, "--loss ipo --label_smoothing 0.1", "label_smoothing", "with --loss dpo"),
+    (DPOConfig, "--reference_free --ref_pretrain r", "ref_pretrain", "with a --loss that has a reference"),
+    (DPOConfig, "--simpo_gamma 1", "simpo_gamma", "with --loss simpo"),
+    *((command, "--lora_alpha 32", "lora_alpha", "with --lora_rank") for command in SUPERVISED),
+    *(
+        (command, "--lora_adapter_path a --lora_rank 8", "lora_rank", "without --lora_adapter_path")
+        for command in SUPERVISED
+    ),
+]  # fmt: skip
 ADAPTERS = {
-    "--lora_alpha 32": "no effect: no adapters are trained",
-    "--lora_adapter_path a --lora_rank 8": "rank, scale and targets come from the adapter",
     "--lora_rank 8 --lora_exclude_modules [": "'[' is no regular expression",
     "--load_in_4bit": "4-bit weights cannot be trained themselves",
     "--load_in_4bit --lora_rank 8 --param_dtype fp32": "4-bit weights compute in bf16",
@@ -50,6 +59,13 @@ ADAPTERS = {
 def test_contradictions_are_refused_with_the_reason(command, words, reason):
     _, problems = settle(command, f"{BASE} {words}")
     assert any(reason in str(p) for p in problems if p.fatal), [str(p) for p in problems]
+
+
+@pytest.mark.parametrize(("command", "words", "flag", "when"), UNUSED)
+def test_flags_without_effect_warn(command, words, flag, when):
+    config, (problem,) = settle(command, f"{BASE} {words}")
+    assert config is not None and not problem.fatal
+    assert f"\n  --{flag} acts {when}" in str(problem)
 
 
 @pytest.mark.parametrize("command", TRAINING)

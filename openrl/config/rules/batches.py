@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from openrl.config.commands import SUPERVISED, PPOConfig, SupervisedConfig
-from openrl.config.derived import actor_world, in_pairs, most_tokens, samples_per_step
+from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, RMConfig, SupervisedConfig
+from openrl.config.derived import most_tokens, rated, samples_per_step
+from openrl.config.placement import actor_world
 from openrl.config.rules.parallel import shards_divide
 from openrl.flags.checks import Problem, check
 
@@ -104,10 +105,9 @@ def token_caps_hold_the_longest_row(config: PPOConfig, given: Given) -> Problems
 
 @check(*SUPERVISED)
 def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> Problems:
-    rows, cap = (
-        2 if in_pairs(config) else 1,
-        most_tokens(config, config.dynamic.train_max_tokens_per_gpu),
-    )
+    cap = most_tokens(config, config.dynamic.train_max_tokens_per_gpu)
+    paired = isinstance(config, RMConfig) or (isinstance(config, DPOConfig) and not rated(config))
+    rows = 2 if paired else 1
     longest = rows * config.data.max_len
     if config.dynamic.use_dynamic_batch and cap < longest:
         least = -(-longest // config.parallel.sequence_size)

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
-from openrl.config.derived import actor_world, under_ray
+from openrl.config.derived import under_ray
+from openrl.config.placement import actor_world
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]
@@ -82,12 +83,6 @@ def stages_shard_what_is_offloaded(config: PPOConfig | SupervisedConfig, given: 
             f"--optimizer {config.optim.optimizer} has no step on the CPU",
             "--optimizer adamw",
         )
-    if flags.overlap_comm and flags.zero_stage == 0:
-        yield Problem(
-            ("overlap_comm", "zero_stage"),
-            "stage 0 reduces after the backward pass",
-            "--zero_stage 2",
-        )
 
 
 @check(*TRAINING)
@@ -151,12 +146,6 @@ def what_is_recomputed_can_be(config: PPOConfig | SupervisedConfig, given: Given
         flags.gradient_checkpointing_method,
         flags.gradient_checkpointing_use_reentrant,
     )
-    if flags.gradient_checkpointing_num_layers is not None and method != "block":
-        yield Problem(
-            ("gradient_checkpointing_num_layers", "gradient_checkpointing_method"),
-            f"{method} acts in every layer",
-            "--gradient_checkpointing_method block",
-        )
     if reentrant and method in ("selective", "moe"):
         yield Problem(
             ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method"),

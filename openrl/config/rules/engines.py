@@ -146,6 +146,8 @@ def samples_fit(limit: int | None, longest: int) -> Iterator[Problem]:
 @check(PPOConfig)
 def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     engine, ours = config.engine, config.model.param_dtype
+    if engine.rollout_backend == "hf":
+        return
     if engine.vllm_quantization and config.device.device == "cpu":
         yield Problem(
             ("vllm_quantization", "device"),
@@ -203,11 +205,9 @@ def weights_have_a_way(config: PPOConfig, given: frozenset[str]) -> Iterator[Pro
 def adapters_are_served(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     """What --lora_sync adapter needs of the engine: the same base, and a place for the adapter
     beside it."""
-    if config.lora.lora_sync == "merge":
+    if config.lora.lora_sync == "merge" or not config.lora.adapts:
         return
     merge = "--lora_sync merge"
-    if not config.lora.adapts:
-        yield Problem(("lora_sync",), "no adapters are trained", "leave it out, or --lora_rank 16")
     if config.engine.rollout_backend == "hf":
         yield Problem(
             ("lora_sync", "rollout_backend"), "transformers generates with merged weights", merge

@@ -14,7 +14,7 @@ from pathlib import Path
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, PPOConfig, SupervisedConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
-from openrl.config.reward_plan import split
+from openrl.config.reward import split
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
-from openrl.config.reward import TOKEN_VARIABLE, bearer_token
-from openrl.config.reward_plan import reward_sources, split
+from openrl.config.reward import TOKEN_VARIABLE, bearer_token, split
+from openrl.config.reward_plan import reward_sources
 from openrl.config.rules import engines, environment, learning
 from openrl.config.rules.environment import (
     MODEL_FILES,
@@ -52,19 +52,6 @@ def reward_sources_exist(config: ServeConfig | Answering, given: Given) -> Probl
         yield from model_problems("reward_pretrain", name, MODEL_FILES | TOKENIZER_FILES)
 
 
-@check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
-def model_flags_have_a_model(config: ServeConfig | Answering, given: Given) -> Problems:
-    scored = isinstance(config, BatchInferenceConfig) and config.task.eval_task == "rm"
-    of_models = ("value_head_prefix", "max_len", "normalize_reward", "load_in_4bit")
-    flags = tuple(name for name in of_models if name in given)
-    if flags and config.rm.reward_pretrain is None and not scored:
-        yield Problem(
-            flags,
-            "no effect: there is no reward model",
-            "leave it out, or --reward_pretrain DIRECTORY",
-        )
-
-
 def asks_for_rewards(config: Answering) -> bool:
     return bool(
         config.rm.reward_pretrain or config.reward.remote_rm_url or config.reward.reward_funcs
@@ -91,15 +78,6 @@ def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
         return  # reported by its own rule
     if "http" in kinds:
         yield Problem(("remote_rm_url",), "a server does not ask another server", "a Python file")
-
-
-@check(ServeConfig)
-def batches_are_of_a_model(config: ServeConfig, given: Given) -> Problems:
-    flags = tuple(name for name in ("batch_wait_ms", "packing_samples") if name in given)
-    if flags and config.rm.reward_pretrain is None:
-        yield Problem(
-            flags, "no effect: a request is one call of a reward function", "leave it out"
-        )
 
 
 @check(ServeConfig)
@@ -171,34 +149,11 @@ def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> P
             "there are no rewards to go by",
             "--eval_task rm, or a source",
         )
-    if "reward_template" in given and task.post_processor != "csft":
-        yield Problem(
-            ("reward_template",), "no effect without csft", "leave it out, or --post_processor csft"
-        )
     if not all(part in task.reward_template for part in ("{input}", "{reward}")):
         yield Problem(
             ("reward_template",),
             "{input} and {reward} must stand in it",
             "{input} <rm_score>: {reward} ",
-        )
-
-
-@check(BatchInferenceConfig)
-def task_uses_its_flags(config: BatchInferenceConfig, given: Given) -> Problems:
-    task = config.task
-    generating = ("enable_csft", "n_samples_per_prompt", "temperature", "greedy_sampling", "top_p", "top_k", "min_p",
-        "repetition_penalty", "stop", "generate_max_len", "prompt_max_len",
-    )  # fmt: skip
-    idle = tuple(name for name in generating if name in given)
-    if idle and task.eval_task == "rm":
-        yield Problem(idle, "no effect: rm generates nothing", "leave it out")
-    if "csft_prompt" in given and not task.enable_csft:
-        yield Problem(
-            ("csft_prompt",), "no effect without --enable_csft", "leave it out, or --enable_csft"
-        )
-    if "rollout_batch_size" in given and task.iter is None:
-        yield Problem(
-            ("rollout_batch_size",), "no effect without --iter", "leave it out, or --iter 0"
         )
 
 
@@ -251,14 +206,4 @@ def output_is_free(config: MergeConfig, given: Given) -> Problems:
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         yield Problem(
             ("output_path",), f"{output} exists and is not an empty directory", "another directory"
-        )
-
-
-@check(MergeConfig)
-def head_is_of_a_reward_model(config: MergeConfig, given: Given) -> Problems:
-    if "value_head_prefix" in given and not config.merge.is_rm:
-        yield Problem(
-            ("value_head_prefix",),
-            "no effect: a language model has no scalar head",
-            "leave it out, or --is_rm",
         )

@@ -8,26 +8,6 @@ from collections.abc import Iterator
 from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
 from openrl.flags.checks import Problem, check
 
-SHAPE = ("lora_alpha", "lora_dropout", "target_modules", "lora_exclude_modules")
-
-
-@check(*TRAINING)
-def adapters_have_one_shape(
-    config: PPOConfig | SupervisedConfig, given: frozenset[str]
-) -> Iterator[Problem]:
-    lora = config.lora
-    if lora.lora_adapter_path is not None:
-        if asked := tuple(name for name in ("lora_rank", *SHAPE) if name in given):
-            yield Problem(
-                ("lora_adapter_path", *asked),
-                "rank, scale and targets come from the adapter",
-                "leave the others out",
-            )
-    elif lora.lora_rank == 0 and (asked := tuple(name for name in SHAPE if name in given)):
-        yield Problem(
-            asked, "no effect: no adapters are trained", "leave it out, or --lora_rank 16"
-        )
-
 
 @check(*TRAINING)
 def excluded_modules_can_be_matched(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
-from openrl.config.derived import model_roles, role_world, shares_prefixes, under_ray
+from openrl.config.derived import model_roles, shares_prefixes, under_ray
 from openrl.config.parallel import ParallelFlags
-from openrl.config.placement import FLAG_NAMES
+from openrl.config.placement import FLAG_NAMES, role_world
 from openrl.flags.checks import Problem, check
 
 Problems = Iterator[Problem]

@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import actor_world, model_roles
-from openrl.config.placement import ENGINES, FLAG_NAMES, explicit_places, leaders, parallel_sizes
+from openrl.config.derived import model_roles
+from openrl.config.placement import (
+    ENGINES,
+    FLAG_NAMES,
+    actor_world,
+    explicit_places,
+    leaders,
+    parallel_sizes,
+)
 from openrl.flags.checks import Problem, check
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
@@ -71,24 +78,6 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> I
         message = f"{engines} engines of {each} each do not fill {places} places"
         yield Problem(
             (*because, "vllm_num_engines"), message, f"--vllm_num_engines {places // sizes.width}"
-        )
-
-
-@check(PPOConfig)
-def colocated_roles_exist(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
-    roles = model_roles(config)
-    if config.hybrid.colocate_actor_ref and "reference" not in roles:
-        yield Problem(
-            ("colocate_actor_ref",),
-            "this run has no reference model",
-            "leave it out, or --init_kl_coef 0.01",
-        )
-    if config.hybrid.colocate_critic_reward and not {"critic", "reward"} <= {*roles}:
-        missing = " and ".join(sorted({"critic", "reward"} - {*roles}))
-        yield Problem(
-            ("colocate_critic_reward",),
-            f"this run has no {missing}",
-            "leave it out: it needs both a critic and a reward model",
         )
 
 

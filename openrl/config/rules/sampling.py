@@ -49,22 +49,3 @@ def lengths_add_up(config: PPOConfig, given: Given) -> Problems:
         if sampling.max_len is not None and part is not None and part >= sampling.max_len:
             message = f"{part} tokens leave no room for the other part in {sampling.max_len}"
             yield Problem((name, "max_len"), message, f"--max_len {part + 1} or more")
-
-
-@check(PPOConfig)
-def an_evaluation_alone_evaluates(config: PPOConfig, given: Given) -> Problems:
-    idle = (
-        *(
-            "eval_steps",
-            "eval_before_train",
-            "save_steps",
-            "save_hf_ckpt",
-            "max_steps",
-            "num_episodes",
-        ),
-        "weight_sync_interval",
-    )
-    if config.evaluation.eval_only and (asked := tuple(name for name in idle if name in given)):
-        yield Problem(
-            (*asked, "eval_only"), "no effect: --eval_only evaluates once and ends", "leave one out"
-        )

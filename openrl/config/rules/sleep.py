@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import model_roles, ref_reward_sleeps, roles_on_shared_places
-from openrl.config.placement import ENGINES
+from openrl.config.derived import model_roles, ref_reward_sleeps
+from openrl.config.placement import ENGINES, roles_on_shared_places
 from openrl.flags.checks import Problem, check
 
 SHARE = "--colocate_all_models, or the same places in --placement"

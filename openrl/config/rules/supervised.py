@@ -35,14 +35,6 @@ def margins_go_into_the_sigmoid(config: RMConfig, given: Given) -> Problems:
         yield Problem(("margin_loss", "loss"), "logexp takes no margin", "--loss sigmoid")
 
 
-@check(RMConfig)
-def rewards_have_no_logits(config: RMConfig, given: Given) -> Problems:
-    if "logits_chunk_size" in given:
-        yield Problem(
-            ("logits_chunk_size",), "no effect: a reward model has no logits", "leave it out"
-        )
-
-
 @check(DPOConfig)
 def rated_answers_have_prompts(config: DPOConfig, given: Given) -> Problems:
     if (

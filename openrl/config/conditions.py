@@ -1,0 +1,126 @@
+"""When flags act, where more than one flag of another group decides it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from openrl.config.derived import (
+    estimator,
+    full_kl_top_k,
+    kl_controller_acts,
+    kl_in_loss,
+    kl_in_reward,
+    loss_agg_mode,
+    model_roles,
+    needs_critic,
+    needs_reference,
+    optimizer_steps_per_rollout,
+    policy_is_reference,
+    preference_reference,
+    rated,
+    reward_norm_scopes,
+    under_ray,
+    whiten_advantages,
+)
+from openrl.flags.schema import Condition, given
+
+# -- models
+
+CRITIC = Condition(needs_critic, "with an --advantage_estimator that has a critic, such as gae")
+REFERENCE = Condition(needs_reference, "with --init_kl_coef, --kl_loss_coef or --log_ref_kl")
+SECOND_REFERENCE = Condition(
+    lambda config: not policy_is_reference(config),
+    "without adapters, whose base is the reference, or with --ref_pretrain",
+)
+PREFERENCE_REFERENCE = Condition(
+    lambda config: preference_reference(config) is not None,
+    "with a --loss that has a reference, such as dpo, and without --reference_free",
+)
+FROZEN_MODEL = Condition(
+    lambda config: not {"reference", "reward"}.isdisjoint(model_roles(config)),
+    "with a reference model of its own or --reward_pretrain",
+)
+HEADS = CRITIC | given("reward_pretrain")
+CRITIC_AND_REWARD = Condition(
+    lambda config: {"critic", "reward"} <= {*model_roles(config)},
+    "with both a critic and --reward_pretrain",
+)
+
+# -- engines, places and memory
+
+VLLM = Condition(
+    (given("rollout_backend", "vllm") | given("eval_task", "generate_vllm")).holds,
+    "with --rollout_backend vllm",
+)
+RAY = Condition(
+    lambda config: not hasattr(config, "ranks") or under_ray(config.ranks),
+    "with --num_gpus_per_node",
+)
+LAUNCHER = Condition(lambda config: not under_ray(config.ranks), "without --num_gpus_per_node")
+RING = Condition(lambda config: config.parallel.ring_attn_size > 1, "with --ring_attn_size 2")
+RESUME = given("load_checkpoint") | given("resume_from_checkpoint")
+SEVERAL_STEPS = Condition(
+    lambda config: optimizer_steps_per_rollout(config.batch) > 1,
+    "with several optimizer steps per rollout",
+)
+
+# -- the KL to the reference
+
+KL_TERM = Condition(
+    lambda config: kl_in_reward(config.kl) or kl_in_loss(config.kl),
+    "with --init_kl_coef or --kl_loss_coef",
+)
+NO_KL_TERM = Condition(
+    lambda config: not KL_TERM.holds(config), "with --init_kl_coef 0: a KL term is logged anyway"
+)
+KL_ESTIMATED = Condition(
+    lambda config: kl_in_reward(config.kl) or config.kl.kl_loss_estimator is None,
+    "without --kl_loss_estimator, or with the KL in the reward",
+)
+KL_CONTROLLED = Condition(
+    lambda config: kl_controller_acts(config.kl) or not kl_in_loss(config.kl),
+    "without --kl_loss_coef, which fixes the coefficient",
+)
+KL_STARTS = Condition(
+    lambda config: config.kl.init_kl_coef == 0 or KL_CONTROLLED.holds(config), KL_CONTROLLED.words
+)
+FULL_KL = Condition(
+    lambda config: full_kl_top_k(config) is not None, "with an estimator of the KL that is full"
+)
+RL_LOSS = given("rl_loss_coef")
+
+# -- losses and rewards
+
+NORM_CONST = Condition(
+    lambda config: loss_agg_mode(config) == "seq-mean-token-sum-norm",
+    "with --loss_agg_mode seq-mean-token-sum-norm",
+)
+WHITENED = Condition(whiten_advantages, "with --whiten_advantages")
+REWARDS_NORMED = Condition(
+    lambda config: set(reward_norm_scopes(config)) != {"none"},
+    "with --reward_norm_mean or --reward_norm_std",
+)
+SHAPED = Condition(
+    lambda config: "reward_parts" not in estimator(config).needs,
+    "with an --advantage_estimator that does not read the parts of the reward",
+)
+EVALUATES = Condition(lambda config: config.evaluation.eval_steps > 0, "with --eval_steps 10")
+LOGITS = Condition(
+    lambda config: not hasattr(config, "reward_loss"),
+    "with a model that has logits: not a reward model",
+)
+PAIRS = Condition(
+    lambda config: not hasattr(config, "preference") or not rated(config),
+    "with a --loss of pairs, such as dpo",
+)
+
+
+def _siblings_meet(config: Any) -> bool:
+    """Whether a micro-batch may hold answers that begin alike."""
+    if not hasattr(config, "collecting"):
+        return PAIRS.holds(config)
+    several = config.dynamic.use_dynamic_batch or config.batch.micro_train_batch_size > 1
+    return config.batch.n_samples_per_prompt > 1 and several
+
+
+SIBLINGS = Condition(_siblings_meet, "with several answers to a prompt in a micro-batch")
