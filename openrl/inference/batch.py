@@ -103,7 +103,7 @@ def scores_compete(task: BatchTaskFlags) -> bool:
 
 
 def rows_per_unit(task: BatchTaskFlags) -> int:
-    """Rows of the output that a finished unit has at most."""
+    """RewardRows of the output that a finished unit has at most."""
     return (
         1
         if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY

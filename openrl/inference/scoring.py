@@ -23,7 +23,7 @@ from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
 from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure, ScoreRequest
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Score
 
@@ -164,7 +164,7 @@ class ModelScorer:
     def waiting(self) -> int:
         return len(self._batcher)
 
-    async def score(self, rows: ScoreRequest | Rows) -> list[Score | Failure]:
+    async def score(self, rows: ScoreRequest | RewardRows) -> list[Score | Failure]:
         scalars = await self._batcher(rows.queries)
         return [
             (
@@ -225,12 +225,12 @@ class FunctionScorer:
         await asyncio.to_thread(self._executor.shutdown)
 
 
-def as_rows(request: ScoreRequest) -> Rows:
+def as_rows(request: ScoreRequest) -> RewardRows:
     """What functions are told: a response is its query without the prompt that it begins with."""
     pairs = zip(request.queries, request.prompts, strict=True)
     responses = [query.removeprefix(prompt) for query, prompt in pairs]
     count = len(request)
-    return Rows(
+    return RewardRows(
         queries=request.queries,
         prompts=request.prompts,
         labels=request.labels,

@@ -14,8 +14,8 @@ from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.rewards.base import Reward
 from openrl.rewards.combined import CombinedReward, Weighing
-from openrl.rewards.endpoints import Endpoints
 from openrl.rewards.http import HttpSource
+from openrl.rewards.http_client import Endpoints, JsonClient
 from openrl.rewards.pool import Limits, RewardPool, RewardProcess
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.verifiers.base import compares
@@ -45,9 +45,8 @@ def build_reward(
     for s in plan.sources:
         if s.kind == "http":
             timeout, attempts = flags.reward_timeout, flags.reward_max_retries
-            sources[s.name] = HttpSource(
-                s.name, Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token
-            )
+            client = JsonClient(Endpoints(s.urls), timeout=timeout, attempts=attempts, token=token)
+            sources[s.name] = HttpSource(s.name, client)
     if not sources:
         return None
     weighing = Weighing(plan, flags.reward_failure_policy)

@@ -15,7 +15,7 @@ from openrl.config.reward import FailurePolicy
 from openrl.config.reward_plan import RewardPlan
 from openrl.errors import UserError
 from openrl.rewards.protocol import Failure, shorten
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Group, Score, Trajectory
 
@@ -129,7 +129,7 @@ class CombinedReward:
 
 def read_rows(
     group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
-) -> Rows:
+) -> RewardRows:
     """What rewards are told of a group. The prompt is decoded like the query, so that it is where
     the query begins."""
     prompt, trajectories = group.prompt, group.trajectories
@@ -142,7 +142,7 @@ def read_rows(
         return [value] * n
 
     texts = [decode(t.response_ids, True) for t in trajectories]
-    return Rows(
+    return RewardRows(
         queries=[
             decode([*prompt.token_ids, *t.response_ids], skip_special_tokens) for t in trajectories
         ],

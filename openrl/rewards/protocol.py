@@ -36,7 +36,7 @@ class BadRequest(Exception):
     """The body is no request; the message is for who sent it."""
 
 
-class BadReply(Exception):
+class BadReply(ValueError):
     """The whole reply is no list of scores."""
 
 

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 
 Function = Callable[..., Any]
 VERDICTS = ("acc", "accuracy_normalized", "accuracy")
@@ -38,7 +38,9 @@ class Signature:
 
     system: str
     mark: str
-    arguments: Callable[[Rows], dict[str, Any]]  # everything that the function may take, by name
+    arguments: Callable[
+        [RewardRows], dict[str, Any]
+    ]  # everything that the function may take, by name
     always: tuple[str, ...]  # what it gets if it takes **kwargs
     reward: str = (
         ""  # key of the reward in a row's dict; empty: the values are the protocol's already
@@ -46,11 +48,11 @@ class Signature:
     by_row: bool = False  # takes one answer, and arguments are those of the first
 
 
-def _openrlhf(rows: Rows) -> dict[str, Any]:
-    return {f: getattr(rows, f) for f in Rows.__dataclass_fields__}
+def _openrlhf(rows: RewardRows) -> dict[str, Any]:
+    return {f: getattr(rows, f) for f in RewardRows.__dataclass_fields__}
 
 
-def _easyr1_inputs(rows: Rows) -> list[dict[str, Any]]:
+def _easyr1_inputs(rows: RewardRows) -> list[dict[str, Any]]:
     """Their three keys, the prompt, and the other columns of the data."""
     return [
         meta
@@ -66,13 +68,13 @@ def _easyr1_inputs(rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _verl(rows: Rows) -> dict[str, Any]:
+def _verl(rows: RewardRows) -> dict[str, Any]:
     """``extra_info`` is the column of that name if the data has one, else all its other columns."""
     infos = [meta.get("extra_info", meta) for meta in rows.metas]
     return dict(zip(VERL_BATCHED, (rows.sources, rows.texts, rows.labels, infos), strict=True))
 
 
-def _verl_one(rows: Rows) -> dict[str, Any]:
+def _verl_one(rows: RewardRows) -> dict[str, Any]:
     return {one: _verl(rows)[many][0] for one, many in zip(VERL, VERL_BATCHED, strict=True)}
 
 
@@ -130,7 +132,7 @@ class Scorer:
     def by_row(self) -> bool:
         return self.signature.by_row
 
-    def __call__(self, rows: Rows) -> Any:
+    def __call__(self, rows: RewardRows) -> Any:
         """Values for the rows, one row if ``by_row``; whatever the function raises."""
         offered, taken = self.signature.arguments(rows), parameters(self.function)
         names = set(taken) | (set(self.signature.always) if takes_any(self.function) else set())
@@ -179,7 +181,7 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
     return Scorer(function, signature, kwargs, together=reward_type == "group")
 
 
-_ONE_ROW = Rows([""], [""], [None], [""], [""], [[]], [""], [{}])
+_ONE_ROW = RewardRows([""], [""], [None], [""], [""], [[]], [""], [{}])
 
 
 def parameters(function: Function) -> dict[str, inspect.Parameter]:

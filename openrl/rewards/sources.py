@@ -9,7 +9,7 @@ from typing import Protocol
 
 from openrl.rewards.pool import CallFailed, RewardPool
 from openrl.rewards.protocol import BadReply, Failure, read_reply
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.worker import Call, Failed, RowValues, Values
 from openrl.types import Score
 
@@ -19,7 +19,7 @@ Results = list[Score | Failure]
 class Source(Protocol):
     name: str  # in metrics and --reward_routing
 
-    async def score(self, rows: Rows) -> Results:
+    async def score(self, rows: RewardRows) -> Results:
         """One result per row, in their order; retries are inside. Several calls may run at a time.
 
         Raises UserError for what no retry and no failure policy can help.
@@ -35,11 +35,11 @@ class ProcessSource:
     def __init__(self, name: str, pool: RewardPool) -> None:
         self.name, self._pool = name, pool
 
-    async def score(self, rows: Rows) -> Results:
+    async def score(self, rows: RewardRows) -> Results:
         results = await self._attempt(rows)
         return await retry_failed(self._attempt, rows, results, together=self._pool.together)
 
-    async def _attempt(self, rows: Rows) -> Results:
+    async def _attempt(self, rows: RewardRows) -> Results:
         try:
             reply = await self._pool.call(Call(self.name, rows))
         except CallFailed as failed:
@@ -63,8 +63,8 @@ def _read_row(row: Values | Failed) -> Score | Failure:
 
 
 async def retry_failed(
-    attempt: Callable[[Rows], Awaitable[Results]],
-    rows: Rows,
+    attempt: Callable[[RewardRows], Awaitable[Results]],
+    rows: RewardRows,
     results: Results,
     *,
     together: bool = False,
@@ -82,6 +82,6 @@ async def retry_failed(
         for i, (result,) in zip(failed, alone, strict=True):
             again[i] = result
     return [
-        replace(again[i], attempts=result.attempts + 1) if i in failed else result
+        replace(again[i], attempts=result.attempts + again[i].attempts) if i in failed else result
         for i, result in enumerate(results)
     ]

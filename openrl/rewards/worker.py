@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Scorer, recognise
 
 DEFAULT_NAMES = ("reward_func", "compute_score")  # of OpenRLHF; of EasyR1 and verl
@@ -32,7 +32,7 @@ class Call:
     """Score ``rows`` by what the target calls ``name``."""
 
     name: str
-    rows: Rows
+    rows: RewardRows
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RowValues:
     rows: list[Values | Failed]
 
 
-Loaded = Callable[[str, Rows], Values | RowValues]
+Loaded = Callable[[str, RewardRows], Values | RowValues]
 
 
 class Target(Protocol):
@@ -143,7 +143,7 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
     )
 
 
-def call(scorer: Scorer, rows: Rows, path: str) -> Values | RowValues:
+def call(scorer: Scorer, rows: RewardRows, path: str) -> Values | RowValues:
     """What the function returns for the rows; what it raises for one row does not touch the
     others."""
     if not scorer.by_row:
@@ -151,11 +151,11 @@ def call(scorer: Scorer, rows: Rows, path: str) -> Values | RowValues:
     return RowValues([_one(scorer, rows.pick([i]), path) for i in range(len(rows))])
 
 
-def verify(verifier: Callable[..., Any], options: Any, rows: Rows) -> RowValues:
+def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> RowValues:
     """The verdicts of a verifier, row by row, in the protocol's shape."""
     from openrl.rewards.verifiers.base import Answer
 
-    def one(row: Rows) -> dict[str, Any]:
+    def one(row: RewardRows) -> dict[str, Any]:
         answer = Answer(
             row.prompts[0],
             row.texts[0],
@@ -170,7 +170,7 @@ def verify(verifier: Callable[..., Any], options: Any, rows: Rows) -> RowValues:
     return RowValues([_one(one, rows.pick([i]), "") for i in range(len(rows))])
 
 
-def _one(score: Callable[[Rows], Any], row: Rows, path: str) -> Values | Failed:
+def _one(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Values | Failed:
     try:
         return Values(score(row))
     except Exception as error:

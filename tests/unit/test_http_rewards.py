@@ -9,11 +9,11 @@ from email.utils import formatdate
 
 import pytest
 
-from openrl.rewards import http
-from openrl.rewards.endpoints import Endpoints, retry_after_seconds
+from openrl.rewards import http, http_client
 from openrl.rewards.http import HttpSource
+from openrl.rewards.http_client import Endpoints, JsonClient, retry_after_seconds
 from openrl.rewards.protocol import Failure
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
 
 
@@ -120,17 +120,12 @@ async def never(writer, body):
     await asyncio.Event().wait()
 
 
-async def poisoned(writer, body):
-    """Chokes on any request with one certain row."""
-    await (reply("no", "500 Oops") if any("poison" in q for q in body["query"]) else good)(
-        writer, body
-    )
-
-
 def rows(*numbers):
     texts = [f"q {n}" for n in numbers]
     n = len(texts)
-    return Rows(texts, ["q"] * n, [{"n": 1}] * n, texts, texts, [[1]] * n, ["s"] * n, [{}] * n)
+    return RewardRows(
+        texts, ["q"] * n, [{"n": 1}] * n, texts, texts, [[1]] * n, ["s"] * n, [{}] * n
+    )
 
 
 def rewards(results):
@@ -148,7 +143,8 @@ def ask(servers, *groups, at=(), timeout=30.0, attempts=5, token=None, before=No
             await before(time)
         urls = [server.url for server in servers]
         endpoints = Endpoints(urls, clock=lambda: time.now, sleep=time.sleep, dice=lambda: 0.0)
-        source = HttpSource("http", endpoints, timeout=timeout, attempts=attempts, token=token)
+        client = JsonClient(endpoints, timeout=timeout, attempts=attempts, token=token)
+        source = HttpSource("http", client)
         try:
             return await asyncio.gather(*(source.score(group) for group in groups)), time
         finally:
@@ -209,9 +205,8 @@ def test_urls_take_turns():
     async def scenario():
         for server in servers:
             await server.start()
-        source = HttpSource(
-            "http", Endpoints([s.url for s in servers]), timeout=30.0, attempts=1, token=None
-        )
+        client = JsonClient(Endpoints([s.url for s in servers]), timeout=30.0, attempts=1)
+        source = HttpSource("http", client)
         for n in range(30):
             assert rewards(await source.score(rows(n))) == [n]
         await source.close()
@@ -230,9 +225,22 @@ def test_urls_take_turns():
 @pytest.mark.parametrize(
     "fault",
     [
-        reply("oops", "500 Internal Server Error"),
         reply("", "503 Service Unavailable"),
         reply("slow down", "429 Too Many Requests"),
+        reply("", "408 Request Timeout"),
+    ],
+)
+def test_a_fault_of_the_server_costs_a_pause_and_nothing_else(fault):
+    server = Server(fault, fault)
+    (results,), time = ask([server], rows(1, 2))
+    assert results == [Score(1.0, attempts=3), Score(2.0, attempts=3)]
+    assert time.pauses == [1.0, 4.0] and len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        reply("oops", "500 Internal Server Error"),
         reset,
         half_a_reply,
         reply('{"rewards": [1.0, '),
@@ -245,11 +253,13 @@ def test_urls_take_turns():
         reply("[" * 100_000),
     ],
 )  # fmt: skip
-def test_a_fault_that_passes_costs_a_pause_and_nothing_else(fault):
-    server = Server(fault, fault)
+def test_a_fault_that_a_row_may_have_caused_is_tried_row_by_row(fault):
+    """After a second's rest of the URL; the second fault costs its row a pause of its own."""
+    server = Server(fault)
     (results,), time = ask([server], rows(1, 2))
-    assert results == [Score(1.0, attempts=3), Score(2.0, attempts=3)]
-    assert time.pauses == [1.0, 4.0]
+    assert results == [Score(1.0, attempts=2), Score(2.0, attempts=2)]
+    assert set(time.pauses) == {1.0}
+    assert [len(body["query"]) for _, body in server.requests] == [2, 1, 1]
 
 
 def test_a_slow_answer_is_given_up_and_asked_for_again():
@@ -262,7 +272,7 @@ def test_a_slow_answer_is_given_up_and_asked_for_again():
 
 @pytest.mark.parametrize("header", ["17", formatdate(1_000_017, usegmt=True)])
 def test_retry_after_is_kept_to(header, monkeypatch):
-    monkeypatch.setattr(http.time, "time", lambda: 1_000_000.0)
+    monkeypatch.setattr(http_client.time, "time", lambda: 1_000_000.0)
     (results,), time = ask([Server(reply("", "429 Too Many", f"Retry-After: {header}"))], rows(1))
     assert rewards(results) == [1.0]
     assert time.pauses == [17.0]
@@ -301,7 +311,6 @@ def test_a_url_that_is_wrong_loses_nothing_while_another_is_right():
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (reset, "ReadError"),
         (reply("busy", "503 Service Unavailable"), "status 503: 'busy'"),
         (reply("busy", "429 Too Many Requests"), "status 429: 'busy'"),
     ],
@@ -314,6 +323,16 @@ def test_after_the_attempts_every_row_says_why(fault, said):
         isinstance(r, Failure) and said in r.message and server.url in r.message for r in results
     )
     assert time.pauses == [1.0, 4.0] and len(server.requests) == 3
+
+
+def test_rows_asked_for_by_themselves_get_all_attempts():
+    server = Server(*[reset] * 99)
+    (results,), _ = ask([server], rows(1, 2), attempts=3)
+    assert [r.attempts for r in results] == [4, 4] and "ReadError" in results[0].message
+    assert len(server.requests) == 1 + 2 * 3
+    server = Server(reset, reset, reset)
+    (results,), _ = ask([server], rows(1), attempts=3)
+    assert results == [Score(1.0, attempts=4)]
 
 
 def test_nobody_listens():
@@ -330,7 +349,7 @@ def test_nobody_listens():
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (reply("who?", "401 Unauthorized"), "status 401: 'who?'; is $OPENRL_RM_TOKEN right?"),
+        (reply("who?", "401 Unauthorized"), "status 401: 'who?'; is its token right?"),
         (reply("", "404 Not Found"), "status 404"),
         (reply("", "302 Found", "Location: http://127.0.0.1:1/elsewhere"), "status 302"),
     ],
@@ -342,12 +361,45 @@ def test_what_no_attempt_can_help_is_asked_once(fault, said):
     assert len(server.requests) == 1 and time.pauses == []
 
 
-def test_a_row_that_the_server_chokes_on_takes_no_other_along():
+@pytest.mark.parametrize(
+    ("choke", "asked"),
+    [(reply("no", "500 Oops"), 2), (reply("no", "400 Bad"), 1), (reset, 2), (never, 1)],
+)
+def test_a_row_that_the_server_chokes_on_takes_no_other_along(choke, asked):
+    """It is asked for again by itself; one that makes the server hang, or is refused, just once."""
+
+    async def poisoned(writer, body):
+        await (choke if any("poison" in q for q in body["query"]) else good)(writer, body)
+
     server = Server(*[poisoned] * 99)
-    (results,), _ = ask([server], rows(1, "poison", 3), attempts=2)
-    first, poison, third = results
-    assert (first, third) == (Score(1.0, attempts=3), Score(3.0, attempts=3))
-    assert isinstance(poison, Failure) and "status 500: 'no'" in poison.message
+    numbers = [1, "poison", *range(3, 9)]
+    (results,), _ = ask([server], rows(*numbers), attempts=2, timeout=1.0 if choke is never else 30)
+    poison = results.pop(1)
+    assert results == [Score(float(n), attempts=2) for n in numbers if n != "poison"]
+    assert isinstance(poison, Failure)
+    alone = [body for _, body in server.requests if body["query"] == ["q poison"]]
+    assert len(alone) == poison.attempts - 1 == asked
+
+
+@pytest.mark.parametrize("status", ["302 Found", "410 Gone", "404 Not Found", "400 Bad"])
+def test_a_url_that_refuses_loses_nothing_while_another_answers(status):
+    """Whatever --reward_max_retries says: being refused is no attempt."""
+    wrong, right = Server(*[reply("", status)] * 99), Server()
+    results, time = ask([wrong, right], *[rows(n, n) for n in range(20)], attempts=1)
+    assert [rewards(r) for r in results] == [[n, n] for n in range(20)]
+    assert time.pauses == []
+
+
+def test_a_models_rewards_repeated_as_scores_are_no_verdicts():
+    """OpenRLHF's server: {"rewards": r, "scores": r}. Zeros and ones are a verifier's."""
+    logits = reply('{"rewards": [0.65, 1.0], "scores": [0.65, 1.0]}')
+    verdicts = reply('{"rewards": [0.0, 1.0], "scores": [0.0, 1.0]}')
+    said = reply('{"rewards": [0.65, 1.5], "scores": [0.5, 1.0]}')
+    passed = [
+        [r.passed for r in ask([Server(fault)], rows(1, 2))[0][0]]
+        for fault in (logits, verdicts, said)
+    ]
+    assert passed == [[None, None], [0.0, 1.0], [0.5, 1.0]]
 
 
 def test_nan_for_one_row_is_asked_for_again_and_marked():
@@ -363,7 +415,7 @@ def test_nan_for_one_row_is_asked_for_again_and_marked():
 
 
 def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch):
-    monkeypatch.setattr(http, "MAX_REPLY", 2**20)
+    monkeypatch.setattr(http_client, "MAX_REPLY", 2**20)
 
     async def endless(writer, body):
         writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
@@ -371,33 +423,45 @@ def test_a_reply_without_end_is_not_read_to_its_end(monkeypatch):
             writer.write(b"10000\r\n" + b" " * 2**16 + b"\r\n")
             await writer.drain()
 
-    server = Server(endless)
+    server = Server(endless, endless)
     (results,), _ = ask([server], rows(1))
     assert "the reply is larger than 1 MiB" in results[0].message
 
 
-def test_a_cancelled_call_leaves_the_others_alone():
-    """The call whose task sends the request is cancelled; the one that rode along hears of it, and
-    none waits for ever."""
-    server = Server(never)
+def test_a_cancelled_call_leaves_the_others_of_its_request_alone():
+    """The first request holds the only connection while two calls queue, which then share one; the
+    first of these is cancelled when it is under way."""
+    gates = [asyncio.Event(), asyncio.Event()]
+
+    def held(gate):
+        async def act(writer, body):
+            await gate.wait()
+            await good(writer, body)
+
+        return act
+
+    server = Server(*map(held, gates))
 
     async def scenario():
         await server.start()
-        source = HttpSource("http", Endpoints([server.url]), timeout=30.0, attempts=1, token=None)
+        source = HttpSource("http", JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
         source._slots = asyncio.Semaphore(1)
-        first = asyncio.create_task(source.score(rows(1)))
-        while not server.requests:
+        calls = [asyncio.create_task(source.score(rows(n))) for n in range(3)]
+        while len(source._queue) != 2 or not server.requests:
             await asyncio.sleep(0)
-        second = asyncio.create_task(source.score(rows(2)))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert rewards(await second) == [2.0]
-        with pytest.raises(asyncio.CancelledError):
-            await first
+        gates[0].set()
+        while len(server.requests) < 2:
+            await asyncio.sleep(0)
+        calls[1].cancel()
+        await asyncio.wait([calls[1]])
+        gates[1].set()
+        assert calls[1].cancelled()
+        assert [rewards(await calls[n]) for n in (0, 2)] == [[0.0], [2.0]]
         await source.close()
         await server.stop()
 
     asyncio.run(scenario())
+    assert [body["query"] for _, body in server.requests] == [["q 0"], ["q 1", "q 2"]]
 
 
 def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
@@ -411,7 +475,7 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
 
     async def scenario():
         await server.start()
-        source = HttpSource("http", Endpoints([server.url]), timeout=30.0, attempts=1, token=None)
+        source = HttpSource("http", JsonClient(Endpoints([server.url]), timeout=30.0, attempts=1))
         source._slots = asyncio.Semaphore(1)
         calls = [asyncio.create_task(source.score(rows(*range(64)))) for _ in range(3)]
         while not server.requests:

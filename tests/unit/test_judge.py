@@ -13,7 +13,7 @@ import pytest
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, describe, read_options
-from openrl.rewards.verifiers.judge import _client
+from openrl.rewards.verifiers.llm_judge import connect
 
 ANSWER = Answer("What is 2+2? {label}", "It is 4. {prompt} <|im_end|>", "four")
 
@@ -72,9 +72,7 @@ def service() -> Iterator[Service]:
     server.shutdown()
     thread.join()
     server.server_close()
-    for timeout in (60.0, 0.5):
-        _client(timeout).close()
-    _client.cache_clear()
+    connect.cache_clear()
 
 
 def ask(service, answer=ANSWER, **options):
@@ -139,13 +137,11 @@ BUSY = (503, "busy", {})
     [
         [BUSY, BUSY],
         [(429, "", {"Retry-After": "0"})],
-        [(500, "", {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})],
+        [(503, "", {"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"})],
         ["reset", "reset"],
-        ["hang"],
         [(200, "{", {})],  # JSON cut short
         [(200, '{"choices": []}', {})],
         [(200, "[" * 5000, {})],
-        [(200, "short", {"Content-Length": "100"})],
     ],
 )
 def test_what_may_pass_is_asked_again(service, faults):
@@ -157,13 +153,13 @@ def test_what_may_pass_is_asked_again(service, faults):
 @pytest.mark.parametrize(
     ("replies", "attempts", "requests", "message"),
     [
-        ([BUSY], 3, 3, "HTTP 503"),
+        ([BUSY], 3, 3, "status 503"),
         (["reset"], 2, 2, "judge at"),
-        (["hang"], 1, 1, "judge at"),
-        ([(401, "no", {})], 3, 1, "HTTP 401"),
+        (["hang"], 3, 1, "no answer within 0.5 s"),
+        ([(401, "no", {})], 3, 1, "status 401"),
         ([(404, "no such model", {})], 3, 1, "no such model"),
-        ([(302, "", {"Location": "http://127.0.0.1:1/"})], 3, 1, "HTTP 302"),
-        ([(200, "x" * (2 << 20), {})], 3, 1, "more than 1048576 bytes"),
+        ([(302, "", {"Location": "http://127.0.0.1:1/"})], 3, 1, "status 302"),
+        ([(200, "x" * (17 << 20), {})], 3, 1, "larger than 16 MiB"),
         ([completion("I cannot say.")], 3, 1, "gave no score"),
         ([completion("")], 3, 1, "gave no score"),
         ([completion("Score: 11")], 3, 1, "not between 0 and 10"),

@@ -310,9 +310,9 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
     )
     program = (
         "from pathlib import Path; from openrl.rewards.pool import Limits, RewardProcess;"
-        "from openrl.rewards.rows import Rows; from openrl.rewards.worker import Call, FileTarget;"
+        "from openrl.rewards.reward_rows import RewardRows; from openrl.rewards.worker import Call, FileTarget;"
         f"target = FileTarget(Path({str(path)!r}), None, {{}});"
-        "rows = Rows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}]);"
+        "rows = RewardRows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}]);"
         "RewardProcess(target, Limits(1000.0, 2**33)).call(Call('reward', rows))"
     )
     root = Path(__file__).parents[2]

@@ -5,13 +5,13 @@ import asyncio
 
 import pytest
 
-from openrl.rewards.rows import Rows
+from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import recognise
 from openrl.rewards.worker import load_module
 from openrl.types import Score
 from tests.unit.test_reward_function import group, score, values
 
-ROWS = Rows(
+ROWS = RewardRows(
     queries=["1+1= 2<eos>", "1+1= 3<eos>"],
     prompts=["1+1="] * 2,
     labels=["2"] * 2,
@@ -202,7 +202,7 @@ def test_what_each_signature_is_given():
     def without(solution_str, ground_truth, extra_info):
         return {"score": 0.0, **extra_info}
 
-    plain = Rows(**{**vars(ROWS.pick([0])), "metas": [{"level": 3}]})
+    plain = RewardRows(**{**vars(ROWS.pick([0])), "metas": [{"level": 3}]})
     assert recognise(without, {}, None)(plain)["extra_logs"] == [{"level": 3.0}]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Rows:
+class RewardRows:
     """Some answers, usually the siblings of one prompt; the lists are equally long."""
 
     queries: list[str]  # prompt and response
@@ -24,15 +24,17 @@ class Rows:
     def __len__(self) -> int:
         return len(self.queries)
 
-    def pick(self, rows: Sequence[int]) -> Rows:
-        return Rows(**{f.name: [getattr(self, f.name)[i] for i in rows] for f in fields(self)})
+    def pick(self, rows: Sequence[int]) -> RewardRows:
+        return RewardRows(
+            **{f.name: [getattr(self, f.name)[i] for i in rows] for f in fields(self)}
+        )
 
 
-def join(parts: Sequence[Rows]) -> Rows:
+def join(parts: Sequence[RewardRows]) -> RewardRows:
     """All rows of all parts, in their order."""
-    return Rows(
+    return RewardRows(
         **{
             f.name: [value for part in parts for value in getattr(part, f.name)]
-            for f in fields(Rows)
+            for f in fields(RewardRows)
         }
     )

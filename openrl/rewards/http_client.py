@@ -1,0 +1,220 @@
+"""A JSON service at one URL or several, asked by POST: which URL is next, pauses, attempts, limits.
+
+URLs take turns. One that fails rests for 1, 4, 16, then 60 s while the others go on. A reply that
+cannot be used is the fault of the URL, or perhaps of what was asked (``Fault``), and only the
+caller can tell which, by asking for less."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
+
+import httpx
+
+Reply = TypeVar("Reply")
+FIRST_PAUSE = 1.0  # seconds
+GROWTH = 4.0  # with LONGEST_PAUSE: 1, 4, 16, 60; five attempts outlast a minute
+LONGEST_PAUSE = 60.0  # seconds
+JITTER = 0.25  # a pause is up to this share longer, so that clients do not come back in step
+CONNECT_TIMEOUT = 10.0  # seconds until a connection stands
+MAX_REPLY = 16 * 2**20  # bytes
+PASSING = (408, 425, 429)  # and all from 500 on: worth another attempt at the same URL
+SUSPECT = (400, 413, 422, 500)  # perhaps because of what was asked
+
+
+class RequestFailed(Exception):
+    """No reply that can be used, after ``attempts``.
+
+    ``suspect``: perhaps because of what was asked; else the URL is at fault. ``final``: the same
+    URL would say the same again. ``late``: nothing came in time.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        suspect: bool = False,
+        final: bool = False,
+        late: bool = False,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.suspect, self.final, self.late = suspect, final, late
+        self.retry_after, self.attempts = retry_after, 1
+
+
+@dataclass
+class Endpoint:
+    url: str
+    failures: int = 0  # in a row
+    resting_until: float = 0.0  # on the clock
+
+
+@dataclass
+class Endpoints:
+    """Rotation over URLs. Clock, sleep and the dice of the jitter can be replaced."""
+
+    urls: list[str]
+    first_pause: float = FIRST_PAUSE
+    clock: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    dice: Callable[[], float] = random.random
+    all: list[Endpoint] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all = [Endpoint(url) for url in self.urls]
+
+    async def next(self, besides: Collection[str] = ()) -> Endpoint:
+        """The healthy URL whose turn it is; if all rest, the one that is ready first, once it
+        is."""
+        open_to = [endpoint for endpoint in self.all if endpoint.url not in besides]
+        # the first of equals
+        ready = min(open_to, key=lambda e: max(0.0, e.resting_until - self.clock()))
+        self.all.remove(ready)
+        self.all.append(ready)
+        while (pause := ready.resting_until - self.clock()) > 0:
+            await self.sleep(pause)
+        return ready
+
+    def succeeded(self, endpoint: Endpoint) -> None:
+        endpoint.failures, endpoint.resting_until = 0, 0.0
+
+    def failed(self, endpoint: Endpoint, started: float, retry_after: float | None = None) -> None:
+        """A request that ``started`` then failed. Requests that were under way together count
+        once."""
+        if started >= endpoint.resting_until:
+            endpoint.resting_until = self.clock() + self.pause(endpoint.failures)
+            endpoint.failures += 1
+        if retry_after is not None:
+            endpoint.resting_until = self.clock() + min(retry_after, 2 * LONGEST_PAUSE)
+
+    def pause(self, failures: int) -> float:
+        """Seconds to wait after so many failures before this one."""
+        grown = min(LONGEST_PAUSE, self.first_pause * GROWTH**failures)
+        return grown * (1 + JITTER * self.dice())
+
+
+class JsonClient:
+    """Asks until there is a reply or the attempts are used up. Lives in one event loop."""
+
+    def __init__(
+        self, endpoints: Endpoints, *, timeout: float, attempts: int, token: str | None = None
+    ) -> None:
+        self.endpoints, self.timeout, self._attempts = endpoints, timeout, attempts
+        self._headers = {"Content-Type": "application/json"}
+        if token:
+            self._headers["Authorization"] = f"Bearer {token}"
+        self._client: httpx.AsyncClient | None = None  # made in the event loop that uses it
+
+    async def post(
+        self, body: Any, read: Callable[[Any], Reply], *, alone: bool
+    ) -> tuple[Reply, int]:
+        """What ``read`` makes of the JSON that came back, and the attempts that it took.
+
+        ``alone``: nothing smaller can be asked. What may be the fault of what was asked then does
+        not count against the URL, and what was late is not waited for again. Otherwise the first
+        failure of this kind is the last. Raises RequestFailed; ``read`` raises ValueError for what
+        it cannot use."""
+        content = json.dumps(body, default=str).encode()
+        refusing: set[str] = set()  # URLs that would say the same again
+        failures = 0
+        while True:
+            endpoint = await self.endpoints.next(refusing)
+            started = self.endpoints.clock()
+            try:
+                reply = read(await self._exchange(endpoint.url, content))
+            except RequestFailed as error:
+                failed = error
+            except ValueError as error:
+                failed = RequestFailed(str(error), suspect=True)
+            else:
+                self.endpoints.succeeded(endpoint)
+                return reply, failures + 1
+            failures += 1
+            refusing |= {endpoint.url} if failed.final else set()
+            if not failed.suspect or not (alone or failed.final):
+                self.endpoints.failed(endpoint, started, failed.retry_after)
+            if (
+                len(refusing) == len(self.endpoints.urls)
+                or failures - len(refusing) >= self._attempts
+                or (failed.late if alone else failed.suspect)
+            ):
+                failed.args = (f"{endpoint.url}: {failed}",)
+                failed.attempts = failures
+                raise failed
+            if failed.suspect and not failed.final:
+                await self.endpoints.sleep(self.endpoints.pause(failures - 1))
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _exchange(self, url: str, content: bytes) -> Any:
+        """The JSON of one reply. Raises RequestFailed."""
+        if self._client is None:  # connections are kept; a redirect is not followed: the token
+            self._client = httpx.AsyncClient(  # is for this URL; the whole has a limit of its own
+                timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
+                headers=self._headers,
+                limits=httpx.Limits(max_connections=None),
+            )
+        try:
+            async with (
+                asyncio.timeout(self.timeout),
+                self._client.stream("POST", url, content=content) as reply,
+            ):
+                body = await _read(reply)
+        except TimeoutError:
+            message = f"no answer within {self.timeout:g} s"
+            raise RequestFailed(message, suspect=True, late=True) from None
+        except httpx.ConnectTimeout:
+            raise RequestFailed(f"no connection within {CONNECT_TIMEOUT:g} s") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            # a connection that was made and then broke
+            broke = not isinstance(error, (httpx.ConnectError, httpx.InvalidURL))
+            raise RequestFailed(f"{type(error).__name__}: {error}", suspect=broke) from None
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError):  # nested too deep
+            message = f"the reply is no JSON: {_start(body)}"
+            raise RequestFailed(message, suspect=True) from None
+
+
+async def _read(reply: httpx.Response) -> bytes:
+    """The body of a good reply. Raises RequestFailed."""
+    content = bytearray()
+    async for chunk in reply.aiter_bytes():
+        content += chunk
+        if len(content) > MAX_REPLY:
+            message = f"the reply is larger than {MAX_REPLY >> 20} MiB"
+            raise RequestFailed(message, final=True, suspect=True)
+    status = reply.status_code
+    if status == 200:
+        return bytes(content)
+    hint = "; is its token right?" if status in (401, 403) else ""
+    raise RequestFailed(
+        f"status {status}: {_start(content)}{hint}",
+        final=status not in PASSING and status < 500,
+        suspect=status in SUSPECT,
+        retry_after=retry_after_seconds(reply.headers.get("Retry-After"), time.time()),
+    )
+
+
+def _start(content: bytes | bytearray) -> str:
+    return repr(bytes(content[:200]).decode(errors="replace"))
+
+
+def retry_after_seconds(header: str | None, now: float) -> float | None:
+    """A Retry-After header, seconds or a date (RFC 9110 section 10.2.3); ``now`` in seconds since
+    1970."""
+    try:
+        if header is None or header.strip().isdigit():
+            return None if header is None else float(header)
+        return max(0.0, parsedate_to_datetime(header).timestamp() - now)
+    except ValueError:
+        return None
