@@ -1,83 +1,160 @@
-"""Answers to prompts from one engine in this process, with their rewards, as rows of output."""
+"""What batch_inference and evaluate share: the inputs, and running engines and rewards that turn
+units of work into rows of output."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
+from rich.console import Console
+from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.rollout_worker import request_seed
-from openrl.config.inference import InferenceSamplingFlags, RewardModelFlags
-from openrl.config.model import LoadFlags
-from openrl.config.reward import RewardFlags, bearer_token
-from openrl.config.reward_plan import RewardPlan, RewardSource
+from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
+from openrl.config.inference import InferenceSamplingFlags
+from openrl.config.placement import ParallelSizes
+from openrl.config.reward import bearer_token
+from openrl.config.reward_plan import RewardPlan, reward_plan
+from openrl.data.prompts import PromptBuilder, Report, load_prompts
+from openrl.data.tokenizer import policy_tokenizer
 from openrl.flags.dump import dump_yaml
-from openrl.inference.output import Row
+from openrl.inference.columns import column_names, rows_of
+from openrl.inference.ordered import in_order
+from openrl.inference.output import Output, Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
-from openrl.models.device import Device
+from openrl.models.device import Device, resolve_device
 from openrl.rewards.base import Reward
-from openrl.rewards.build import build_reward
-from openrl.rollout.build import sampling_of, start_engine
+from openrl.rewards.build import build_reward, check_reward_sources
+from openrl.rollout.build import check_engine_kwargs, sampling_of, start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
+from openrl.rollout.parallel import check_parallel
 from openrl.types import Group, Prompt, Sampling, Trajectory
 
+Config = BatchInferenceConfig | EvaluateConfig
+
 WIDTH = 256  # prompts that are answered or scored side by side
-HOW = frozenset(
-    [
-        "device",
-        "plugin",
-        "micro_batch_size",
-        "vllm_tensor_parallel_size",
-        "vllm_gpu_memory_utilization",
-        "vllm_max_num_seqs",
-        "vllm_max_num_batched_tokens",
-        "reward_num_workers",
-        "reward_timeout",
-        "reward_memory_gb",
-        "reward_max_retries",
-        "max_reward_failure_rate",
-    ]
-)
-"""Flags that say how an output is computed, not what stands in it: they may change when a run goes
-on."""
+# Flags that say how an output is computed, not what stands in it: they may change when a run goes
+# on.
+HOW = [
+    "device",
+    "plugin",
+    "micro_batch_size",
+    "vllm_tensor_parallel_size",
+    "vllm_gpu_memory_utilization",
+    "vllm_max_num_seqs",
+    "vllm_max_num_batched_tokens",
+    "reward_num_workers",
+    "reward_timeout",
+    "reward_memory_gb",
+    "reward_max_retries",
+    "max_reward_failure_rate",
+]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is worked on as a whole: a prompt, or the rows of one prompt that compete."""
+
+    id: str
+    position: int  # in the data
+    rows: list[Prompt]
+
+
+Work = Callable[[Unit], Awaitable[list[Row]]]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a command starts from, checked."""
+
+    device: Device
+    tokenizer: PreTrainedTokenizerBase
+    plan: RewardPlan
+    builder: PromptBuilder
+    prompts: list[Prompt]
+    reports: list[Report]
+
+
+def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs:
+    """Read tokenizer and data, try the reward functions; prompts have at most ``limit`` tokens.
+    Raises UserError."""
+    device = resolve_device(config.device)
+    sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
+    check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
+    check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    plan = reward_plan(config.reward, reward_models)
+    check_reward_sources(config.reward, plan.sources, config.debug.plugin)
+    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+    builder = PromptBuilder(config.data, config.templates, tokenizer, limit)
+    prompts, reports = load_prompts(builder, config.debug.seed)
+    return Inputs(device, tokenizer, plan, builder, prompts, reports)
+
+
+def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:
+    """Numbered, each under an id of its own: a blend may hold a row several times, the second is
+    ``id#2``."""
+    seen: dict[str, int] = {}
+    units = []
+    for position, prompts in enumerate(rows):
+        name = prompts[0].id
+        seen[name] = seen.get(name, 0) + 1
+        unique = name if seen[name] == 1 else f"{name}#{seen[name]}"
+        units.append(Unit(unique, position, prompts))
+    return units
+
+
+def settings_of(config: Config, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """The flags that decide what stands in the output, with their values."""
+    values = yaml.safe_load(dump_yaml(config))
+    return {name: value for name, value in values.items() if name not in besides.union(HOW)}
+
+
+async def work_through(
+    units: list[Unit], work: Work, output: Output | None, console: Console
+) -> AsyncIterator[list[Row]]:
+    """The rows of each unit that ``output`` does not hold yet, in order."""
+    done = output.done if output else 0
+    with output or nullcontext(), Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("prompts", total=len(units), completed=done)
+        async for rows in in_order(units[done:], work, WIDTH):
+            yield rows
+            bar.advance(task)
+
+
+@asynccontextmanager
+async def answering(
+    config: Config, inputs: Inputs, backend: str, spec: EngineSpec, n: int
+) -> AsyncIterator[Work]:
+    """Answers the prompt of a unit ``n`` times and scores the answers. They depend on the seed and
+    the unit's position, not on when a run began."""
+    agent, sampling = SingleTurn(inputs.tokenizer.decode), answer_sampling(config.sampling)
+    names = column_names(config.data)
+    async with (
+        running_reward(config, inputs) as reward,
+        running_engine(backend, spec) as engine,
+    ):
+
+        async def answer(unit: Unit, sample: int) -> Trajectory:
+            seed = request_seed(config.debug.seed, 0, unit.position, sample)
+            return await agent.run(unit.rows[0], engine.generate, replace(sampling, seed=seed))
+
+        async def work(unit: Unit) -> list[Row]:
+            answers = await asyncio.gather(*(answer(unit, sample) for sample in range(n)))
+            group = await score(reward, Group(unit.rows[0], answers))
+            return rows_of(unit.id, group, names, inputs.tokenizer)
+
+        yield work
 
 
 def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
     sampling = sampling_of(flags, flags.generate_max_len)
     return replace(sampling, temperature=0.0) if flags.greedy_sampling else sampling
-
-
-class Answering:
-    """Answers prompts ``n`` times each. A prompt's answers depend on the seed and its position, not
-    on when a run began."""
-
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        tokenizer: PreTrainedTokenizerBase,
-        sampling: Sampling,
-        n: int,
-        seed: int,
-    ) -> None:
-        self._engine, self._agent = engine, SingleTurn(tokenizer.decode)
-        self._sampling, self._n, self._seed = sampling, n, seed
-
-    async def group(self, position: int, prompt: Prompt) -> Group:
-        """The answers to one prompt, not yet scored."""
-        return Group(
-            prompt,
-            await asyncio.gather(*(self._answer(position, prompt, i) for i in range(self._n))),
-        )
-
-    async def _answer(self, position: int, prompt: Prompt, sample: int) -> Trajectory:
-        sampling = replace(self._sampling, seed=request_seed(self._seed, 0, position, sample))
-        return await self._agent.run(prompt, self._engine.generate, sampling)
 
 
 @asynccontextmanager
@@ -89,48 +166,39 @@ async def running_engine(backend: str, spec: EngineSpec) -> AsyncIterator[Rollou
         await engine.close()
 
 
-@dataclass(frozen=True)
-class RewardSetting:
-    """All that rewards are made from."""
-
-    flags: RewardFlags
-    plan: RewardPlan
-    rm: RewardModelFlags
-    load: LoadFlags
-    batch_size: int  # texts of one forward pass of a reward model
-    device: Device
-    plugins: tuple[str, ...]
-
-
-def model_source(source: RewardSource, s: RewardSetting) -> ModelScorer:
-    model = load_reward_model(
-        source.address, s.rm, s.load, s.device, normalize=s.flags.normalize_reward
-    )
-    return ModelScorer(model, batch_size=s.batch_size, name=source.name)
-
-
 @asynccontextmanager
-async def running_reward(
-    setting: RewardSetting, tokenizer: PreTrainedTokenizerBase
-) -> AsyncIterator[Reward | None]:
+async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward | None]:
     """The reward of all sources, models in this process among them; None if there is no source."""
-    s = setting
-    models = {
-        source.name: model_source(source, s) for source in s.plan.sources if source.kind == "model"
-    }
+    flags, size = config.reward, config.batch.micro_batch_size
+    models = {}
+    for source in inputs.plan.sources:
+        if source.kind == "model":
+            model = load_reward_model(
+                source.address,
+                config.rm,
+                config.model,
+                inputs.device,
+                normalize=flags.normalize_reward,
+            )
+            models[source.name] = ModelScorer(model, batch_size=size, name=source.name)
     reward = build_reward(
-        s.flags, s.plan, tokenizer, plugins=s.plugins, token=bearer_token(), models=models
+        flags,
+        inputs.plan,
+        inputs.tokenizer,
+        plugins=config.debug.plugin,
+        token=bearer_token(),
+        models=models,
     )
     try:
         yield reward
     finally:
         if reward is not None:
             await reward.close()
-        for model in models.values():
-            if model.counts.cut:
+        for scorer in models.values():
+            if scorer.counts.cut:
                 print(
-                    f"{model.name}: {model.counts.cut} of {model.counts.texts} texts lost tokens at"
-                    " the start (--max_len)"
+                    f"{scorer.name}: {scorer.counts.cut} of {scorer.counts.texts} texts lost tokens"
+                    " at the start (--max_len)"
                 )
 
 
@@ -140,65 +208,3 @@ async def score(reward: Reward | None, group: Group) -> Group:
         for trajectory, given in zip(group.trajectories, await reward.score(group), strict=True):
             trajectory.score = given
     return group
-
-
-@dataclass(frozen=True)
-class ColumnNames:
-    """Of the output."""
-
-    prompt: str
-    response: str
-    label: str
-
-
-def rows_of(
-    unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase
-) -> list[Row]:
-    """One row per answer: prompt, response without special tokens, how it ended, label and reward
-    as far as there are."""
-    return [
-        {
-            "id": unit,
-            "sample": sample,
-            names.prompt: group.prompt.text,
-            names.response: tokenizer.decode(t.response_ids, skip_special_tokens=True),
-            "finish": t.end.value,
-            "source": group.prompt.source,
-        }
-        | ({} if group.prompt.label == "" else {names.label: group.prompt.label})
-        | reward_columns(t)
-        for sample, t in enumerate(group.trajectories)
-    ]
-
-
-def reward_columns(trajectory: Trajectory) -> Row:
-    """``reward`` (null if it failed, then ``failure`` says why), ``passed`` and the reward's
-    parts."""
-    given = trajectory.score
-    if given is None:
-        return {}
-    columns: Row = {"reward": None if given.dropped else given.reward}
-    if given.failure is not None:
-        columns["failure"] = given.failure
-    if given.passed is not None:
-        columns["passed"] = given.passed
-    return columns | ({"parts": dict(given.parts)} if given.parts else {})
-
-
-def numbered(ids: list[str]) -> list[str]:
-    """The ids, each once: a blend may hold a row several times, the second is ``id#2``."""
-    seen: dict[str, int] = {}
-    unique = []
-    for name in ids:
-        seen[name] = seen.get(name, 0) + 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return unique
-
-
-def settings_of(config: Any, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The flags that decide what stands in the output, with their values."""
-    return {
-        name: value
-        for name, value in yaml.safe_load(dump_yaml(config)).items()
-        if name not in HOW | besides
-    }

@@ -3,43 +3,37 @@ goes on with."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import BatchInferenceConfig
 from openrl.config.inference import BatchTaskFlags
-from openrl.config.placement import ParallelSizes
-from openrl.config.reward_plan import RewardPlan, reward_plan
-from openrl.data.prompts import PromptBuilder, Report, load_prompts
-from openrl.data.tokenizer import policy_tokenizer
+from openrl.data.prompts import PromptBuilder
 from openrl.errors import UserError
 from openrl.inference.answering import (
-    WIDTH,
-    Answering,
-    ColumnNames,
-    RewardSetting,
-    answer_sampling,
-    numbered,
-    rows_of,
-    running_engine,
+    Inputs,
+    Unit,
+    Work,
+    answering,
+    read_inputs,
     running_reward,
     score,
     settings_of,
+    units_of,
+    work_through,
 )
-from openrl.inference.ordered import in_order
+from openrl.inference.columns import column_names, rows_of
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
-from openrl.models.device import Device, resolve_device
-from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.build import check_engine_kwargs, engine_spec
+from openrl.models.device import Device
+from openrl.rewards.build import check_prompts
+from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
-from openrl.rollout.parallel import check_parallel
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
 ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
@@ -47,54 +41,29 @@ NO_LIMIT = 2**31  # tokens of a prompt whose response is there already
 
 
 @dataclass(frozen=True)
-class Unit:
-    """What is worked on as a whole: a prompt, or the rows of one prompt that compete."""
-
-    id: str
-    position: int  # in the data
-    rows: list[Prompt]
-
-
-@dataclass(frozen=True)
 class BatchInputs:
     """What the command starts from."""
 
-    device: Device
-    tokenizer: PreTrainedTokenizerBase
-    plan: RewardPlan
+    read: Inputs
     units: list[Unit]
     output: Output
-    reports: list[Report]
 
 
 def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
-    """Read tokenizer and data, try the reward functions, look at what is done already. Raises
-    UserError."""
-    device = resolve_device(config.device)
-    sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
-    check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
-    check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    plan = reward_plan(config.reward, reward_models(config))
-    check_reward_sources(config.reward, plan.sources, config.debug.plugin)
-    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    limit = NO_LIMIT if config.task.eval_task == "rm" else config.sampling.prompt_max_len
-    builder = PromptBuilder(config.data, config.templates, tokenizer, limit)
-    prompts, reports = load_prompts(builder, config.debug.seed)
-    prompts = slice_of(prompts, config.task)
-    check_prompts(plan, prompts)
-    if config.task.eval_task == "rm":
+    """Read and check all inputs, look at what is done already. Raises UserError."""
+    task = config.task
+    limit = NO_LIMIT if task.eval_task == "rm" else config.sampling.prompt_max_len
+    read = read_inputs(config, reward_models(config), limit)
+    prompts = slice_of(read.prompts, task)
+    check_prompts(read.plan, prompts)
+    if task.eval_task == "rm":
         require_responses(prompts, config.data.output_key)
-    if config.task.enable_csft:
-        prompts = [conditioned(prompt, config.task.csft_prompt, builder) for prompt in prompts]
-    units = competing(prompts) if scores_compete(config.task) else alone(prompts)
-    settings = settings_of(config)
-    output = Output(
-        Path(config.task.output_path),
-        [unit.id for unit in units],
-        rows_per_unit(config.task),
-        settings,
-    )
-    return BatchInputs(device, tokenizer, plan, units, output, reports)
+    if task.enable_csft:
+        prompts = [conditioned(prompt, task.csft_prompt, read.builder) for prompt in prompts]
+    units = units_of(competing(prompts) if scores_compete(task) else [[p] for p in prompts])
+    ids, settings = [unit.id for unit in units], settings_of(config)
+    output = Output(Path(task.output_path), ids, rows_per_unit(task), settings)
+    return BatchInputs(read, units, output)
 
 
 def scores_compete(task: BatchTaskFlags) -> bool:
@@ -151,90 +120,54 @@ def conditioned(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
     return replace(prompt, text=text, token_ids=[*builder.templates.leading, *ids])
 
 
-def alone(prompts: list[Prompt]) -> list[Unit]:
-    ids = numbered([prompt.id for prompt in prompts])
-    return [
-        Unit(name, i, [prompt]) for i, (name, prompt) in enumerate(zip(ids, prompts, strict=True))
-    ]
-
-
-def competing(prompts: list[Prompt]) -> list[Unit]:
+def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
     """The rows of equal prompt and label together, in the order of their first."""
     found: dict[tuple[str, str], list[Prompt]] = {}
     for prompt in prompts:
         found.setdefault((prompt.text, repr(prompt.label)), []).append(prompt)
-    ids = numbered([rows[0].id for rows in found.values()])
-    return [
-        Unit(name, i, rows) for i, (name, rows) in enumerate(zip(ids, found.values(), strict=True))
-    ]
+    return list(found.values())
 
 
 async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
     """Work through the units that are not done; every one is on disk as soon as those before it
     are."""
-    console, output = Console(), inputs.output
-    for report in inputs.reports:
+    console, output, units = Console(), inputs.output, inputs.units
+    for report in inputs.read.reports:
         console.print(report.line(), highlight=False)
-    todo = inputs.units[output.done :]
     if output.done or output.removed:
-        torn = (
-            f", {output.removed} rows of a unit that was cut short are done again"
-            if output.removed
-            else ""
-        )
+        again = f", {output.removed} rows of a unit that was cut short are done again"
         console.print(
-            f"{output.path}: {output.done} of {len(inputs.units)} prompts are done{torn}",
+            f"{output.path}: {output.done} of {len(units)} prompts are done"
+            + (again if output.removed else ""),
             highlight=False,
         )
     tally = Tally()
-    if todo:
-        async with working(config, inputs) as work:
-            with output, Progress(console=console, disable=not console.is_terminal) as progress:
-                bar = progress.add_task("prompts", total=len(inputs.units), completed=output.done)
-                async for rows in in_order(todo, work, WIDTH):
-                    output.write(tally.count(rows, config))
-                    progress.advance(bar)
-    console.print(tally.line(output.path, len(todo)), highlight=False)
+    if output.done < len(units):
+        async with working(config, inputs.read) as work:
+            async for rows in work_through(units, work, output, console):
+                output.write(tally.count(rows, config))
+    console.print(tally.line(output.path, len(units) - output.done), highlight=False)
     tally.check(config.reward.max_reward_failure_rate)
 
 
 @asynccontextmanager
-async def working(
-    config: BatchInferenceConfig, inputs: BatchInputs
-) -> AsyncIterator[Callable[[Unit], Awaitable[list[Row]]]]:
+async def working(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterator[Work]:
     """What turns a unit into rows, over running engines and rewards."""
-    tokenizer, task = inputs.tokenizer, config.task
-    names = ColumnNames(
-        config.data.input_key, config.data.output_key, config.data.label_key or "label"
-    )
-    setting = RewardSetting(
-        config.reward,
-        inputs.plan,
-        config.rm,
-        config.model,
-        config.batch.micro_batch_size,
-        inputs.device,
-        config.debug.plugin,
-    )
-    async with running_reward(setting, tokenizer) as reward:
-        if task.eval_task == "rm":
-
-            async def judge(unit: Unit) -> list[Row]:
-                group = await score(reward, given_group(unit, names.response, tokenizer))
-                return rows_of(unit.id, group, names, tokenizer)
-
-            yield judge
-            return
+    if config.task.eval_task != "rm":
         backend, spec = engine_of(config, inputs.device)
-        async with running_engine(backend, spec) as engine:
-            sampling, n = answer_sampling(config.sampling), task.n_samples_per_prompt
-            answering = Answering(engine, tokenizer, sampling, n, config.debug.seed)
+        async with answering(
+            config, inputs, backend, spec, config.task.n_samples_per_prompt
+        ) as work:
+            yield work
+        return
+    names, tokenizer = column_names(config.data), inputs.tokenizer
+    async with running_reward(config, inputs) as reward:
 
-            async def answer(unit: Unit) -> list[Row]:
-                group = await score(reward, await answering.group(unit.position, unit.rows[0]))
-                return rows_of(unit.id, group, names, tokenizer)
+        async def score_given(unit: Unit) -> list[Row]:
+            group = await score(reward, given_group(unit, names.response, tokenizer))
+            return rows_of(unit.id, group, names, tokenizer)
 
-            yield answer
+        yield score_given
 
 
 def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, EngineSpec]:

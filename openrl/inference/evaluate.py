@@ -4,46 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
-from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import EvaluateConfig
-from openrl.config.placement import ParallelSizes
-from openrl.config.reward_plan import RewardPlan, reward_plan
-from openrl.data.prompts import PromptBuilder, Report, load_prompts
-from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.files import write_atomically
 from openrl.flags.dump import dump_yaml
 from openrl.inference.answering import (
-    WIDTH,
-    Answering,
-    ColumnNames,
-    RewardSetting,
-    answer_sampling,
-    numbered,
-    rows_of,
-    running_engine,
-    running_reward,
-    score,
+    Inputs,
+    Unit,
+    answering,
+    read_inputs,
     settings_of,
+    units_of,
+    work_through,
 )
 from openrl.inference.answers import maj_at, mean_at, pass_at, vote
-from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
-from openrl.models.device import Device, resolve_device
-from openrl.rewards.build import check_prompts, check_reward_sources
-from openrl.rollout.build import check_engine_kwargs, engine_spec
-from openrl.rollout.parallel import check_parallel
-from openrl.types import Prompt
+from openrl.rewards.build import check_prompts
+from openrl.rollout.build import engine_spec
 
 ALL = "all"  # the name of all data sources together
 COUNTING = frozenset({"k", "pass_threshold"})  # flags that act on answers that are there
@@ -53,42 +38,28 @@ COUNTING = frozenset({"k", "pass_threshold"})  # flags that act on answers that 
 class EvaluateInputs:
     """What the command starts from."""
 
-    device: Device
-    tokenizer: PreTrainedTokenizerBase
-    plan: RewardPlan
-    prompts: list[Prompt]
-    ids: list[str]
+    read: Inputs
+    units: list[Unit]
     output: Output | None
-    reports: list[Report]
 
 
 def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
-    """Read tokenizer and data, try the reward functions. Raises UserError."""
-    device = resolve_device(config.device)
-    sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
-    check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
-    check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    plan = reward_plan(config.reward, config.rm.reward_pretrain)
-    check_reward_sources(config.reward, plan.sources, config.debug.plugin)
-    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    builder = PromptBuilder(
-        config.data, config.templates, tokenizer, config.sampling.prompt_max_len
-    )
-    prompts, reports = load_prompts(builder, config.debug.seed)
-    check_prompts(plan, prompts)
-    ids = numbered([prompt.id for prompt in prompts])
+    """Read and check all inputs, look at what is done already. Raises UserError."""
+    read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
+    check_prompts(read.plan, read.prompts)
+    units = units_of([prompt] for prompt in read.prompts)
     output = None
     if config.evaluate.output_path is not None:
-        settings = settings_of(config, COUNTING)
         path = Path(config.evaluate.output_path).with_suffix(".jsonl")
+        ids, settings = [unit.id for unit in units], settings_of(config, COUNTING)
         output = Output(path, ids, config.evaluate.n_samples_per_prompt, settings)
-    return EvaluateInputs(device, tokenizer, plan, prompts, ids, output, reports)
+    return EvaluateInputs(read, units, output)
 
 
 async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
     """Answer, score, count; print the table, write the figures."""
     console = Console()
-    for report in inputs.reports:
+    for report in inputs.read.reports:
         console.print(report.line(), highlight=False)
     rows = await answer_all(config, inputs, console)
     figures = summarise(rows, ks(config), config.evaluate.pass_threshold, config.data.output_key)
@@ -120,48 +91,18 @@ async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None
 
 async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Console) -> list[Row]:
     """The rows of all answers, those of an earlier run included."""
-    rows = list(inputs.output.kept) if inputs.output else []
-    done = inputs.output.done if inputs.output else 0
-    if done == len(inputs.prompts):
+    output, n = inputs.output, config.evaluate.n_samples_per_prompt
+    rows = list(output.kept) if output else []
+    if output and output.done == len(inputs.units):
         return rows
-    names = ColumnNames(
-        config.data.input_key, config.data.output_key, config.data.label_key or "label"
-    )
-    setting = RewardSetting(
-        config.reward,
-        inputs.plan,
-        config.rm,
-        config.model,
-        config.batch.micro_batch_size,
-        inputs.device,
-        config.debug.plugin,
-    )
-    spec = engine_spec(
-        config.model, config.engine, config.sampling.lengths.both, config.debug, inputs.device
-    )
-    async with (
-        running_reward(setting, inputs.tokenizer) as reward,
-        running_engine(config.engine.rollout_backend, spec) as engine,
-    ):
-        n = config.evaluate.n_samples_per_prompt
-        answering = Answering(
-            engine, inputs.tokenizer, answer_sampling(config.sampling), n, config.debug.seed
-        )
-
-        async def work(position: int) -> list[Row]:
-            group = await score(reward, await answering.group(position, inputs.prompts[position]))
-            return rows_of(inputs.ids[position], group, names, inputs.tokenizer)
-
-        with (
-            inputs.output or nullcontext(),
-            Progress(console=console, disable=not console.is_terminal) as progress,
-        ):
-            bar = progress.add_task("prompts", total=len(inputs.prompts), completed=done)
-            async for of_prompt in in_order(range(done, len(inputs.prompts)), work, WIDTH):
-                if inputs.output:
-                    inputs.output.write(of_prompt)
-                rows += of_prompt
-                progress.advance(bar)
+    longest, device = config.sampling.lengths.both, inputs.read.device
+    spec = engine_spec(config.model, config.engine, longest, config.debug, device)
+    backend = config.engine.rollout_backend
+    async with answering(config, inputs.read, backend, spec, n) as work:
+        async for of_prompt in work_through(inputs.units, work, output, console):
+            if output:
+                output.write(of_prompt)
+            rows += of_prompt
     return rows
 
 

@@ -10,9 +10,12 @@ EasyR1      ``compute_score(reward_inputs)``, a list of dicts in and out, or wit
             parameter ``reward_input``) one dict at a time. Earlier: ``predicts, ground_truths``;
             ``predict, ground_truth``.
 verl        ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one answer at a time, coroutine or
-            not; batched ``data_sources, solution_strs, ground_truths, extra_infos``.
+            not; batched ``data_sources, solution_strs, ground_truths, extra_infos``. Its own checks of mathematics
+            call the answer ``predict_str`` or ``model_output``.
+TRL         ``reward_func(completions, **kwargs)``, lists in, a list of numbers out; what it names or takes by
+            ``**kwargs``: prompts, completion_ids, the columns of the data. Answers are texts, never messages.
 
-EasyR1 and verl hand over answers without special tokens, and so does this module for theirs.
+EasyR1, verl and TRL hand over answers without special tokens, and so does this module for theirs.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from openrl.rewards.reward_rows import RewardRows
@@ -28,33 +31,41 @@ from openrl.rewards.reward_rows import RewardRows
 Function = Callable[..., Any]
 VERDICTS = ("acc", "accuracy_normalized", "accuracy")
 """Keys of a row's dict that say whether the answer is right, if in [0, 1]; the first one counts."""
-VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-VERL_BATCHED = ("data_sources", "solution_strs", "ground_truths", "extra_infos")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to call a reward function. ``mark`` is the parameter it is known by."""
+    """One way to call a reward function, known by the first of its parameters."""
 
     system: str
-    mark: str
-    arguments: Callable[
-        [RewardRows], dict[str, Any]
-    ]  # everything that the function may take, by name
-    always: tuple[str, ...]  # what it gets if it takes **kwargs
-    reward: str = (
-        ""  # key of the reward in a row's dict; empty: the values are the protocol's already
-    )
-    by_row: bool = False  # takes one answer, and arguments are those of the first
+    parameters: Mapping[str, str]  # name -> the column of ``columns`` that it takes
+    always: tuple[str, ...] = ()  # what it gets if it takes **kwargs
+    # key of the reward in a row's dict; empty: the values are the protocol's already
+    reward: str = ""
+    by_row: bool = False  # takes one answer, not lists
+    takes_data: bool = False  # and the columns of the data by their names
+
+    @property
+    def mark(self) -> str:
+        return next(iter(self.parameters))
+
+    def arguments(self, rows: RewardRows) -> dict[str, Any]:
+        """Everything that the function may take, by name."""
+        found = columns(rows)
+        given = {name: found[column] for name, column in self.parameters.items()}
+        if self.by_row:
+            return {name: column[0] for name, column in given.items()}
+        if self.takes_data:
+            keys = {key for meta in rows.metas for key in meta}
+            free = [key for key in keys if self.parameters.get(key, "labels") == "labels"]
+            given |= {key: [meta.get(key) for meta in rows.metas] for key in free}
+        return given
 
 
-def _openrlhf(rows: RewardRows) -> dict[str, Any]:
-    return {f: getattr(rows, f) for f in RewardRows.__dataclass_fields__}
-
-
-def _easyr1_inputs(rows: RewardRows) -> list[dict[str, Any]]:
-    """Their three keys, the prompt, and the other columns of the data."""
-    return [
+def columns(rows: RewardRows) -> dict[str, list[Any]]:
+    """Those of the rows, and ``inputs`` (EasyR1's dicts: their three keys, the prompt, the other
+    columns of the data) and ``infos`` (verl's extra_info: the column of that name, else all)."""
+    inputs = [
         meta
         | {
             "prompt": prompt,
@@ -66,56 +77,42 @@ def _easyr1_inputs(rows: RewardRows) -> list[dict[str, Any]]:
             rows.metas, rows.prompts, rows.texts, rows.token_ids, rows.labels, strict=True
         )
     ]
-
-
-def _verl(rows: RewardRows) -> dict[str, Any]:
-    """``extra_info`` is the column of that name if the data has one, else all its other columns."""
     infos = [meta.get("extra_info", meta) for meta in rows.metas]
-    return dict(zip(VERL_BATCHED, (rows.sources, rows.texts, rows.labels, infos), strict=True))
+    return vars(rows) | {"inputs": inputs, "infos": infos}
 
 
-def _verl_one(rows: RewardRows) -> dict[str, Any]:
-    return {one: _verl(rows)[many][0] for one, many in zip(VERL, VERL_BATCHED, strict=True)}
-
-
+_OPENRLHF = {field.name: field.name for field in fields(RewardRows)}
+_VERL_MANY = {
+    "solution_strs": "texts",
+    "ground_truths": "labels",
+    "data_sources": "sources",
+    "extra_infos": "infos",
+}
+_VERL = {name[:-1]: column for name, column in _VERL_MANY.items()}
+_TRL = {"completions": "texts", "prompts": "prompts", "completion_ids": "token_ids"}
+_TRL |= {"ground_truth": "labels", "answer": "labels", "solution": "labels"}
 SIGNATURES = (
-    Signature("OpenRLHF", "queries", _openrlhf, ("queries", "prompts", "labels")),
+    Signature("OpenRLHF", _OPENRLHF, always=("queries", "prompts", "labels")),
+    Signature("EasyR1", {"reward_inputs": "inputs"}, reward="overall"),
+    Signature("EasyR1", {"reward_input": "inputs"}, reward="overall", by_row=True),
+    Signature("EasyR1", {"predicts": "texts", "ground_truths": "labels"}, reward="overall"),
     Signature(
-        "EasyR1",
-        "reward_inputs",
-        lambda rows: {"reward_inputs": _easyr1_inputs(rows)},
-        (),
-        "overall",
+        "EasyR1", {"predict": "texts", "ground_truth": "labels"}, reward="overall", by_row=True
+    ),
+    Signature("verl", _VERL_MANY, tuple(_VERL_MANY), "score"),
+    Signature("verl", _VERL, tuple(_VERL), "score", by_row=True),
+    Signature(
+        "verl", {"predict_str": "texts", "ground_truth": "labels"}, reward="score", by_row=True
     ),
     Signature(
-        "EasyR1",
-        "reward_input",
-        lambda rows: {"reward_input": _easyr1_inputs(rows)[0]},
-        (),
-        "overall",
-        True,
+        "verl", {"model_output": "texts", "ground_truth": "labels"}, reward="score", by_row=True
     ),
-    Signature(
-        "EasyR1",
-        "predicts",
-        lambda r: {"predicts": r.texts, "ground_truths": r.labels},
-        (),
-        "overall",
-    ),
-    Signature(
-        "EasyR1",
-        "predict",
-        lambda r: {"predict": r.texts[0], "ground_truth": r.labels[0]},
-        (),
-        "overall",
-        True,
-    ),
-    Signature("verl", "solution_strs", _verl, VERL_BATCHED, "score"),
-    Signature("verl", "solution_str", _verl_one, VERL, "score", True),
+    Signature("TRL", _TRL, tuple(_TRL), takes_data=True),
 )
 KNOWN = (
-    "reward_func(queries, prompts, labels, **kwargs), compute_score(reward_inputs) or "
-    "compute_score(data_source, solution_str, ground_truth, extra_info)"
+    "reward_func(queries, prompts, labels, **kwargs), compute_score(reward_inputs), "
+    "compute_score(data_source, solution_str, ground_truth, extra_info) or "
+    "reward_func(completions, **kwargs)"
 )
 
 
@@ -134,8 +131,9 @@ class Scorer:
 
     def __call__(self, rows: RewardRows) -> Any:
         """Values for the rows, one row if ``by_row``; whatever the function raises."""
-        offered, taken = self.signature.arguments(rows), parameters(self.function)
-        names = set(taken) | (set(self.signature.always) if takes_any(self.function) else set())
+        offered, names = self.signature.arguments(rows), set(parameters(self.function))
+        if takes_any(self.function):
+            names |= set(offered) if self.signature.takes_data else set(self.signature.always)
         arguments = {name: value for name, value in offered.items() if name in names}
         values = self.function(**arguments, **self.kwargs)
         values = plain(asyncio.run(_finish(values)) if inspect.isawaitable(values) else values)
@@ -158,15 +156,7 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
     if signature is None:
         raise TypeError(f"its parameters are ({', '.join(taken)}); known are {KNOWN}")
     if reward_type == "sequential" and signature.mark == "reward_inputs":
-        one = next(s for s in SIGNATURES if s.mark == "reward_input")
-        signature = Signature(
-            one.system,
-            "reward_inputs",
-            lambda r: {"reward_inputs": _easyr1_inputs(r)[0]},
-            (),
-            one.reward,
-            True,
-        )
+        signature = replace(signature, by_row=True)
     offered = set(signature.arguments(_ONE_ROW))
     if unknown := [
         name
@@ -174,9 +164,13 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
         if name in offered or (name not in taken and not takes_any(function))
     ]:
         raise TypeError(f"it takes no keyword argument {', '.join(unknown)} (--reward_func_kwargs)")
-    if missing := [
-        n for n, p in taken.items() if p.default is p.empty and n not in offered and n not in kwargs
-    ]:
+    if not signature.takes_data and (
+        missing := [
+            n
+            for n, p in taken.items()
+            if p.default is p.empty and n not in offered and n not in kwargs
+        ]
+    ):
         raise TypeError(f"it needs {', '.join(missing)}: give them by --reward_func_kwargs")
     return Scorer(function, signature, kwargs, together=reward_type == "group")
 

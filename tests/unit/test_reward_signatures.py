@@ -124,11 +124,39 @@ VERL_BATCHED = """
 def compute_score(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
     return [float(s.strip() == g) for s, g in zip(solution_strs, ground_truths, strict=True)]
 """
+VERL_GEO3K = """
+def compute_score(predict_str: str, ground_truth: str, use_boxed: bool = True, format_score: float = 0.1) -> float:
+    return (1.0 - format_score) * (predict_str.strip() == ground_truth) + format_score * 1.0
+"""
+VERL_PRIME_MATH = """
+def compute_score(model_output: str, ground_truth: str):
+    correct = model_output.strip() == ground_truth
+    return correct, True, model_output  # the first counts
+"""
+
+# -- TRL: columns by their names
+# -------------------------------------------------------------------------
+
+TRL = """
+def accuracy_reward(completions, solution, level, **kwargs):
+    assert set(kwargs) == {"prompts", "completion_ids", "ground_truth", "answer", "extra_info"}, kwargs
+    assert all(isinstance(ids, list) for ids in kwargs["completion_ids"])
+    return [float(c.strip() == s) + l for c, s, l in zip(completions, solution, level, strict=True)]
+"""
+
+
+def test_trl(tmp_path):
+    (tmp_path / "theirs.py").write_text(TRL)
+    made = group("2", "3", prompt="1+1=", label="2", meta={"level": 0.5, "extra_info": {}})
+    scores = score(f"{tmp_path}/theirs.py:accuracy_reward", made)[0]
+    assert scores == [Score(1.5), Score(0.5)]
 
 
 @pytest.mark.parametrize(
     ("code", "kwargs", "expected"),
     [
+        (VERL_GEO3K, {}, [Score(1.0), Score(0.1)]),
+        (VERL_PRIME_MATH, {}, [Score(1.0), Score(0.0)]),
         (EASYR1_BATCH, {}, [Score(1.0, 1.0, {"format": 1.0, "accuracy": 1.0}),
                             Score(0.1, 0.0, {"format": 1.0, "accuracy": 0.0})]),
         (EASYR1_BATCH, {"format_weight": 0.5}, [Score(1.0, 1.0, {"format": 1.0, "accuracy": 1.0}),

@@ -1,0 +1,58 @@
+"""Trajectories as rows of output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config.inference import EvaluateDataFlags
+from openrl.inference.output import Row
+from openrl.types import Group, Trajectory
+
+
+@dataclass(frozen=True)
+class ColumnNames:
+    """Of the output."""
+
+    prompt: str
+    response: str
+    label: str
+
+
+def column_names(flags: EvaluateDataFlags) -> ColumnNames:
+    return ColumnNames(flags.input_key, flags.output_key, flags.label_key or "label")
+
+
+def rows_of(
+    unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase
+) -> list[Row]:
+    """One row per answer: prompt, response without special tokens, how it ended, label and reward
+    as far as there are."""
+    return [
+        {
+            "id": unit,
+            "sample": sample,
+            names.prompt: group.prompt.text,
+            names.response: tokenizer.decode(t.response_ids, skip_special_tokens=True),
+            "finish": t.end.value,
+            "source": group.prompt.source,
+        }
+        | ({} if group.prompt.label == "" else {names.label: group.prompt.label})
+        | reward_columns(t)
+        for sample, t in enumerate(group.trajectories)
+    ]
+
+
+def reward_columns(trajectory: Trajectory) -> Row:
+    """``reward`` (null if it failed, then ``failure`` says why), ``passed`` and the reward's
+    parts."""
+    given = trajectory.score
+    if given is None:
+        return {}
+    columns: Row = {"reward": None if given.dropped else given.reward}
+    if given.failure is not None:
+        columns["failure"] = given.failure
+    if given.passed is not None:
+        columns["passed"] = given.passed
+    return columns | ({"parts": dict(given.parts)} if given.parts else {})
