@@ -37,10 +37,14 @@ class RoleRequest:
 
 
 def role_requests(
-    placement: PlacementFlags, hybrid: HybridFlags, engine: EngineFlags, roles: Iterable[str]
+    placement: PlacementFlags,
+    hybrid: HybridFlags,
+    engine: EngineFlags,
+    roles: Iterable[str],
+    engines_apart: bool = False,
 ) -> list[RoleRequest]:
     """Requests of the named model roles by their flags, None meaning "as the actor"; then the
-    engines."""
+    engines, which share no place with models if they are ``engines_apart``."""
     roles, sizes = list(roles), parallel_sizes(engine)
     if places := explicit_places(placement):
         told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
@@ -48,7 +52,7 @@ def role_requests(
             *told,
             RoleRequest(ENGINES, 1, len(places[ENGINES]), places=places[ENGINES], sizes=sizes),
         ]
-    follows = leaders(hybrid, roles)
+    follows = leaders(hybrid, roles, engines_apart)
     requests = []
     for role in roles:
         nodes = getattr(placement, f"{FLAG_NAMES[role]}_num_nodes")

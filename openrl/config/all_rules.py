@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from openrl.config.rules import (  # noqa: F401
+    asynchrony,
     batches,
     deepspeed,
     engines,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.config.asynchrony import AsyncFlags
 from openrl.config.conditions import CRITIC
 from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
 from openrl.config.data import (
@@ -98,6 +99,7 @@ class PPOConfig:
     device: DeviceFlags = part(DeviceFlags)
     engine: EngineFlags = part(EngineFlags)
     collecting: CollectFlags = part(CollectFlags)
+    asynchrony: AsyncFlags = part(AsyncFlags)
     sampling: SamplingFlags = part(SamplingFlags)
     batch: RolloutBatchFlags = part(RolloutBatchFlags)
     packing: SharedPackingFlags = part(SharedPackingFlags)

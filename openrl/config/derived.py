@@ -4,6 +4,7 @@ knows is an argument."""
 from __future__ import annotations
 
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,36 @@ def samples_per_step(batch: RolloutBatchFlags) -> int:
 def optimizer_steps_per_rollout(batch: RolloutBatchFlags) -> int:
     """Optimizer steps that one rollout is cut into, over all epochs."""
     return -(-samples_per_step(batch) // batch.train_batch_size) * batch.max_epochs
+
+
+def prompts_running(config: PPOConfig) -> int:
+    """Prompts that run or are complete at a time, for one training step."""
+    size = config.collecting.vllm_generate_batch_size
+    return size or math.ceil(config.asynchrony.oversample_ratio * config.batch.rollout_batch_size)
+
+
+def steps_ahead(config: PPOConfig) -> int:
+    """Training steps that generation may run ahead of training."""
+    return config.asynchrony.async_queue_size if config.asynchrony.async_train else 0
+
+
+def rollout_capacity(config: PPOConfig) -> int:
+    """Prompts that run, or wait to be trained on, at most."""
+    wanted = config.batch.rollout_batch_size
+    return steps_ahead(config) * wanted + max(prompts_running(config), wanted)
+
+
+def carries_over(config: PPOConfig) -> bool:
+    """Whether what is unfinished when a training step has its groups goes on in a later one."""
+    return config.asynchrony.partial_rollout or config.asynchrony.async_train
+
+
+def max_staleness(config: PPOConfig) -> int:
+    """Most weight syncs between the sampling of a token and its optimizer step."""
+    asked = config.asynchrony.max_staleness
+    if asked is None or not carries_over(config):
+        return steps_ahead(config) or int(config.asynchrony.partial_rollout)
+    return asked
 
 
 def total_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:

@@ -50,15 +50,20 @@ def parallel_sizes(flags: EngineFlags) -> ParallelSizes:
     )
 
 
-def leaders(flags: HybridFlags, roles: Iterable[str]) -> dict[str, str]:
-    """Role -> the role whose places it takes; roles with places of their own are absent."""
+def leaders(
+    flags: HybridFlags, roles: Iterable[str], engines_apart: bool = False
+) -> dict[str, str]:
+    """Role -> the role whose places it takes; roles with places of their own are absent.
+
+    ``engines_apart``: --colocate_all_models means the models alone."""
     followers: dict[str, str] = {}
     if flags.colocate_actor_ref:
         followers["reference"] = "actor"
     if flags.colocate_critic_reward:
         followers["reward"] = "critic"
     if flags.colocate_all_models:
-        followers = dict.fromkeys(("critic", "reference", "reward", ENGINES), "actor")
+        followers = dict.fromkeys(("critic", "reference", "reward"), "actor")
+        followers |= {} if engines_apart else {ENGINES: "actor"}
     present = {*roles, ENGINES}
     return {role: leader for role, leader in followers.items() if {role, leader} <= present}
 
@@ -131,4 +136,5 @@ def roles_on_shared_places(config: PPOConfig) -> set[str]:
             for r, own in places.items()
             if any(r != o and {*own} & {*theirs} for o, theirs in places.items())
         }
-    return {role for pair in leaders(config.hybrid, roles).items() for role in pair}
+    pairs = leaders(config.hybrid, roles, config.asynchrony.async_train).items()
+    return {role for pair in pairs for role in pair}

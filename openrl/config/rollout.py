@@ -114,7 +114,9 @@ class RankFlags(ClusterFlags):
 
 @group("Hybrid engine")
 class HybridFlags:
-    colocate_all_models: bool = flag(False, "All models and the engines share the same GPUs.")
+    colocate_all_models: bool = flag(
+        False, "All models and the engines share the same GPUs; with --async_train all models."
+    )
     colocate_actor_ref: bool = flag(
         False, "Actor and reference share GPUs.", only_if=(REFERENCE, SECOND_REFERENCE)
     )

@@ -49,7 +49,9 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     ranks."""
     models = role_models(config)
     plan = plan_placement(
-        role_requests(config.placement, config.hybrid, config.engine, models),
+        role_requests(
+            config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
+        ),
         inputs.device,
         [this_machine()],
     )

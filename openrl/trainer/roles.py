@@ -218,7 +218,9 @@ async def start_roles(
     Where anything sleeps, roles start one after the other, and each goes to sleep before the next
     one needs its room."""
     models = role_models(config)
-    requests = role_requests(config.placement, config.hybrid, config.engine, models)
+    requests = role_requests(
+        config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
+    )
     with stage("start"):
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}

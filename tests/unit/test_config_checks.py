@@ -250,7 +250,7 @@ def unused(words: str) -> set[str]:
         (
             "",
             "--eval_steps -1 --eval_split test --eval_before_train --eval_n_samples_per_prompt 2"
-            " --eval_temperature 0 --eval_only --best_metric_key none",
+            " --eval_temperature 0 --best_metric_key none",
         ),
         (
             "--rollout_backend hf",

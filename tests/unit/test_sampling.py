@@ -59,8 +59,6 @@ def test_what_engines_are_asked_for():
     [
         ("--max_len 64 --generate_max_len 64", "generate_max_len, --max_len", "leave no room"),
         ("--max_len 64 --prompt_max_len 70", "prompt_max_len, --max_len", "leave no room"),
-        ("--eval_only --eval_dataset e --eval_steps 2", "eval_steps, --eval_only", "evaluates once and ends"),
-        ("--eval_only", "eval_only", "nothing is evaluated without --eval_dataset"),
         ("--vllm_generate_batch_size 64", "vllm_generate_batch_size, --rollout_batch_size", "do not fill a rollout"),
         ("--vllm_generate_batch_size 2048 --rollout_scheduler batch", "vllm_generate_batch_size, --rollout_scheduler",
          "none is left over"),

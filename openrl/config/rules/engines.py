@@ -83,10 +83,8 @@ def experts_have_several_places(config: PPOConfig, given: frozenset[str]) -> Ite
 @check(PPOConfig)
 def rollouts_are_filled(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
-    if running is None or running == wanted:
-        return
     name = "vllm_generate_batch_size"
-    if running < wanted and not config.filtering.dynamic_filtering:
+    if running is not None and running < wanted and not config.filtering.dynamic_filtering:
         message = (
             f"{running} prompts do not fill a rollout of {wanted}, and nothing asks for more rounds"
         )
@@ -95,21 +93,6 @@ def rollouts_are_filled(config: PPOConfig, given: frozenset[str]) -> Iterator[Pr
             message,
             f"--dynamic_filtering, or --{name} {wanted} or more",
         )
-    if running > wanted and config.collecting.rollout_scheduler == "batch":
-        yield Problem(
-            (name, "rollout_scheduler"),
-            "batch waits for every group: none is left over",
-            "leave one out",
-        )
-    if running > wanted and config.debug.full_determinism:
-        message = "which groups are given up follows from how fast they are"
-        yield Problem((name, "full_determinism"), message, f"leave --{name} out")
-    elif running > wanted and config.collecting.rollout_scheduler == "stream":
-        message = (
-            "the slowest groups are given up, which are those with the longest answers: short ones"
-            " are learnt from"
-        )
-        yield Problem((name,), message, "leave it out where length matters", fatal=False)
 
 
 @check(PPOConfig)
@@ -171,23 +154,6 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -
             (flag,),
             f"the engine samples in {coarse}, the trainer computes in {ours}: their log-probs drift"
             " apart",
-            "--enable_vllm_is_correction",
-            fatal=False,
-        )
-
-
-@check(PPOConfig)
-def older_rollouts_are_corrected(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
-    interval, correction = config.engine.weight_sync_interval, config.correction
-    if (
-        interval > 1
-        and not correction.enable_vllm_is_correction
-        and correction.skip_old_logprob != "always"
-    ):
-        yield Problem(
-            ("weight_sync_interval",),
-            f"rollouts come from weights up to {interval - 1} steps old, and nothing corrects"
-            " for it",
             "--enable_vllm_is_correction",
             fatal=False,
         )

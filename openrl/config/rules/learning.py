@@ -346,6 +346,10 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
 def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
     evaluation = config.evaluation
     if evaluation.eval_dataset is None:
+        if evaluation.eval_only:
+            yield Problem(
+                ("eval_only", "eval_dataset"), "there is nothing to evaluate", "--eval_dataset FILE"
+            )
         return
     if (
         evaluation.eval_steps == -1

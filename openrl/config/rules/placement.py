@@ -87,7 +87,8 @@ def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Itera
     with."""
     if config.placement.placement is not None:
         return
-    for role, leader in leaders(config.hybrid, model_roles(config)).items():
+    apart = config.asynchrony.async_train
+    for role, leader in leaders(config.hybrid, model_roles(config), apart).items():
         if role == ENGINES:
             yield from engines_match(config, actor_world(config.placement, config.device.device))
             continue
@@ -106,5 +107,6 @@ def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Itera
 def engines_match(config: PPOConfig, world: int | None) -> Iterator[Problem]:
     """Engines that share the actor's places fill them; asked again where only the cluster knows the
     actor's ranks."""
-    if world is not None and config.hybrid.colocate_all_models:
+    apart = config.asynchrony.async_train
+    if world is not None and config.hybrid.colocate_all_models and not apart:
         yield from _engines_fill(config, world, ("colocate_all_models",))

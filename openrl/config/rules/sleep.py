@@ -15,7 +15,8 @@ SHARE = "--colocate_all_models, or the same places in --placement"
 @check(PPOConfig)
 def who_sleeps_shares_places(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
-    if hybrid.vllm_enable_sleep and ENGINES not in shared:
+    apart = config.asynchrony.async_train  # a rule of its own says that they do not sleep
+    if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
         yield Problem(
             ("vllm_enable_sleep",),
             "the engines share no place: nobody could use what they free",

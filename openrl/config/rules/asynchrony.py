@@ -1,0 +1,127 @@
+"""Rules of rollouts that outlive a training step, or run beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.config.commands import PPOConfig
+from openrl.config.derived import carries_over, max_staleness, prompts_running
+from openrl.config.placement import ENGINES, roles_on_shared_places
+from openrl.flags.checks import Problem, check
+
+Problems = Iterator[Problem]
+Given = frozenset[str]
+
+
+@check(PPOConfig)
+def engines_of_their_own_generate_ahead(config: PPOConfig, given: Given) -> Problems:
+    if not config.asynchrony.async_train:
+        return
+    if ENGINES in roles_on_shared_places(config):
+        yield Problem(
+            ("async_train", "placement"),
+            "engines that generate while models train share no place with them",
+            '--placement "actor=0-3;vllm=4-7"',
+        )
+    if config.hybrid.vllm_enable_sleep:
+        yield Problem(
+            ("async_train", "vllm_enable_sleep"),
+            "engines that generate while models train never sleep",
+            "leave --vllm_enable_sleep out",
+        )
+
+
+@check(PPOConfig)
+def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems:
+    flags = config.asynchrony
+    if not flags.partial_rollout:
+        return
+    if max_staleness(config) == 0:
+        yield Problem(
+            ("partial_rollout", "max_staleness"),
+            "an answer that goes on under new weights began under older ones",
+            "--max_staleness 1",
+        )
+    if not config.collecting.expand_n_samples:
+        yield Problem(
+            ("partial_rollout", "expand_n_samples"),
+            "answers are interrupted one by one, so each needs a request of its own",
+            "leave --no_expand_n_samples out",
+        )
+    if flags.partial_rollout_cache == "keep":
+        yield Problem(
+            ("partial_rollout_cache",),
+            "the trainer cannot compute log-probs of two models mixed: ratios are biased",
+            "--partial_rollout_cache refill",
+            fatal=False,
+        )
+
+
+@check(PPOConfig)
+def one_number_of_running_prompts(config: PPOConfig, given: Given) -> Problems:
+    flags = ("oversample_ratio", "vllm_generate_batch_size")
+    size = config.collecting.vllm_generate_batch_size
+    if config.asynchrony.oversample_ratio > 1 and size is not None:
+        yield Problem(flags, "two numbers of prompts that run at a time", "leave one out")
+
+
+@check(PPOConfig)
+def groups_that_are_left_over_have_a_scheduler(config: PPOConfig, given: Given) -> Problems:
+    users = off_policy_flags(config)
+    if users and config.collecting.rollout_scheduler == "batch":
+        yield Problem(
+            (*users, "rollout_scheduler"),
+            "batch waits for every group: none is left over",
+            "--rollout_scheduler stream",
+        )
+
+
+@check(PPOConfig)
+def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Problems:
+    """What is trained on must not follow from how fast engines are."""
+    in_step = config.asynchrony.async_train and max_staleness(config) == 0
+    users = [name for name in off_policy_flags(config) if not (in_step and name == "async_train")]
+    if users and config.debug.full_determinism:
+        fix = "--max_staleness 0" if users == ["async_train"] else "leave one out"
+        message = "which weights sample an answer follows from how fast engines are"
+        yield Problem((*users, "full_determinism"), message, fix)
+
+
+@check(PPOConfig)
+def long_answers_are_not_given_up(config: PPOConfig, given: Given) -> Problems:
+    surplus = off_policy_flags(config)
+    refused = config.debug.full_determinism or config.collecting.rollout_scheduler == "batch"
+    if surplus and not carries_over(config) and not refused:
+        message = (
+            "the slowest groups are given up, which are those with the longest answers: short ones"
+            " are learnt from"
+        )
+        yield Problem((*surplus,), message, "--partial_rollout: they go on", fatal=False)
+
+
+@check(PPOConfig)
+def older_rollouts_are_corrected(config: PPOConfig, given: Given) -> Problems:
+    correction, interval = config.correction, config.engine.weight_sync_interval
+    age = max_staleness(config) * interval + interval - 1
+    if age and not correction.enable_vllm_is_correction and correction.skip_old_logprob != "always":
+        names = [n for n in ("async_train", "partial_rollout") if getattr(config.asynchrony, n)]
+        yield Problem(
+            (*names, *(["weight_sync_interval"] if interval > 1 else [])),
+            f"rollouts come from weights up to {age} steps old, and nothing corrects for it",
+            "--enable_vllm_is_correction",
+            fatal=False,
+        )
+
+
+def off_policy_flags(config: PPOConfig) -> list[str]:
+    """The flags in use by which more runs, or earlier, than a step is trained on."""
+    flags = config.asynchrony
+    surplus = prompts_running(config) > config.batch.rollout_batch_size
+    by_size = config.collecting.vllm_generate_batch_size is not None
+    asked = {
+        "async_train": flags.async_train,
+        "partial_rollout": flags.partial_rollout,
+        "oversample_ratio": surplus and not by_size,
+        "vllm_generate_batch_size": surplus and by_size,
+    }
+    return [name for name, used in asked.items() if used]
