@@ -55,8 +55,7 @@ def reward_func(queries, prompts, labels, responses, **kwargs):
     return [sum(c.isdigit() for c in text) / len(text) for text in responses]
 '''
 
-# -- the pipeline's side
-# ------------------------------------------------------------------------------
+# -- the pipeline's side ---------------------------------------------------------------------------
 
 
 def config_of(
@@ -182,8 +181,7 @@ def _listen(side: Side) -> None:
     side.trainer.pipeline.generate, side.trainer.trackers.log = generating, logging  # type: ignore[method-assign]
 
 
-# -- pairs
-# --------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -255,8 +253,7 @@ async def run(
         loop.close()
 
 
-# -- report
-# -------------------------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------------
 
 
 def report(pairs: list[Pair], args: argparse.Namespace, quiet: str) -> str:

@@ -78,8 +78,7 @@ def digits(texts: list[str]) -> list[float]:
     return [sum(c.isdigit() for c in text) / max(len(text), 1) for text in texts]
 
 
-# -- TRL
-# ----------------------------------------------------------------------------------------------
+# -- TRL -------------------------------------------------------------------------------------------
 
 
 def trl_settings(work: Work, folder: str) -> Any:
@@ -155,8 +154,7 @@ def serve_trl(connection: Connection, work: Work) -> None:
         trainer.train()
 
 
-# -- pairs
-# --------------------------------------------------------------------------------------------
+# -- pairs -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -228,8 +226,7 @@ async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -
         trl.close()
 
 
-# -- report
-# -------------------------------------------------------------------------------------------
+# -- report ----------------------------------------------------------------------------------------
 
 
 def report(pairs: list[Pair], args: argparse.Namespace, parameters: int, quiet: str) -> str:

@@ -159,6 +159,8 @@ class Trajectory:
     turns: int = 1
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    replays: int = 0  # times that it was played again because the infrastructure had failed
+    failure: str | None = None  # what failed at last, in words
 
     @property
     def response_length(self) -> int:

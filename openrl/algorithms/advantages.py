@@ -109,8 +109,7 @@ def gae(batch: ExperienceBatch, options: GAEOptions) -> tuple[Tensor, Tensor]:
     return advantages, (advantages + values).masked_fill(~mask, 0)
 
 
-# -- baselines that are choices of --reward_norm_mean and --reward_norm_std
-# --------------------------------
+# -- baselines that are choices of --reward_norm_mean and --reward_norm_std ------------------------
 
 _GROUP_MEAN = {"reward_norm_mean": "group"}
 _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
@@ -162,8 +161,7 @@ for _name in ("reinforce", "reinforce_pp"):
         _name, options=DiscountOptions, suggests={"whiten_advantages": True}
     )(from_tokens(reinforce))
 
-# -- baselines of their own
-# ------------------------------------------------------------------------------
+# -- baselines of their own ------------------------------------------------------------------------
 
 
 @advantage_estimators.register("rloo", needs=("siblings", "no_reward_norm"))
@@ -256,8 +254,7 @@ def gdpo(batch: ExperienceBatch, options: PartOptions) -> Tensor:
     return total
 
 
-# -- turns and steps of agents
-# -----------------------------------------------------------------------------
+# -- turns and steps of agents ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

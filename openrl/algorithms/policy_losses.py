@@ -104,8 +104,7 @@ def clipped_surrogate(
     return TokenLosses(losses, metrics)
 
 
-# -- clipped surrogates of coarser ratios
-# -----------------------------------------------------------------------
+# -- clipped surrogates of coarser ratios ----------------------------------------------------------
 
 
 @policy_losses.register(
@@ -167,8 +166,7 @@ def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     )
 
 
-# -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's
-# -------------------------------
+# -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's ----------------
 
 
 @policy_losses.register("cispo", options=ClipOptions)
@@ -274,8 +272,7 @@ def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> Toke
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": dropped})
 
 
-# -- soft gates and penalties
-# -------------------------------------------------------------------------------------
+# -- soft gates and penalties ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -320,8 +317,7 @@ def kimi15(inputs: LossInputs, options: Kimi15Options) -> TokenLosses:
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 
 
-# -- losses that treat some tokens apart, https://arxiv.org/abs/2505.22617
-# -----------------------------------------
+# -- losses that treat some tokens apart, https://arxiv.org/abs/2505.22617 -------------------------
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from openrl.types import ExperienceBatch
 
 MIN_STD = 1e-4  # whitening divides by at least this
 
-# -- rewards of samples, (B,)
-# ----------------------------------------------------------------------------
+# -- rewards of samples, (B,) ----------------------------------------------------------------------
 
 
 def shape_rewards(batch: ExperienceBatch, flags: RewardShapingFlags, max_new_tokens: int) -> Tensor:
@@ -135,8 +134,7 @@ def _moments(
     return grouped_moments(scores, index, batch.members)
 
 
-# -- rewards of tokens, (B, T)
-# ---------------------------------------------------------------------------
+# -- rewards of tokens, (B, T) ---------------------------------------------------------------------
 
 
 def place_scores(batch: ExperienceBatch, scores: Tensor) -> Tensor:
@@ -177,8 +175,7 @@ def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
     return centred / masked_std(values, mask).clamp(min=MIN_STD) if std_norm else centred
 
 
-# -- weights of samples in the loss, (B,)
-# ----------------------------------------------------------------
+# -- weights of samples in the loss, (B,) ----------------------------------------------------------
 
 
 def loss_weights(batch: ExperienceBatch, flags: RewardShapingFlags) -> Tensor | None:

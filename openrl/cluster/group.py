@@ -70,11 +70,9 @@ class RankGroup(Protocol):
 class WorkerGroup(RankGroup, Protocol):
     """A group whose ranks can also be asked one by one; a wait names the ranks that are missing."""
 
-    async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        """The method's result from worker 0 alone."""
-
-    def stream(self, rank: int, method: str, *args: Any) -> AsyncIterator[Any]:
-        """Items of one worker's generator method, plain or async, as they come."""
+    async def one(self, rank: int, method: str, *args: Any) -> Any:
+        """The method's result from one worker. Cancelling the wait cancels the call, if the method
+        is a coroutine."""
 
     def stream_handles(self, method: str, *args: Any) -> AsyncIterator[list[Handle]]:
         """The generators of all ranks in step: one handle per rank and turn.
@@ -137,13 +135,8 @@ class LocalGroup:
         )
         return answers[:: self.ranks_per_shard]
 
-    async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return (await self._answers(method, {0: self._invoke(0, method, args, kwargs)}))[0]
-
-    async def stream(self, rank: int, method: str, *args: Any) -> AsyncGenerator[Any]:
-        async with aclosing(self._items(rank, method, args)) as items:
-            while (item := (await self._answers(method, {rank: next_or_end(items)}))[0]) is not END:
-                yield item
+    async def one(self, rank: int, method: str, *args: Any) -> Any:
+        return (await self._answers(method, {rank: self._invoke(rank, method, args, {})}))[0]
 
     async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
         async with AsyncExitStack() as stack:

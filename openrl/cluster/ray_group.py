@@ -214,15 +214,13 @@ class RayGroup:
         ]
         return (await self._answers(method, calls))[::each]
 
-    async def first(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return (
-            await self._answers(method, [self._actors[0].invoke.remote(method, *args, **kwargs)])
-        )[0]
-
-    async def stream(self, rank: int, method: str, *args: Any) -> AsyncGenerator[Any]:
-        async with self._open_stream(rank, method, args) as next_ref:
-            while (ref := (await self._gather(method, {rank: next_ref()}))[0]) is not END:
-                yield (await self._gather(method, {rank: self._answer(rank, method, ref)}))[0]
+    async def one(self, rank: int, method: str, *args: Any) -> Any:
+        ref = self._actors[rank].invoke.remote(method, *args)
+        try:
+            return (await self._gather(method, {rank: self._answer(rank, method, ref)}))[0]
+        except asyncio.CancelledError:
+            ray.cancel(ref)
+            raise
 
     async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
         shared = self._share(args)

@@ -187,8 +187,7 @@ class ExampleBuilder(ABC, Generic[Example]):
             )
         return report
 
-    # -- texts
-    # ----------------------------------------------------------------------------------------
+    # -- texts -------------------------------------------------------------------------------------
 
     def answered(self, given: Any, answer: str) -> MarkedText:
         """The prompt, text or chat list, and its answer. Raises BadRow."""
@@ -247,8 +246,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         end = after.rfind(self.tokenizer.eos_token, len(before))
         return len(before), len(after.rstrip()) if end < 0 else end + len(self.tokenizer.eos_token)
 
-    # -- tokens
-    # ---------------------------------------------------------------------------------------
+    # -- tokens ------------------------------------------------------------------------------------
 
     def _tokenise(self, texts: list[MarkedText]) -> list[tuple[SupervisedRow, bool]]:
         """Each text as a row of at most --max_len tokens, cut on the right, with whether all of it

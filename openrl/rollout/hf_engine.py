@@ -86,8 +86,7 @@ class HFEngine:
         self._model = model.to(spec.device).eval()
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 
-    # -- requests
-    # -----------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         self._asleep.require("a request", "weights", "cache")
@@ -189,8 +188,7 @@ class HFEngine:
         logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
         return [0.0, *logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()]
 
-    # -- weights
-    # ------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     async def sync_endpoint(self) -> SyncEndpoint:
         return SyncEndpoint(machine_id())  # also on a GPU: the model is built anew from host memory
@@ -235,8 +233,7 @@ class HFEngine:
             )
         self._model = model.to(self._spec.device).eval()
 
-    # -- sleep
-    # --------------------------------------------------------------------------------------
+    # -- sleep -------------------------------------------------------------------------------------
 
     async def sleep(self, *parts: EnginePart) -> None:
         """Weights move to host memory, where those of a CPU are already; a cache lives only while a

@@ -291,8 +291,7 @@ class VLLMEngine:
             raise RuntimeError("vLLM ended a request without an output")
         return final
 
-    # -- weights
-    # ------------------------------------------------------------------------------------
+    # -- weights -----------------------------------------------------------------------------------
 
     async def sync_endpoint(self) -> SyncEndpoint:
         # of the replicas inside one engine the first alone answers: they all read host memory

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
 
-from openrl.cluster.rollout_worker import CollectRequest
+from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
-from openrl.tracking.metrics import Mean, Metric, Sum
-from openrl.trainer.collector import OnGroup
+from openrl.tracking.metrics import Last, Mean, Metric, Sum
 from openrl.trainer.reward_failures import failed_rewards
+from openrl.trainer.rollouts import Rollouts, Tell
 from openrl.types import Group, Prompt, Sampling
-
-Collect = Callable[[list[Prompt], CollectRequest, OnGroup], Awaitable[list[Group]]]
 
 PASS_RATE = "eval/pass_rate"  # over all sources; the figure that reports and pictures show
 LENGTH = "eval/response_length"
@@ -26,20 +22,24 @@ class Evaluation:
         self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int
     ) -> None:
         self.prompts = prompts
-        self.request = CollectRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1))
+        self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
 
-    async def run(self, collect: Collect, on_group: OnGroup) -> dict[str, Metric]:
+    async def run(self, rollouts: Rollouts, tell: Tell) -> dict[str, Metric]:
+        """Within ``Rollouts.generating``. RuntimeError if the engines got other weights
+        meanwhile."""
         groups: list[Group] = []
-        while len(groups) < len(self.prompts):
-            first = len(groups)
+        while (first := len(groups)) < len(self.prompts):
             some = self.prompts[first : first + self.at_a_time]
 
             def of_all(done: int, total: int, first: int = first) -> None:
-                on_group(first + done, len(self.prompts))
+                tell(first + done, len(self.prompts))
 
-            groups += await collect(some, replace(self.request, first=first), of_all)
-        return eval_metrics(groups)
+            groups += await rollouts.play_all(some, self.request, of_all, first)
+        versions = {v for group in groups for t in group.trajectories for v in t.versions}
+        if len(versions) > 1:
+            raise RuntimeError(f"an evaluation mixes the weights of versions {sorted(versions)}")
+        return eval_metrics(groups) | ({"eval/policy_version": Last(*versions)} if versions else {})
 
 
 def metric_names(prompts: list[Prompt], samples: int) -> list[str]:

@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
+from torch import Tensor
 
+from openrl.algorithms.batching import collate
 from openrl.algorithms.credit import CreditPlan
+from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.data.prompts import PromptStream
@@ -24,17 +27,22 @@ from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.credit import Credit
 from openrl.trainer.cut import rollout_cut
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.filtering import DynamicFilter
+from openrl.trainer.learner import Learner, LearningSettings
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.pipeline import Pipeline
 from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu
 from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
 from openrl.trainer.ptx import SupervisedMix
-from openrl.trainer.rl_trainer import RLTrainer
+from openrl.trainer.publisher import Publisher
+from openrl.trainer.reward_models import RewardModels
+from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.roles import Roles, Stage, start_roles
-from openrl.trainer.weight_sync import WeightSync
-from openrl.types import Sampling
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.rows import forward_rows
+from openrl.types import Group, Sampling
 
 COLUMNS = (
     Column("rollout/reward", "reward {:.3f}"),
@@ -73,34 +81,30 @@ def build_trainer(
     config: PPOConfig, inputs: Inputs, roles: Roles, checkpoints: Checkpoints, progress: Progress
 ) -> RLTrainer:
     """The trainer over running worker groups."""
-    flags, run_dir = effective_flags(config), Path(config.checkpoint.save_path)
+    flags = effective_flags(config)
+    learner = build_learner(config, inputs, roles)
     return RLTrainer(
-        build_pipeline(config, inputs, roles),
-        PromptStream(inputs.prompts, derived.data_seed(config), shuffle=config.order.shuffle),
-        progress.total,
-        inputs.tokenizer,
-        batch=config.batch,
-        collecting=config.collecting,
-        filtering=config.filtering,
-        checkpoint=config.checkpoint,
-        evaluate=config.evaluation,
-        evaluation=build_evaluation(config, inputs),
-        checkpoints=checkpoints,
-        trackers=build_trackers(
+        build_rollouts(config, inputs, roles, learner),
+        learner,
+        build_publisher(config, roles),
+        build_evaluation(config, inputs),
+        checkpoints,
+        build_trackers(
             config.logging,
-            run_dir,
+            Path(config.checkpoint.save_path),
             name=progress.title,
             config=flags,
             keep_until=step_of(checkpoints.start_from),
             samples=config.samples,
         ),
-        progress=progress,
-        flags=flags,
-        weight_sync_interval=config.engine.weight_sync_interval,
+        progress,
+        RunSettings(
+            config.checkpoint, config.evaluation, config.engine.weight_sync_interval, flags
+        ),
     )
 
 
-def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
+def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
     plan = CreditPlan(
         estimator=derived.estimator(config),
         options=config.options["advantage_estimator"],
@@ -111,30 +115,71 @@ def build_pipeline(config: PPOConfig, inputs: Inputs, roles: Roles) -> Pipeline:
         whiten_std=not config.algorithm.no_advantage_std_norm,
         kl_estimator=derived.measured_kl_estimator(config.kl),
     )
-    return Pipeline(
+    settings = LearningSettings(
+        config.batch,
+        rollout_cut(config, inputs.row_cost),
+        config.debug.seed,
+        derived.compared_dtype(config),
+        derived.frozen_actor_steps(config),
+        build_ptx(config, inputs),
+    )
+    return Learner(
         roles,
-        sampling=training_sampling(config),
-        mismatch=Mismatch(config.correction),
-        credit=Credit(plan, config.kl),
-        losses=Losses.from_config(config),
-        batch=config.batch,
-        cut=rollout_cut(config, inputs.row_cost),
-        debug=config.debug,
-        sync=WeightSync(
-            roles.policy,
-            roles.rollout,
-            config.engine,
-            adapter=config.lora.lora_sync == "adapter",
-            timeout=config.placement.rpc_timeout,
+        inputs.tokenizer,
+        settings,
+        Credit(plan, config.kl),
+        Mismatch(config.correction),
+        Losses.from_config(config),
+        NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
+    )
+
+
+def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner) -> Rollouts:
+    stream = PromptStream(inputs.prompts, derived.data_seed(config), shuffle=config.order.shuffle)
+    wanted, running = config.batch.rollout_batch_size, config.collecting.vllm_generate_batch_size
+    limits = BufferLimits(
+        wanted, running or 0, in_waves=config.collecting.rollout_scheduler == "batch"
+    )
+    filtered = config.filtering.dynamic_filtering
+    chosen = DynamicFilter(config.filtering, len(inputs.prompts), wanted, running or 0)
+    settings = RolloutSettings(
+        RolloutRequest(
+            config.batch.n_samples_per_prompt,
+            training_sampling(config),
+            greedy="greedy_rewards" in derived.estimator(config).needs,
         ),
-        pad_id=inputs.tokenizer.pad_token_id,
-        reward=config.reward,
-        weighing=Weighing(derived.rewards(config), config.reward.reward_failure_policy),
-        param_dtype=derived.compared_dtype(config),
-        guard=NonFiniteGuard(config.optim.max_nonfinite_steps, Path(config.checkpoint.save_path)),
-        collecting=config.collecting,
-        frozen_actor_steps=derived.frozen_actor_steps(config),
-        ptx=build_ptx(config, inputs),
+        run_seed=config.debug.seed if config.debug.full_determinism else None,
+        max_failure_rate=config.reward.max_reward_failure_rate,
+    )
+    return Rollouts(
+        roles.rollout,
+        RolloutBuffer(stream, limits, chosen if filtered else None),
+        roles.residency,
+        settings,
+        build_reward_models(config, roles, learner),
+    )
+
+
+def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> RewardModels | None:
+    if (group := roles.reward) is None:
+        return None
+
+    async def forward(groups: list[Group], model: int) -> Tensor:
+        # awake: engines and reward models belong to one stage
+        return await forward_rows(
+            group, collate(groups, learner.pad_id), learner.settings.cut, model
+        )
+
+    weighing = Weighing(derived.rewards(config), config.reward.reward_failure_policy)
+    return RewardModels(weighing, forward, most=1 if config.debug.full_determinism else None)
+
+
+def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
+    return Publisher(
+        roles,
+        config.engine,
+        adapter=config.lora.lora_sync == "adapter",
+        timeout=config.placement.rpc_timeout,
         engines_forget="weights" in dropped_parts(config),
     )
 

@@ -101,8 +101,7 @@ def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
     return choose_transport(config.engine.vllm_sync_backend, actor, engines)
 
 
-# -- batches
-# ------------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 def batch_rows(
@@ -169,8 +168,7 @@ def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
     )
 
 
-# -- memory
-# -------------------------------------------------------------------------------------------------
+# -- memory ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

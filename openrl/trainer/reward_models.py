@@ -1,10 +1,12 @@
-"""The reward models of a run as sources of rewards: they complete the scores of groups that have
-arrived."""
+"""The reward models of a run as sources of rewards: they complete the scores of groups while others
+are still being generated."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -17,9 +19,26 @@ Forward = Callable[[list[Group], int], Awaitable[Tensor]]
 
 
 class RewardModels:
-    def __init__(self, weighing: Weighing, forward: Forward) -> None:
-        self.weighing, self.forward = weighing, forward
+    """Scores what has come while the models were busy in one call, as a database commits groups of
+    transactions: the ranks of a model must meet in the same call, so one runs at a time."""
+
+    def __init__(self, weighing: Weighing, forward: Forward, most: int | None = None) -> None:
+        """``most`` groups a call; with 1 the numbers do not depend on which groups came
+        together."""
+        self.weighing, self.forward, self.most = weighing, forward, most
         self.names = [source.name for source in weighing.plan.sources if source.kind == "model"]
+        self._waiting: dict[int, Group] = {}
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, group: Group) -> None:
+        """Returns once the group has its scores."""
+        self._waiting[id(group)] = group
+        async with self._turn:
+            while id(group) in self._waiting:
+                batch = list(self._waiting.values())[: self.most]
+                await self.score(batch)
+                for scored in batch:
+                    del self._waiting[id(scored)]
 
     async def score(self, groups: list[Group]) -> None:
         """Add to each row's score what the models of its data source say; to greedy answers too.
@@ -36,7 +55,9 @@ class RewardModels:
                 if name in self.weighing.plan.of(row.prompt.source) and not _failed(row)
             ]
             if asked:
-                values = await self.forward([Group(row.prompt, [row]) for row in asked], model)
+                # what a model sees of several segments is the last: the end of the trajectory
+                last = [replace(row, segments=row.segments[-1:]) for row in asked]
+                values = await self.forward([Group(row.prompt, [row]) for row in last], model)
                 for row, value in zip(asked, values.tolist(), strict=True):
                     row.score = self._with(row, name, value)
 

@@ -1,48 +1,48 @@
-"""The loop of a reinforcement-learning run: two stages driven by a schedule, then logs, evaluation,
-checkpoints."""
+"""The loop of a reinforcement-learning run.
+
+    PromptStream -> RolloutBuffer.admit -> Rollouts.play -> RolloutWorker.play -> [Group]
+    -> RolloutBuffer.take -> Learner.learn -> Publisher.publish -> RolloutBuffer.published
+
+The buffer decides when prompts are played, so on-policy and asynchronous training are one loop."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from transformers import PreTrainedTokenizerBase
-
-from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
-from openrl.config.learning import RolloutBatchFlags
-from openrl.config.rollout import CollectFlags
 from openrl.config.run import RLCheckpointFlags
-from openrl.data.prompts import PromptStream
 from openrl.tracking.loggers import Trackers
 from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
-from openrl.trainer.filling import fill
 from openrl.trainer.filtering import DynamicFilter
-from openrl.trainer.pipeline import Answers, Pipeline
+from openrl.trainer.learner import Learner
+from openrl.trainer.publisher import Publisher
 from openrl.trainer.reward_failures import failure_notes
+from openrl.trainer.rollout_buffer import Taken
 from openrl.trainer.rollout_metrics import rollout_metrics
-from openrl.trainer.schedules import OnPolicy, Schedule
+from openrl.trainer.rollouts import Rollouts
+from openrl.trainer.sync_check import check_sync
 from openrl.trainer.totals import Totals, due
-from openrl.trainer.waiting import cancelled
+from openrl.trainer.waiting import result_beside
 from openrl.types import Group
 
 
 @dataclass(frozen=True)
-class Rollout:
-    """The answers of one step."""
+class RunSettings:
+    """What happens between the steps of a run. ``flags`` are the effective ones, kept beside each
+    checkpoint."""
 
-    groups: list[Group]  # all that were generated
-    kept: Answers  # those to train on; none: the step is skipped
-    steps_behind: int  # training steps whose weights the engines did not have
-    filtered: dict[str, Metric] = field(default_factory=dict)  # what filtering measured
+    checkpoint: RLCheckpointFlags
+    evaluation: PromptEvalFlags
+    weight_sync_interval: int
+    flags: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -55,126 +55,105 @@ class Learned:
 
 
 class RLTrainer:
-    """``flags`` are the effective ones, kept beside each checkpoint. All collaborators come in
-    ready."""
+    """All collaborators come in ready."""
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        stream: PromptStream,
-        total_steps: int,
-        tokenizer: PreTrainedTokenizerBase,
-        *,
-        batch: RolloutBatchFlags,
-        collecting: CollectFlags,
-        filtering: DynamicFilteringFlags,
-        checkpoint: RLCheckpointFlags,
-        evaluate: PromptEvalFlags,
+        rollouts: Rollouts,
+        learner: Learner,
+        publisher: Publisher,
         evaluation: Evaluation | None,
         checkpoints: Checkpoints,
         trackers: Trackers,
         progress: Progress,
-        flags: Mapping[str, Any],
-        weight_sync_interval: int = 1,
-        schedule: Schedule = OnPolicy(),
+        settings: RunSettings,
     ) -> None:
-        self.pipeline, self.stream, self.total_steps, self.tokenizer = (
-            pipeline,
-            stream,
-            total_steps,
-            tokenizer,
-        )
-        self.batch, self.collecting, self.filtering = batch, collecting, filtering
-        self.checkpoint, self.evaluate_flags = checkpoint, evaluate
-        self.evaluation, self.checkpoints, self.trackers = evaluation, checkpoints, trackers
-        self.progress, self.flags, self.schedule = progress, flags, schedule
-        self.weight_sync_interval = weight_sync_interval
+        self.rollouts, self.learner, self.publisher = rollouts, learner, publisher
+        self.evaluation, self.checkpoints = evaluation, checkpoints
+        self.trackers, self.progress, self.settings = trackers, progress, settings
         self.step, self.totals = 0, Totals()
         self.unsent = 0  # training steps since the engines got weights
-        self.scoring: set[asyncio.Future[Any]] = set()  # rollouts whose rewards may still be out
 
     async def fit(self) -> RunSummary:
-        if self.checkpoints.start_from:
-            await self.restore(self.checkpoints.start_from)
-        elif self.checkpoint.load_checkpoint:
-            self.progress.note(
-                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path},"
-                " starting fresh"
-            )
-        with self.progress.stage("sync"):
-            await self.pipeline.publish()
-            await self.pipeline.check_sync(self.stream.peek(8))
-        self.progress.note(f"weights travel through {self.pipeline.sync.way}")
-        if self.evaluate_flags.eval_only:
+        """Train, evaluate, save; what came of it."""
+        flags = self.settings.evaluation
+        await self.begin()
+        if flags.eval_only:
             self.trackers.log(self.step, await self.evaluate())
             self.trackers.close()
             return self.summary()
-        if self.evaluate_flags.eval_before_train and self.step == 0:
+        if flags.eval_before_train and self.step == 0:
             self.trackers.log(0, await self.evaluate())
             self.totals.eval_pass_before = self.totals.eval_pass_after
         self.progress.lap()
         async with aclosing(self.steps()) as steps:
             async for learned in steps:
                 await self.report(learned)
-        await self.export(Path(self.checkpoint.save_path))
-        if self.checkpoint.save_value_network:
-            await self.export(Path(f"{self.checkpoint.save_path}_critic"), "critic")
+        await self.export(Path(self.settings.checkpoint.save_path))
+        if self.settings.checkpoint.save_value_network:
+            await self.export(Path(f"{self.settings.checkpoint.save_path}_critic"), "critic")
         self.trackers.close()
         return self.summary()
 
-    async def steps(self) -> AsyncGenerator[Learned]:
-        """What is learnt in each step that is left; ``report`` ends it. Everything random follows
-        from seed and step."""
-        left = range(self.step + 1, self.total_steps + 1)
-        try:
-            async with aclosing(self.schedule.run(self, left)) as steps:
-                async for learned in steps:
-                    yield learned
-        finally:
-            await cancelled(self.scoring)
-
-    async def collect(self, step: int) -> Rollout:
-        """Answers to the prompts of a step, and which of them to train on. Without filtering their
-        rewards may be out yet."""
-        wanted, request, behind = (
-            self.batch.rollout_batch_size,
-            self.pipeline.request(step),
-            self.unsent,
-        )
-        running = self.collecting.vllm_generate_batch_size or wanted
-        filtered = self.filtering.dynamic_filtering
-        chosen = DynamicFilter(self.filtering, self.stream, wanted, running) if filtered else None
-        with self.progress.stage("rollout") as tell:
-            if not filtered and running == wanted:
-                answers = await self.pipeline.generate(self.stream.take(wanted), request, tell)
-                self.scoring.add(answers.scoring)
-                return Rollout(answers.groups, answers, behind)
-            groups, measured = await fill(
-                self.pipeline.collect, self.stream, request, tell, wanted, running, chosen
+    async def begin(self) -> None:
+        """Go on from a checkpoint if there is one, and give the engines the weights: nothing is
+        generated by others."""
+        if self.checkpoints.start_from:
+            await self.restore(self.checkpoints.start_from)
+        elif self.settings.checkpoint.load_checkpoint:
+            path = self.settings.checkpoint.ckpt_path
+            self.progress.note(
+                f"--load_checkpoint: no complete checkpoint in {path}, starting fresh"
             )
-        kept = groups
-        if chosen is not None:
-            kept, filtering = chosen.select(groups)
-            measured |= filtering
-        return Rollout(groups, Answers.scored(kept), behind, measured)
+        with self.progress.stage("sync"):
+            await self.publisher.publish()
+            await self.rollouts.published(self.publisher.version)
+            async with self.generating():
+                version, dtype = self.publisher.version, self.learner.settings.dtype
+                await check_sync(self.rollouts, self.learner, version, dtype)
+        self.progress.note(f"weights travel through {self.publisher.way}")
 
-    async def learn(self, rollout: Rollout, step: int) -> Learned:
-        """Train on a rollout and give the engines what came of it."""
-        measured: dict[str, Metric] = {
-            "rollout/steps_behind": Last(rollout.steps_behind)
-        } | rollout.filtered
-        if rollout.kept.groups:
-            measured |= await self.pipeline.learn(rollout.kept, step, self.progress.stage)
-            self.scoring.discard(rollout.kept.scoring)
-            self.unsent += self.pipeline.trains_actor(step)
+    @asynccontextmanager
+    async def generating(self) -> AsyncIterator[None]:
+        await self.publisher.remind()
+        async with self.rollouts.generating():
+            yield
+
+    async def steps(self) -> AsyncGenerator[Learned]:
+        """What is learnt in each step that is left; ``report`` ends it. The first error of anything
+        that runs beside a step ends it."""
+        try:
+            async with AsyncExitStack() as whole_run:
+                if self.rollouts.buffer.limits.steps_ahead:
+                    await whole_run.enter_async_context(self.generating())
+                for step in range(self.step + 1, self.progress.total + 1):
+                    with self.progress.stage("rollout") as tell:
+                        async with self.generating():
+                            taken = await self.rollouts.take(tell)
+                    yield await result_beside(self.learn(taken, step), [self.rollouts.failure])
+        finally:
+            await self.rollouts.close()
+
+    async def learn(self, taken: Taken, step: int) -> Learned:
+        """Train on what a step has taken, and give the engines what came of it."""
+        groups = taken.groups
+        measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
+        measured["rollout/steps_behind"] = Last(self.unsent)
+        if isinstance(chosen := self.rollouts.buffer.filter, DynamicFilter):
+            groups, filtered = chosen.checked(groups, taken.generated)
+            measured |= filtered
+        if groups:
+            measured |= await self.learner.learn(groups, step, self.progress.stage)
+            self.unsent += self.learner.trains_actor(step)
         else:
             self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
-        for note in failure_notes(rollout.groups):
+        for note in failure_notes(taken.generated):
             self.progress.note(note)
-        measured |= rollout_metrics(rollout.groups)
-        if step % self.weight_sync_interval == 0:
+        measured |= rollout_metrics(taken.generated)
+        if step % self.settings.weight_sync_interval == 0:
             measured |= await self.sync()
-        return Learned(step, rollout.groups, measured | self.pipeline.residency.metrics())
+        await self.rollouts.published(self.publisher.version)
+        return Learned(step, taken.generated, measured | self.learner.residency.metrics())
 
     async def report(self, learned: Learned) -> None:
         """The end of a step: evaluation and checkpoint if they are due, then logs."""
@@ -191,7 +170,8 @@ class RLTrainer:
         if not self.unsent:
             return {}
         with self.progress.stage("sync"):
-            measured = await self.pipeline.publish()
+            async with self.rollouts.held():
+                measured = await self.publisher.publish()
         self.unsent = 0
         return measured
 
@@ -200,16 +180,18 @@ class RLTrainer:
 
         Before either the engines get the weights of the step: to be judged, and because a resume
         sends them what was saved."""
-        evaluates = due(step, self.evaluate_flags.eval_steps, self.total_steps)
-        saves = self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0
+        checkpoint = self.settings.checkpoint
+        evaluates = due(step, self.settings.evaluation.eval_steps, self.progress.total)
+        saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         values: dict[str, float] = {}
         if (evaluates or saves) and (measured := await self.sync()):
+            await self.rollouts.published(self.publisher.version)
             values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
         if evaluates:
             values |= await self.evaluate()
         if saves:
             with self.progress.stage("checkpoint"):
-                await self.save(step, values.get(self.checkpoint.best_metric_key))
+                await self.save(step, values.get(checkpoint.best_metric_key))
         return values
 
     def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
@@ -222,43 +204,45 @@ class RLTrainer:
     async def evaluate(self) -> dict[str, float]:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
-            values = to_floats(await self.evaluation.run(self.pipeline.collect, tell))
+            async with self.generating():
+                values = to_floats(await self.evaluation.run(self.rollouts, tell))
         self.totals.eval_pass_after = values.get(PASS_RATE)
         return values
 
-    # -- leaving and returning
-    # ------------------------------------------------------------------------
+    # -- leaving and returning ---------------------------------------------------------------------
 
     async def save(self, step: int, metric: float | None) -> None:
         state = {
             "step": step,
-            "stream": self.stream.state(),
-            "pipeline": self.pipeline.state(),
+            "version": self.publisher.version,
+            "rollouts": self.rollouts.buffer.state(),
+            "learner": self.learner.state(),
             "totals": vars(self.totals),
         }
 
         async def write(directory: Path) -> None:
             if self.checkpoints.resumable:
-                await self.pipeline.save(directory, self.checkpoints.written)
-            if self.checkpoint.save_hf_ckpt:
+                await self.learner.save(directory, self.checkpoints.written)
+            if self.settings.checkpoint.save_hf_ckpt:
                 await self.export(directory / "hf")
 
-        await self.checkpoints.save(step, state, dict(self.flags), write, metric)
+        await self.checkpoints.save(step, state, dict(self.settings.flags), write, metric)
 
     async def restore(self, checkpoint: Path) -> None:
-        """Go on where ``checkpoint`` stands: weights, optimizers, random state, data position, KL
-        controller."""
+        """Go on where ``checkpoint`` stands: weights, optimizers, random state, prompts and the
+        answers to them, KL controller."""
         state, flags = read_state(checkpoint)
-        await self.pipeline.load(checkpoint, state["pipeline"], self.checkpoints.read)
-        self.stream.load_state(state["stream"])
+        await self.learner.load(checkpoint, state["learner"], self.checkpoints.read)
+        self.rollouts.buffer.load_state(state["rollouts"])
+        # the next publish sends these weights again, as the same version
+        self.publisher.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])
-        self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
+        changes = changed_flags(flags, self.settings.flags)
+        self.progress.note(f"resumed from {checkpoint}; {changes}")
 
     async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
-        """A trained model as a Hugging Face directory, tokenizer included."""
         with self.progress.stage("export"):
-            await self.pipeline.export(directory, role)
-            self.tokenizer.save_pretrained(directory)
+            await self.learner.export(directory, role)
 
     def summary(self) -> RunSummary:
         return self.totals.summary(self.step, self.progress.seconds_by_stage)

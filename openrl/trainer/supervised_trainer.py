@@ -98,8 +98,7 @@ class SupervisedTrainer:
                 await self.save()
         return values
 
-    # -- leaving and returning
-    # ------------------------------------------------------------------------
+    # -- leaving and returning ---------------------------------------------------------------------
 
     async def save(self) -> None:
         state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}

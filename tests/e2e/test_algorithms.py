@@ -191,8 +191,7 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
     assert abs(rising[0] - equal[0]) > 1e-4
 
 
-# -- runs of several steps
-# -----------------------------------------------------------------------------------
+# -- runs of several steps -------------------------------------------------------------------------
 
 
 LAYOUTS = {

@@ -77,8 +77,7 @@ def finish(process) -> tuple[int, str]:
     return process.returncode, output
 
 
-# -- flags and paths: all at once, by a real process
-# -------------------------------------------------------
+# -- flags and paths: all at once, by a real process -----------------------------------------------
 
 
 def test_everything_wrong_with_flags_and_paths_is_reported_together(task, tmp_path):
@@ -158,8 +157,7 @@ def test_a_device_that_is_settled_late_still_ends_before_the_start(
     assert message.endswith("nothing was started\n")
 
 
-# -- model and tokenizer
-# -----------------------------------------------------------------------------------
+# -- model and tokenizer ---------------------------------------------------------------------------
 
 
 def test_a_directory_without_a_model_or_a_tokenizer(attempt, task, tmp_path):
@@ -195,8 +193,7 @@ def test_a_chat_template_is_asked_for_and_there_is_none(attempt, task, tmp_path,
     )
 
 
-# -- adapters
-# ----------------------------------------------------------------------------------------------
+# -- adapters --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prog", COMMANDS)
@@ -240,8 +237,7 @@ def test_4_bit_weights_without_adapters(attempt, task, tmp_path, prog):
     assert "try: --lora_rank 16" in message
 
 
-# -- places
-# ------------------------------------------------------------------------------------------------
+# -- places ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -300,8 +296,7 @@ def test_places_and_lengths_that_do_not_fit(attempt, task, tmp_path, changes, sa
     assert said in message and (remedy is None or f"try: {remedy}" in message)
 
 
-# -- data
-# --------------------------------------------------------------------------------------------------
+# -- data ------------------------------------------------------------------------------------------
 
 
 def flags_of(prog: str, task: Path, out: Path, **changes: object) -> list[str]:
@@ -429,8 +424,7 @@ def test_difficulties_that_are_missing_or_no_shares(attempt, task, tmp_path):
     assert message.endswith("nothing was started\n")
 
 
-# -- rewards: the file
-# -------------------------------------------------------------------------------------
+# -- rewards: the file -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -467,8 +461,7 @@ def test_no_reward_at_all_and_no_such_function(attempt, task, tmp_path):
     assert "it defines no function 'judge', but reward_func" in message
 
 
-# -- rewards: their values
-# ---------------------------------------------------------------------------------
+# -- rewards: their values -------------------------------------------------------------------------
 
 ROW = """
 def reward_func(queries, prompts, labels, responses):

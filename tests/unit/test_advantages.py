@@ -30,8 +30,7 @@ OPTIONS = {
 }
 NAMES = [name for name in advantage_estimators.names() if name not in ("grpo", "reinforce_pp")]
 
-# -- figures of the sources
-# ------------------------------------------------------------------------------
+# -- figures of the sources ------------------------------------------------------------------------
 
 OPENRLHF = {  # rewards [1,0,0,1 | 2,2,2,2], two sampled tokens each, no KL
     "reinforce": [-0.3015, -1.5076, -1.5076, -0.3015] + [0.9045] * 4,
@@ -207,8 +206,7 @@ def test_missing_columns_are_named(name):
         credit(outcome_batch([1, 0], [0, 0]), name)
 
 
-# -- the obvious version
-# ---------------------------------------------------------------------------------
+# -- the obvious version ---------------------------------------------------------------------------
 
 
 def mean(values):
@@ -332,8 +330,7 @@ def test_equals_the_obvious_version(name, kl_coef):
         assert float(got.masked_fill(batch.loss_mask, 0).abs().max()) == 0
 
 
-# -- invariances
-# -----------------------------------------------------------------------------------------
+# -- invariances -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)

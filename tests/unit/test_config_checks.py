@@ -339,8 +339,7 @@ def test_a_dumped_config_warns_of_nothing(tmp_path):
     assert ppo(f"--config {tmp_path / 'run.yaml'}") == config
 
 
-# -- this machine
-# -----------------------------------------------------------------------------------------
+# -- this machine ----------------------------------------------------------------------------------
 
 
 def model_dir(path: Path) -> Path:
@@ -462,8 +461,7 @@ def test_missing_packages(here, monkeypatch):
         assert f"the package {package} is not installed" in found
 
 
-# -- derived
-# ----------------------------------------------------------------------------------------------
+# -- derived ---------------------------------------------------------------------------------------
 
 
 def test_arithmetic_of_steps():
@@ -565,8 +563,7 @@ def test_components_suggest_and_flags_decide(monkeypatch):
     assert derived.loss_agg_mode(ppo(PPO + " --loss_agg_mode token-mean")) == "token-mean"
 
 
-# -- how a command ends
-# -----------------------------------------------------------------------------------
+# -- how a command ends ----------------------------------------------------------------------------
 
 
 class RemoteError(Exception):

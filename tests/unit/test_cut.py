@@ -135,8 +135,7 @@ def test_caps_hold_in_every_worker():
     assert metrics["perf/micro_batches"].value == sum(map(len, first.trained)) / 8
 
 
-# -- what a plan costs
-# --------------------------------------------------------------------------------------
+# -- what a plan costs -----------------------------------------------------------------------------
 
 
 def test_figures_by_hand():

@@ -155,8 +155,7 @@ def ask(servers, *groups, at=(), timeout=30.0, attempts=5, token=None, before=No
     return asyncio.run(scenario())
 
 
-# -- a server that behaves
-# -------------------------------------------------------------------------------
+# -- a server that behaves -------------------------------------------------------------------------
 
 
 def test_the_request_is_openrlhfs():
@@ -218,8 +217,7 @@ def test_urls_take_turns():
     assert [s.connections for s in servers] == [1, 1, 1]
 
 
-# -- faults that pass
-# ------------------------------------------------------------------------------------
+# -- faults that pass ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -304,8 +302,7 @@ def test_a_url_that_is_wrong_loses_nothing_while_another_is_right():
     assert time.pauses == []
 
 
-# -- faults that stay
-# ------------------------------------------------------------------------------------
+# -- faults that stay ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -490,8 +487,7 @@ def test_a_call_that_is_cancelled_in_the_queue_holds_up_none():
     assert len(server.requests) == 2
 
 
-# -- endpoints
-# -------------------------------------------------------------------------------------------
+# -- endpoints -------------------------------------------------------------------------------------
 
 
 def test_pauses_grow_end_with_success_and_jitter():

@@ -123,8 +123,7 @@ def test_a_mismatch_of_100_nats_is_finite(gap, kind):
         assert batch.members.tolist() == [False, True]
 
 
-# -- rejection
-# -------------------------------------------------------------------------------------------
+# -- rejection -------------------------------------------------------------------------------------
 
 
 def kept(batch, *tests, thresholds):
@@ -196,8 +195,7 @@ def test_one_number_bounds_both_sides():
     assert (test.low, test.high) == pytest.approx((-math.log(2), math.log(2)))
 
 
-# -- mismatch
-# --------------------------------------------------------------------------------------------
+# -- mismatch --------------------------------------------------------------------------------------
 
 
 def test_equal_policies_have_no_mismatch():

@@ -106,8 +106,7 @@ def event(is_set):
     return made
 
 
-# -- rewards beside log-prob passes
-# ---------------------------------------------------------------------------
+# -- rewards beside log-prob passes ----------------------------------------------------------------
 
 
 def test_groups_come_without_scores_once_nothing_is_left_to_generate(model_dir):
@@ -221,8 +220,7 @@ def test_an_error_of_a_reward_ends_the_passes(model_dir, tmp_path):
     assert seconds < 10 and not left
 
 
-# -- passes that nobody needs
-# ----------------------------------------------------------------------------------
+# -- passes that nobody needs ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -265,8 +263,7 @@ def test_forward_passes_of_a_step_are_counted(tmp_path, words, passes):
     assert made == passes
 
 
-# -- critic beside actor
-# ---------------------------------------------------------------------------------------
+# -- critic beside actor ---------------------------------------------------------------------------
 
 
 class Meeting:

@@ -121,8 +121,7 @@ def test_what_is_larger_than_a_bin_is_refused():
         first_fit([3, 101], 100)
 
 
-# -- what a row costs
-# ---------------------------------------------------------------------------------------
+# -- what a row costs ------------------------------------------------------------------------------
 
 
 def test_attention_of_published_models():

@@ -32,8 +32,7 @@ EQUAL = Workload(COSTS, Lengths(500, prompt=100), samples=256)  # every answer h
 
 MEASURED = Path(__file__).parents[2] / "benchmarks/measured/in_process.jsonl"
 
-# -- closed forms
-# ----------------------------------------------------------------------------------------------
+# -- closed forms ----------------------------------------------------------------------------------
 
 
 def decoding(engines, samples=256, tokens=500):
@@ -85,8 +84,7 @@ def test_more_gpus_than_the_tail_can_use():
     assert seconds[0] > seconds[1] > seconds[2] > 0.6 * seconds[0]
 
 
-# -- decoding, the slow and obvious way
-# ------------------------------------------------------------------------
+# -- decoding, the slow and obvious way ------------------------------------------------------------
 
 
 def slow_ends(arrivals, base, per_sequence):
@@ -138,8 +136,7 @@ def test_decoding_agrees_with_one_event_after_the_other(seed):
         assert found[number] == pytest.approx(end, abs=1e-6)
 
 
-# -- ages, splits
-# ----------------------------------------------------------------------------------------------
+# -- ages, splits ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_lag", [0, 1, 2, 4])
@@ -172,8 +169,7 @@ def test_the_best_split_is_within_5_percent_of_trying_all(seed):
     assert brute <= best_split(work, gpus, lag, steps).step_seconds <= 1.05 * brute
 
 
-# -- measurements
-# ----------------------------------------------------------------------------------------------
+# -- measurements ----------------------------------------------------------------------------------
 
 
 def test_costs_are_found_again_in_steps_that_they_explain():

@@ -118,8 +118,7 @@ def test_by_hand(name, options, inputs, expected):
     assert value(name, options, **inputs) == pytest.approx(expected)
 
 
-# -- the obvious version
-# ---------------------------------------------------------------------------------
+# -- the obvious version ---------------------------------------------------------------------------
 
 
 def surrogate(ratio, a, low, high, dual=None):
@@ -203,8 +202,7 @@ def test_equals_the_obvious_version(name):
             )
 
 
-# -- gradients
-# -------------------------------------------------------------------------------------------
+# -- gradients -------------------------------------------------------------------------------------
 
 
 def counts_of(inputs, dp_size=1):
@@ -327,8 +325,7 @@ def test_rejected_tokens_leave_their_turn():
     )
 
 
-# -- losses that select tokens
-# -----------------------------------------------------------------------------
+# -- losses that select tokens ---------------------------------------------------------------------
 
 
 def selection(name, options, seed=0):

@@ -68,8 +68,7 @@ def write(tmp_path):
     return write
 
 
-# -- what a function sees and says
-# -----------------------------------------------------------------------
+# -- what a function sees and says -----------------------------------------------------------------
 
 
 def test_function_sees_decoded_text_and_labels(write):
@@ -125,8 +124,7 @@ def test_many_groups_over_several_processes_keep_their_order(write):
         assert values(scores) == [pytest.approx(n + (len(f"{n}:") + n) / 100)] * 2
 
 
-# -- rows that fail
-# --------------------------------------------------------------------------------------
+# -- rows that fail --------------------------------------------------------------------------------
 
 
 def test_an_exception_costs_its_own_row_and_shows_the_line(write):
@@ -247,8 +245,7 @@ def test_a_crash_is_told_and_the_next_call_works(write, death, message):
     assert values(fine) == [1.0]
 
 
-# -- processes
-# -------------------------------------------------------------------------------------------
+# -- processes -------------------------------------------------------------------------------------
 
 
 def test_processes_start_when_they_are_needed(write):
@@ -339,8 +336,7 @@ def _is_gone(pid, within=20.0):
     return False
 
 
-# -- before anything starts
-# ------------------------------------------------------------------------------
+# -- before anything starts ------------------------------------------------------------------------
 
 
 def test_sources_are_checked_before_anything_starts(write):

@@ -23,8 +23,7 @@ ROWS = RewardRows(
 )
 
 
-# -- OpenRLHF: lists in, a dict of tensors out
-# -----------------------------------------------------------
+# -- OpenRLHF: lists in, a dict of tensors out -----------------------------------------------------
 
 OPENRLHF = """
 import torch
@@ -48,8 +47,7 @@ def test_openrlhf(tmp_path):
     ]
 
 
-# -- EasyR1: dicts in, dicts out
-# -------------------------------------------------------------------------
+# -- EasyR1: dicts in, dicts out -------------------------------------------------------------------
 
 EASYR1_BATCH = """
 import re
@@ -94,8 +92,7 @@ def compute_score(predict: str, ground_truth: str):
     return {"overall": float(predict.strip() == ground_truth), "format": 1.0}
 """
 
-# -- verl: one solution at a time
-# ------------------------------------------------------------------------
+# -- verl: one solution at a time ------------------------------------------------------------------
 
 VERL = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None):

@@ -25,8 +25,7 @@ from openrl.types import Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
 from tests.unit.test_reward_function import group, score, values
 
-# -- names, weights, routes
-# ------------------------------------------------------------------------------
+# -- names, weights, routes ------------------------------------------------------------------------
 
 
 def plan_of(models=None, **flags) -> RewardPlan:
@@ -133,8 +132,7 @@ def test_keyword_arguments_by_source_or_for_all():
             kwargs(wrong, remote_rm_url="r.py")
 
 
-# -- the weighted sum
-# ------------------------------------------------------------------------------------
+# -- the weighted sum ------------------------------------------------------------------------------
 
 
 def weigh(results, policy="drop", **weights):
@@ -218,8 +216,7 @@ def test_verifiers_are_checked_before_anything_starts():
         check_reward_sources(flags, reward_plan(flags).sources, ())
 
 
-# -- reward models complete the scores
-# -------------------------------------------------------------------
+# -- reward models complete the scores -------------------------------------------------------------
 
 
 def test_models_are_added_to_what_the_engines_side_gave(tmp_path):
@@ -266,8 +263,7 @@ def test_a_model_whose_output_is_not_finite_fails_the_row():
     ]
 
 
-# -- what failed rows do to a step
-# -----------------------------------------------------------------------
+# -- what failed rows do to a step -----------------------------------------------------------------
 
 
 def scored(*scores, greedy=None) -> Group:

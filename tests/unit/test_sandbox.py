@@ -222,8 +222,7 @@ def test_without_an_interpreter_there_is_no_verdict(monkeypatch):
         program("print(1)")
 
 
-# -- the verifier
-# ----------------------------------------------------------------------------------------
+# -- the verifier ----------------------------------------------------------------------------------
 
 ADD = "def add(a, b):\n    return a + b\n"
 SUM = "print(sum(map(int, input().split())))"

@@ -216,8 +216,7 @@ def test_difficulty_from_pass_rates():
         weights_of(batch, difficulty_loss_weight=True)
 
 
-# -- the order
-# -------------------------------------------------------------------------------------------
+# -- the order -------------------------------------------------------------------------------------
 
 
 def test_the_order_of_operations_by_hand():

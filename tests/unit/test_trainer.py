@@ -39,8 +39,7 @@ def group(name: str, prompt_length: int, *rows: tuple, source: str = "default") 
     return Group(prompt, [trajectory(prompt, *row) for row in rows])
 
 
-# -- what is measured
-# --------------------------------------------------------------------------------------
+# -- what is measured ------------------------------------------------------------------------------
 
 
 def test_rollout_metrics():
@@ -109,8 +108,7 @@ def test_eval_metrics():
     }
 
 
-# -- credit and the KL controller
-# --------------------------------------------------------------------------
+# -- credit and the KL controller ------------------------------------------------------------------
 
 
 def plan() -> CreditPlan:
@@ -173,8 +171,7 @@ def test_a_fixed_coefficient_stays_and_nothing_measured_moves_nothing():
     assert fixed.kl.coef == adaptive.kl.coef == 0.5
 
 
-# -- when, and with which seed
-# -------------------------------------------------------------------------------
+# -- when, and with which seed ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -203,8 +200,7 @@ def test_every_sampled_sequence_has_a_seed_of_its_own():
 PINNED = 48094078
 
 
-# -- waiting and collecting
-# ----------------------------------------------------------------------------------
+# -- waiting and collecting ------------------------------------------------------------------------
 
 
 def test_all_results_in_order_of_the_work():

@@ -32,8 +32,7 @@ def is_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight
 
 
-# -- what is read
-# -----------------------------------------------------------------------------------------
+# -- what is read ----------------------------------------------------------------------------------
 
 
 @check(PPOConfig, environment=True)
@@ -138,8 +137,7 @@ def template_files_exist(config: PPOConfig | SupervisedConfig, given: Given) -> 
             yield Problem((flag,), f"no such file: {name}")
 
 
-# -- what is written
-# --------------------------------------------------------------------------------------
+# -- what is written -------------------------------------------------------------------------------
 
 
 @check(*TRAINING, environment=True)
@@ -195,8 +193,7 @@ def the_checkpoint_to_resume_from_is_one(
         )
 
 
-# -- packages
-# ---------------------------------------------------------------------------------------------
+# -- packages --------------------------------------------------------------------------------------
 
 
 @check(PPOConfig, environment=True)

@@ -35,8 +35,7 @@ for rule in (
 ):
     check(BatchInferenceConfig, EvaluateConfig, environment=True)(rule)
 
-# -- rewards
-# ----------------------------------------------------------------------------------------------
+# -- rewards ---------------------------------------------------------------------------------------
 
 
 @check(ServeConfig, BatchInferenceConfig, EvaluateConfig)
@@ -58,8 +57,7 @@ def asks_for_rewards(config: Answering) -> bool:
     )
 
 
-# -- serve_rm
-# ---------------------------------------------------------------------------------------------
+# -- serve_rm --------------------------------------------------------------------------------------
 
 
 @check(ServeConfig)
@@ -105,8 +103,7 @@ def open_server_wants_a_token(config: ServeConfig, given: Given) -> Problems:
         yield Problem(("host",), message, "--require_token", fatal=False)
 
 
-# -- batch_inference and evaluate
-# -------------------------------------------------------------------------
+# -- batch_inference and evaluate ------------------------------------------------------------------
 
 
 @check(BatchInferenceConfig, EvaluateConfig)
@@ -184,8 +181,7 @@ def figures_are_json(config: EvaluateConfig, given: Given) -> Problems:
         )
 
 
-# -- lora_combiner
-# ----------------------------------------------------------------------------------------
+# -- lora_combiner ---------------------------------------------------------------------------------
 
 
 @check(MergeConfig, environment=True)

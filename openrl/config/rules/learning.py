@@ -28,8 +28,7 @@ from openrl.registry import Entry
 Problems = Iterator[Problem]
 Given = frozenset[str]
 
-# -- algorithm
-# ------------------------------------------------------------------------------------------
+# -- algorithm -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -294,8 +293,7 @@ def bf16_moments_can_follow(config: PPOConfig | SupervisedConfig, given: Given) 
         yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
 
 
-# -- data, evaluation, checkpoints
-# ------------------------------------------------------------------------
+# -- data, evaluation, checkpoints -----------------------------------------------------------------
 
 
 @check(*TRAINING)

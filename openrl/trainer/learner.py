@@ -1,0 +1,232 @@
+"""What a step learns: answers -> batch -> advantages -> optimizer steps, over the worker groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.policy_losses import mark_tokens
+from openrl.algorithms.row_sizes import RowSizes
+from openrl.cluster.group import WorkerGroup, data_ranks
+from openrl.cluster.model_worker import ModelChoice
+from openrl.config.learning import RolloutBatchFlags
+from openrl.config.model import Dtype
+from openrl.extension_points import policy_losses
+from openrl.models.outputs import Want
+from openrl.tracking.metrics import Metric, merge_all
+from openrl.tracking.progress import Stage
+from openrl.trainer.credit import Credit
+from openrl.trainer.cut import Cut, work_metrics
+from openrl.trainer.losses import Losses
+from openrl.trainer.mismatch import Mismatch
+from openrl.trainer.nonfinite import NonFiniteGuard
+from openrl.trainer.ptx import SupervisedMix
+from openrl.trainer.roles import Roles
+from openrl.trainer.rows import columns_of_rows, update_rows
+from openrl.trainer.waiting import all_or_first_error
+from openrl.training.engine import LossOf
+from openrl.training.mismatch import shown, split
+from openrl.training.state import StateParts
+from openrl.types import ExperienceBatch, Group
+
+
+@dataclass(frozen=True)
+class ColumnRequest:
+    """A column of the batch that a model computes."""
+
+    name: str
+    group: WorkerGroup | None  # None: the run has no such model
+    model: ModelChoice = 0
+    also: tuple[Want, ...] = ()  # what else is wanted of it, under names of its own
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """How a batch becomes optimizer steps."""
+
+    batch: RolloutBatchFlags
+    cut: Cut
+    seed: int
+    dtype: Dtype  # that engine and trainer compute in
+    frozen_actor_steps: int = 0  # steps at the start that train the critic alone
+    ptx: SupervisedMix | None = None  # supervised rows that join each optimizer step of the policy
+
+
+class Learner:
+    """One step of training, whenever its answers came."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: LearningSettings,
+        credit: Credit,
+        mismatch: Mismatch,
+        losses: Losses,
+        guard: NonFiniteGuard,
+    ) -> None:
+        self.roles, self.residency = roles, roles.residency
+        self.tokenizer, self.settings = tokenizer, settings
+        self.credit, self.mismatch, self.losses = credit, mismatch, losses
+        self.guard = guard
+
+    async def learn(self, groups: list[Group], step: int, stage: Stage) -> dict[str, Metric]:
+        """Train on the answers. The engines still hold the weights of before."""
+        batch = collate(groups, self.pad_id)
+        with stage("annotate"):
+            batch = await self.annotate(batch)
+        forward = self.losses.old_logprobs == "forward"
+        corrected, metrics = self.mismatch.measure(batch) if forward else (batch, {})
+        batch, credited = self.credit(batch)
+        batch = self._mark(self.mismatch.apply(batch, corrected), step)
+        with stage("train"):
+            trained = await self.update(batch, step)
+        metrics = metrics | credited | trained
+        self.credit.adapt(metrics, len(batch))
+        return metrics
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokenizer.pad_token_id
+
+    def _mark(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
+        """Choose the tokens that a loss treats apart, if it does."""
+        loss, options = (
+            policy_losses[self.losses.actor.loss_type].component,
+            self.losses.actor.options,
+        )
+        return mark_tokens(batch, loss, options, self._generator(step))
+
+    def _generator(self, step: int) -> torch.Generator:
+        """A stream of random numbers for each step of a seed."""
+        return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+
+    async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
+        """Fill the columns that models compute: of the reference and the critic, and of the policy
+        before its update."""
+        policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
+        of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
+        reference: ModelChoice = "start" if self.roles.adapted else 0
+        requests = [
+            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference),
+            ColumnRequest("values", self.roles.critic),
+        ]
+        if not self.losses.full_kl_before:
+            requests.append(ColumnRequest("old_logprobs", policy))
+        batch = await self._filled(batch, requests)
+        if self.losses.full_kl_before:  # looks at the reference's columns
+            also: tuple[Want, ...] = ("full_kl",)
+            batch = await self._filled(batch, [ColumnRequest("old_logprobs", policy, also=also)])
+        if self.losses.old_logprobs == "engine":
+            return batch.replace(old_logprobs=batch.rollout_logprobs)
+        return batch
+
+    async def _filled(
+        self, batch: ExperienceBatch, requests: list[ColumnRequest]
+    ) -> ExperienceBatch:
+        """The batch with the column of each model, and what else is asked of it. Roles that share a
+        place go one after the other: together they would be no faster, and need the room of
+        both."""
+        columns: dict[str, Tensor] = {}
+        by_role: dict[str, list[ColumnRequest]] = {}
+        for request in requests:
+            if request.group is not None:
+                by_role.setdefault(request.group.role, []).append(request)
+        for roles in self.residency.table.rounds(by_role):
+            turn = [request for role in roles for request in by_role[role]]
+            found = await all_or_first_error(self.columns(request, batch) for request in turn)
+            for request, more in zip(turn, found, strict=True):
+                columns[request.name] = more.pop("column")
+                columns |= more
+        return batch.replace(**columns)
+
+    async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
+        """The column under the name "column", what else was asked for under names of its own."""
+        assert request.group is not None
+        async with self.residency.stage("forward", request.group.role):
+            return await columns_of_rows(
+                request.group, batch, self.settings.cut, request.model, *request.also
+            )
+
+    async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
+        """Every optimizer step of this rollout, for policy and critic; for the critic alone while
+        it warms up.
+
+        Roles with places of their own train side by side, those that share any one after the other.
+        """
+        losses = self.losses.of(self.credit.kl.coef)
+        trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
+        metrics: dict[str, Metric] = {}
+        for names in self.residency.table.rounds(trained):
+            for report in await all_or_first_error(
+                self._train(name, losses[name], batch, step) for name in names
+            ):
+                metrics |= report
+        return metrics
+
+    def trains_actor(self, step: int) -> bool:
+        """Step 1 is the first."""
+        return step > self.settings.frozen_actor_steps
+
+    async def _train(
+        self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int
+    ) -> dict[str, Metric]:
+        group = self._trained()[role]
+        ranks, flags, cut = data_ranks(group), self.settings.batch, self.settings.cut
+        shuffled = self._generator(step) if flags.shuffle_mini_batch else None
+        plan = plan_steps(
+            batch, ranks, flags.train_batch_size, cut.train, flags.max_epochs, shuffled, cut.cost
+        )
+        mix = self.settings.ptx if role == "actor" else None
+        also = mix.rows_for(plan, ranks, flags.train_batch_size, cut) if mix else None
+        async with self.residency.stage("train", group.role):
+            reports = await update_rows(group, batch, plan, loss_of, also)
+        self.guard.check(role, step, batch, plan, reports)
+        _, measured = split(merge_all(report for rank in reports for report in rank))
+        totals, _ = split(
+            merge_all(rank[0] for rank in reports)
+        )  # before the first optimizer step, weights sampled
+        work = work_metrics(RowSizes.of(batch, cut.cost), plan, cut) if role == "actor" else {}
+        return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals) | work
+
+    # -- leaving and returning ---------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        state = {
+            "kl": self.credit.kl.state(),
+            "rewards": self.credit.running.state(),
+        }
+        return state | ({"ptx": self.settings.ptx.stream.state()} if self.settings.ptx else {})
+
+    async def save(self, directory: Path, parts: StateParts) -> None:
+        """Each trained role writes itself below ``directory``."""
+        for name, group in self._trained().items():
+            async with self.residency.stage("save", group.role):
+                await group.call("save", str(directory / name), parts)
+
+    async def load(self, directory: Path, state: dict[str, Any], parts: StateParts) -> None:
+        for name, group in self._trained().items():
+            async with self.residency.stage("load", group.role):
+                await group.call("load", str(directory / name), parts)
+        self.credit.kl.load_state(state["kl"])
+        self.credit.running.load_state(state["rewards"])
+        if self.settings.ptx and "ptx" in state:  # else they joined with this resume
+            self.settings.ptx.stream.load_state(state["ptx"])
+
+    async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
+        """A trained model as a Hugging Face directory, tokenizer included."""
+        group = self._trained()[role]
+        async with self.residency.stage("export", group.role):
+            await group.call("export", str(directory))
+        self.tokenizer.save_pretrained(directory)
+
+    def _trained(self) -> dict[str, WorkerGroup]:
+        return {"actor": self.roles.policy} | (
+            {"critic": self.roles.critic} if self.roles.critic else {}
+        )

@@ -1,0 +1,44 @@
+"""Answers as JSON, for the checkpoint of a run whose answers outlive a step."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+
+
+def group_to_json(group: Group) -> dict[str, Any]:
+    """Lists and numbers alone; the prompt by its id. Floats come back as they were."""
+    return {
+        "prompt": group.prompt.id,
+        "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
+        "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
+    }
+
+
+def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
+    """The inverse; ``prompts`` by id."""
+    prompt, greedy = prompts[saved["prompt"]], saved["greedy"]
+    return Group(
+        prompt,
+        [_trajectory_from_json(t, prompt) for t in saved["trajectories"]],
+        _trajectory_from_json(greedy, prompt) if greedy else None,
+    )
+
+
+def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
+    fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value}
+    fields["segments"] = [asdict(segment) for segment in trajectory.segments]
+    fields["score"] = asdict(trajectory.score) if trajectory.score else None
+    return fields
+
+
+def _trajectory_from_json(saved: dict[str, Any], prompt: Prompt) -> Trajectory:
+    segments = [
+        Segment(**segment | {"versions": tuple(VersionSpan(**s) for s in segment["versions"])})
+        for segment in saved["segments"]
+    ]
+    score = Score(**saved["score"]) if saved["score"] else None
+    known = {"prompt": prompt, "segments": segments, "end": End(saved["end"]), "score": score}
+    return Trajectory(**saved | known)

@@ -1,0 +1,28 @@
+"""Do the engines hold the policy's weights? Asked once, after the first publish of a run."""
+
+from __future__ import annotations
+
+from openrl.algorithms.batching import collate
+from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.config.model import Dtype
+from openrl.trainer.learner import ColumnRequest, Learner
+from openrl.trainer.rollouts import Rollouts
+from openrl.types import Sampling
+from openrl.weights.sync import check_gap
+
+
+async def check_sync(rollouts: Rollouts, learner: Learner, version: int, dtype: Dtype) -> float:
+    """Sample a little and compare the engines' log-probs with the trainer's: the largest gap in
+    nats. Within ``Rollouts.generating``.
+
+    Raises UserError if they are not the same model (see ``weights/sync.py``)."""
+    drawn = rollouts.settings.request.sampling
+    plain = Sampling(min(16, drawn.max_tokens), drawn.temperature)
+    request = RolloutRequest(1, plain, seed=(learner.settings.seed, 0, 0), scored=False)
+    prompts = rollouts.buffer.prompts.peek(8)
+    groups = await rollouts.play_all(prompts, request, lambda done, total: None)
+    batch = collate(groups, learner.pad_id)
+    policy = ColumnRequest("logprobs", learner.roles.policy)
+    logprobs = (await learner.columns(policy, batch))["column"]
+    mask = batch.loss_mask
+    return check_gap(batch.rollout_logprobs[mask], logprobs[mask], dtype, version)
