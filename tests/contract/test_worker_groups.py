@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import numpy as np
 import psutil
@@ -18,7 +18,7 @@ import ray
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import start_cluster
-from openrl.cluster.ray_group import ITEMS_AHEAD, RayGroup
+from openrl.cluster.ray_group import RayGroup
 from openrl.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -85,34 +85,21 @@ class PlainWorker:
 
 class AsyncWorker:
     def __init__(self, context: WorkerContext) -> None:
-        self.context, self.released, self.produced, self.closed = (
-            context,
-            asyncio.Event(),
-            0,
-            asyncio.Event(),
-        )
+        self.context = context
+        self.waiting, self.given_up = asyncio.Event(), asyncio.Event()
 
-    async def two_with_a_wait(self) -> object:
-        yield 1
-        await self.released.wait()
-        yield 2
-
-    async def release(self) -> None:
-        self.released.set()
-
-    async def many(self, n: int) -> object:
+    async def wait_for_ever(self) -> None:
+        self.waiting.set()
         try:
-            for i in range(n):
-                self.produced = i + 1
-                yield i
+            await asyncio.Event().wait()
         finally:
-            self.closed.set()
+            self.given_up.set()
 
-    async def count(self) -> int:
-        return self.produced
+    async def someone_waits(self) -> bool:
+        return await self.waiting.wait()
 
-    async def closed_if(self, wait: bool) -> bool:
-        return wait and await self.closed.wait()
+    async def nobody_waits(self) -> bool:
+        return await self.given_up.wait()
 
     async def hang_on(self, rank: int) -> int:
         if self.context.rank == rank:
@@ -214,46 +201,21 @@ def test_neighbours_that_work_on_the_same_rows_get_one_shard_and_answer_once(mak
         asyncio.run(group.scatter("add", [(1,), (2,)]))
 
 
-def test_first_asks_worker_0_alone(make):
+def test_one_worker_can_be_asked_alone(make):
     group = make(PlainWorker, 100)
     before = asyncio.run(group.call("count"))
-    assert asyncio.run(group.first("add", 5)) == (0, 105)
+    assert asyncio.run(group.one(0, "add", 5)) == (0, 105)
     assert asyncio.run(group.call("count")) == [before[0] + 1, before[1]]
 
 
-def test_stream_gives_the_items_of_one_worker(make):
-    async def scenario():
-        return [int(item[0]) async for item in make(PlainWorker, 100).stream(1, "items", 5)]
-
-    assert asyncio.run(scenario()) == [10, 11, 12, 13, 14]
-
-
-def test_stream_gives_items_as_they_come(make):
+def test_who_gives_up_waiting_cancels_the_call(make):
     group = make(AsyncWorker)
 
     async def scenario():
-        seen = []
-        async for item in group.stream(0, "two_with_a_wait"):
-            seen.append(item)
-            if item == 1:  # the generator cannot go on until this very call
-                await group.first("release")
-        return seen
-
-    assert asyncio.run(scenario()) == [1, 2]
-
-
-def test_leaving_a_stream_closes_its_generator(make):
-    group = make(AsyncWorker)
-
-    async def scenario():
-        async with aclosing(group.stream(1, "many", 1000)) as items:
-            async for item in items:
-                if item == 3:
-                    break
-        assert await group.scatter("closed_if", [(False,), (True,)]) == [
-            False,
-            True,
-        ]  # hangs if it is not closed
+        waiting = asyncio.create_task(group.one(1, "wait_for_ever"))
+        await group.one(1, "someone_waits")
+        waiting.cancel()
+        assert await group.one(1, "nobody_waits")  # hangs if the call goes on
 
     asyncio.run(scenario())
 
@@ -281,10 +243,6 @@ def test_streams_that_do_not_end_together_are_an_error(make):
         asyncio.run(scenario())
 
 
-async def collect_stream(group):
-    return [item async for item in group.stream(1, "break_off")]
-
-
 async def collect_handles(group):
     return [handles async for handles in group.stream_handles("break_off")]
 
@@ -294,7 +252,6 @@ async def collect_handles(group):
     [
         (lambda group: group.call("fail_on", 1), "fail_on"),
         (lambda group: group.scatter("fail_on", [(1,), (1,)]), "fail_on"),
-        (collect_stream, "break_off"),
         (collect_handles, "break_off"),
     ],
 )
@@ -380,16 +337,6 @@ def test_handles_do_not_hold_the_data(cluster):
     assert asyncio.run(scenario()) == [ray.ObjectRef, ray.ObjectRef]
 
 
-def test_an_unread_stream_pauses_its_generator(cluster):
-    async def scenario():
-        async with ray_group(cluster, AsyncWorker, size=1) as group:
-            async for item in group.stream(0, "many", 200):
-                # read: item + 1; waiting: ITEMS_AHEAD; one more may be in the generator's hands
-                assert await group.first("count") <= item + 1 + ITEMS_AHEAD + 1
-
-    asyncio.run(scenario())
-
-
 def test_a_killed_worker_is_named_at_once(cluster):
     async def scenario():
         async with ray_group(cluster, PlainWorker) as group:
@@ -407,17 +354,12 @@ def test_a_worker_killed_between_items_is_named(cluster):
         async with ray_group(cluster, AsyncWorker) as group:
             await collect(group)
 
-    async def by_item(group):
-        async for pid in group.stream(1, "pid_then_hang"):
-            os.kill(pid, signal.SIGKILL)
-
     async def by_handle(group):
         async for handles in group.stream_handles("pid_then_hang"):
             os.kill(await handles[1], signal.SIGKILL)
 
-    for collect in (by_item, by_handle):
-        with pytest.raises(WorkerDied, match="tester rank 1 died in pid_then_hang"):
-            asyncio.run(scenario(collect))
+    with pytest.raises(WorkerDied, match="tester rank 1 died in pid_then_hang"):
+        asyncio.run(scenario(by_handle))
 
 
 def test_this_process_still_learns_how_its_own_children_ended(cluster):

@@ -20,7 +20,7 @@ from transformers import GPT2Config
 from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import CollectRequest, RolloutWorker
+from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
 from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
@@ -489,9 +489,9 @@ def collect_with(task: Path, reward: Path) -> None:
                 Prompt(f"train:{i}", tokenize(t).input_ids, t, label=t)
                 for i, t in enumerate(["1+2=", "7+7="])
             ]
-            request = CollectRequest(n_samples=3, sampling=Sampling(max_tokens=4), seed=(0, 1))
-            async for _ in group.stream(0, "collect", list(enumerate(prompts)), request):
-                pass
+            for draw, prompt in enumerate(prompts):
+                request = RolloutRequest(3, Sampling(max_tokens=4), seed=(0, 1, draw))
+                await group.one(0, "play", prompt, request)
         finally:
             await group.close()
 

@@ -6,65 +6,74 @@ from types import SimpleNamespace
 
 from rich.console import Console
 
-from openrl.config.correction import DynamicFilteringFlags
+from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
-from openrl.config.learning import RolloutBatchFlags
-from openrl.config.rollout import CollectFlags
 from openrl.config.run import RLCheckpointFlags
-from openrl.data.prompts import PromptStream
 from openrl.tracking.metrics import Mean
 from openrl.tracking.progress import Progress
+from openrl.trainer import rl_trainer
 from openrl.trainer.evaluation import PASS_RATE
-from openrl.trainer.rl_trainer import RLTrainer
-from openrl.types import Prompt
+from openrl.trainer.residency import Residency
+from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.types import Sampling
 
 
-class Pipeline:
+class Publisher:
     """Knows only what an evaluation may ask for; anything else is an AttributeError."""
 
-    sync = SimpleNamespace(way="shared host memory")
+    way, version = "nothing", 0
 
-    def __init__(self):
-        self.asked, self.sync = [], SimpleNamespace(way="nothing")
+    def __init__(self, asked):
+        self.asked = asked
 
     async def publish(self):
         self.asked.append("publish")
         return {}
 
-    async def check_sync(self, prompts):
-        self.asked.append("check_sync")
-
-    async def collect(self, *args):
-        raise AssertionError("the evaluation of this test has its answers")
+    async def remind(self):
+        pass
 
 
-def test_an_evaluation_alone(tmp_path):
-    logged, pipeline = [], Pipeline()
+def test_an_evaluation_alone(tmp_path, monkeypatch):
+    logged, asked = [], []
 
-    async def run(collect, on_group):
+    async def check_sync(*args):
+        asked.append("check_sync")
+
+    async def run(rollouts, tell):
         return {PASS_RATE: Mean(3, 4)}
 
-    trainer = RLTrainer(
-        pipeline,
-        PromptStream([Prompt(str(i), [1], "") for i in range(8)], seed=0),
-        5,
-        None,
-        batch=RolloutBatchFlags(),
-        collecting=CollectFlags(),
-        filtering=DynamicFilteringFlags(),
-        checkpoint=RLCheckpointFlags(save_path=str(tmp_path / "out")),
-        evaluate=PromptEvalFlags(eval_only=True),
-        evaluation=SimpleNamespace(run=run),
-        checkpoints=SimpleNamespace(start_from=None),
-        trackers=SimpleNamespace(
-            log=lambda step, values: logged.append((step, values)),
-            close=lambda: logged.append("closed"),
-        ),
-        progress=Progress("test", 5, (), console=Console(file=StringIO())),
-        flags={},
-    )
-    summary = asyncio.run(trainer.fit())
-    assert pipeline.asked == ["publish", "check_sync"]
+    async def scenario():
+        trainer = RLTrainer(
+            Rollouts(
+                SimpleNamespace(size=1),
+                RolloutBuffer(None, BufferLimits(1)),
+                Residency(),
+                RolloutSettings(RolloutRequest(1, Sampling(1))),
+            ),
+            SimpleNamespace(settings=SimpleNamespace(dtype="fp32")),
+            Publisher(asked),
+            SimpleNamespace(run=run),
+            SimpleNamespace(start_from=None),
+            SimpleNamespace(
+                log=lambda step, values: logged.append((step, values)),
+                close=lambda: logged.append("closed"),
+            ),
+            Progress("test", 5, (), console=Console(file=StringIO())),
+            RunSettings(
+                RLCheckpointFlags(save_path=str(tmp_path / "out")),
+                PromptEvalFlags(eval_only=True),
+                1,
+                {},
+            ),
+        )
+        return await trainer.fit()
+
+    monkeypatch.setattr(rl_trainer, "check_sync", check_sync)
+    summary = asyncio.run(scenario())
+    assert asked == ["publish", "check_sync"]
     assert logged == [(0, {PASS_RATE: 0.75}), "closed"]
     assert summary.steps == 0 and summary.eval_pass_after == 0.75
     assert not (tmp_path / "out").exists()

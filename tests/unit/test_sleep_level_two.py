@@ -8,17 +8,17 @@ import asyncio
 import pytest
 
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import CollectRequest
+from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.placement import ENGINES
 from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
-from openrl.tracking.metrics import Last
-from openrl.trainer.launch import build_pipeline
+from openrl.trainer.launch import build_publisher
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import roles_of, sleeping
-from openrl.training.state import WHOLE
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
 from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
+from openrl.weights.transport import Route
 from tests.flags import GRPO, ppo
-from tests.unit.test_overlap import INPUTS
 from tests.unit.test_residency import plan
 
 PROMPT = Prompt("p", [5], "x")
@@ -64,22 +64,20 @@ class Engine:
     async def wake(self, *parts) -> None:
         await self.sleeper.wake(*parts)
 
-    def load(self, version: int) -> None:
+    async def finish_sync(self, version: int) -> int:
         self.sleeper.require("a weight sync", "weights")
         assert "weights" not in self.llm.asleep
         self.llm.content, self.version = True, version
         self.sleeper.synced()
         self.log.append(f"send {version}")
+        return version
 
-    async def collect(self, prompts, request):
+    async def play(self, prompt, request):
         self.sleeper.begin()
         assert not self.llm.asleep and self.llm.content
         self.sleeper.end()
         self.log.append(f"answer by {self.version}")
-        yield [
-            (i, Group(p, [Trajectory(p, [Segment.answer([5], [6], [-1.0])], End.STOP)]))
-            for i, p in prompts
-        ]
+        return Group(prompt, [Trajectory(prompt, [Segment.answer([5], [6], [-1.0])], End.STOP)])
 
 
 class Model:
@@ -97,13 +95,14 @@ class Model:
         pass
 
 
-class Sync:
-    def __init__(self, engines: LocalGroup) -> None:
-        self.engines = engines
+class Policy(Model):
+    """Sends nothing in no bucket."""
 
-    async def send(self, version: int):
-        await self.engines.call("load", version)
-        return {"perf/sync_bytes": Last(8.0)}
+    def send_weights(self, version, size):
+        yield from ()
+
+    def end_sync(self) -> None:
+        pass
 
 
 @pytest.mark.parametrize("by_parts", [True, False])
@@ -120,30 +119,35 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
 
     async def scenario():
         groups = {ENGINES: LocalGroup.create(ENGINES, 1, Engine, LLM(by_parts), level, log)}
-        groups["actor"] = LocalGroup.create("actor", 1, Model)
+        groups["actor"] = LocalGroup.create("actor", 1, Policy)
         residency = Residency(ResidencyTable.of(plan(vllm=(0,), actor=(0,)), sleeping(config)))
         for role, group in groups.items():
             await residency.started(role, group)
-        pipeline = build_pipeline(config, INPUTS, roles_of(config, groups, residency))
-        pipeline.sync = Sync(groups[ENGINES])
+        roles = roles_of(config, groups, residency)
+        publisher = build_publisher(config, roles)
+        publisher.route = Route()
+        buffer = RolloutBuffer(None, BufferLimits(1))
+        settings = RolloutSettings(RolloutRequest(1, Sampling(4), scored=False))
+        rollouts = Rollouts(roles.rollout, buffer, residency, settings)
 
         async def answer():
-            await pipeline.collect(
-                [PROMPT], CollectRequest(1, Sampling(4), scored=False), lambda done, total: None
-            )
+            await publisher.remind()
+            async with rollouts.generating():
+                await rollouts.play_all([PROMPT], settings.request, lambda done, total: None)
 
         async def train():
             async with residency.stage("train", "actor"):
                 log.append("train")
-            return await pipeline.publish()
+            return await publisher.publish()
 
-        measured = [await pipeline.publish()]
+        measured = [await publisher.publish()]
         await answer()
         async with residency.stage("forward", "actor"):
             log.append("compare")
         await answer()
         measured.append(await train())
-        await pipeline.save(tmp_path, WHOLE)
+        async with residency.stage("save", "actor"):
+            pass
         await answer()
         await answer()
         measured.append(await train())

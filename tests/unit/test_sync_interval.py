@@ -1,5 +1,5 @@
-"""--weight_sync_interval: the real loop over a pipeline that only takes down what is asked of it,
-and when."""
+"""--weight_sync_interval: the real loop over roles that only take down what is asked of them, and
+when."""
 
 import asyncio
 from io import StringIO
@@ -8,116 +8,131 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from openrl.cluster.group import LocalGroup
+from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.commands import PPOConfig
-from openrl.config.correction import DynamicFilteringFlags
 from openrl.config.data import PromptEvalFlags
-from openrl.config.learning import RolloutBatchFlags
-from openrl.config.rollout import CollectFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
-from openrl.trainer.pipeline import Answers
 from openrl.trainer.residency import Residency
-from openrl.trainer.rl_trainer import RLTrainer
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 from tests.flags import GRPO, settle
 
 
-class Pipeline:
-    """Its weights are the number of the step that trained them; engines answer with those that they
+class Run:
+    """The weights are the number of the step that trained them; engines answer with those that they
     got last."""
 
     def __init__(self, frozen=0):
         self.frozen, self.weights, self.engines, self.events = frozen, 0, 0, []
-        self.residency = Residency()
 
-    def request(self, step):
-        return step
 
-    async def generate(self, prompts, step, on_group):
-        self.events.append(f"rollout {step} by {self.engines}")
-        answer = [
-            Trajectory(p, [Segment.answer([1], [2], [-1.0])], End.STOP, score=Score(1.0))
-            for p in prompts
-        ]
-        return Answers.scored([Group(row.prompt, [row]) for row in answer])
+class Engine:
+    def __init__(self, context, run):
+        self.run = run
 
-    async def collect(self, prompts, request, on_group):
-        raise AssertionError("only an evaluation collects, and this one judges without")
+    async def play(self, prompt, request):
+        self.run.events.append(f"rollout by {self.run.engines}")
+        row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, self.run.engines),))
+        return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
 
-    async def learn(self, answers, step, stage):
-        self.weights = step if self.trains_actor(step) else self.weights
+
+class Learner:
+    def __init__(self, run):
+        self.run, self.residency = run, Residency()
+
+    async def learn(self, taken, step, stage):
+        self.run.weights = step if self.trains_actor(step) else self.run.weights
         return {}
 
     def trains_actor(self, step):
-        return step > self.frozen
+        return step > self.run.frozen
+
+    def state(self):
+        return {}
+
+
+class Publisher:
+    def __init__(self, run):
+        self.run, self.version = run, 0
+
+    async def remind(self):
+        pass
 
     async def publish(self):
-        self.events.append(f"send {self.weights}")
-        self.engines = self.weights
+        self.run.events.append(f"send {self.run.weights}")
+        self.run.engines = self.run.weights
+        self.version += 1
         return {"perf/sync_bytes": Last(8.0)}
 
 
 class Evaluation:
-    def __init__(self, pipeline):
-        self.pipeline = pipeline
+    def __init__(self, run):
+        self.of = run
 
-    async def run(self, collect, on_group):
-        self.pipeline.events.append(f"judge {self.pipeline.engines}")
+    async def run(self, rollouts, tell):
+        self.of.events.append(f"judge {self.of.engines}")
         return {}
 
 
 class Checkpoints:
-    def __init__(self, pipeline):
-        self.pipeline = pipeline
+    def __init__(self, run):
+        self.run = run
 
     async def save(self, step, *args):
-        self.pipeline.events.append(f"save {step}, engines have {self.pipeline.engines}")
+        self.run.events.append(f"save {step}, engines have {self.run.engines}")
 
 
 async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
     """(events, metrics of each step)"""
-    pipeline, logged = Pipeline(frozen), []
-    trainer = trainer_of(pipeline, logged, interval, count, eval_steps, save_steps)
+    run, logged = Run(frozen), []
+    trainer = trainer_of(run, logged, interval, count, eval_steps, save_steps)
     async for learned in trainer.steps():
         await trainer.report(learned)
-    return pipeline.events, logged
+    return run.events, logged
 
 
-def trainer_of(pipeline, logged, interval=1, count=9, eval_steps=-1, save_steps=-1):
-    pipeline.state = dict
+def trainer_of(run, logged, interval=1, count=9, eval_steps=-1, save_steps=-1, learner=Learner):
+    stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
     trackers = SimpleNamespace(
         log=lambda step, values: logged.append(values), log_samples=lambda *args: None
     )
     return RLTrainer(
-        pipeline,
-        PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0),
-        count,
-        None,
-        batch=RolloutBatchFlags(rollout_batch_size=2),
-        collecting=CollectFlags(),
-        filtering=DynamicFilteringFlags(),
-        checkpoint=RLCheckpointFlags(save_path="unused", save_steps=save_steps),
-        evaluate=PromptEvalFlags(eval_steps=eval_steps),
-        evaluation=Evaluation(pipeline),
-        checkpoints=Checkpoints(pipeline),
-        trackers=trackers,
-        progress=Progress("test", count, (), console=Console(file=StringIO())),
-        flags={},
-        weight_sync_interval=interval,
+        Rollouts(
+            LocalGroup.create("vllm", 1, Engine, run),
+            RolloutBuffer(stream, BufferLimits(1)),
+            Residency(),
+            RolloutSettings(RolloutRequest(1, Sampling(1))),
+        ),
+        learner(run),
+        Publisher(run),
+        Evaluation(run),
+        Checkpoints(run),
+        trackers,
+        Progress("test", count, (), console=Console(file=StringIO())),
+        RunSettings(
+            RLCheckpointFlags(save_path="unused", save_steps=save_steps),
+            PromptEvalFlags(eval_steps=eval_steps),
+            interval,
+            {},
+        ),
     )
 
 
 def test_every_step_sends_by_default():
     events, logged = asyncio.run(steps(1, 3))
     assert events == [
-        "rollout 1 by 0",
+        "rollout by 0",
         "send 1",
-        "rollout 2 by 1",
+        "rollout by 1",
         "send 2",
-        "rollout 3 by 2",
+        "rollout by 2",
         "send 3",
     ]
     assert [m["rollout/steps_behind"] for m in logged] == [0, 0, 0]
@@ -127,7 +142,7 @@ def test_every_third_step_sends():
     events, logged = asyncio.run(steps(3, 7))
     assert [e for e in events if "send" in e] == ["send 3", "send 6"]
     assert [e for e in events if "rollout" in e][3:7] == [
-        f"rollout {s} by {w}" for s, w in ((4, 3), (5, 3), (6, 3), (7, 6))
+        f"rollout by {weights}" for weights in (3, 3, 3, 6)
     ]
     assert [m["rollout/steps_behind"] for m in logged] == [0, 1, 2, 0, 1, 2, 0]
 
@@ -151,33 +166,18 @@ def test_weights_that_nobody_trained_are_not_sent():
     assert [m["rollout/steps_behind"] for m in logged] == [0, 0, 0, 0, 0, 1]
 
 
-def test_a_step_that_fails_leaves_no_reward_behind():
-    """The optimizer fails while rewards are out: what waits for them ends with the loop."""
-    ended = []
-
-    async def rewards():
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("rewards")
-
-    class Failing(Pipeline):
-        async def generate(self, prompts, step, on_group):
-            answers = await super().generate(prompts, step, on_group)
-            scoring = asyncio.create_task(rewards())
-            await asyncio.sleep(0)
-            return Answers(answers.groups, scoring)
-
-        async def learn(self, answers, step, stage):
+def test_a_step_that_fails_leaves_no_task_behind():
+    class Failing(Learner):
+        async def learn(self, taken, step, stage):
             raise UserError("no finite gradient")
 
     async def scenario():
         with pytest.raises(UserError, match="no finite gradient"):
-            async for _ in trainer_of(Failing(), []).steps():
+            async for _ in trainer_of(Run(), [], learner=Failing).steps():
                 pass
-        return ended, asyncio.all_tasks() - {asyncio.current_task()}
+        return asyncio.all_tasks() - {asyncio.current_task()}
 
-    assert asyncio.run(scenario()) == (["rewards"], set())
+    assert asyncio.run(scenario()) == set()
 
 
 def test_an_evaluation_alone_sends_once():

@@ -6,13 +6,18 @@ import asyncio
 import pytest
 
 from openrl.cluster.group import LocalGroup
-from openrl.cluster.rollout_worker import CollectRequest
+from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.correction import DynamicFilteringFlags
+from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import reward_plan
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
-from openrl.trainer.collector import Collector
+from openrl.rewards.combined import Weighing
 from openrl.trainer.filtering import DynamicFilter
-from openrl.trainer.judging import ArrivalJudge
+from openrl.trainer.residency import Residency
+from openrl.trainer.reward_models import RewardModels
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory
 
 
@@ -45,13 +50,20 @@ class Model:
             trajectory.score = Score(float(trajectory.prompt.id))
 
 
+def models(score, most):
+    """Reward models whose calls are those of ``score``."""
+    made = RewardModels(Weighing(reward_plan(RewardFlags()), "zero"), None, most)
+    made.score = score
+    return made
+
+
 @pytest.mark.parametrize(
     ("most", "calls"), [(None, ["0", "1 2 3"]), (1, ["0", "1", "2", "3"]), (2, ["0", "1 2", "3"])]
 )
 def test_what_arrives_while_the_model_is_busy_shares_the_next_call(most, calls):
     async def scenario():
         model = Model()
-        judge = ArrivalJudge(model.score, most)
+        judge = models(model.score, most)
         groups = [group(str(i)) for i in range(4)]
         waiting = []
         for g in groups:
@@ -65,67 +77,56 @@ def test_what_arrives_while_the_model_is_busy_shares_the_next_call(most, calls):
     assert asyncio.run(scenario()) == calls
 
 
+class Engine:
+    """Plays prompts without a model."""
+
+    def __init__(self, context): ...
+
+    async def play(self, prompt, request):
+        return group(prompt.id)
+
+
+def rollouts(score, names, wanted, **limits):
+    """Rollouts over one engine, whose groups ``score`` completes."""
+    prompts = [Prompt(name, [1], name) for name in names]
+    stream = PromptStream(prompts, seed=0, shuffle=False)
+    chosen = limits.pop("group_filter", None)
+    buffer = RolloutBuffer(stream, BufferLimits(wanted, **limits), chosen)
+    settings = RolloutSettings(RolloutRequest(2, Sampling(4)))
+    engines = LocalGroup.create("vllm", 1, Engine)
+    return Rollouts(engines, buffer, Residency(), settings, models(score, 1))
+
+
 def test_a_failing_model_ends_the_step():
-    class Engine:
-        def __init__(self, context): ...
-
-        async def collect(self, prompts, request):
-            for position, prompt in prompts:
-                yield [(position, group(prompt.id))]
-
     async def scenario():
         model = Model()
         model.finish.set()
-        collector = Collector(LocalGroup.create("rollout", 2, Engine))
-        prompts = [Prompt(name, [1], name) for name in ("1", "bad", "2")]
-        await collector.collect(
-            prompts,
-            CollectRequest(2, Sampling(4)),
-            lambda *_: None,
-            judge=ArrivalJudge(model.score, 1),
-        )
+        played = rollouts(model.score, ("1", "bad", "2"), 3)
+        try:
+            async with played.generating():
+                await played.take(lambda done, total: None)
+        finally:
+            await played.close()
 
     with pytest.raises(UserError, match="row bad"):
         asyncio.run(scenario())
 
 
-def test_groups_are_filtered_by_what_the_model_says_while_engines_go_on():
-    """A group is replaced as soon as it is judged, although the engine that made it still has
-    others to make."""
-    order: list[str] = []
-
-    class Engine:
-        def __init__(self, context): ...
-
-        async def collect(self, prompts, request):
-            for position, prompt in prompts:
-                order.append(f"made {prompt.id}")
-                yield [(position, group(prompt.id))]
-                while prompt.id == "first" and "judged first" not in order:
-                    await asyncio.sleep(
-                        0
-                    )  # until the first is judged; a judge in the engine's way would hang here
+def test_groups_are_filtered_by_what_the_model_says_while_others_are_judged():
+    """A group is replaced as soon as it is scored, although others still wait for their scores."""
 
     async def score(groups):
         for g in groups:
-            order.append(f"judged {g.prompt.id}")
             for trajectory in g.trajectories:
                 trajectory.score = Score(1.0 if g.prompt.id == "first" else 0.5)
 
     async def scenario():
-        prompts = [Prompt(name, [1], name) for name in ("first", "second", "third")]
-        stream = PromptStream(prompts, seed=0)
-        stream.take = lambda count: prompts[2:]
-        chosen = DynamicFilter(DynamicFilteringFlags(dynamic_filtering=True), stream, wanted=2)
-        collector = Collector(LocalGroup.create("rollout", 1, Engine))
-        groups = await collector.collect(
-            prompts[:2],
-            CollectRequest(2, Sampling(4)),
-            lambda *_: None,
-            chosen.replace,
-            ArrivalJudge(score, 1),
-        )
-        return [g.prompt.id for g in groups], [g.prompt.id for g in chosen.select(groups)[0]]
+        names = ("first", "second", "third")
+        flags = DynamicFilteringFlags(dynamic_filtering=True)
+        played = rollouts(score, names, 2, group_filter=DynamicFilter(flags, 3, 2))
+        async with played.generating():
+            taken = await played.take(lambda done, total: None)
+        await played.close()
+        return [[g.prompt.id for g in groups] for groups in (taken.generated, taken.groups)]
 
-    assert asyncio.run(scenario()) == (["first", "second", "third"], ["second", "third"])
-    assert order.index("judged first") < order.index("made second")
+    assert asyncio.run(scenario()) == [["first", "second", "third"], ["second", "third"]]
