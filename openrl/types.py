@@ -266,7 +266,8 @@ class ExperienceBatch:
     )
     full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) the critic
-    scores: Tensor | None = None  # (B,) rewards after shaping and the estimator's baseline
+    shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
+    scores: Tensor | None = None  # (B,) what the estimator made of them
     token_rewards: Tensor | None = (
         None  # (B, T) score on the last sampled token, minus any KL penalty
     )
@@ -276,7 +277,10 @@ class ExperienceBatch:
     is_weights: Tensor | None = (
         None  # (B, T) factor of each token's policy loss that corrects for the engine's policy
     )
-    marked: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats apart
+    trajectory_tokens: Tensor | None = (
+        None  # (B,) int64, trained tokens in all rows of the row's trajectory
+    )
+    selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats apart
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -304,9 +308,14 @@ class ExperienceBatch:
         return self.loss_mask.sum(-1)
 
     @property
-    def members(self) -> Tensor:
-        """(B,) bool: rows that count in statistics of rewards, those with a sampled token."""
+    def valid(self) -> Tensor:
+        """(B,) bool: has a trained token; dummies and rows of failed trajectories have none."""
         return self.loss_mask.any(-1)
+
+    def trajectory_sums(self, rows: Tensor) -> Tensor:
+        """(B,) of rows to the sums over their trajectories, on each row of these; (B,)."""
+        _, index = self.trajectory_ids.unique(return_inverse=True)
+        return rows.new_zeros(len(rows)).index_add(0, index, rows)[index]
 
     @property
     def reference(self) -> tuple[Tensor, ...]:
@@ -321,6 +330,7 @@ class ExperienceBatch:
         """The given rows, cut to their longest. Row -1 is a dummy: one token, nothing to train.
 
         Dummies keep every rank at the same number of collectives when rows run out.
+        ``trajectory_tokens`` is filled now if nobody has: the other rows may not be among these.
         """
         index = torch.tensor([max(r, 0) for r in rows], dtype=torch.long)
         dummy = torch.tensor([r < 0 for r in rows], dtype=torch.bool)
@@ -337,6 +347,8 @@ class ExperienceBatch:
                 columns[f.name] = (
                     [value[i] for i in index.tolist()] if isinstance(value, list) else value
                 )
+        if self.trajectory_tokens is None:
+            columns["trajectory_tokens"] = self.trajectory_sums(self.response_lengths)[index]
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
         columns["attention_mask"] = columns["attention_mask"] & ~dummy[:, None]
         columns["attention_mask"][dummy, 0] = True  # a row without tokens breaks attention kernels
@@ -362,7 +374,7 @@ class StepCounts:
     """What one optimizer step trains, over all ranks and micro-batches: the only denominators."""
 
     tokens: int  # trained tokens
-    sequences: int  # sequences with at least one trained token
+    trajectories: int  # with at least one trained token; of preferences: pairs, or rated answers
     dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
 
 
@@ -385,7 +397,7 @@ class LossInputs:
     loss_mask: Tensor  # bool
     turn_ids: Tensor  # int64
     rewards: Tensor  # (b,) as the reward source gave them
-    marked: Tensor | None = None  # bool, tokens that a SelectingLoss treats apart
+    selected: Tensor | None = None  # bool, tokens that a SelectingLoss treats apart
 
 
 @dataclass(frozen=True)

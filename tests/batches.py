@@ -134,5 +134,38 @@ def loss_inputs(seed: int = 0, width: int = 12, spread: float = 0.3) -> LossInpu
         loss_mask=batch.loss_mask,
         turn_ids=batch.turn_ids,
         rewards=batch.rewards,
-        marked=torch.rand(batch.loss_mask.shape, generator=g) < 0.3,
+        selected=torch.rand(batch.loss_mask.shape, generator=g) < 0.3,
     )
+
+
+def in_segments(
+    batch: ExperienceBatch, count: int, by_turns: bool = False
+) -> tuple[ExperienceBatch, Tensor]:
+    """Each row as ``count`` segments of one trajectory, or as many as it has sampled tokens (or
+    turns): a segment begins with all that came before, and trains its part of them. Also the row
+    that each segment was cut from, (B,)."""
+    rows, masks = [], []
+    for row, mask in enumerate(batch.loss_mask):
+        units = batch.turn_ids[row] if by_turns else mask.cumsum(0) - 1
+        found = int(units[mask].max()) + 1 if bool(mask.any()) else 1
+        parts = min(count, found)
+        rows += [row] * parts
+        masks += [mask & (units * parts // found == part) for part in range(parts)]
+    chosen = batch.select(rows)
+    width = chosen.token_ids.shape[1]
+    mask = torch.stack(masks)[:, :width]
+    last = torch.where(mask, torch.arange(width), 0).amax(-1, keepdim=True)
+    known = (torch.arange(width) <= last) | ~mask.any(-1, keepdim=True)
+    columns = {
+        "loss_mask": mask,
+        "turn_ids": turn_ids(mask),
+        "attention_mask": chosen.attention_mask & known,
+        "trajectory_tokens": None,
+    }
+    return chosen.replace(**columns), torch.tensor(rows)
+
+
+def joined(column: Tensor, source: Tensor) -> Tensor:
+    """(B, T) of segments back to the rows that they were cut from."""
+    rows = int(source.max()) + 1
+    return column.new_zeros(rows, *column.shape[1:]).index_add(0, source, column)

@@ -13,16 +13,17 @@ from torch import Tensor
 
 from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, first_fit
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
+from openrl.algorithms.trajectories import Trajectories
 from openrl.errors import UserError
 from openrl.types import ExperienceBatch, Group, Score, Segment, StepCounts, StepPlan, Trajectory
 
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
-    """One row per trajectory, right padded to the longest; rows of a group share a ``group_ids``
-    value.
+    """One row per segment, right padded to the longest; rows of a trajectory share a
+    ``trajectory_ids`` value, those of a group a ``group_ids`` value.
 
     A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
-    keeps its row and loses its loss mask: it is not trained and counts in no statistic. Without a
+    keeps its rows and loses its loss mask: it is not trained and counts in no statistic. Without a
     score the reward is NaN."""
     rows = [
         (number, group, t, segment)
@@ -181,12 +182,12 @@ def plan_steps(
     generator: torch.Generator | None = None,
     cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
-    """Cut a rollout batch into optimizer steps of ``train_batch_size`` rows, the last of an epoch
-    maybe smaller.
+    """Cut a rollout batch into optimizer steps of ``train_batch_size`` trajectories, the last of an
+    epoch maybe smaller. All rows of a trajectory lie in the same step.
 
-    Every epoch shuffles all rows anew by ``generator`` (None: in order) and trains each exactly
-    once. Which rows meet in a step depends neither on ``dp_size`` nor on ``micro_batch_size``.
-    Within a step, rows are dealt to ranks by ``cost`` (Karmarkar-Karp): ranks get equally many rows
+    Every epoch shuffles all trajectories anew by ``generator`` (None: in order) and trains each
+    exactly once. Which meet in a step depends neither on their rows nor on ``dp_size`` and
+    ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost`` (Karmarkar-Karp): ranks get equally many rows
     where micro-batches count rows, and any number where they count tokens. Where siblings share
     what they begin with (``cost.shared``), they are kept together as far as that allows.
 
@@ -198,21 +199,25 @@ def plan_steps(
     All ranks run the same number of micro-batches, the costliest first: where rows run out a
     micro-batch is ``[-1]``, one dummy row. Raises UserError for a row that a ``TokenCap`` has no
     room for."""
-    n, sizes = len(batch), RowSizes.of(batch, cost)
-    orders = [
-        torch.randperm(n, generator=generator).tolist() if generator is not None else list(range(n))
-        for _ in range(epochs)
-    ]
-    rows_of_steps = [
-        order[i : i + train_batch_size] for order in orders for i in range(0, n, train_batch_size)
-    ]
+    sizes, index = RowSizes.of(batch, cost), Trajectories.of(batch).index.tolist()
+    rows_of: dict[int, list[int]] = {}
+    for row, trajectory in enumerate(index):
+        rows_of.setdefault(trajectory, []).append(row)
+    rows_of_steps = []
+    for _ in range(epochs):
+        order = list(rows_of)
+        if generator is not None:
+            order = [order[i] for i in torch.randperm(len(order), generator=generator).tolist()]
+        for start in range(0, len(order), train_batch_size):
+            meeting = order[start : start + train_batch_size]
+            rows_of_steps.append([row for trajectory in meeting for row in rows_of[trajectory]])
     shards, cuts = _indexed(
         [_cut(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size
     )
     tokens, steps = batch.response_lengths.tolist(), []
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
-        trained = [tokens[row] for row in rows if tokens[row]]
-        counts = StepCounts(tokens=sum(trained), sequences=len(trained), dp_size=dp_size)
+        trained = {index[row] for row in rows if tokens[row]}
+        counts = StepCounts(sum(tokens[row] for row in rows), len(trained), dp_size)
         steps.append([StepPlan(micro, counts) for micro in cut])
     return TrainingPlan(shards, steps)
 
@@ -226,8 +231,8 @@ def plan_pairs(
     """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which
     are never split.
 
-    ``StepCounts.sequences`` counts pairs with a trained token in the first row, ``tokens`` those of
-    both rows."""
+    ``StepCounts.trajectories`` counts pairs with a trained token in the first row, ``tokens`` those
+    of both rows."""
     sizes = RowSizes.of(batch, cost)
     pairs = [Bundle.of((row, row + 1), sizes) for row in range(0, len(batch), 2)]
     shards, (cut,) = _indexed(

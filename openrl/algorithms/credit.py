@@ -1,22 +1,22 @@
 """From rewards to advantages: the order in which everything that touches a reward acts. torch only.
 
-Per sample:
+Per trajectory:
  1. --format_penalty per unparsable action
  2. --len_reward_coef
  3. --overlong_buffer_len
- 4. --stop_properly_penalty_coef on truncated samples
+ 4. --stop_properly_penalty_coef on truncated trajectories
  5. --reward_clip_range
- 6. the estimator's scores: its own baseline, or mean and std by --reward_norm_mean and
-   --reward_norm_std
+ 6. the estimator's scores: its own baseline, or in its place mean and std by --reward_norm_mean
+   and --reward_norm_std, if these ask for other scopes than the estimator's own
  7. --reward_norm_clip
 
 Per token:
- 8. each score on its row's last sampled token (process rewards where they were earned), minus the
-    KL where the KL is in the reward
+ 8. each score on its trajectory's last sampled token (process rewards where they were earned),
+    minus the KL where the KL is in the reward
  9. --token_reward_clip
 10. --whiten_rewards
 11. the estimator's credit: advantages and returns
-12. --mask_truncated: such rows leave the loss here, so they did count in their group
+12. --mask_truncated: truncated trajectories leave the loss here, so they did count in their group
 13. --whiten_advantages, --no_advantage_std_norm
 14. --advantage_clip
 15. --difficulty_loss_weight and --length_loss_weight
@@ -26,14 +26,14 @@ Per token:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from openrl.algorithms.advantages import Estimator
-from openrl.algorithms.masked import grouped_moments, masked_mean
+from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import (
     RunningMoments,
     loss_weights,
@@ -42,6 +42,7 @@ from openrl.algorithms.shaping import (
     token_rewards,
     whiten,
 )
+from openrl.algorithms.trajectories import Outcomes, Trajectories
 from openrl.config.shaping import NormScope, RewardShapingFlags
 from openrl.registry import Entry
 from openrl.types import ExperienceBatch
@@ -73,62 +74,68 @@ class CreditPlan:
 def assign_credit(
     batch: ExperienceBatch, plan: CreditPlan, kl_coef: float, running: RunningMoments
 ) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Fill ``scores``, ``token_rewards``, ``advantages``, ``returns`` and ``loss_weights``; also
-    metrics.
+    """Fill ``shaped``, ``scores``, ``token_rewards``, ``advantages``, ``returns`` and
+    ``loss_weights``; also metrics.
 
     Args:
         kl_coef: coefficient of the KL in the reward, 0 if it is in the loss or nowhere.
         running: moments of earlier steps' rewards; takes in this batch's.
 
-    Raises ValueError if a row with sampled tokens has no finite reward, or a column that the
+    Raises ValueError if a trajectory with sampled tokens has no finite reward, or a column that the
     estimator needs is missing."""
-    _check(batch, plan.estimator)
+    trajectories = Trajectories.of(batch)
+    outcomes = Outcomes.of(batch)
+    _check(batch, outcomes, plan.estimator)
     estimator, flags = plan.estimator.component, plan.shaping
-    shaped = shape_rewards(batch, flags, plan.max_new_tokens)
-    batch = batch.replace(scores=shaped.clamp(*flags.reward_clip_range))
-    metrics = {"reward_clip_fraction": _share(batch.scores != shaped, batch.members)}
-
-    batch, more = _normalised(
-        batch.replace(scores=estimator.scores(batch, plan.options)), plan, running
-    )
+    shaped = shape_rewards(outcomes, flags, plan.max_new_tokens)
+    clipped = shaped.clamp(*flags.reward_clip_range)
+    metrics = {"reward_clip_fraction": _share(clipped != shaped, outcomes.valid)}
+    scores, more = _scores(replace(outcomes, rewards=clipped), plan, running)
     metrics |= more
+    batch = batch.replace(shaped=trajectories.spread(clipped), scores=trajectories.spread(scores))
 
     rewards = token_rewards(batch, kl_coef, plan.kl_estimator)
     if flags.token_reward_clip is not None:
-        clipped = rewards.clamp(-flags.token_reward_clip, flags.token_reward_clip)
-        metrics["token_reward_clip_fraction"] = _share(clipped != rewards, batch.loss_mask)
-        rewards = clipped
+        limited = rewards.clamp(-flags.token_reward_clip, flags.token_reward_clip)
+        metrics["token_reward_clip_fraction"] = _share(limited != rewards, batch.loss_mask)
+        rewards = limited
     if flags.whiten_rewards:
         rewards = whiten(rewards, batch.loss_mask)
     advantages, returns = estimator.credit(batch.replace(token_rewards=rewards), plan.options)
     batch = batch.replace(token_rewards=rewards, advantages=advantages, returns=returns)
 
     if flags.mask_truncated:
-        metrics["masked_truncated"] = float((batch.truncated & batch.members).sum())
+        metrics["masked_truncated"] = float((outcomes.truncated & outcomes.valid).sum())
         batch = batch.replace(loss_mask=batch.loss_mask & ~batch.truncated[:, None])
     advantages, more = _finished(batch, plan)
-    return (
-        batch.replace(advantages=advantages, loss_weights=loss_weights(batch, flags)),
-        metrics | more,
-    )
+    weights = loss_weights(Outcomes.of(batch), flags)
+    if weights is not None:
+        batch = batch.replace(loss_weights=trajectories.spread(weights))
+    return batch.replace(advantages=advantages), metrics | more
 
 
-def _normalised(
-    batch: ExperienceBatch, plan: CreditPlan, running: RunningMoments
-) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Steps 6 and 7."""
-    limits, scopes = plan.shaping.reward_norm_clip, plan.norm_scopes
-    metrics = {}
+def _scores(
+    outcomes: Outcomes, plan: CreditPlan, running: RunningMoments
+) -> tuple[Tensor, dict[str, float]]:
+    """Steps 6 and 7. Scopes other than the estimator's own replace its baseline, or normalise its
+    scores if it has none."""
+    limits, scopes, estimator = plan.shaping.reward_norm_clip, plan.norm_scopes, plan.estimator
+    names, none = ("reward_norm_mean", "reward_norm_std"), ("none", "none")
+    own = tuple(estimator.suggests.get(name, "none") for name in names)
+    scores, metrics = outcomes.rewards, {}
+    if own in (scopes, none):
+        scores = estimator.component.scores(outcomes, plan.options)
     if "running" in scopes:
-        running.update(batch.scores[batch.members])
+        running.update(scores[outcomes.valid])
         metrics = {"reward_running_mean": running.mean, "reward_running_std": running.std}
-    scores = normalise(batch.scores, batch, *scopes, running)
+    if scopes != own:
+        scores = normalise(replace(outcomes, rewards=scores), *scopes, running)
     if limits is not None:
         scores = scores.clamp(*limits)
-    if "group" in scopes or "siblings" in plan.estimator.needs:
-        _, _, sizes = grouped_moments(scores, batch.group_ids, batch.members)
-        metrics["singleton_groups"] = float(((sizes == 1) & batch.members).sum())
-    return batch.replace(scores=scores), metrics
+    if "group" in scopes or "siblings" in estimator.needs:
+        _, _, sizes = outcomes.siblings(scores)
+        metrics["singleton_groups"] = float(((sizes == 1) & outcomes.valid).sum())
+    return scores, metrics
 
 
 def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[str, float]]:
@@ -148,9 +155,9 @@ def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[st
     return advantages, metrics
 
 
-def _check(batch: ExperienceBatch, estimator: Entry[Estimator]) -> None:
-    if bad := (batch.members & ~batch.rewards.isfinite()).nonzero().flatten().tolist():
-        raise ValueError(f"rows {bad[:8]} have no finite reward ({len(bad)} in all)")
+def _check(batch: ExperienceBatch, outcomes: Outcomes, estimator: Entry[Estimator]) -> None:
+    if bad := (outcomes.valid & ~outcomes.rewards.isfinite()).nonzero().flatten().tolist():
+        raise ValueError(f"trajectories {bad[:8]} have no finite reward ({len(bad)} in all)")
     missing = [
         c for need, c in COLUMN_OF_NEED.items() if need in estimator.needs and not _has(batch, c)
     ]

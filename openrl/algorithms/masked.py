@@ -47,22 +47,20 @@ def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(values, mask, -1)[:, None] * mask
 
 
-def grouped_moments(
-    values: Tensor, index: Tensor, members: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased standard deviation and size of each row's group, as float64; (B,) each.
+def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, unbiased standard deviation and size of each value's group, as float64; (n,) each.
 
     Args:
-        values: (B,). index: (B,) integers, equal for rows of one group; groups may differ in size
-            and stand in any order. members: (B,) bool; the others read their group's figures and do
+        values: (n,). index: (n,) integers, equal for values of one group; groups may differ in size
+            and stand in any order. valid: (n,) bool; the others read their group's figures and do
             not count in them.
     """
     _, index = index.unique(return_inverse=True)
     size = torch.zeros(len(index), dtype=torch.float64)
-    kept = values.double().masked_fill(~members, 0)
-    count = size.index_add(0, index, members.double())[index]
+    kept = values.double().masked_fill(~valid, 0)
+    count = size.index_add(0, index, valid.double())[index]
     mean = size.index_add(0, index, kept)[index] / count.clamp(min=1)
-    squares = (values.double() - mean).square().masked_fill(~members, 0)
+    squares = (values.double() - mean).square().masked_fill(~valid, 0)
     variance = size.index_add(0, index, squares)[index] / (count - 1).clamp(min=1)
     return mean, variance.sqrt(), count
 
@@ -70,10 +68,10 @@ def grouped_moments(
 STD_EPS = 1e-6  # added to a std before dividing; at or below it values count as equal
 
 
-def standardise(values: Tensor, index: Tensor, members: Tensor) -> Tensor:
-    """(values - mean) / (std + 1e-6) within groups, (B,); 0 where a group has one member or equal
-    values."""
-    mean, std, count = grouped_moments(values, index, members)
+def standardise(values: Tensor, index: Tensor, valid: Tensor) -> Tensor:
+    """(values - mean) / (std + 1e-6) within groups, (n,); 0 where a group has one valid value or
+    equal ones."""
+    mean, std, count = grouped_moments(values, index, valid)
     standard = (values.double() - mean) / (std + STD_EPS)
     return torch.where((count > 1) & (std > STD_EPS), standard, 0).to(values.dtype)
 
@@ -85,30 +83,35 @@ def step_loss(
     mode: LossAggMode,
     norm_const: float | None = None,
     weights: Tensor | None = None,
+    trajectory_tokens: Tensor | None = None,
 ) -> Tensor:
     """This micro-batch's share of the loss of the whole optimizer step: a scalar to call
     ``backward`` on.
 
     The denominators count the step over all ranks and micro-batches, and ``dp_size`` undoes the
     mean that DDP and ZeRO take over ranks, so summed gradients do not depend on how a step is cut.
-    Rows without a trained token count nowhere.
+    Trajectories without a trained token count nowhere.
 
     Args:
         per_token: (b, T) losses. loss_mask: (b, T) bool. mode: token-mean divides by trained
-            tokens, the others by sequences; seq-mean-token-mean also by each sequence's tokens,
-            seq-mean-token-sum-norm (Dr. GRPO, https://arxiv.org/abs/2503.20783) by ``norm_const``.
+            tokens, the others by trajectories, a trajectory being one sequence however many rows it
+            has; seq-mean-token-mean also by each one's trained tokens, seq-mean-token-sum-norm (Dr.
+            GRPO, https://arxiv.org/abs/2503.20783) by ``norm_const``.
         norm_const: tokens, e.g. the longest response allowed; needed by seq-mean-token-sum-norm
             alone. weights: (b,) factor of each row's loss; the denominators do not change.
+        trajectory_tokens: (b,) trained tokens of each row's trajectory in all its rows; None: each
+            row is a trajectory.
     """
     rows = masked_sum(per_token, loss_mask, -1)
     if weights is not None:
         rows = rows * weights
     if mode == "seq-mean-token-mean":
-        rows = rows / loss_mask.sum(-1).clamp(min=1)
+        tokens = loss_mask.sum(-1) if trajectory_tokens is None else trajectory_tokens
+        rows = rows / tokens.clamp(min=1)
     if mode == "token-mean":
         denominator: float = max(counts.tokens, 1)
     else:
-        denominator = max(counts.sequences, 1)
+        denominator = max(counts.trajectories, 1)
     if mode == "seq-mean-token-sum-norm":
         if not norm_const:
             raise ValueError("seq-mean-token-sum-norm needs norm_const")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from openrl.algorithms.masked import masked_mean, masked_sum, segment_mean, sequence_mean
+from openrl.algorithms.masked import masked_mean, masked_sum, segment_mean
+from openrl.algorithms.trajectories import Trajectories
 from openrl.config.correction import (
     CorrectionLevel,
     RejectionTest,
@@ -33,7 +34,7 @@ def correct_rollouts(
     log_rho = _log_rho(batch)
     metrics: dict[str, float] = {}
     if flags.enable_vllm_is_correction:
-        weights = importance_weights(log_rho, batch.loss_mask, batch.turn_ids, flags)
+        weights = importance_weights(log_rho, batch, flags)
         metrics |= weight_metrics(
             weights, log_rho, batch.loss_mask, flags.vllm_is_truncated_threshold
         )
@@ -42,10 +43,11 @@ def correct_rollouts(
     if tests:
         kept = batch.loss_mask
         for test in tests:
-            kept = kept & passes(log_rho, batch.loss_mask, test)
-        lost = batch.members & ~kept.any(-1)
+            kept = kept & passes(log_rho, batch, test)
+        sampled = Trajectories.of(batch).lengths > 0
+        lost = sampled & (Trajectories.of(batch.replace(loss_mask=kept)).lengths == 0)
         metrics["rejected_tokens"] = float(masked_mean((~kept).float(), batch.loss_mask))
-        metrics["rejected_sequences"] = float(masked_mean(lost.float(), batch.members))
+        metrics["rejected_sequences"] = float(masked_mean(lost.float(), sampled))
         batch = batch.replace(loss_mask=kept)
     return batch, metrics
 
@@ -55,9 +57,10 @@ def _log_rho(batch: ExperienceBatch) -> Tensor:
 
 
 def importance_weights(
-    log_rho: Tensor, mask: Tensor, turn_ids: Tensor, flags: RolloutCorrectionFlags
+    log_rho: Tensor, batch: ExperienceBatch, flags: RolloutCorrectionFlags
 ) -> Tensor:
-    """(B, T) factor of each token's policy loss, 0 outside the mask.
+    """(B, T) factor of each token's policy loss, 0 outside the mask. A sequence is a trajectory
+    with all its rows.
 
     tis, https://fengyao.notion.site/off-policy-rl; icepop, https://arxiv.org/abs/2510.18855;
     seq-mask-tis drops whole sequences by their geometric mean and keeps the others' weights as they
@@ -65,19 +68,19 @@ def importance_weights(
     low, high = flags.vllm_is_truncated_threshold
     if flags.correction_type == "seq-mask-tis":
         weights = log_rho.clamp(-LIMIT, LIMIT).exp()
-        mean = at_level(log_rho, mask, turn_ids, "geometric").exp()
+        mean = at_level(log_rho, batch, "geometric").exp()
         weights = weights * ((mean >= low) & (mean <= high))
     else:
-        weights = at_level(log_rho, mask, turn_ids, flags.vllm_is_level).exp()
+        weights = at_level(log_rho, batch, flags.vllm_is_level).exp()
         inside = (weights >= low) & (weights <= high)
         weights = weights.clamp(low, high) if flags.correction_type == "tis" else weights * inside
-    weights = weights.masked_fill(~mask, 0)
-    return (
-        normalised(weights, mask, flags.weight_covers) if flags.vllm_is_batch_normalize else weights
-    )
+    weights = weights.masked_fill(~batch.loss_mask, 0)
+    if flags.vllm_is_batch_normalize:
+        return normalised(weights, batch, flags.weight_covers)
+    return weights
 
 
-def normalised(weights: Tensor, mask: Tensor, covers: CorrectionLevel) -> Tensor:
+def normalised(weights: Tensor, batch: ExperienceBatch, covers: CorrectionLevel) -> Tensor:
     """Weights over their mean in the batch, as in verl: over tokens, or over sequences where each
     has one weight.
 
@@ -85,26 +88,40 @@ def normalised(weights: Tensor, mask: Tensor, covers: CorrectionLevel) -> Tensor
     update, so their mean is best known from all samples, and no weight depends on which optimizer
     step its row is dealt to."""
     if covers in ("sequence", "geometric"):
-        mean = masked_mean(masked_mean(weights, mask, -1), mask.any(-1))
+        trajectories = Trajectories.of(batch)
+        totals, tokens = trajectories.total(weights.sum(-1)), trajectories.lengths
+        mean = masked_mean(totals / tokens.clamp(min=1), tokens > 0)
     else:
-        mean = masked_mean(weights, mask)
+        mean = masked_mean(weights, batch.loss_mask)
     return weights / mean.clamp(min=1e-8)
 
 
-def at_level(log_rho: Tensor, mask: Tensor, turn_ids: Tensor, level: CorrectionLevel) -> Tensor:
+def at_level(log_rho: Tensor, batch: ExperienceBatch, level: CorrectionLevel) -> Tensor:
     """Log-ratio of what one weight covers, on each of its tokens, within +-20; (B, T)."""
+    mask = batch.loss_mask
     if level == "geometric":
-        log_rho = sequence_mean(log_rho, mask)
+        log_rho = _sequence_mean(log_rho, batch) * mask
     elif level == "segment":
-        log_rho = segment_mean(log_rho, turn_ids.masked_fill(~mask, -1))
+        log_rho = segment_mean(log_rho, batch.turn_ids.masked_fill(~mask, -1))
     elif level == "sequence":
-        log_rho = masked_sum(log_rho, mask, -1)[:, None] * mask
+        log_rho = _sequence_sum(log_rho, batch) * mask
     return log_rho.clamp(-LIMIT, LIMIT)
 
 
-def passes(log_rho: Tensor, mask: Tensor, test: RejectionTest) -> Tensor:
-    """(B, T) bool: tokens that a rejection test lets through; a sequence passes or fails as a
-    whole.
+def _sequence_sum(values: Tensor, batch: ExperienceBatch) -> Tensor:
+    """Sum over the trajectory's sampled tokens, (B, 1)."""
+    return batch.trajectory_sums(masked_sum(values, batch.loss_mask, -1))[:, None]
+
+
+def _sequence_mean(values: Tensor, batch: ExperienceBatch) -> Tensor:
+    """Mean over the trajectory's sampled tokens, (B, 1)."""
+    tokens = batch.trajectory_sums(batch.response_lengths)[:, None]
+    return _sequence_sum(values, batch) / tokens.clamp(min=1)
+
+
+def passes(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tensor:
+    """(B, T) bool: tokens that a rejection test lets through; a sequence, which is a trajectory
+    with all its rows, passes or fails as a whole.
 
     k1 = -log rho, so its bounds are of rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log rho.
     """
@@ -113,12 +130,13 @@ def passes(log_rho: Tensor, mask: Tensor, test: RejectionTest) -> Tensor:
         test.estimator
     ]
     if test.level == "seq_sum":
-        values = masked_sum(values, mask, -1)[:, None]
+        values = _sequence_sum(values, batch)
     elif test.level == "seq_mean":
-        values = masked_mean(values, mask, -1)[:, None]
+        values = _sequence_mean(values, batch)
     elif test.level == "seq_max":
-        values = values.masked_fill(~mask, 0).amax(-1, keepdim=True)
-    return ((values >= test.low) & (values <= test.high)).expand_as(mask)
+        trajectories, values = Trajectories.of(batch), values.masked_fill(~batch.loss_mask, 0)
+        values = trajectories.spread(trajectories.gather(values).amax(-1))[:, None]
+    return ((values >= test.low) & (values <= test.high)).expand_as(batch.loss_mask)
 
 
 @dataclass(frozen=True)

@@ -328,20 +328,20 @@ class SelectingLoss:
 
     select: Callable[
         [ExperienceBatch, Any, torch.Generator], Tensor
-    ]  # (B, T) bool, becomes ``batch.marked``
+    ]  # (B, T) bool, becomes ``batch.selected``
     loss: PolicyLoss
 
     def __call__(self, inputs: LossInputs, options: Any) -> TokenLosses:
         return self.loss(inputs, options)
 
 
-def mark_tokens(
+def select_tokens(
     batch: ExperienceBatch, loss: PolicyLoss, options: Any, generator: torch.Generator
 ) -> ExperienceBatch:
-    """Fill ``marked`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and
+    """Fill ``selected`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and
     ``advantages`` then."""
     return (
-        batch.replace(marked=loss.select(batch, options, generator))
+        batch.replace(selected=loss.select(batch, options, generator))
         if isinstance(loss, SelectingLoss)
         else batch
     )
@@ -388,7 +388,7 @@ def _clip_cov(inputs: LossInputs, options: ClipCovOptions) -> TokenLosses:
     """PPO without the gradient of a few random tokens of high covariance, which would cost entropy;
     https://arxiv.org/abs/2505.22617."""
     losses = clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
-    return TokenLosses(losses.per_token.masked_fill(inputs.marked, 0), losses.metrics)
+    return TokenLosses(losses.per_token.masked_fill(inputs.selected, 0), losses.metrics)
 
 
 policy_losses.register("clip_cov", options=ClipCovOptions, needs=("old_logprobs",))(
@@ -407,8 +407,8 @@ class KLCovOptions:
 def _highest(batch: ExperienceBatch, options: KLCovOptions, generator: torch.Generator) -> Tensor:
     cov = covariance(batch).flatten()
     count = min(_share(options.kl_cov_ratio, batch.loss_mask), int(batch.loss_mask.sum()))
-    marked = torch.zeros(cov.numel(), dtype=torch.bool).index_fill(0, cov.topk(count).indices, True)
-    return marked.view_as(batch.loss_mask)
+    chosen = torch.zeros(cov.numel(), dtype=torch.bool).index_fill(0, cov.topk(count).indices, True)
+    return chosen.view_as(batch.loss_mask)
 
 
 def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
@@ -416,7 +416,7 @@ def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
     https://arxiv.org/abs/2505.22617."""
     plain = -log_ratio(inputs).exp() * inputs.advantages
     penalty = options.kl_cov_coef * difference(inputs).abs()
-    return TokenLosses(plain + penalty.masked_fill(~inputs.marked, 0))
+    return TokenLosses(plain + penalty.masked_fill(~inputs.selected, 0))
 
 
 policy_losses.register("kl_cov", options=KLCovOptions, needs=("old_logprobs",))(

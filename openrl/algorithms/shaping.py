@@ -6,32 +6,32 @@ The order in which they act is ``credit.assign_credit``'s, listed there.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
+from openrl.algorithms.trajectories import Outcomes, Trajectories
 from openrl.config.shaping import NormScope, RewardShapingFlags
 from openrl.errors import UserError
 from openrl.types import ExperienceBatch
 
 MIN_STD = 1e-4  # whitening divides by at least this
 
-# -- rewards of samples, (B,) ----------------------------------------------------------------------
+# -- rewards of trajectories, (N,) -----------------------------------------------------------------
 
 
-def shape_rewards(batch: ExperienceBatch, flags: RewardShapingFlags, max_new_tokens: int) -> Tensor:
-    """(B,) rewards after the penalties, before the clip range."""
-    rewards, lengths = batch.rewards, batch.response_lengths
+def shape_rewards(outcomes: Outcomes, flags: RewardShapingFlags, max_new_tokens: int) -> Tensor:
+    """(N,) rewards after the penalties, before the clip range."""
+    rewards, lengths = outcomes.rewards, outcomes.lengths
     if flags.format_penalty:
-        if batch.invalid_actions is None:
+        if outcomes.invalid_actions is None:
             raise UserError(
                 "--format_penalty: nothing says which answers could not be read",
                 "a reward that returns extra_logs with 'action_is_valid', 0 or 1 for each answer",
             )
-        rewards = rewards + flags.format_penalty * batch.invalid_actions
+        rewards = rewards + flags.format_penalty * outcomes.invalid_actions
     if flags.len_reward_coef:
         low, high = flags.len_reward_range
         high = max_new_tokens if high is None else high
@@ -42,7 +42,7 @@ def shape_rewards(batch: ExperienceBatch, flags: RewardShapingFlags, max_new_tok
         penalty = overlong_penalty(lengths, max_new_tokens, flags.overlong_buffer_len)
         rewards = rewards - flags.overlong_penalty_factor * penalty
     if flags.stop_properly_penalty_coef is not None:
-        rewards = stop_properly(rewards, batch.truncated, flags.stop_properly_penalty_coef)
+        rewards = stop_properly(rewards, outcomes.truncated, flags.stop_properly_penalty_coef)
     return rewards
 
 
@@ -99,57 +99,53 @@ class RunningMoments:
 
 
 def normalise(
-    scores: Tensor,
-    batch: ExperienceBatch,
-    mean_scope: NormScope,
-    std_scope: NormScope,
-    running: RunningMoments,
+    outcomes: Outcomes, mean_scope: NormScope, std_scope: NormScope, running: RunningMoments
 ) -> Tensor:
-    """(scores - mean) / (std + 1e-6), each over its own scope; (B,). ``running`` already counts
-    these scores.
+    """(rewards - mean) / (std + 1e-6), each over its own scope; (N,). ``running`` already counts
+    these rewards.
 
     0 where the std's scope has one member or equal rewards. A mean scope with one member gives 0 by
     itself."""
-    result = scores.double()
+    rewards = outcomes.rewards
+    result = rewards.double()
     if mean_scope != "none":
-        result = result - _moments(scores, batch, mean_scope, running)[0]
+        result = result - _moments(outcomes, mean_scope, running)[0]
     if std_scope != "none":
-        _, std, count = _moments(scores, batch, std_scope, running)
+        _, std, count = _moments(outcomes, std_scope, running)
         result = torch.where((count > 1) & (std > STD_EPS), result / (std + STD_EPS), 0)
-    return result.to(scores.dtype)
+    return result.to(rewards.dtype)
 
 
 def _moments(
-    scores: Tensor, batch: ExperienceBatch, scope: NormScope, running: RunningMoments
+    outcomes: Outcomes, scope: NormScope, running: RunningMoments
 ) -> tuple[Tensor, Tensor, Tensor]:
+    rewards = outcomes.rewards
     if scope == "running":
         known = torch.tensor([running.mean, running.std, running.count], dtype=torch.float64)
-        return tuple(known[:, None].expand(3, len(scores)))  # type: ignore[return-value]
-    index = torch.zeros_like(batch.group_ids)
+        return tuple(known[:, None].expand(3, len(rewards)))  # type: ignore[return-value]
+    index = torch.zeros_like(outcomes.group_ids)
     if scope == "group":
-        index = batch.group_ids
+        index = outcomes.group_ids
     elif scope == "datasource":
-        numbers = {name: i for i, name in enumerate(dict.fromkeys(batch.sources))}
-        index = torch.tensor([numbers[name] for name in batch.sources])
-    return grouped_moments(scores, index, batch.members)
+        numbers = {name: i for i, name in enumerate(dict.fromkeys(outcomes.sources))}
+        index = torch.tensor([numbers[name] for name in outcomes.sources])
+    return grouped_moments(rewards, index, outcomes.valid)
 
 
 # -- rewards of tokens, (B, T) ---------------------------------------------------------------------
 
 
 def place_scores(batch: ExperienceBatch, scores: Tensor) -> Tensor:
-    """(B, T): each score on the row's last sampled token; rows without one get none.
+    """(B, T): each score on the last sampled token of its trajectory; those without one get none.
 
     With process rewards these stay where they were earned and the last token gets the rest, so that
-    a row still sums to its score."""
-    mask = batch.loss_mask
+    a trajectory still sums to its score. ``scores`` (B,), equal on the rows of a trajectory."""
+    mask, trajectories = batch.loss_mask, Trajectories.of(batch)
     earned = torch.zeros(mask.shape, dtype=scores.dtype)
     if batch.process_rewards is not None:
         earned = batch.process_rewards.to(scores.dtype).masked_fill(~mask, 0)
-    last = mask.shape[1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)
-    return earned.scatter_add(1, last, scores[:, None] - earned.sum(-1, keepdim=True)).masked_fill(
-        ~mask, 0
-    )
+    rest = scores - trajectories.spread(trajectories.total(earned.sum(-1)))
+    return torch.where(trajectories.last, earned + rest[:, None], earned)
 
 
 def token_rewards(batch: ExperienceBatch, kl_coef: float, kl_estimator: str) -> Tensor:
@@ -175,40 +171,34 @@ def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
     return centred / masked_std(values, mask).clamp(min=MIN_STD) if std_norm else centred
 
 
-# -- weights of samples in the loss, (B,) ----------------------------------------------------------
+# -- weights of trajectories in the loss, (N,) -----------------------------------------------------
 
 
-def loss_weights(batch: ExperienceBatch, flags: RewardShapingFlags) -> Tensor | None:
-    """(B,) factors with mean 1 over the rollout batch's members; None if nothing weighs."""
+def loss_weights(outcomes: Outcomes, flags: RewardShapingFlags) -> Tensor | None:
+    """(N,) factors with mean 1 over valid trajectories; None if nothing weighs."""
     if not (flags.difficulty_loss_weight or flags.length_loss_weight):
         return None
-    weights = torch.ones_like(batch.rewards)
+    valid, weights = outcomes.valid, torch.ones_like(outcomes.rewards)
     if flags.difficulty_loss_weight:
-        weights = 0.5 + 1.5 * difficulty(batch, flags.difficulty_key).clamp(0, 1)
+        weights = 0.5 + 1.5 * difficulty(outcomes, flags.difficulty_key).clamp(0, 1)
     if flags.length_loss_weight:
-        lengths = batch.response_lengths[batch.members]
+        lengths = outcomes.lengths[valid]
         low, high = (lengths.min(), lengths.max()) if len(lengths) else (0, 0)
-        weights = weights * (1.5 - (batch.response_lengths - low) / max(float(high - low), 1e-8))
-    return weights / masked_mean(weights, batch.members).clamp(min=1e-8)
+        weights = weights * (1.5 - (outcomes.lengths - low) / max(float(high - low), 1e-8))
+    return weights / masked_mean(weights, valid).clamp(min=1e-8)
 
 
-def difficulty(batch: ExperienceBatch, key: str) -> Tensor:
-    """(B,) in [0, 1]: the data's column, or with key "auto" 1 - the pass rate of the row's
-    group."""
+def difficulty(outcomes: Outcomes, key: str) -> Tensor:
+    """(N,) in [0, 1]: the data's column, or with key "auto" 1 - the pass rate of the group."""
     if key != "auto":
-        return _required(batch.difficulty, "difficulty")
-    if bool(batch.passed[batch.members].isnan().any()):
+        if outcomes.difficulty is None:
+            raise ValueError("the batch has no difficulty")
+        return outcomes.difficulty
+    if bool(outcomes.passed[outcomes.valid].isnan().any()):
         raise UserError(
             "--difficulty_key auto: the reward gave no verdict on some samples, so their pass rate"
             " is not known",
             "a reward that returns scores in [0, 1], or a column of the data",
         )
-    return (1 - grouped_moments(batch.passed.nan_to_num(), batch.group_ids, batch.members)[0]).to(
-        batch.rewards.dtype
-    )
-
-
-def _required(column: Any, name: str) -> Any:
-    if column is None:
-        raise ValueError(f"the batch has no {name}")
-    return column
+    pass_rate, _, _ = outcomes.siblings(outcomes.passed.nan_to_num())
+    return (1 - pass_rate).to(outcomes.rewards.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import collate, plan_steps
-from openrl.algorithms.policy_losses import mark_tokens
+from openrl.algorithms.policy_losses import select_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
@@ -88,7 +88,7 @@ class Learner:
         with stage("train"):
             trained = await self.update(batch, step)
         metrics = metrics | credited | trained
-        self.credit.adapt(metrics, len(batch))
+        self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
 
     @property
@@ -101,7 +101,7 @@ class Learner:
             policy_losses[self.losses.actor.loss_type].component,
             self.losses.actor.options,
         )
-        return mark_tokens(batch, loss, options, self._generator(step))
+        return select_tokens(batch, loss, options, self._generator(step))
 
     def _generator(self, step: int) -> torch.Generator:
         """A stream of random numbers for each step of a seed."""

@@ -1,7 +1,7 @@
 """The losses of one optimizer step on answers that were compared or rated, as ``updates.py`` has
 those on tokens.
 
-Denominators are ``StepCounts.sequences``: pairs where rows come in pairs (``batching.plan_pairs``),
+Denominators are ``StepCounts.trajectories``: pairs where rows come in pairs (``batching.plan_pairs``),
 else rated answers."""
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ class PreferenceUpdate:
         entry = preference_losses[self.loss]
         result = entry.component(answers, self.options)
         paired = "ratings" not in entry.needs
-        members = split_pairs(batch.members)[0] if paired else batch.members
-        loss = mean_over_step(result.losses, members, counts)
-        metrics = _mean("loss", result.losses, members) | _reward_metrics(
+        valid = split_pairs(batch.valid)[0] if paired else batch.valid
+        loss = mean_over_step(result.losses, valid, counts)
+        metrics = _mean("loss", result.losses, valid) | _reward_metrics(
             result.rewards, batch, paired
         )
         if self.nll_coef:
             nll = -split_pairs(answers.mean_logprobs)[0]
-            loss = loss + self.nll_coef * mean_over_step(nll, members, counts)
-            metrics |= _mean("nll_loss", nll, members)
+            loss = loss + self.nll_coef * mean_over_step(nll, valid, counts)
+            metrics |= _mean("nll_loss", nll, valid)
         return loss, metrics
 
 
@@ -78,32 +78,32 @@ class PairRewardUpdate:
         rewards, _ = forward(batch)
         margin = split_pairs(batch.margins)[0] if self.margin else None
         losses = pair_reward_loss(*split_pairs(rewards), margin, self.kind)
-        members = split_pairs(batch.members)[0]
-        metrics = _mean("loss", losses, members) | _reward_metrics(rewards, batch, paired=True)
-        return mean_over_step(losses, members, counts), metrics
+        valid = split_pairs(batch.valid)[0]
+        metrics = _mean("loss", losses, valid) | _reward_metrics(rewards, batch, paired=True)
+        return mean_over_step(losses, valid, counts), metrics
 
 
-def mean_over_step(values: Tensor, members: Tensor, counts: StepCounts) -> Tensor:
-    """This micro-batch's share of the mean of ``values`` (n,) over the whole step; dummies are no
-    ``members``."""
-    return step_loss(values[:, None], members[:, None], counts, "seq-mean-token-sum")
+def mean_over_step(values: Tensor, valid: Tensor, counts: StepCounts) -> Tensor:
+    """This micro-batch's share of the mean of ``values`` (n,) over the whole step; dummies are not
+    ``valid``."""
+    return step_loss(values[:, None], valid[:, None], counts, "seq-mean-token-sum")
 
 
 @torch.no_grad()
 def _reward_metrics(rewards: Tensor, batch: PreferenceBatch, paired: bool) -> dict[str, Metric]:
     """Rewards (b,) of better and worse answers and, of pairs, how often and by how much the better
     one leads."""
-    better = _mean("rewards/chosen", rewards, batch.members & (batch.passed == 1))
-    metrics = better | _mean("rewards/rejected", rewards, batch.members & (batch.passed == 0))
+    better = _mean("rewards/chosen", rewards, batch.valid & (batch.passed == 1))
+    metrics = better | _mean("rewards/rejected", rewards, batch.valid & (batch.passed == 0))
     if paired:
         chosen, rejected = split_pairs(rewards)
-        members = split_pairs(batch.members)[0]
-        metrics |= _mean("accuracy", (chosen > rejected).float(), members)
-        metrics |= _mean("rewards/margin", chosen - rejected, members)
+        valid = split_pairs(batch.valid)[0]
+        metrics |= _mean("accuracy", (chosen > rejected).float(), valid)
+        metrics |= _mean("rewards/margin", chosen - rejected, valid)
     return metrics
 
 
 @torch.no_grad()
-def _mean(name: str, values: Tensor, members: Tensor) -> dict[str, Metric]:
-    kept = values[members].double()
+def _mean(name: str, values: Tensor, valid: Tensor) -> dict[str, Metric]:
+    kept = values[valid].double()
     return {name: Mean(float(kept.sum()), len(kept))}

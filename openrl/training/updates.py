@@ -66,7 +66,7 @@ class PolicyUpdate:
             loss_mask=batch.loss_mask,
             turn_ids=batch.turn_ids,
             rewards=batch.rewards,
-            marked=batch.marked,
+            selected=batch.selected,
         )
         token_losses = policy_losses[self.loss_type].component(inputs, self.options)
         columns = token_losses.metrics | {"ppo_kl": old_logprobs - logprobs, "entropy": entropies}
@@ -100,12 +100,17 @@ class PolicyUpdate:
     def _policy_loss(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
         if batch.is_weights is not None:
             per_token = per_token * batch.is_weights
-        return step_loss(
-            per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const, batch.loss_weights
-        )
+        return self._divided(per_token, batch, counts, batch.loss_weights)
 
-    def _divided(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
-        return step_loss(per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const)
+    def _divided(
+        self,
+        per_token: Tensor,
+        batch: ExperienceBatch,
+        counts: StepCounts,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        mode, tokens = self.agg_mode, batch.trajectory_tokens
+        return step_loss(per_token, batch.loss_mask, counts, mode, self.norm_const, weights, tokens)
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,12 @@ class ValueUpdate:
         returns = _needed(batch, "returns")
         token_losses = clipped_value_loss(values, _needed(batch, "values"), returns, self.clip)
         loss = step_loss(
-            token_losses.per_token, batch.loss_mask, counts, self.agg_mode, self.norm_const
+            token_losses.per_token,
+            batch.loss_mask,
+            counts,
+            self.agg_mode,
+            self.norm_const,
+            trajectory_tokens=batch.trajectory_tokens,
         )
         columns = token_losses.metrics | {"values": values, "returns": returns}
         return loss, {"value_loss": _share(loss, batch, counts)} | _means(columns, batch.loss_mask)

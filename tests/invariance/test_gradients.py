@@ -8,6 +8,7 @@ case."""
 
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -25,10 +26,10 @@ from openrl.algorithms.policy_losses import (
     KLCovOptions,
     PPOOptions,
     SelectingLoss,
-    mark_tokens,
+    select_tokens,
 )
 from openrl.algorithms.row_sizes import RowSizes
-from openrl.extension_points import policy_losses, preference_losses
+from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
 from openrl.models.scalar_model import RewardModel, ValueModel
@@ -36,6 +37,7 @@ from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from openrl.types import ExperienceBatch, PreferenceBatch
+from tests.batches import credit, in_segments
 from tests.experience import PROMPT, alike, free_port, ragged_batch
 from tests.tiny import tiny_model_dir
 
@@ -191,7 +193,7 @@ def batch_of(case: Case, batch: ExperienceBatch) -> ExperienceBatch:
     if not isinstance(case.update, PolicyUpdate):
         return batch
     loss = policy_losses[case.update.loss_type].component
-    return mark_tokens(batch, loss, case.update.options, torch.Generator().manual_seed(2))
+    return select_tokens(batch, loss, case.update.options, torch.Generator().manual_seed(2))
 
 
 def answers(batch: ExperienceBatch) -> PreferenceBatch:
@@ -297,10 +299,65 @@ def test_two_ranks(one_rank, two_ranks, case):
     assert_equal(two_ranks[case], one_rank[2][case][0])
 
 
+def is_by_token(case: Case) -> bool:
+    """Whether a row is nothing to the loss: its sequences are trajectories."""
+    loss = getattr(case.update, "loss_type", None)
+    whole_rows = loss is not None and "sequence_mean" in policy_losses[loss].needs
+    return isinstance(case.update, (PolicyUpdate, ValueUpdate)) and not whole_rows
+
+
+def of_segments(update, model, batch: ExperienceBatch) -> Tensor:
+    """(cuts, parameters + 1): gradient and loss, padded and packed, in one micro-batch and two."""
+    found = []
+    for (model.packing, model.shares), micros in product((PADDED, PACKED), (1, 2)):
+        plan = plan_steps(batch, 1, len(batch), -(-len(batch) // micros))
+        own, shard = plan.steps[0][0], batch.select(plan.shards[0])
+        assert len(own.micro_batches) == micros
+        model.zero_grad()
+        total = torch.zeros(1, dtype=torch.float64)
+        for rows in own.micro_batches:
+            loss, _ = update(partial(run, model), shard.select(rows), own.counts)
+            loss.backward()
+            total += loss.detach()
+        found.append(torch.cat([*(p.grad.flatten() for p in model.parameters()), total]))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if is_by_token(case)])
+def test_a_trajectory_in_two_rows(one_rank, case):
+    """The context up to a hole, and the whole one, trained after the hole."""
+    checkpoint, batch, found = one_rank
+    case, expected = CASES[case], found[case][0]
+    parts, source = in_segments(batch_of(case, batch), 2, by_turns=True)
+    assert len(source) > len(batch)
+    assert_equal(of_segments(case.update, build_models(checkpoint)[case.model], parts), expected)
+
+
+@pytest.mark.parametrize("name", [n for n in advantage_estimators.names() if n != "gigpo"])
+def test_credit_of_a_trajectory_in_two_rows(one_rank, name):
+    """Every estimator; GiGPO compares rows, which are its steps."""
+    checkpoint, batch, _ = one_rank
+    model, g = build_models(checkpoint)["logprobs"], torch.Generator().manual_seed(4)
+    batch = batch.replace(
+        group_ids=torch.tensor([0, 0, 0, 0, 1, 1, 1]),
+        rewards=torch.randn(len(batch), generator=g, dtype=torch.float64),
+        greedy_rewards=torch.zeros(len(batch), dtype=torch.float64),
+        reward_parts={"a": torch.randn(len(batch), generator=g, dtype=torch.float64)},
+        trajectory_tokens=None,
+    )
+    update = CASES["ppo-seq-mean-token-mean"].update
+    done = [
+        credit(rows, name, kl_coef=0.1) for rows in (batch, in_segments(batch, 2, by_turns=True)[0])
+    ]
+    expected, found = (of_segments(update, model, rows) for rows in done)
+    assert len(done[1]) > len(done[0])
+    assert_equal(torch.cat([expected, found]), expected[0])
+
+
 @pytest.mark.parametrize(
     "name",
     [n for n in policy_losses.names() if isinstance(policy_losses[n].component, SelectingLoss)],
 )
 def test_some_tokens_are_marked_and_some_are_not(one_rank, name):
     batch = batch_of(CASES[f"{name}-token-mean"], one_rank[1])
-    assert 0 < batch.marked.sum() < batch.loss_mask.sum()
+    assert 0 < batch.selected.sum() < batch.loss_mask.sum()

@@ -13,7 +13,6 @@ from openrl.algorithms.advantages import (
     GiGPOOptions,
     PartOptions,
     TurnOptions,
-    returns_to_go,
 )
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
@@ -110,8 +109,9 @@ def test_one_token_is_not_whitened():
 
 def test_environment_tokens_do_not_discount():
     mask = torch.tensor([[False, True, True, False, False, True]])
-    rewards = torch.tensor([[0.0, 0, 0, 99, 99, 2]])
-    assert returns_to_go(rewards, mask, 0.5).tolist() == [[0, 0.5, 1, 0, 0, 2]]
+    batch = outcome_batch([2], [0], tokens=5, loss_mask=mask)
+    done = credit(batch, "reinforce", DiscountOptions(gamma=0.5), whiten_advantages=False)
+    assert done.advantages.tolist() == [[0, 0.5, 1, 0, 0, 2]]
 
 
 def test_turn_returns_by_hand():
@@ -122,30 +122,38 @@ def test_turn_returns_by_hand():
     assert advantages.tolist() == [[0, 2.75, 2.75, 0, 3.5, 0, 0, 3]]
 
 
-def test_step_returns_by_hand():
-    steps = {
-        "episode_ids": torch.zeros(3).long(),
-        "step_ids": torch.tensor([1, 0, 2]),
-        "state_ids": torch.arange(3),
+def segments(*rows, reward, **columns):
+    """One trajectory, whose rows have sampled tokens that earn these process rewards."""
+    width = max(map(len, rows))
+    padded = [[0.0, *row, *[0.0] * (width - len(row))] for row in rows]
+    mask = torch.tensor([[False] + [i < len(row) for i in range(width)] for row in rows])
+    given = {
+        "loss_mask": mask,
+        "trajectory_ids": torch.full((len(rows),), 3),
+        "process_rewards": torch.tensor(padded).double(),
     }
-    batch = outcome_batch([0, 0, 1], [0, 0, 0], **steps)
-    advantages = credit(batch, "step_reinforce", TurnOptions(turn_gamma=0.95)).advantages
-    assert advantages[:, -1].tolist() == pytest.approx([0.95, 0.9025, 1])
+    return outcome_batch([reward] * len(rows), [0] * len(rows), tokens=width, **given | columns)
+
+
+def test_step_returns_by_hand():
+    """Three steps earn 2, 0 and, of a reward of 3, the remaining 1."""
+    batch = segments([0, 2], [0], [0, 0], reward=3)
+    advantages = credit(batch, "step_reinforce", TurnOptions(turn_gamma=0.5)).advantages
+    assert advantages.tolist() == [[0, 2.25, 2.25], [0, 0.5, 0], [0, 1, 1]]
 
 
 def test_gigpo_by_hand():
-    # two episodes of prompt 0 (three steps and one), one of prompt 1; states meet across episodes,
-    # not across prompts
+    # trajectories of prompt 0 with three steps and one, one of prompt 1; states meet across
+    # trajectories, not across prompts
     columns = {
-        "episode_ids": torch.tensor([0, 0, 0, 1, 2]),
-        "step_ids": torch.tensor([0, 1, 2, 0, 0]),
+        "trajectory_ids": torch.tensor([0, 0, 0, 1, 2]),
         "state_ids": torch.tensor([5, 6, 7, 5, 5]),
     }
-    batch = outcome_batch([0, 0, 1, 0, 1], [0, 0, 0, 0, 1], **columns)
+    batch = outcome_batch([1, 1, 1, 0, 1], [0, 0, 0, 0, 1], **columns)
     half = math.sqrt(0.5)
-    episode = [half, half, half, -half, 0]  # totals 1 and 0, each counted once
+    whole = [half, half, half, -half, 0]  # rewards 1 and 0, each counted once
     step = [half, 0, 0, -half, 0]  # returns 0.25 and 0 from state 5
-    expected = [2 * e + 3 * s for e, s in zip(episode, step, strict=True)]
+    expected = [2 * e + 3 * s for e, s in zip(whole, step, strict=True)]
     options = GiGPOOptions(gigpo_episode_weight=2, gigpo_step_weight=3, gigpo_gamma=0.5)
     assert credit(batch, "gigpo", options).advantages[:, -1].tolist() == pytest.approx(
         expected, abs=1e-4
@@ -182,22 +190,18 @@ def test_gdpo_refuses_rows_without_a_part(columns, words, message):
 
 
 def test_steps_of_answers_of_one_turn():
-    """Without an agent each answer is one turn, and an episode of one step from the prompt: the
-    reward itself counts, and gigpo's two groups are one, so that it is group_norm times the sum of
-    its weights."""
-    alone = {
-        "episode_ids": torch.arange(5),
-        "step_ids": torch.zeros(5).long(),
-        "state_ids": torch.tensor([0, 0, 0, 1, 1]),
-    }
-    batch = outcome_batch([0, 1, 5, 2, 3], [0, 0, 0, 1, 1], **alone)
+    """Without an agent each answer is one turn, and one step from the prompt: the reward itself
+    counts, and gigpo's two groups are one, so that it is group_norm times the sum of its
+    weights."""
+    states = torch.tensor([0, 0, 0, 1, 1])
+    batch = outcome_batch([0, 1, 5, 2, 3], [0, 0, 0, 1, 1], state_ids=states)
     for name in ("step_reinforce", "turn_reinforce"):
         advantages = credit(batch, name, TurnOptions(turn_gamma=0.5)).advantages
         assert advantages.tolist() == [[0, r, r] for r in (0, 1, 5, 2, 3)]
     weighted = credit(
         batch, "gigpo", GiGPOOptions(gigpo_episode_weight=0.5, gigpo_step_weight=2.0)
-    ).scores
-    torch.testing.assert_close(weighted, 2.5 * credit(batch, "group_norm").scores)
+    ).advantages
+    torch.testing.assert_close(weighted, 2.5 * credit(batch, "group_norm").advantages)
 
 
 @pytest.mark.parametrize("name", ["gae", "remax", "gigpo"])
@@ -218,115 +222,158 @@ def standard(value, values):
     return (value - mean(values)) / (std + EPS) if std > EPS else 0.0
 
 
+class Plain:
+    """A batch as lists."""
+
+    def __init__(self, batch):
+        for name, column in vars(batch).items():
+            setattr(self, name, column.tolist() if isinstance(column, torch.Tensor) else column)
+        self.parts = {name: part.tolist() for name, part in batch.reward_parts.items()}
+        ids = self.trajectory_ids
+        self.rows = [[r for r in range(len(ids)) if ids[r] == own] for own in ids]
+        self.tokens = [  # (row, index) of the trajectory's sampled ones, in the order of playing
+            [(r, t) for r in rows for t, mine in enumerate(self.loss_mask[r]) if mine]
+            for rows in self.rows
+        ]
+        # first rows of the trajectories with a sampled token
+        self.alive = [r for r in range(len(ids)) if r == self.rows[r][0] and self.tokens[r]]
+
+
+def earned(batch, row, reward):
+    """{(row, index): reward} of the trajectory's sampled tokens: the rest at the end."""
+    result = {(r, t): batch.process_rewards[r][t] for r, t in batch.tokens[row]}
+    result[batch.tokens[row][-1]] += reward - sum(result.values())
+    return result
+
+
 def step_return(batch, row, gamma):
-    later = [r for r in range(len(batch)) if batch.episode_ids[r] == batch.episode_ids[row]]
-    later = sorted(
-        (r for r in later if batch.step_ids[r] >= batch.step_ids[row]),
-        key=lambda r: batch.step_ids[r],
+    steps = [r for r in batch.rows[row] if r >= row]
+    gained = earned(batch, row, batch.rewards[row])
+    return sum(
+        gamma**i * sum(v for (r, _), v in gained.items() if r == step)
+        for i, step in enumerate(steps)
     )
-    return sum(gamma**i * float(batch.rewards[r]) for i, r in enumerate(later))
 
 
 def obvious_score(batch, name, row, options):
-    """The score of one row by plain lists."""
-    alive = [r for r in range(len(batch)) if batch.loss_mask[r].any()]
+    """The score of a row's trajectory by plain lists."""
+    row, alive = batch.rows[row][0], batch.alive
     kin = [r for r in alive if batch.group_ids[r] == batch.group_ids[row]]
-    mine, theirs = float(batch.rewards[row]), [float(batch.rewards[r]) for r in kin]
+    mine, theirs = batch.rewards[row], [batch.rewards[r] for r in kin]
     if name in ("group_norm", "grpo"):
         return standard(mine, theirs)
     if name in ("dr_grpo", "reinforce_baseline"):
         return mine - mean(theirs)
     if name == "rloo":
-        return (
-            mine - mean([float(batch.rewards[r]) for r in kin if r != row]) if len(kin) > 1 else 0.0
-        )
+        return mine - mean([batch.rewards[r] for r in kin if r != row]) if len(kin) > 1 else 0.0
     if name == "opo":
-        lengths = [int(batch.loss_mask[r].sum()) for r in kin]
+        lengths = [len(batch.tokens[r]) for r in kin]
         return mine - sum(x * n for x, n in zip(theirs, lengths, strict=True)) / sum(lengths)
     if name == "remax":
-        return mine - float(batch.greedy_rewards[row])
+        return mine - batch.greedy_rewards[row]
     if name == "grpo_passk":
         if len(kin) < 2 or mine < max(theirs):
             return 0.0
         return (mine - sorted(theirs)[-2]) / (statistics.stdev(theirs) + EPS)
     if name == "gpg":
-        lively = [
-            r
-            for r in alive
-            if sum(int(batch.group_ids[o]) == int(batch.group_ids[r]) for o in alive) > 1
-        ]
+        groups = [batch.group_ids[r] for r in alive]
+        lively = [number for number in groups if groups.count(number) > 1]
         return (mine - mean(theirs)) * len(alive) / len(lively)
     if name == "gdpo":
-        parts = {"format": 1.0, "right": 2.0}
-        columns = {part: batch.reward_parts[part] for part in parts}
         return sum(
-            w * standard(float(columns[p][row]), [float(columns[p][r]) for r in kin])
-            for p, w in parts.items()
+            weight * standard(batch.parts[part][row], [batch.parts[part][r] for r in kin])
+            for part, weight in {"format": 1.0, "right": 2.0}.items()
         )
-    if name == "step_reinforce":
-        return step_return(batch, row, options.turn_gamma)
     if name == "gigpo":
-        episodes = {int(batch.episode_ids[r]) for r in kin}
-        totals = {
-            e: sum(float(batch.rewards[r]) for r in kin if int(batch.episode_ids[r]) == e)
-            for e in episodes
-        }
-        same = [r for r in kin if batch.state_ids[r] == batch.state_ids[row]]
-        returns = {r: step_return(batch, r, options.gigpo_gamma) for r in same}
-        return options.gigpo_episode_weight * standard(
-            totals[int(batch.episode_ids[row])], list(totals.values())
-        ) + options.gigpo_step_weight * standard(returns[row], list(returns.values()))
+        return options.gigpo_episode_weight * standard(mine, theirs)
     return mine
 
 
-def obvious_tokens(batch, name, row, score, kl, kl_coef, options):
-    """Advantages of one row's sampled tokens, {index: advantage}."""
-    tokens = [t for t in range(batch.loss_mask.shape[1]) if batch.loss_mask[row, t]]
-    rewards = {t: -kl_coef * kl[row][t] + (score if t == tokens[-1] else 0.0) for t in tokens}
+def obvious_step(batch, row, options):
+    """GiGPO's part of a step, among those of the prompt that answer an equal observation."""
+    same = [
+        r
+        for r in range(len(batch.rows))
+        if any(batch.loss_mask[r])
+        and batch.group_ids[r] == batch.group_ids[row]
+        and batch.state_ids[r] == batch.state_ids[row]
+    ]
+    returns = {r: step_return(batch, r, options.gigpo_gamma) for r in same}
+    return options.gigpo_step_weight * standard(returns[row], list(returns.values()))
+
+
+def obvious_tokens(batch, name, row, kl, kl_coef, options):
+    """{(row, index): advantage} of the sampled tokens of one trajectory."""
+    tokens, score = batch.tokens[row], obvious_score(batch, name, row, options)
+    rewards = {(r, t): v - kl_coef * kl[r][t] for (r, t), v in earned(batch, row, score).items()}
     gamma = options.gamma if name in ("gae", "reinforce") else 1.0
     result = {}
-    if name == "turn_reinforce":
-        turns = sorted({int(batch.turn_ids[row, t]) for t in tokens})
-        for turn in turns:
-            worth = 0.0
-            for later in (x for x in turns if x >= turn):
-                earned = sum(rewards[t] for t in tokens if int(batch.turn_ids[row, t]) == later)
-                worth += options.turn_gamma ** (later - turn) * earned
-            result |= {t: worth for t in tokens if int(batch.turn_ids[row, t]) == turn}
+    if name in ("turn_reinforce", "step_reinforce"):
+        unit = {(r, t): (r, batch.turn_ids[r][t]) for r, t in tokens}
+        if name == "step_reinforce":
+            unit = {(r, t): r for r, t in tokens}
+        number = sorted(set(unit.values())).index
+        for i, at in enumerate(tokens):
+            later = tokens[i:]
+            if name == "turn_reinforce":  # a turn is of one piece
+                later = [u for u in tokens if unit[u] >= unit[at]]
+            result[at] = sum(
+                options.turn_gamma ** (number(unit[u]) - number(unit[at])) * rewards[u]
+                for u in later
+            )
     elif name == "gae":
-        value = [float(batch.values[row, t]) for t in tokens] + [0.0]
-        for i, t in enumerate(tokens):
+        value = [batch.values[r][t] for r, t in tokens] + [0.0]
+        for i, at in enumerate(tokens):
             deltas = [rewards[u] + gamma * value[j + 1] - value[j] for j, u in enumerate(tokens)][
                 i:
             ]
-            result[t] = sum((gamma * options.lambd) ** k * delta for k, delta in enumerate(deltas))
+            result[at] = sum((gamma * options.lambd) ** k * delta for k, delta in enumerate(deltas))
     else:
-        for i, t in enumerate(tokens):
-            result[t] = sum(gamma**k * rewards[u] for k, u in enumerate(tokens[i:]))
+        for i, at in enumerate(tokens):
+            result[at] = sum(gamma**k * rewards[u] for k, u in enumerate(tokens[i:]))
+    if name == "gigpo":
+        step = {r: obvious_step(batch, r, options) for r, _ in tokens}
+        result = {at: a + step[at[0]] for at, a in result.items()}
     return result
 
 
+def in_segments(batch, rows):
+    """The batch's rows as trajectories of so many rows each, those of one trajectory apart from
+    each other; what belongs to a trajectory is that of its first row."""
+    ids = first = torch.arange(len(batch)) % (len(batch) // rows)
+    g = torch.Generator().manual_seed(rows)
+    process = torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64) * (rows > 1)
+    return batch.replace(
+        trajectory_ids=ids,
+        process_rewards=process,
+        sources=[batch.sources[r] for r in first.tolist()],
+        reward_parts={name: part[first] for name, part in batch.reward_parts.items()},
+        **{c: getattr(batch, c)[first] for c in OF_TRAJECTORIES},
+    )
+
+
+OF_TRAJECTORIES = ("rewards", "group_ids", "truncated", "passed", "greedy_rewards")
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5])
 @pytest.mark.parametrize("kl_coef", [0.0, 0.2])
 @pytest.mark.parametrize("name", NAMES)
-def test_equals_the_obvious_version(name, kl_coef):
+def test_equals_the_obvious_version(name, kl_coef, rows):
     for seed in range(3):
-        batch, options = random_batch(seed), OPTIONS.get(name)
+        sizes = tuple(rows * n for n in ((4, 1, 3, 5) if rows < 5 else (2, 1, 2, 1)))
+        batch = in_segments(random_batch(seed, sizes=sizes), rows)
+        plain, options = Plain(batch), OPTIONS.get(name)
         kl = (batch.old_logprobs - batch.ref_logprobs).tolist()
-        alive = [r for r in range(len(batch)) if batch.loss_mask[r].any()]
-        expected = {
-            (row, t): a
-            for row in alive
-            for t, a in obvious_tokens(
-                batch, name, row, obvious_score(batch, name, row, options), kl, kl_coef, options
-            ).items()
-        }
+        expected = {}
+        for row in plain.alive:
+            expected |= obvious_tokens(plain, name, row, kl, kl_coef, options)
         if advantage_estimators[name].suggests.get("whiten_advantages"):
             values = list(expected.values())
             expected = {
                 at: (a - mean(values)) / statistics.pstdev(values) for at, a in expected.items()
             }
         got = credit(batch, name, options, kl_coef).advantages
-        assert {(r, t): float(got[r, t]) for r, t in expected} == pytest.approx(expected, abs=1e-6)
+        assert {at: float(got[at]) for at in expected} == pytest.approx(expected, abs=1e-6)
         assert float(got.masked_fill(batch.loss_mask, 0).abs().max()) == 0
 
 
@@ -415,8 +462,5 @@ def test_finite_for_extreme_and_for_equal_rewards(name):
 def test_equal_rewards_teach_nothing(name):
     batch = random_batch(6).replace(rewards=torch.full((13,), 0.1, dtype=torch.float64))
     parts = {name: torch.full((13,), 0.3, dtype=torch.float64) for name in ("right", "format")}
-    steps = {"episode_ids": torch.arange(13), "step_ids": torch.zeros(13).long()}
-    advantages = credit(
-        batch.replace(reward_parts=parts, **steps), name, OPTIONS.get(name)
-    ).advantages
+    advantages = credit(batch.replace(reward_parts=parts), name, OPTIONS.get(name)).advantages
     assert float(advantages.abs().max()) < 1e-9

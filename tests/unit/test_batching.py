@@ -65,7 +65,7 @@ def test_collate_by_hand():
     assert batch.reward_parts["format"].isnan().tolist() == [True, True, False]
     assert batch.sources == ["math"] * 3
     assert batch.process_rewards is None
-    assert batch.episode_ids.tolist() == list(range(len(batch)))  # each an episode of one step
+    assert batch.trajectory_ids.tolist() == [0, 1, 2]
 
 
 def test_failed_and_unscored_trajectories_keep_their_rows():
@@ -73,12 +73,12 @@ def test_failed_and_unscored_trajectories_keep_their_rows():
         PROMPT, [trajectory([0, 1, 1], 1.0, end=End.ENGINE_ERROR), trajectory([0, 1, 1], None)]
     )
     batch = collate([group], pad_id=0)
-    assert batch.members.tolist() == [False, True]
+    assert batch.valid.tolist() == [False, True]
     assert math.isnan(batch.rewards[1])
     unrated = Group(PROMPT, [trajectory([0, 1], 1.0)], greedy=trajectory([0, 1], None))
     assert collate(
         [unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0
-    ).members.tolist() == [False, True]
+    ).valid.tolist() == [False, True]
 
 
 def test_answers_that_could_not_be_read():
@@ -94,20 +94,19 @@ def test_answers_that_could_not_be_read():
     assert collate([Group(PROMPT, rows[3:])], pad_id=0).invalid_actions is None
 
 
-def test_steps_of_agents_become_columns():
-    steps = [
-        trajectory(
-            [0, 1, 1], 1.0, episode="a", step=0, state="s", score={"token_rewards": [0, 0.25, 0.75]}
-        ),
-        trajectory([0, 1], 0.0, episode="a", step=1, state="t", metrics={"invalid_actions": 2.0}),
-        trajectory([0, 1], 0.0, episode="b", step=0, state="s"),
-    ]
-    batch = collate([Group(PROMPT, steps)], pad_id=0)
-    assert batch.episode_ids.tolist() == [0, 0, 1]
-    assert batch.step_ids.tolist() == [0, 1, 0]
-    assert batch.state_ids.tolist() == [0, 1, 0]
-    assert batch.process_rewards.tolist() == [[0, 0.25, 0.75], [0, 0, 0], [0, 0, 0]]
-    assert batch.invalid_actions.tolist() == [0, 2, 0]
+def test_segments_become_rows():
+    """Of two siblings the first has two; process rewards lie one behind the other."""
+    first = trajectory([0, 1, 1], 1.0, state="s", score={"token_rewards": [0, 0.25, 0.5, 0, 0.125]})
+    first.segments += trajectory([0, 1], state="t").segments
+    first.metrics = {"invalid_actions": 2.0}
+    group = Group(PROMPT, [first, trajectory([0, 1], 0.0, state="s")])
+    batch = collate([group, Group(PROMPT, [trajectory([0, 1], 3.0, state="u")])], pad_id=0)
+    assert batch.trajectory_ids.tolist() == [0, 0, 1, 2]
+    assert batch.group_ids.tolist() == [0, 0, 0, 1]
+    assert batch.state_ids.tolist() == [0, 1, 0, 2]
+    assert batch.rewards.tolist() == [1, 1, 0, 3]
+    assert batch.process_rewards.tolist() == [[0, 0.25, 0.5], [0, 0.125, 0], [0] * 3, [0] * 3]
+    assert batch.invalid_actions.tolist() == [2, 2, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -347,4 +346,4 @@ def test_selecting_rows_keeps_every_column_aligned():
     ]
     assert picked.reward_parts["right"].tolist() == batch.reward_parts["right"][[5, 0, 0]].tolist()
     assert picked.sources == [batch.sources[5], batch.sources[0], batch.sources[0]]
-    assert picked.members.tolist() == [bool(batch.members[5]), False, bool(batch.members[0])]
+    assert picked.valid.tolist() == [bool(batch.valid[5]), False, bool(batch.valid[0])]

@@ -13,7 +13,7 @@ from openrl.types import StepCounts
 
 LOSSES = torch.tensor([[1.0, 2, 3, 9], [4, 9, 9, 9], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
-COUNTS = StepCounts(tokens=4, sequences=2, dp_size=1)
+COUNTS = StepCounts(tokens=4, trajectories=2, dp_size=1)
 EXPECTED = {
     "token-mean": 2.5,
     "seq-mean-token-sum": 5.0,
@@ -25,12 +25,12 @@ EXPECTED = {
 @pytest.mark.parametrize(("mode", "expected"), EXPECTED.items())
 def test_step_loss_by_hand(mode, expected):
     assert float(step_loss(LOSSES, MASK, COUNTS, mode, 4)) == pytest.approx(expected)
-    twice = StepCounts(COUNTS.tokens, COUNTS.sequences, dp_size=2)
+    twice = StepCounts(COUNTS.tokens, COUNTS.trajectories, dp_size=2)
     assert float(step_loss(LOSSES, MASK, twice, mode, 4)) == pytest.approx(2 * expected)
 
 
 def test_one_sequence_is_its_own_mean():
-    counts = StepCounts(tokens=3, sequences=1, dp_size=1)
+    counts = StepCounts(tokens=3, trajectories=1, dp_size=1)
     assert float(step_loss(LOSSES[:1], MASK[:1], counts, "seq-mean-token-sum")) == 6
     assert float(step_loss(LOSSES[:1], MASK[:1], counts, "seq-mean-token-mean")) == 2
 

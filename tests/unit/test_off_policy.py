@@ -120,7 +120,7 @@ def test_a_mismatch_of_100_nats_is_finite(gap, kind):
         )
         assert bool(batch.is_weights.isfinite().all())
         assert all(math.isfinite(value) for value in metrics.values()), metrics
-        assert batch.members.tolist() == [False, True]
+        assert batch.valid.tolist() == [False, True]
 
 
 # -- rejection -------------------------------------------------------------------------------------
@@ -140,13 +140,13 @@ def test_token_rejection_by_hand():
 
 def test_k1_bounds_are_of_rollout_over_old():
     lopsided = kept(rows(logs(5.0), logs(0.15)), "token_k1", thresholds=("0.1_1.2",))[0]
-    assert lopsided.members.tolist() == [True, False]
+    assert lopsided.valid.tolist() == [True, False]
 
 
 @pytest.mark.parametrize("test", REJECTION_TESTS)
 def test_every_test_accepts_small_and_rejects_large_divergence(test):
     batch = rows([0.01, -0.01, 0.02], [2.5, 2.0, 3.0], [-2.5, -2.0, -3.0])
-    assert kept(batch, test, thresholds=("1.1",))[0].members.tolist() == [True, False, False]
+    assert kept(batch, test, thresholds=("1.1",))[0].valid.tolist() == [True, False, False]
 
 
 def test_a_sequence_falls_with_its_mean_its_sum_or_its_worst_token():
@@ -160,13 +160,13 @@ def test_a_sequence_falls_with_its_mean_its_sum_or_its_worst_token():
         ("seq_sum_k2", "0.2"): [False, True],
     }
     for (test, threshold), expected in verdicts.items():
-        assert kept(batch, test, thresholds=(threshold,))[0].members.tolist() == expected, test
+        assert kept(batch, test, thresholds=(threshold,))[0].valid.tolist() == expected, test
 
 
 def test_chained_tests_must_all_pass():
     batch = rows(logs(2.0, 0.5), logs(1.4, 1.4), logs(1.0, 1.0))
     both = kept(batch, "seq_mean_k1", "seq_max_k2", thresholds=("1.3", "0.1"))[0]
-    assert both.members.tolist() == [False, False, True]
+    assert both.valid.tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,5 @@ def test_weights_carry_no_gradient():
     batch = rows([0.3, -0.2])
     live = batch.replace(old_logprobs=batch.old_logprobs.clone())
     flags = RolloutCorrectionFlags(enable_vllm_is_correction=True)
-    weights = importance_weights(
-        live.old_logprobs - live.rollout_logprobs, live.loss_mask, live.turn_ids, flags
-    )
+    weights = importance_weights(live.old_logprobs - live.rollout_logprobs, live, flags)
     assert not weights.requires_grad

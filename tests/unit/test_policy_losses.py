@@ -132,11 +132,11 @@ def obvious(name, o, x, row, t):
     turn = [i for i in tokens if x.turn_ids[row, i] == x.turn_ids[row, t]]
     gap = lambda i: float(x.logprobs[row, i] - x.old_logprobs[row, i])  # noqa: E731
     advantage = lambda i: float(x.advantages[row, i])  # noqa: E731
-    a, lp, ratio, marked = (
+    a, lp, ratio, selected = (
         advantage(t),
         float(x.logprobs[row, t]),
         math.exp(gap(t)),
-        bool(x.marked[row, t]),
+        bool(x.selected[row, t]),
     )
     p, q = math.exp(lp), math.exp(float(x.old_logprobs[row, t]))
     average = lambda f, over: sum(map(f, over)) / len(over)  # noqa: E731
@@ -185,9 +185,9 @@ def obvious(name, o, x, row, t):
         back = p <= q if a > 0 else p >= q
         return -min(ratio, o.dppo_ratio_cap) * a * lp if kl <= o.dppo_kl_threshold or back else 0.0
     if name == "clip_cov":
-        return 0.0 if marked else surrogate(ratio, a, low, high, o.dual)
+        return 0.0 if selected else surrogate(ratio, a, low, high, o.dual)
     if name == "kl_cov":
-        return -ratio * a + (o.kl_cov_coef * abs(gap(t)) if marked else 0.0)
+        return -ratio * a + (o.kl_cov_coef * abs(gap(t)) if selected else 0.0)
     raise AssertionError(f"no obvious version of {name}")
 
 
@@ -284,7 +284,7 @@ def test_on_policy_every_loss_is_the_policy_gradient(name):
     """With new = old, no marks and rewards above 0, each gradient is -A times the loss's weight at
     ratio 1."""
     inputs = loss_inputs(10, spread=0.0)
-    same = {"marked": inputs.marked & False, "rewards": inputs.rewards.abs() + 1}
+    same = {"selected": inputs.selected & False, "rewards": inputs.rewards.abs() + 1}
     if name in ("gspo", "segment_ppo"):  # a ratio of several tokens shares its gradient among them
         same["advantages"] = torch.ones_like(inputs.advantages) * inputs.loss_mask
     inputs = replace(inputs, **same)
@@ -335,15 +335,15 @@ def selection(name, options, seed=0):
         advantages=5 * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64)
     )
     generator = torch.Generator().manual_seed(seed)
-    batch = losses.mark_tokens(batch, policy_losses[name].component, options, generator)
-    return batch, batch.marked, losses.covariance(batch)
+    batch = losses.select_tokens(batch, policy_losses[name].component, options, generator)
+    return batch, batch.selected, losses.covariance(batch)
 
 
 def test_kl_cov_marks_the_highest_covariances():
-    batch, marked, cov = selection("kl_cov", losses.KLCovOptions(kl_cov_ratio=0.1))
-    assert int(marked.sum()) == int(0.1 * int(batch.loss_mask.sum()))
-    assert bool((marked <= batch.loss_mask).all())
-    assert float(cov[marked].min()) > float(cov[batch.loss_mask & ~marked].max())
+    batch, selected, cov = selection("kl_cov", losses.KLCovOptions(kl_cov_ratio=0.1))
+    assert int(selected.sum()) == int(0.1 * int(batch.loss_mask.sum()))
+    assert bool((selected <= batch.loss_mask).all())
+    assert float(cov[selected].min()) > float(cov[batch.loss_mask & ~selected].max())
 
 
 def test_a_small_share_still_marks_one_token():
@@ -352,21 +352,21 @@ def test_a_small_share_still_marks_one_token():
 
 def test_clip_cov_marks_a_seeded_choice_inside_the_range():
     options = losses.ClipCovOptions(clip_cov_ratio=0.05, clip_cov_range=(1.0, 5.0))
-    batch, marked, cov = selection("clip_cov", options)
-    assert int(marked.sum()) == max(1, int(0.05 * int(batch.loss_mask.sum())))
-    assert bool(((cov[marked] > 1) & (cov[marked] < 5)).all())
-    assert torch.equal(marked, selection("clip_cov", options)[1])
+    batch, selected, cov = selection("clip_cov", options)
+    assert int(selected.sum()) == max(1, int(0.05 * int(batch.loss_mask.sum())))
+    assert bool(((cov[selected] > 1) & (cov[selected] < 5)).all())
+    assert torch.equal(selected, selection("clip_cov", options)[1])
     assert any(
-        not torch.equal(marked, selection("clip_cov", options, seed)[1]) for seed in range(1, 5)
+        not torch.equal(selected, selection("clip_cov", options, seed)[1]) for seed in range(1, 5)
     )
 
 
 def test_other_losses_mark_nothing():
     batch = random_batch(3)
     assert (
-        losses.mark_tokens(
+        losses.select_tokens(
             batch, policy_losses["ppo"].component, OPTIONS["ppo"], torch.Generator()
-        ).marked
+        ).selected
         is None
     )
 
@@ -377,5 +377,5 @@ def test_nothing_to_mark_marks_nothing():
         advantages=torch.zeros_like(batch.values), loss_mask=batch.loss_mask & False
     )
     for name in ("kl_cov", "clip_cov"):
-        marked = policy_losses[name].component.select(empty, OPTIONS[name], torch.Generator())
-        assert not bool(marked.any())
+        selected = policy_losses[name].component.select(empty, OPTIONS[name], torch.Generator())
+        assert not bool(selected.any())

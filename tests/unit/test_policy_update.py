@@ -12,7 +12,7 @@ from openrl.types import StepCounts
 from tests.batches import outcome_batch
 from tests.flags import ppo
 
-COUNTS = StepCounts(tokens=4, sequences=2, dp_size=1)
+COUNTS = StepCounts(tokens=4, trajectories=2, dp_size=1)
 ADVANTAGE, ENTROPY, LOGPROB, REF = 2.0, 3.0, -1.0, -1.5
 
 
@@ -53,7 +53,7 @@ def test_the_load_balancing_loss_counts_by_trained_tokens(tokens, dp_size):
         assert want == ("entropy", "balance")
         return logprobs, {"entropy": torch.zeros_like(logprobs), "balance": balance}
 
-    counts = StepCounts(tokens, sequences=2, dp_size=dp_size)
+    counts = StepCounts(tokens, trajectories=2, dp_size=dp_size)
     update = balanced(PolicyUpdate("ppo", PPOOptions(), "token-mean"), 0.5)
     loss, metrics = update(forward, batch, counts)
     assert float(loss.detach()) == pytest.approx((-ADVANTAGE + 0.5 * 3.0) * 4 / tokens * dp_size)

@@ -136,7 +136,7 @@ def test_plans_never_split_a_pair(ranks, micro):
     (step,) = plan.steps
     seen = []
     for shard, of_rank in zip(plan.shards, step, strict=True):
-        assert of_rank.counts.sequences == 5 and of_rank.counts.dp_size == ranks
+        assert of_rank.counts.trajectories == 5 and of_rank.counts.dp_size == ranks
         for micro_batch in of_rank.micro_batches:
             assert len(micro_batch) <= 2 * micro
             for first, second in zip(micro_batch[0::2], micro_batch[1::2], strict=True):

@@ -26,7 +26,7 @@ def test_every_step_of_a_rollout_gets_its_rows():
     tokens = training.batch.loss_mask.sum(-1)
     for number, ranks in enumerate(training.plan.steps):
         assert {plan.counts.dp_size for plan in ranks} == {2} and {
-            plan.counts.sequences for plan in ranks
+            plan.counts.trajectories for plan in ranks
         } == {4}
         rows = [
             training.plan.shards[r][i] for r, plan in enumerate(ranks) for [i] in plan.micro_batches

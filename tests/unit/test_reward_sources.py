@@ -283,7 +283,7 @@ ZERO = Score(0.0, 0.0, failure="judge: it hung", attempts=2)
 def test_a_dropped_row_leaves_the_loss_and_the_statistics_of_its_group():
     made = scored(Score(1.0, 1.0), DROPPED, Score(0.0, 0.0))
     batch = collate([made], pad_id=0)
-    assert batch.members.tolist() == [True, False, True]
+    assert batch.valid.tolist() == [True, False, True]
     assert batch.rewards.tolist() == [1.0, 0.0, 0.0]
     assert made.rewards == [1.0, 0.0] and made.mean_pass == 0.5 and not made.is_flat
     assert group_mean(made) == 0.5 and keep(made, 0.0, 1.0)
@@ -291,7 +291,7 @@ def test_a_dropped_row_leaves_the_loss_and_the_statistics_of_its_group():
 
 def test_a_row_of_zero_stays():
     made = scored(Score(1.0, 1.0, {"format": 1.0}), ZERO)
-    assert collate([made], pad_id=0).members.tolist() == [True, True]
+    assert collate([made], pad_id=0).valid.tolist() == [True, True]
     assert made.rewards == [1.0, 0.0] and made.mean_pass == 0.5
     assert group_mean(made, "format") == 0.5  # it has no parts, and counts as 0
 
@@ -305,7 +305,7 @@ def test_filtering_rejects_a_group_without_rewards():
 def test_a_group_whose_greedy_answer_failed_is_not_trained():
     made = scored(Score(1.0), Score(0.0), greedy=DROPPED)
     assert made.greedy_reward is None
-    assert collate([made], pad_id=0).members.tolist() == [False, False]
+    assert collate([made], pad_id=0).valid.tolist() == [False, False]
     assert to_floats(rollout_metrics([made]))["reward/failures"] == 2
 
 

@@ -14,6 +14,7 @@ from openrl.algorithms.shaping import (
     token_rewards,
     whiten,
 )
+from openrl.algorithms.trajectories import Outcomes
 from openrl.config.shaping import RewardShapingFlags
 from openrl.errors import UserError
 from tests.batches import credit, measured_credit, outcome_batch, random_batch
@@ -63,14 +64,14 @@ def of(*values):
 @pytest.mark.parametrize(("scopes", "expected"), NORMS.items())
 def test_scopes_of_mean_and_std(scopes, expected):
     batch = outcome_batch(REWARDS, GROUPS)
-    assert normalise(batch.rewards, batch, *scopes, RunningMoments()).tolist() == pytest.approx(
+    assert normalise(Outcomes.of(batch), *scopes, RunningMoments()).tolist() == pytest.approx(
         expected, abs=1e-5
     )
 
 
 def test_datasource_is_a_scope_across_groups():
     batch = outcome_batch([1, 3, 10, 30], [0, 1, 0, 1], sources=["a", "a", "b", "b"])
-    assert normalise(batch.rewards, batch, "datasource", "none", RunningMoments()).tolist() == [
+    assert normalise(Outcomes.of(batch), "datasource", "none", RunningMoments()).tolist() == [
         -1,
         1,
         -10,
@@ -87,7 +88,7 @@ def test_running_moments_are_those_of_every_reward_so_far():
     resumed.update(of(1, 1, 1, 0))
     assert (resumed.mean, resumed.std) == pytest.approx((0.625, 0.517549), abs=1e-6)
     batch = outcome_batch([1, 0], [0, 0])
-    scaled = normalise(batch.rewards, batch, "running", "running", resumed)
+    scaled = normalise(Outcomes.of(batch), "running", "running", resumed)
     assert scaled.tolist() == pytest.approx([0.375 / 0.51755, -0.625 / 0.51755], abs=1e-5)
 
 
@@ -189,7 +190,7 @@ def test_whitening():
 
 
 def weights_of(batch, **flags):
-    return loss_weights(batch, RewardShapingFlags(**flags)).tolist()
+    return loss_weights(Outcomes.of(batch), RewardShapingFlags(**flags)).tolist()
 
 
 def test_loss_weights_have_mean_one_over_the_batch():
@@ -201,7 +202,7 @@ def test_loss_weights_have_mean_one_over_the_batch():
     assert weights_of(batch, length_loss_weight=True) == pytest.approx(
         [1.4211, 1.1053, 0.4737], abs=1e-4
     )
-    assert loss_weights(batch, RewardShapingFlags()) is None
+    assert loss_weights(Outcomes.of(batch), RewardShapingFlags()) is None
 
 
 def test_difficulty_from_pass_rates():
@@ -277,7 +278,7 @@ def test_advantages_are_clipped_after_whitening():
 
 def test_rewards_that_are_no_numbers_stop_the_step():
     batch = outcome_batch([1, torch.nan], [0, 0])
-    with pytest.raises(ValueError, match=r"rows \[1\] have no finite reward"):
+    with pytest.raises(ValueError, match=r"trajectories \[1\] have no finite reward"):
         credit(batch, "dr_grpo")
     unsampled = torch.tensor([[0, 1, 1], [0, 0, 0]]).bool()
     assert credit(batch.replace(loss_mask=unsampled), "dr_grpo").advantages.tolist() == [
