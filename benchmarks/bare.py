@@ -90,7 +90,7 @@ def serve_vllm(
 async def _serve_vllm(
     connection: Connection, spec: EngineSpec, samples: int, tokens: int, temperature: float
 ) -> None:
-    from openrl.rollout.vllm_engine import start_llm
+    from openrl.rollout.vllm_start import start_llm
 
     llm = start_llm(spec)
     from vllm import SamplingParams, TokensPrompt

@@ -14,12 +14,22 @@ class Asleep:
 
     def __init__(self) -> None:
         self.parts: set[EnginePart] = set()
+        self.dropped = False
+        """The weights went to sleep without a copy, and none were sent since."""
 
     def require(self, what: str, *parts: EnginePart) -> None:
         """Raises RuntimeError if ``what`` needs one of ``parts`` and it is asleep."""
         if asleep := [part for part in parts if part in self.parts]:
             raise RuntimeError(
                 f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first"
+            )
+
+    def require_all(self, what: str) -> None:
+        """Raises RuntimeError unless the whole engine is awake and has weights."""
+        self.require(what, "weights", "cache")
+        if self.dropped:
+            raise RuntimeError(
+                "this engine dropped its weights when it slept, and none were sent since"
             )
 
     def add(self, *parts: EnginePart) -> None:

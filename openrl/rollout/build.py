@@ -69,7 +69,7 @@ def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
     without names it is not asked."""
     if not kwargs:
         return
-    from openrl.rollout.vllm_engine import engine_fields
+    from openrl.rollout.vllm_start import engine_fields
 
     known = engine_fields()
     for name in kwargs:

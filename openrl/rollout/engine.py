@@ -28,13 +28,17 @@ class RolloutEngine(Protocol):
         Log-probs are those of the distribution that was sampled: after temperature, top_k, top_p
         and the rest; at temperature 0 (greedy) those of temperature 1. An end-of-text token or the
         token that completes a stop text is the last of the completion. Raises UserError if the
-        prompt leaves no room for a token."""
+        prompt leaves no room for a token, and if the engine is closed while the request waits."""
 
-    async def generate_many(
-        self, token_ids: list[int], sampling: Sampling, n: int
-    ) -> list[Completion]:
-        """``n`` completions of one prompt by one request; a seed is followed by others for the
-        second and later ones."""
+    async def pause(self) -> None:
+        """Interrupt the requests that run; they keep their tokens. Returns when nothing computes.
+
+        New requests wait. Until ``resume`` weights can be synchronised, and parts can sleep and
+        wake; ``logprobs`` answers, unless the engine keeps its cache."""
+
+    async def resume(self) -> None:
+        """Let all requests go on, under the weights now in force. RuntimeError if a part of the
+        engine is asleep."""
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks.
@@ -50,7 +54,8 @@ class RolloutEngine(Protocol):
         in a broadcast."""
 
     async def load_bucket(self, sent: SentBucket) -> None:
-        """Take one bucket of new weights; nothing is generated from here to ``finish_sync``.
+        """Take one bucket of new weights; nothing is generated from here to ``finish_sync``: the
+        engine is paused, or no request runs (else RuntimeError).
 
         From host memory nothing changes until then. Buckets that come to a GPU are loaded at once:
         there is no room for two copies of a model."""
@@ -64,7 +69,7 @@ class RolloutEngine(Protocol):
 
     async def sleep(self, *parts: EnginePart) -> None:
         """Free the memory of these parts once no request runs. From now on requests raise
-        RuntimeError, and a sync while the weights are asleep."""
+        RuntimeError (those of a paused engine wait), and a sync while the weights are asleep."""
 
     async def wake(self, *parts: EnginePart) -> None:
         """Bring these parts back; the cache comes back empty. RuntimeError if one is awake already.
@@ -74,7 +79,7 @@ class RolloutEngine(Protocol):
         """What the engine has of its GPU; of the fullest one, if it has several."""
 
     async def close(self) -> None:
-        """Free everything; no request is running."""
+        """Free everything. Requests that wait or run end with an error."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,9 @@ class EngineSpec:
     sleep_level: Literal[0, 1, 2] = (
         0  # how deep it can sleep: 0 not at all, 1 weights wait in host memory, 2 they are dropped
     )
+    keep_cache_on_pause: bool = False
+    """Requests that a pause interrupts keep keys and values of the old weights. Costs no second
+    prefill, but no single set of weights gives their log-probs."""
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
     trust_remote_code: bool = False

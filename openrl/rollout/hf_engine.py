@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,8 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, Gene
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
-from openrl.rollout.asleep import Asleep, EnginePart
+from openrl.rollout.asleep import EnginePart
 from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.sampler import draw
 from openrl.types import Completion, End, Sampling, VersionSpan
 from openrl.weights.host import HostBuffer, Receiver
@@ -35,19 +36,20 @@ _MAX_NUM_SEQS = 64
 
 
 @dataclass(eq=False)
-class _Request:
-    """One completion in the making."""
+class _Row:
+    """What one stretch of decoding adds to a request."""
 
-    prompt: list[int]
-    sampling: Sampling
-    room: int  # new tokens it may have
-    generator: torch.Generator
-    reply: asyncio.Future[tuple[list[int], list[float], End]]
+    request: Request
+    reply: asyncio.Future[End]
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
 
+    @property
+    def context(self) -> list[int]:
+        return self.request.prompt + self.request.tokens
 
-class HFEngine:
+
+class HFEngine(PausingEngine):
     """``RolloutEngine`` over a model of transformers.
 
     Waiting requests are decoded together until the last of them ends; later ones form the next
@@ -55,18 +57,22 @@ class HFEngine:
     stays free and nothing overlaps."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self.policy_version = 0
-        self._spec = spec
+        super().__init__(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._seeds = random.Random(spec.seed)
-        self._waiting: list[_Request] = []
+        self._waiting: list[_Row] = []
         self._decoding: asyncio.Task[None] | None = None
+        self._interrupted = False  # read between two tokens
         self._received: list[SentBucket] = []
         self._host_buffer = HostBuffer()
-        self._asleep = Asleep()
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> HFEngine:
+        if spec.keep_cache_on_pause:
+            raise UserError(
+                "--partial_rollout_cache keep: the hf engine computes keys and values anew",
+                "--partial_rollout_cache refill, or --rollout_backend vllm",
+            )
         engine = cls(spec)
         try:
             await engine._in_thread(engine._load_model)
@@ -88,28 +94,23 @@ class HFEngine:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
-        self._asleep.require("a request", "weights", "cache")
-        room = room_for(token_ids, sampling, self._spec.max_model_len)
-        seed = self._seeds.getrandbits(63) if sampling.seed is None else sampling.seed
-        generator = torch.Generator().manual_seed(seed)
-        request = _Request(
-            list(token_ids), sampling, room, generator, asyncio.get_running_loop().create_future()
-        )
-        self._waiting.append(request)
+    async def _sample(self, request: Request) -> Completion:
+        if request.drawing is None:
+            seed = request.sampling.seed
+            seed = self._seeds.getrandbits(63) if seed is None else seed
+            request.drawing = torch.Generator().manual_seed(seed)
+        row = _Row(request, asyncio.get_running_loop().create_future())
+        self._waiting.append(row)
         if self._decoding is None or self._decoding.done():
             self._decoding = asyncio.create_task(self._decode_waiting())
-        tokens, logprobs, finish = await request.reply
-        spans = (VersionSpan(0, len(tokens), self.policy_version),)
-        return Completion(tokens, logprobs, finish, spans)
+        end = await row.reply
+        spans = (VersionSpan(0, len(row.tokens), self.policy_version),)
+        return Completion(row.tokens, row.logprobs, end, spans)
 
-    async def generate_many(
-        self, token_ids: list[int], sampling: Sampling, n: int
-    ) -> list[Completion]:
-        seeds = [None if sampling.seed is None else sampling.seed + i for i in range(n)]
-        return await asyncio.gather(
-            *(self.generate(token_ids, replace(sampling, seed=seed)) for seed in seeds)
-        )
+    async def _interrupt(self) -> None:
+        self._interrupted = True
+        await self._idle.wait()
+        self._interrupted = False
 
     async def _decode_waiting(self) -> None:
         """Batch after batch, until nobody waits. A failing batch fails its requests, not the
@@ -118,29 +119,30 @@ class HFEngine:
         await asyncio.sleep(0)  # requests that start together go together
         while self._waiting:
             batch, self._waiting = self._waiting[:limit], self._waiting[limit:]
-            batch = [request for request in batch if not request.reply.done()]  # its caller gave up
             try:
                 await self._in_thread(self._decode, batch, asyncio.get_running_loop())
             except Exception as error:
-                for request in batch:
-                    if not request.reply.done():
-                        request.reply.set_exception(error)
+                for row in batch:
+                    if not row.reply.done():
+                        row.reply.set_exception(error)
 
     @torch.inference_mode()
-    def _decode(self, batch: list[_Request], loop: asyncio.AbstractEventLoop) -> None:
-        """Sample every request of a left-padded batch to its end; finished rows leave the batch and
-        its cache."""
+    def _decode(self, batch: list[_Row], loop: asyncio.AbstractEventLoop) -> None:
+        """Sample a left-padded batch until all rows ended or were interrupted; those that did leave
+        the batch and its cache."""
+        batch = [row for row in batch if not row.reply.done()]  # the others' callers gave up
         if not batch:
             return
-        device, width = self._spec.device, max(len(r.prompt) for r in batch)
-        mask = torch.tensor(
-            [[0] * (width - len(r.prompt)) + [1] * len(r.prompt) for r in batch], device=device
-        )
-        tokens = torch.tensor(
-            [[0] * (width - len(r.prompt)) + r.prompt for r in batch], device=device
-        )
+        device, contexts = self._spec.device, [row.context for row in batch]
+        width = max(map(len, contexts))
+        mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts]).to(device)
+        tokens = torch.tensor([[0] * (width - len(c)) + c for c in contexts]).to(device)
         cache = DynamicCache(config=self._model.config)
         while batch:
+            if self._interrupted:
+                for row in batch:
+                    loop.call_soon_threadsafe(_answer, row.reply, End.INTERRUPTED)
+                return
             positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             logits = self._model(
                 input_ids=tokens,
@@ -150,37 +152,40 @@ class HFEngine:
                 logits_to_keep=1,
             ).logits[:, -1]
             going = []
-            for row, (request, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
-                finish = self._extend(request, row_logits)
-                if finish is None:
-                    going.append(row)
-                else:
-                    loop.call_soon_threadsafe(_answer, request, finish)
+            for place, (row, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
+                end = self._extend(row, row_logits)
+                if end is not None:
+                    loop.call_soon_threadsafe(_answer, row.reply, end)
+                elif not row.reply.done():
+                    going.append(place)
             if len(going) < len(batch):
-                batch = [batch[row] for row in going]
+                batch = [batch[place] for place in going]
                 cache.batch_select_indices(torch.tensor(going, dtype=torch.long, device=device))
                 mask = mask[going]
-            tokens = torch.tensor([[r.tokens[-1]] for r in batch], device=device)
+            tokens = torch.tensor([[row.tokens[-1]] for row in batch], device=device)
             mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
 
-    def _extend(self, request: _Request, logits: Tensor) -> End | None:
+    def _extend(self, row: _Row, logits: Tensor) -> End | None:
         """Draw one more token; why the request ends with it, or None."""
-        seen = torch.tensor(request.prompt + request.tokens)
-        token, logprob = draw(logits, seen, request.sampling, request.generator)
-        request.tokens.append(token)
-        request.logprobs.append(logprob)
-        if token in self._eos and not request.sampling.ignore_eos:
+        request = row.request
+        sampling = request.sampling
+        seen = torch.tensor(row.context + row.tokens)
+        token, logprob = draw(logits, seen, sampling, request.drawing)
+        row.tokens.append(token)
+        row.logprobs.append(logprob)
+        if token in self._eos and not sampling.ignore_eos:
             return End.STOP
-        if request.sampling.stop:
-            text = self._tokenizer.decode(request.tokens, skip_special_tokens=True)
-            if any(stop in text for stop in request.sampling.stop):
+        sampled = request.tokens + row.tokens
+        if sampling.stop:
+            text = self._tokenizer.decode(sampled, skip_special_tokens=True)
+            if any(stop in text for stop in sampling.stop):
                 return End.STOP
-        return End.LENGTH if len(request.tokens) >= request.room else None
+        return End.LENGTH if len(sampled) >= request.room else None
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
-        self._asleep.require("a request", "weights", "cache")
         room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
-        return await self._in_thread(self._score, list(token_ids))
+        with self._computing("a request"):
+            return await self._in_thread(self._score, list(token_ids))
 
     @torch.inference_mode()
     def _score(self, token_ids: list[int]) -> list[float]:
@@ -197,11 +202,11 @@ class HFEngine:
         self._receiver = Receiver(route, first_rank, torch.device("cpu"))
 
     async def load_bucket(self, sent: SentBucket) -> None:
-        self._asleep.require("a weight sync", "weights")
+        self._require_sync()
         self._received.append(self._host_buffer.local(sent))
 
     async def finish_sync(self, version: int) -> int:
-        self._asleep.require("a weight sync", "weights")
+        self._require_sync()
         received, self._received = self._received, []
         try:
             await self._in_thread(self._switch, received)
@@ -235,19 +240,15 @@ class HFEngine:
 
     # -- sleep -------------------------------------------------------------------------------------
 
-    async def sleep(self, *parts: EnginePart) -> None:
+    async def _free(self, *parts: EnginePart) -> None:
         """Weights move to host memory, where those of a CPU are already; a cache lives only while a
         batch is decoded."""
-        self._asleep.add(*parts)
-        while self._decoding is not None and not self._decoding.done():
-            await asyncio.wait({self._decoding})
         if "weights" in parts:
             await self._in_thread(self._move_weights, "cpu")
 
-    async def wake(self, *parts: EnginePart) -> None:
+    async def _restore(self, *parts: EnginePart) -> None:
         if "weights" in parts:
             await self._in_thread(self._move_weights, self._spec.device)
-        self._asleep.remove(*parts)
 
     async def memory(self) -> MemoryUse:
         return memory_use(self._spec.device)
@@ -258,8 +259,7 @@ class HFEngine:
             torch.cuda.empty_cache()
 
     async def close(self) -> None:
-        if self._decoding is not None:
-            self._decoding.cancel()
+        await self._end_requests()
         self._thread.shutdown(wait=True)
 
     async def _in_thread(self, function: Any, *args: Any) -> Any:
@@ -274,6 +274,6 @@ def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) 
     return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)
 
 
-def _answer(request: _Request, finish: End) -> None:
-    if not request.reply.done():
-        request.reply.set_result((request.tokens, request.logprobs, finish))
+def _answer(reply: asyncio.Future[End], end: End) -> None:
+    if not reply.done():
+        reply.set_result(end)

@@ -4,187 +4,68 @@ vLLM."""
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
-import os
-import subprocess
-import sys
+from bisect import bisect_left
 from collections.abc import Coroutine
-from functools import cache
+from contextlib import suppress
 from typing import Any
 
 from openrl.errors import UserError
-from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse
 from openrl.rollout.asleep import EnginePart
 from openrl.rollout.engine import EngineSpec, room_for
-from openrl.rollout.vllm_adapters import AdapterSlot, room_for_rank
-from openrl.rollout.vllm_features import missing_features
+from openrl.rollout.pausing import PausingEngine, Request
+from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
+from openrl.rollout.vllm_start import start_llm
 from openrl.types import Completion, End, Sampling, VersionSpan
 from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, refuse_incomplete
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
-_UNBOUND = "nobind"  # vLLM's word for threads that may run on any core
+_ABORT_SECONDS = 0.1  # until requests that are still being handed over are aborted again
 _HEALTH_SECONDS = 5.0  # between looks whether vLLM is alive, while it owes an answer
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
 
 
-def _set_environment(spec: EngineSpec) -> None:
-    """What vLLM takes from the environment alone. Must run before its first import; a user's own
-    values win."""
-    on_cpu = spec.device == "cpu"
-    defaults = {
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": (
-            "ERROR" if on_cpu else "WARNING"
-        ),  # on a CPU it warns of every accelerator it lacks
-    }
-    if spec.spans_nodes:
-        os.environ.pop(
-            "CUDA_VISIBLE_DEVICES", None
-        )  # empty: Ray's workers have the GPUs, this process none
-    else:
-        defaults["VLLM_HOST_IP"] = "127.0.0.1"
-    if on_cpu:
-        defaults["GLOO_SOCKET_IFNAME"] = "lo"
-        # vLLM's own binding puts all engines of a machine on the same cores, so we count threads
-        # instead; Ray has already set 1. One core is left to the processes around the model.
-        if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
-            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _UNBOUND
-            cores = len(os.sched_getaffinity(0)) - 1
-            os.environ["OMP_NUM_THREADS"] = str(
-                max(1, cores // (spec.engines_per_machine * spec.sizes.width))
-            )
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-def start_llm(spec: EngineSpec) -> Any:
-    """vLLM's own ``AsyncLLM`` with the settings of ``spec``. Raises what vLLM raises."""
-    _set_environment(spec)
-    import vllm
-    from vllm import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    if missing := missing_features():
-        raise UserError(
-            f"vLLM {vllm.__version__} lacks {', '.join(missing)}", "pip install 'vllm>=0.26,<0.33'"
-        )
-    return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
-
-
-def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Fields of vLLM's ``EngineArgs``; what is not named keeps vLLM's default."""
-    chosen = {
-        "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
-        "max_num_batched_tokens": spec.max_num_batched_tokens,
-        "block_size": spec.block_size,
-        "quantization": spec.quantization,
-    }
-    fixed = {
-        "model": spec.model,
-        "tokenizer": spec.tokenizer,
-        "dtype": str(DTYPES[spec.dtype]).removeprefix("torch."),
-        "max_model_len": spec.max_model_len,
-        "seed": spec.seed,
-        "load_format": spec.load_format,
-        "gpu_memory_utilization": spec.gpu_memory_utilization,
-        # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync
-        # would not reach them
-        "enforce_eager": spec.enforce_eager or spec.device == "cpu",
-        "enable_prefix_caching": spec.enable_prefix_caching and not spec.deterministic,
-        "trust_remote_code": spec.trust_remote_code,
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": "openrl.rollout.vllm_worker.WorkerExtension",
-        "weight_transfer_config": {
-            "backend": "openrl"
-        },  # ``vllm_transfer.BACKEND``, which that module registers
-        "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
-        "disable_log_stats": True,
-        "use_tqdm_on_load": False,
-        "hf_overrides": spec.config_overrides,
-    }
-    if spec.adapter_rank:  # room for the adapter in use and, during a sync, for its successor
-        chosen |= {
-            "enable_lora": True,
-            "max_lora_rank": room_for_rank(spec.adapter_rank),
-            "max_cpu_loras": 2,
-        }
-    given = {name: value for name, value in chosen.items() if value is not None}
-    cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
-    return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs
-
-
-def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """The executor is always named: inside an actor of Ray vLLM would else take Ray's, and its GPUs
-    for its own."""
-    if spec.sizes.width == 1:
-        return {}
-    return {
-        "tensor_parallel_size": spec.sizes.tensor,
-        "pipeline_parallel_size": spec.sizes.pipeline,
-        "data_parallel_size": spec.sizes.data,
-        "enable_expert_parallel": spec.expert_parallel,
-        "distributed_executor_backend": "ray" if spec.spans_nodes else "mp",
-    }
-
-
-_PRINT_FIELDS = (
-    "import dataclasses, vllm; print(*(f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)))"
-)
-
-
-@cache
-def engine_fields() -> frozenset[str]:
-    """Names of the fields of vLLM's own settings. In a process of its own: importing vLLM changes
-    the one it is in."""
-    listed = subprocess.run(
-        [sys.executable, "-c", _PRINT_FIELDS], capture_output=True, text=True, timeout=120
-    )
-    if listed.returncode:
-        raise UserError(
-            f"vLLM does not import: {listed.stderr.strip().splitlines()[-1]}", "pip install vllm"
-        )
-    return frozenset(listed.stdout.split("\n")[-2].split())
-
-
-def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Without a binding of threads the model runs in the process that schedules. vLLM's default, a
-    worker process of its own, keeps two cores busy: each of the two spins while the other computes,
-    the worker a second longer."""
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-    cache = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
-    alone = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND and spec.sizes.width == 1
-    return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})
-
-
-class VLLMEngine:
+class VLLMEngine(PausingEngine):
     """``RolloutEngine`` over ``AsyncLLM``. One request per sample, each with its own id and
-    seed."""
+    seed.
+
+    A pause aborts requests, which gives their tokens back; they are submitted again as longer
+    prompts. Every vLLM can do that, also across sleep and with adapters. vLLM's own pause is used
+    where keys and values are to be kept."""
 
     def __init__(self, spec: EngineSpec, llm: Any) -> None:
-        self.policy_version = 0
-        self._spec, self._llm = spec, llm
+        super().__init__(spec)
+        self._llm = llm
         self._ids = itertools.count()
+        self._submitted: set[str] = set()  # requests that a pause interrupts
         self._route, self._host_buffer = Route(), HostBuffer()
         self._received: list[SentBucket] = []  # since the last sync
         self._loaded = 0  # how many of them the model has
-        self._names: frozenset[str] | None = (
-            None  # of the first sync; every later one brings the same
-        )
-        self._broken = ""  # why this engine cannot generate any more
+        # names of the first sync; every later one brings the same
+        self._names: frozenset[str] | None = None
         self._adapters = AdapterSlot(llm)
-        self._sleep = VLLMSleep(llm, spec.sleep_level, spec.device == "cpu")
+        self._memory = VLLMSleep(llm, self._asleep, spec.sleep_level, spec.device == "cpu")
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
         """Load the model and wait until it is ready; the event loop stands still meanwhile (20 s
         and more)."""
+        if spec.keep_cache_on_pause and (spec.adapter_rank or spec.sleep_level):
+            raise UserError(
+                "--partial_rollout_cache keep: keys and values survive neither sleep nor a new"
+                " adapter",
+                "--partial_rollout_cache refill",
+            )
         try:
-            return cls(spec, start_llm(spec))
+            engine = cls(spec, start_llm(spec))
+            if spec.keep_cache_on_pause:
+                await engine._llm.update_weight_version("0")
+            return engine
         except (OSError, RuntimeError, ValueError) as error:
             raise UserError(
                 f"vLLM cannot start with {spec.model}: {error}",
@@ -192,18 +73,13 @@ class VLLMEngine:
                 " vLLM does not know",
             ) from error
 
-    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
-        return (await self.generate_many(token_ids, sampling, 1))[0]
-
-    async def generate_many(
-        self, token_ids: list[int], sampling: Sampling, n: int
-    ) -> list[Completion]:
+    async def _sample(self, request: Request) -> Completion:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        sampling, before = request.sampling, len(request.tokens)
         params = SamplingParams(
-            n=n,
-            max_tokens=room_for(token_ids, sampling, self._spec.max_model_len),
+            max_tokens=request.room - before,
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             top_k=sampling.top_k,
@@ -212,24 +88,67 @@ class VLLMEngine:
             stop=list(sampling.stop),
             include_stop_str_in_output=True,
             ignore_eos=sampling.ignore_eos,
-            seed=sampling.seed,
+            seed=seed_after(sampling.seed, before),
             logprobs=0,  # the sampled token's alone
             flat_logprobs=True,  # as lists of numbers instead of an object per token
             detokenize=bool(sampling.stop),
-            # else the last output may hold only some of the n
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        replies = (await self._run(token_ids, params)).outputs
-        return [self._completion(reply) for reply in replies]
+        name = f"openrl-{next(self._ids)}"
+        self._submitted.add(name)
+        try:
+            work = self._final_output(request.prompt + request.tokens, params, name)
+            final = await self._while_alive(work)
+        finally:
+            self._submitted.discard(name)
+        part = self._completion(final.outputs[0])
+        return self._cut_at_stop(request, part) if before and sampling.stop else part
 
     def _completion(self, reply: Any) -> Completion:
         if reply.finish_reason not in _ENDS:
             raise RuntimeError(f"vLLM ended a request with {reply.finish_reason!r}")
         sampled, found = list(reply.token_ids), reply.logprobs
-        if list(found.token_ids) != sampled:
+        if (list(found.token_ids) if found else []) != sampled:
             raise RuntimeError("vLLM gave log-probs of other tokens than it sampled")
-        spans = (VersionSpan(0, len(sampled), self.policy_version),)
-        return Completion(sampled, list(found.logprobs), _ENDS[reply.finish_reason], spans)
+        spans: tuple[VersionSpan, ...] = (VersionSpan(0, len(sampled), self.policy_version),)
+        if self._spec.keep_cache_on_pause:  # the weights may have changed while it was inside vLLM
+            labels = reply.weight_versions or ()
+            spans = tuple(VersionSpan(s.start, s.end, int(s.version)) for s in labels)
+        logprobs = list(found.logprobs) if found else []
+        return Completion(sampled, logprobs, _ENDS[reply.finish_reason], spans)
+
+    def _cut_at_stop(self, request: Request, part: Completion) -> Completion:
+        """End ``part`` with the token that completes a stop text begun before it, which vLLM takes
+        for part of the prompt and does not see."""
+        before, tokens = len(request.tokens), request.tokens + part.token_ids
+
+        def stopped(length: int) -> bool:
+            text = self._llm.tokenizer.decode(tokens[:length], skip_special_tokens=True)
+            return any(stop in text for stop in request.sampling.stop)
+
+        lengths = range(before + 1, len(tokens) + 1)
+        found = bisect_left(lengths, True, key=stopped)
+        if found == len(lengths):
+            return part
+        n = found + 1
+        span = (VersionSpan(0, n, self.policy_version),)
+        return Completion(part.token_ids[:n], part.logprobs[:n], End.STOP, span)
+
+    async def _interrupt(self) -> None:
+        if self._frozen:
+            pausing = self._llm.pause_generation(mode="keep", clear_cache=False)
+            await self._while_alive(pausing)
+            return
+        while self._running:
+            await self._while_alive(self._llm.abort([*self._submitted]))
+            # again if one was just being handed over: it did not hear of this
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), _ABORT_SECONDS)
+
+    async def resume(self) -> None:
+        if self._frozen:
+            await self._while_alive(self._llm.resume_generation())
+        await super().resume()
 
     async def logprobs(self, token_ids: list[int]) -> list[float]:
         from vllm import SamplingParams
@@ -242,20 +161,14 @@ class VLLMEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        entries = (await self._run(token_ids, params)).prompt_logprobs
+        if self._frozen:
+            raise RuntimeError("a paused engine that keeps its cache computes nothing: resume it")
+        with self._computing("a request"):
+            scored = self._final_output(token_ids, params, f"openrl-{next(self._ids)}")
+            entries = (await self._while_alive(scored)).prompt_logprobs
         return [0.0] + [
             entry[token].logprob for token, entry in zip(token_ids[1:], entries[1:], strict=True)
         ]
-
-    async def _run(self, token_ids: list[int], params: Any) -> Any:
-        """The final output of one request."""
-        if self._broken:
-            raise UserError(f"this rollout engine is out of use: {self._broken}")
-        self._sleep.begin()
-        try:
-            return await self._while_alive(self._final_output(token_ids, params))
-        finally:
-            self._sleep.end()
 
     async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
         """The result of ``work``; RuntimeError if vLLM's processes die meanwhile.
@@ -276,16 +189,18 @@ class VLLMEngine:
             raise RuntimeError(self._broken) from error
         finally:
             task.cancel()
+            await asyncio.wait({task})  # vLLM is told that a request was given up
 
-    async def _final_output(self, token_ids: list[int], params: Any) -> Any:
+    async def _final_output(self, token_ids: list[int], params: Any, name: str) -> Any:
         from vllm import TokensPrompt
 
         final = None
         prompt = TokensPrompt(prompt_token_ids=list(token_ids))
-        request = f"openrl-{next(self._ids)}"
-        async for output in self._llm.generate(
-            prompt, params, request, lora_request=self._adapters.request
-        ):
+        if self._spec.keep_cache_on_pause:
+            # what a request across a sync computed under old weights is no prefix of later ones
+            prompt["cache_salt"] = f"weights {self.policy_version}"
+        outputs = self._llm.generate(prompt, params, name, lora_request=self._adapters.request)
+        async for output in outputs:
             final = output
         if final is None:
             raise RuntimeError("vLLM ended a request without an output")
@@ -315,13 +230,13 @@ class VLLMEngine:
         )
 
     async def load_bucket(self, sent: SentBucket) -> None:
-        self._sleep.require("a weight sync", "weights")
+        self._require_sync()
         self._received.append(self._host_buffer.local(sent))
         if self._route.transport != "host":
             await self._load(last=False)
 
     async def finish_sync(self, version: int) -> int:
-        self._sleep.require("a weight sync", "weights")
+        self._require_sync()
         try:
             names = self._check_names()
             if self._route.adapter is None:
@@ -331,13 +246,12 @@ class VLLMEngine:
         finally:
             self._received, self._loaded = [], 0
             self._host_buffer.end()
-        if self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
-            self._broken = (
-                "requests were running during a weight sync, so cached prefixes of old weights"
-                " remain"
-            )
+        if self._spec.keep_cache_on_pause:
+            await self._llm.update_weight_version(str(version))
+        elif self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
+            self._broken = "vLLM did not drop the prefixes that it cached under old weights"
             raise RuntimeError(self._broken)
-        self._sleep.synced()
+        self._asleep.dropped = False
         self._names, self.policy_version = names, version
         return version
 
@@ -379,20 +293,31 @@ class VLLMEngine:
             )
             raise UserError(self._broken, _NAMES)
 
-    async def sleep(self, *parts: EnginePart) -> None:
-        await self._while_alive(self._sleep.sleep(*parts))
+    async def _free(self, *parts: EnginePart) -> None:
+        await self._while_alive(self._memory.free(*parts))
 
-    async def wake(self, *parts: EnginePart) -> None:
-        await self._while_alive(self._sleep.wake(*parts))
+    async def _restore(self, *parts: EnginePart) -> None:
+        await self._while_alive(self._memory.restore(*parts))
 
     async def memory(self) -> MemoryUse:
         found = await self._while_alive(self._llm.collective_rpc("openrl_memory"))
         return min((MemoryUse(**use) for use in found), key=lambda use: use.free or 0)
 
     async def close(self) -> None:
+        with suppress(RuntimeError):  # a dead vLLM: its requests have ended
+            await self._end_requests()
         self._llm.shutdown()
         self._adapters.clear()
 
 
 def _few(names: list[str], most: int = 20) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def seed_after(seed: int | None, tokens: int) -> int | None:
+    """The seed that a request goes on with after so many tokens. With its own again it would draw
+    the same random numbers twice."""
+    if seed is None or not tokens:
+        return seed
+    digest = hashlib.sha256(f"{seed} after {tokens}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -20,7 +20,9 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
         ("prompt", "sampling_params", "request_id", "lora_request"),
     ),
     ("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", ("method", "args")),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.abort", ("request_id",)),
     ("vllm.v1.engine.async_llm", "AsyncLLM.reset_prefix_cache", ()),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.tokenizer", ()),
     ("vllm.v1.engine.async_llm", "AsyncLLM.add_lora", ("lora_request",)),
     ("vllm.v1.engine.async_llm", "AsyncLLM.remove_lora", ("lora_id",)),
     (
@@ -52,6 +54,14 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.v1.worker.gpu_worker", "Worker.finish_weight_update", ()),
     ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
 )
+
+KEEPING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("vllm.v1.engine.async_llm", "AsyncLLM.pause_generation", ("mode", "clear_cache")),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.resume_generation", ()),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.update_weight_version", ("new_version",)),
+    ("vllm.outputs", "CompletionOutput", ("weight_versions",)),
+)
+"""For ``EngineSpec.keep_cache_on_pause`` besides; labels of weights came with 0.32."""
 
 
 def missing_features(

@@ -3,7 +3,6 @@ cache."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,60 +20,28 @@ class VLLMSleep:
     of the cache are given back, and the weights stay where level 1 would put them, in host memory.
     """
 
-    def __init__(self, llm: Any, level: int, on_cpu: bool) -> None:
-        self._llm, self._level, self._on_cpu = llm, level, on_cpu
-        self._asleep = Asleep()
-        self._dropped = False  # level 2: what came back is memory without content
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+    def __init__(self, llm: Any, asleep: Asleep, level: int, on_cpu: bool) -> None:
+        self._llm, self._asleep, self._level, self._on_cpu = llm, asleep, level, on_cpu
 
-    def require(self, what: str, *parts: EnginePart) -> None:
-        """Raises RuntimeError if one of ``parts`` is asleep."""
-        self._asleep.require(what, *parts)
-
-    def begin(self) -> None:
-        """A request starts. Raises RuntimeError if the engine cannot answer it."""
-        self.require("a request", "weights", "cache")
-        if self._dropped:
-            raise RuntimeError(
-                "this engine dropped its weights when it slept, and none were sent since"
-            )
-        self._running += 1
-        self._idle.clear()
-
-    def end(self) -> None:
-        self._running -= 1
-        if not self._running:
-            self._idle.set()
-
-    def synced(self) -> None:
-        """All weights were sent."""
-        self._dropped = False
-
-    async def sleep(self, *parts: EnginePart) -> None:
-        """Wait until no request runs, then free ``parts``; further requests are refused at once."""
-        before = {*self._asleep.parts}
-        self._asleep.add(*parts)
-        await self._idle.wait()
+    async def free(self, *parts: EnginePart) -> None:
+        """Free ``parts``, which count as asleep already; no request runs."""
+        before = self._asleep.parts - {*parts}
         await self._llm.reset_prefix_cache()
         if self._on_cpu:
             if "cache" in parts:
                 await self._llm.collective_rpc("openrl_free_cache")
             return
         if before and not hasattr(self._llm, "release_kv_cache_memory"):
-            await self._wake(
-                before
-            )  # vLLM before it could sleep part by part falls asleep from fully awake alone
+            # vLLM before it could sleep part by part falls asleep from fully awake alone
+            await self._wake(before)
         await self._llm.sleep(level=self._level)
-        self._dropped = self._level == 2
+        self._asleep.dropped = self._level == 2
         if awake := TAGS.keys() - self._asleep.parts:
             await self._wake(awake)
 
-    async def wake(self, *parts: EnginePart) -> None:
+    async def restore(self, *parts: EnginePart) -> None:
         if not self._on_cpu:
             await self._wake(parts)
-        self._asleep.remove(*parts)
 
     async def _wake(self, parts: Iterable[str]) -> None:
         await self._llm.wake_up(tags=[TAGS[part] for part in parts])

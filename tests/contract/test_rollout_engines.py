@@ -246,22 +246,6 @@ def test_seeds(bench: Bench) -> None:
     assert len({tuple(reply.token_ids) for reply in unseeded}) == 4
 
 
-def test_many_completions_by_one_request(bench: Bench) -> None:
-    """Each with the log-probs of its own tokens, none of them lost, all of them different draws."""
-    prompt, sampling = [7, 8, 9], Sampling(20, min_p=0.01, seed=3)
-
-    def many() -> list[Completion]:
-        return bench.run(bench.engine.generate_many(prompt, sampling, 6))
-
-    replies = many()
-    assert len(replies) == 6 and len({tuple(reply.token_ids) for reply in replies}) > 1
-    for reply in replies:
-        expected = bench.expected(prompt, reply.token_ids, sampling)
-        torch.testing.assert_close(torch.tensor(reply.logprobs), expected, atol=CLOSE, rtol=0)
-    if bench.spec.deterministic:
-        assert [reply.token_ids for reply in many()] == [reply.token_ids for reply in replies]
-
-
 def test_prompt_and_completion_together_have_a_limit(bench: Bench) -> None:
     (reply,) = bench.generate([[7] * 30], [Sampling(50, ignore_eos=True, max_len=40)])
     assert (reply.end, len(reply.token_ids)) == (End.LENGTH, 10)

@@ -6,7 +6,7 @@ import pytest
 
 from openrl.config.placement import ParallelSizes
 from openrl.rollout.engine import EngineSpec
-from openrl.rollout.vllm_engine import engine_arguments, engine_fields
+from openrl.rollout.vllm_start import engine_arguments, engine_fields
 
 GPU = EngineSpec("model", device="cuda", dtype="bf16", max_model_len=4096, seed=7)
 FULL = replace(

@@ -13,7 +13,7 @@ from openrl.config.rules import engines
 from openrl.errors import UserError
 from openrl.rollout.build import check_engine_kwargs, engine_spec
 from openrl.rollout.vllm_adapters import RANKS, room_for_rank
-from openrl.rollout.vllm_engine import engine_arguments
+from openrl.rollout.vllm_start import engine_arguments
 from openrl.trainer.roles import run_engine_spec
 from tests.flags import PPO, ppo, said, settle
 

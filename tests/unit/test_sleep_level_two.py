@@ -10,6 +10,7 @@ import pytest
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.placement import ENGINES
+from openrl.rollout.asleep import Asleep
 from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
 from openrl.trainer.launch import build_publisher
 from openrl.trainer.residency import Residency, ResidencyTable
@@ -56,26 +57,28 @@ class Engine:
 
     def __init__(self, context, llm: LLM, level: int, log: list[str]) -> None:
         self.llm, self.log, self.version = llm, log, 0
-        self.sleeper = VLLMSleep(llm, level, on_cpu=False)
+        self.asleep = Asleep()
+        self.memory = VLLMSleep(llm, self.asleep, level, on_cpu=False)
 
     async def sleep(self, *parts) -> None:
-        await self.sleeper.sleep(*parts)
+        self.asleep.add(*parts)
+        await self.memory.free(*parts)
 
     async def wake(self, *parts) -> None:
-        await self.sleeper.wake(*parts)
+        await self.memory.restore(*parts)
+        self.asleep.remove(*parts)
 
     async def finish_sync(self, version: int) -> int:
-        self.sleeper.require("a weight sync", "weights")
+        self.asleep.require("a weight sync", "weights")
         assert "weights" not in self.llm.asleep
         self.llm.content, self.version = True, version
-        self.sleeper.synced()
+        self.asleep.dropped = False
         self.log.append(f"send {version}")
         return version
 
     async def play(self, prompt, request):
-        self.sleeper.begin()
+        self.asleep.require_all("a request")
         assert not self.llm.asleep and self.llm.content
-        self.sleeper.end()
         self.log.append(f"answer by {self.version}")
         return Group(prompt, [Trajectory(prompt, [Segment.answer([5], [6], [-1.0])], End.STOP)])
 
@@ -164,16 +167,16 @@ def test_answers_come_from_weights_that_were_sent(tmp_path, by_parts, level, aga
 
 def test_an_engine_that_forgot_refuses_until_it_is_sent_everything():
     async def scenario():
-        sleep = VLLMSleep(LLM(by_parts=True), 2, on_cpu=False)
-        await sleep.sleep("weights", "cache")
+        engine = Engine(None, LLM(by_parts=True), 2, [])
+        await engine.sleep("weights", "cache")
         with pytest.raises(RuntimeError, match="a request needs weights and cache"):
-            sleep.begin()
-        await sleep.wake("weights", "cache")
+            engine.asleep.require_all("a request")
+        await engine.wake("weights", "cache")
         with pytest.raises(
             RuntimeError, match="dropped its weights when it slept, and none were sent since"
         ):
-            sleep.begin()
-        sleep.synced()
-        sleep.begin()
+            engine.asleep.require_all("a request")
+        await engine.finish_sync(1)
+        engine.asleep.require_all("a request")
 
     asyncio.run(scenario())

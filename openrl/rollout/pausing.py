@@ -1,0 +1,151 @@
+"""What the engines share: requests that survive a pause and remember which weights sampled each
+token."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from openrl.errors import UserError
+from openrl.rollout.asleep import Asleep, EnginePart
+from openrl.rollout.engine import EngineSpec, room_for
+from openrl.types import Completion, End, Sampling, VersionSpan
+
+
+@dataclass(eq=False)
+class Request:
+    """A prompt and what was sampled after it so far."""
+
+    prompt: list[int]
+    sampling: Sampling
+    room: int  # tokens it may sample in all
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: tuple[VersionSpan, ...] = ()
+    drawing: Any = None  # the state of its random numbers, in an engine that draws itself
+
+    def extend(self, part: Completion) -> None:
+        """Append what one uninterrupted stretch sampled; ``part.versions`` counts from its own
+        first token."""
+        start = len(self.tokens)
+        self.tokens += part.token_ids
+        self.logprobs += part.logprobs
+        for span in part.versions:
+            last = self.versions[-1] if self.versions else None
+            if last is not None and last.version == span.version:
+                self.versions = (*self.versions[:-1], replace(last, end=start + span.end))
+            elif span.end > span.start:
+                moved = VersionSpan(start + span.start, start + span.end, span.version)
+                self.versions = (*self.versions, moved)
+
+
+class PausingEngine(ABC):
+    """The half of ``RolloutEngine`` that does not depend on how tokens are computed.
+
+    A pause interrupts what runs: each request keeps its tokens, waits, and is then continued as a
+    prompt of all tokens so far. So after a weight sync it goes on exactly as the new weights would
+    from there."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.policy_version = 0
+        self._spec = spec
+        self._asleep = Asleep()
+        self._broken = ""  # why this engine cannot generate any more
+        self._running = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
+
+    @abstractmethod
+    async def _sample(self, request: Request) -> Completion:
+        """What comes after the tokens that ``request`` has so far, up to its end or the next
+        interruption (``End.INTERRUPTED``)."""
+
+    @abstractmethod
+    async def _interrupt(self) -> None:
+        """End every ``_sample`` soon; return when nothing is computed."""
+
+    @abstractmethod
+    async def _free(self, *parts: EnginePart) -> None:
+        """Free the memory of these parts; nothing runs."""
+
+    @abstractmethod
+    async def _restore(self, *parts: EnginePart) -> None:
+        """Undo ``_free``."""
+
+    async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """The result of ``work``. An engine whose processes can die alone raises when they do."""
+        return await work
+
+    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        room = room_for(token_ids, sampling, self._spec.max_model_len)
+        request, end = Request(list(token_ids), sampling, room), End.INTERRUPTED
+        while end is End.INTERRUPTED:
+            while not self._resumed.is_set():  # another pause may follow before we are awake
+                await self._while_alive(self._resumed.wait())
+            with self._computing("a request"):
+                part = await self._sample(request)
+            request.extend(part)
+            end = part.end
+        return Completion(request.tokens, request.logprobs, end, request.versions)
+
+    @contextmanager
+    def _computing(self, what: str) -> Iterator[None]:
+        """Counts as running meanwhile. Raises if the engine cannot compute now."""
+        if self._broken:
+            raise UserError(f"this rollout engine is out of use: {self._broken}")
+        self._asleep.require_all(what)
+        self._running += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+
+    def _require_sync(self) -> None:
+        """Raises RuntimeError if weights cannot be changed now."""
+        self._asleep.require("a weight sync", "weights")
+        if self._running and not self._frozen:
+            raise RuntimeError(
+                f"a weight sync while {self._running} requests run: pause the engine first"
+            )
+
+    @property
+    def _frozen(self) -> bool:
+        """Paused with requests inside, which keep their keys and values."""
+        return self._spec.keep_cache_on_pause and not self._resumed.is_set()
+
+    async def pause(self) -> None:
+        self._resumed.clear()
+        await self._interrupt()
+
+    async def resume(self) -> None:
+        self._asleep.require_all("resuming")
+        self._resumed.set()
+
+    async def sleep(self, *parts: EnginePart) -> None:
+        if self._running and self._frozen:
+            raise RuntimeError(
+                "sleeping would lose the keys and values that paused requests keep"
+                " (--partial_rollout_cache keep)"
+            )
+        self._asleep.add(*parts)
+        await self._idle.wait()
+        await self._free(*parts)
+
+    async def wake(self, *parts: EnginePart) -> None:
+        await self._restore(*parts)
+        self._asleep.remove(*parts)
+
+    async def _end_requests(self) -> None:
+        """Every request ends with an error that says that the engine was closed."""
+        self._broken = self._broken or "it was closed"
+        self._resumed.set()
+        await self._interrupt()

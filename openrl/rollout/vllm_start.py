@@ -1,0 +1,152 @@
+"""Starting vLLM: its environment, and the fields of its ``EngineArgs`` that a spec asks for."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from typing import Any
+
+from openrl.errors import UserError
+from openrl.models.causal_lm import DTYPES
+from openrl.rollout.engine import EngineSpec
+from openrl.rollout.vllm_adapters import room_for_rank
+from openrl.rollout.vllm_features import KEEPING, REQUIRED, missing_features
+
+_UNBOUND = "nobind"  # vLLM's word for threads that may run on any core
+
+
+def _set_environment(spec: EngineSpec) -> None:
+    """What vLLM takes from the environment alone. Must run before its first import; a user's own
+    values win."""
+    on_cpu = spec.device == "cpu"
+    defaults = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": (
+            "ERROR" if on_cpu else "WARNING"
+        ),  # on a CPU it warns of every accelerator it lacks
+    }
+    if spec.spans_nodes:
+        os.environ.pop(
+            "CUDA_VISIBLE_DEVICES", None
+        )  # empty: Ray's workers have the GPUs, this process none
+    else:
+        defaults["VLLM_HOST_IP"] = "127.0.0.1"
+    if on_cpu:
+        defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        # vLLM's own binding puts all engines of a machine on the same cores, so we count threads
+        # instead; Ray has already set 1. One core is left to the processes around the model.
+        if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _UNBOUND
+            cores = len(os.sched_getaffinity(0)) - 1
+            os.environ["OMP_NUM_THREADS"] = str(
+                max(1, cores // (spec.engines_per_machine * spec.sizes.width))
+            )
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def start_llm(spec: EngineSpec) -> Any:
+    """vLLM's own ``AsyncLLM`` with the settings of ``spec``. Raises what vLLM raises."""
+    _set_environment(spec)
+    import vllm
+    from vllm import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    if missing := missing_features(REQUIRED):
+        raise UserError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}", "pip install 'vllm>=0.26,<0.33'"
+        )
+    if spec.keep_cache_on_pause and (missing := missing_features(KEEPING)):
+        raise UserError(
+            f"--partial_rollout_cache keep: vLLM {vllm.__version__} lacks {', '.join(missing)}",
+            "--partial_rollout_cache refill, or pip install 'vllm==0.32.*'",
+        )
+    return AsyncLLM.from_engine_args(AsyncEngineArgs(**engine_arguments(spec)))
+
+
+def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Fields of vLLM's ``EngineArgs``; what is not named keeps vLLM's default."""
+    chosen = {
+        "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
+        "max_num_batched_tokens": spec.max_num_batched_tokens,
+        "block_size": spec.block_size,
+        "quantization": spec.quantization,
+    }
+    fixed = {
+        "model": spec.model,
+        "tokenizer": spec.tokenizer,
+        "dtype": str(DTYPES[spec.dtype]).removeprefix("torch."),
+        "max_model_len": spec.max_model_len,
+        "seed": spec.seed,
+        "load_format": spec.load_format,
+        "gpu_memory_utilization": spec.gpu_memory_utilization,
+        # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync
+        # would not reach them
+        "enforce_eager": spec.enforce_eager or spec.device == "cpu",
+        "enable_prefix_caching": spec.enable_prefix_caching and not spec.deterministic,
+        "trust_remote_code": spec.trust_remote_code,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "openrl.rollout.vllm_worker.WorkerExtension",
+        "weight_transfer_config": {
+            "backend": "openrl"
+        },  # ``vllm_transfer.BACKEND``, which that module registers
+        "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+        "hf_overrides": spec.config_overrides,
+    }
+    if spec.adapter_rank:  # room for the adapter in use and, during a sync, for its successor
+        chosen |= {
+            "enable_lora": True,
+            "max_lora_rank": room_for_rank(spec.adapter_rank),
+            "max_cpu_loras": 2,
+        }
+    given = {name: value for name, value in chosen.items() if value is not None}
+    cpu = _cpu_arguments(spec) if spec.device == "cpu" else {}
+    return fixed | given | _parallel_arguments(spec) | cpu | spec.engine_kwargs
+
+
+def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """The executor is always named: inside an actor of Ray vLLM would else take Ray's, and its GPUs
+    for its own."""
+    if spec.sizes.width == 1:
+        return {}
+    return {
+        "tensor_parallel_size": spec.sizes.tensor,
+        "pipeline_parallel_size": spec.sizes.pipeline,
+        "data_parallel_size": spec.sizes.data,
+        "enable_expert_parallel": spec.expert_parallel,
+        "distributed_executor_backend": "ray" if spec.spans_nodes else "mp",
+    }
+
+
+_PRINT_FIELDS = (
+    "import dataclasses, vllm; print(*(f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)))"
+)
+
+
+@cache
+def engine_fields() -> frozenset[str]:
+    """Names of the fields of vLLM's own settings. In a process of its own: importing vLLM changes
+    the one it is in."""
+    listed = subprocess.run(
+        [sys.executable, "-c", _PRINT_FIELDS], capture_output=True, text=True, timeout=120
+    )
+    if listed.returncode:
+        raise UserError(
+            f"vLLM does not import: {listed.stderr.strip().splitlines()[-1]}", "pip install vllm"
+        )
+    return frozenset(listed.stdout.split("\n")[-2].split())
+
+
+def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
+    """Without a binding of threads the model runs in the process that schedules. vLLM's default, a
+    worker process of its own, keeps two cores busy: each of the two spins while the other computes,
+    the worker a second longer."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    cache = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
+    alone = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND and spec.sizes.width == 1
+    return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})
