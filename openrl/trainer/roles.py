@@ -146,6 +146,7 @@ def run_engine_spec(
         load_format=flags.vllm_load_format,
         adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
+        keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",
         config_overrides=config.changes.model_config_overrides,
     )
 
