@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from math import comb
 
 from openrl.rewards.verifiers.extract import after_thinking, marked_answer
-from openrl.rewards.verifiers.numeric import numbers, plain_digits
+from openrl.rewards.verifiers.numeric import last_number, whole_number
 
 
 def mean_at(verdicts: Sequence[float]) -> float:
@@ -71,13 +71,7 @@ def vote(text: str) -> str | None:
     Numbers of equal value are one vote, other marked answers by their text without spaces.
     """
     marked = marked_answer(text)
-    found = list(numbers(after_thinking(text) if marked is None else marked))
-    if marked is None:
-        return str(found[-1].value) if found else None
-    plain = plain_digits(marked).strip()
-    is_number = (
-        len(found) == 1
-        and not plain[:1].isalpha()
-        and found[0].end == len(plain_digits(marked).rstrip())
-    )
-    return str(found[0].value) if is_number else "".join(marked.split())
+    number = last_number(after_thinking(text)) if marked is None else whole_number(marked)
+    if number is None:
+        return None if marked is None else "".join(marked.split())
+    return str(number.value)

@@ -1,11 +1,14 @@
-"""Answers in mathematics, compared as expressions by https://github.com/huggingface/Math-Verify."""
+"""Answers in mathematics: numbers, words and units compared as what they are, the rest as
+expressions by https://github.com/huggingface/Math-Verify, in a second at most."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
+import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 from openrl.extension_points import verifiers
@@ -13,9 +16,14 @@ from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text, short
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
 from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
+from openrl.rewards.verifiers.numeric import Number, equal, whole_number
+from openrl.rewards.verifiers.plain_text import contradict, plain, same_word, without_markup
+from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 
-LONGEST = 1000  # characters of an answer; more is no answer
-LAST = 1000  # characters searched where no answer is marked
+LONGEST = 1000  # characters of an answer, and searched where none is marked; more is no answer
+SECONDS = 1.0  # of processor time for one comparison; what takes longer is wrong
+TOLERANCE = 1e-9  # of decimals
+_CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 
 
@@ -27,8 +35,11 @@ def math_verify(answer: Answer, options: None) -> Verdict:
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
     """
-    label, marked = _label(answer), marked_answer(answer.text)
-    right = _right(label, after_thinking(answer.text)[-LAST:] if marked is None else _boxed(marked))
+    label, marked = read_label(answer), marked_answer(answer.text)
+    if marked is None:
+        right = same(label, after_thinking(answer.text)[-LONGEST:], marked=False)
+    else:
+        right = same(label, marked)
     return Verdict(float(right), float(right))
 
 
@@ -114,34 +125,85 @@ def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
 
 
 def _box_right(answer: Answer) -> bool:
-    label, boxed = _label(answer), last_boxed(after_thinking(answer.text))
-    return boxed is not None and _right(label, _boxed(boxed))
+    label, boxed = read_label(answer), last_boxed(after_thinking(answer.text))
+    return boxed is not None and same(label, boxed)
+
+
+@dataclass(frozen=True)
+class Label:
+    text: str  # what its box holds
+    plain: str
+    number: Number | None
+    parsed: list[Any]  # as ``math_verify.parse`` returns it
+
+
+def read_label(answer: Answer) -> Label:
+    """Raises BadRow if the label says nothing."""
+    label = _read_label(label_text(answer))
+    if not label.parsed or any(_digits(item) > MOST_DIGITS for item in label.parsed):
+        raise BadRow(f"the label is no expression: {short(answer.label)}")
+    return label
+
+
+@lru_cache(1024)
+def _read_label(text: str) -> Label:
+    """Siblings share one; no expression if reading it takes too long."""
+    inside = last_boxed(text) or text
+    parsed: list[Any] = []
+    _library()
+    with contextlib.suppress(TooSlow), processor_time(SECONDS):
+        parsed = _parse(inside if "$" in inside else _boxed(inside))
+    return Label(inside, plain(inside), whole_number(inside), parsed)
+
+
+def same(label: Label, text: str, *, marked: bool = True) -> bool:
+    """Whether an answer equals the label: all of ``text``, or, if it is not ``marked``, what its
+    end says. What cannot be understood, or takes more than ``SECONDS``, is not equal."""
+    if len(text) > LONGEST:
+        return False
+    said = plain(text if marked else text.strip().rpartition("\n")[2])
+    if marked and said and said == label.plain:
+        return True
+    if contradict(said, label.plain):
+        return False
+    word = same_word(said if marked else _CLAIM.sub("", said), label.plain)
+    if word is not None and (marked or word):
+        return word
+    number = whole_number(text) if marked else None
+    if number is not None and label.number is not None:
+        return equal(number, label.number, either=True)
+    _library()
+    try:
+        with processor_time(SECONDS):
+            return _equal(label, _parse(_boxed(text) if marked else without_markup(text)))
+    except TooSlow:
+        return False
+
+
+def _equal(label: Label, found: list[Any]) -> bool:
+    if not found or any(_digits(item) > MOST_DIGITS for item in found):
+        return False
+    if not _library().verify(label.parsed, found, timeout_seconds=None):
+        return False
+    ours, theirs = (_value(items[0]) for items in (found, label.parsed))
+    # the library rounds to six decimals, by which all small numbers are equal
+    return None in (ours, theirs) or math.isclose(ours, theirs, rel_tol=TOLERANCE)  # type: ignore[arg-type]
+
+
+def _value(expression: Any) -> float | None:
+    """The value of a real number; None of anything else."""
+    import sympy
+
+    if not isinstance(expression, sympy.Expr) or not expression.is_number:
+        return None
+    try:
+        return float(expression)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _boxed(text: str) -> str:
     return f"\\boxed{{{text}}}"
-
-
-def _label(answer: Answer) -> list[Any]:
-    """What the label says, as ``math_verify.parse`` returns it. Raises BadRow if it says
-    nothing."""
-    text = label_text(answer)
-    parsed = _parse(text if "\\boxed" in text or "$" in text else _boxed(text))
-    if not parsed or any(_digits(item) > MOST_DIGITS for item in parsed):
-        raise BadRow(f"the label is no expression: {short(answer.label)}")
-    return parsed
-
-
-def _right(label: list[Any], text: str) -> bool:
-    """Whether the answer in ``text`` equals the label."""
-    found = _parse(text) if len(text) <= LONGEST + LAST else []
-    if not found or any(_digits(item) > MOST_DIGITS for item in found):
-        return False
-    if any(map(_unfinished, found)) and not any(map(_unfinished, label)):
-        return False
-    return bool(
-        _library().verify(label, found, timeout_seconds=None)
-    )  # the process is killed if it takes too long
 
 
 def _parse(text: str) -> list[Any]:
@@ -150,20 +212,11 @@ def _parse(text: str) -> list[Any]:
 
 @cache
 def _library() -> Any:
-    """The library; its own timeouts need signals, which only the main thread gets, and are off."""
+    """The library; its own timeouts, of the wall clock, are off."""
     import math_verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that they are
     return math_verify
-
-
-def _unfinished(expression: Any) -> bool:
-    """Whether an integral, a sum or a product is still to be worked out, which can take for
-    ever."""
-    import sympy
-    from sympy.concrete.expr_with_limits import ExprWithLimits
-
-    return isinstance(expression, sympy.Basic) and expression.has(ExprWithLimits)
 
 
 def _digits(expression: Any) -> float:

@@ -13,6 +13,7 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text, short
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer, marked_answer
+from openrl.rewards.verifiers.plain_text import plain, units_differ, without_markup
 
 _DIGITS = r"\d{1,100}"  # what is longer is no number
 _FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_DIGITS})\}}\{{(?P<bottom>{_DIGITS})\}}|(?P<t>\d)(?P<b>\d))"
@@ -27,21 +28,54 @@ _POWER = re.compile(
 _OVER = re.compile(rf"(?:\s(?P<top>{_DIGITS}))?\s?/\s?(?P<bottom>{_DIGITS})(?![\d/])(?!\.\d)")
 _MIXED = re.compile(rf"\s?{_FRAC}")
 _PERCENT = re.compile(r"\s?(?:\\?%|(?:percent|per cent)\b)")
+_DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
 _SPACED = re.compile(
     r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})"
 )  # 1\,234  1{,}234  1 234
+
+
+# What makes another value of a number: before it \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; behind it 2\pi,
+# 5!, 5x, "5 million".
+_PART_OF = re.compile(
+    r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]"
+    r"|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)"
+    r"[A-Za-z]+(?:\[\d\])?)\s?\{?\s?\Z"
+)
+_GOES_ON = re.compile(
+    r"[xyzniepqrab](?![A-Za-z])|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)|/\s?[\d(\\]|x(?![A-Za-z])"
+    r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])|[-\u2013]\s?\d"
+    r"|or\b|to\s\W*\d|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)"
+)
+_LEAD = re.compile(  # what may stand before the number where it should stand alone
+    r"(?:[A-Za-z](?:_\w)?(?:\([a-z]\))?\s?=|\\approx|\\[(\[]|[\s{(:=]"
+    r"|\b(?:the|final|answer|total|result|value|is|it|equals)\b)*",
+    re.IGNORECASE,
+)
+_TAIL = re.compile(r"(?:[A-Za-z\u00b0'/.\s)}]|\^?\{?(?:[23]|\\circ)\}?|\\deg\w*|\\[)\]])*")
+_EXPONENT = re.compile(r"(?<=[A-Za-z])\^?\{?[23]\}?(?!\d)")  # of a unit
 
 
 @dataclass(frozen=True)
 class Number:
     value: Fraction  # 5% is 1/20
     percent: bool
-    end: int  # where it ends in ``plain_digits(text)``
+    text: str  # ``plain_digits`` of what it was read from
+    start: int  # where it stands there
+    end: int
+
+    @property
+    def behind(self) -> str:
+        return self.text[self.end :]
+
+    @property
+    def with_unit(self) -> str:
+        """A number and the word behind this one."""
+        return f"0 {plain(self.behind[:60]).partition(' ')[0]}"
 
 
 def plain_digits(text: str) -> str:
-    """The text with the spacing inside of numbers removed and one kind of minus."""
-    return _SPACED.sub("", text).replace("\u2212", "-")
+    """The text with the spacing inside of numbers removed, one kind of minus and of degrees."""
+    return _DEGREES.sub("\u00b0", _SPACED.sub("", text)).replace("\u2212", "-")
 
 
 def numbers(text: str) -> Iterator[Number]:
@@ -57,7 +91,44 @@ def numbers(text: str) -> Iterator[Number]:
         start = percent.end() if percent else end
         if value is not None:
             value = -value if found["sign"] == "-" else value
-            yield Number(value / 100 if percent else value, bool(percent), start)
+            value = value / 100 if percent else value
+            yield Number(value, bool(percent), text, found.start(), start)
+
+
+def whole_number(text: str) -> Number | None:
+    """The number that the text consists of, but for its unit, a variable before it ("x = 5") and
+    words such as "the answer is"; None if it is anything else."""
+    text = plain_digits(plain(plain_digits(text)))
+    found = list(numbers(text))
+    if len(found) != 1 or not _LEAD.fullmatch(text, 0, found[0].start):
+        return None
+    return found[0] if _TAIL.fullmatch(text, found[0].end) and _is_alone(found[0]) else None
+
+
+def last_number(text: str) -> Number | None:
+    """The last number of the text; None if that is part of an expression, of a list of
+    alternatives, or cannot be read."""
+    text = plain_digits(without_markup(text))
+    found = list(numbers(text))
+    if not found or re.search(r"\d", _EXPONENT.sub("", plain(found[-1].behind))):
+        return None
+    return found[-1] if _is_alone(found[-1]) else None
+
+
+def first_number(text: str) -> Number | None:
+    """The first number of the text, as ``last_number`` reads the last one."""
+    found = next(numbers(without_markup(text)), None)
+    if found is None or re.search(r"\d", found.text[: found.start]):
+        return None
+    return found if _is_alone(found) else None
+
+
+def _is_alone(number: Number) -> bool:
+    """Whether nothing beside the number makes another value of it."""
+    text = number.text
+    before = text[max(0, number.start - 40) : number.start]
+    signed = text[number.start] in "+-" and re.search(r"(?<![A-Za-z])[A-Za-z]\s?\Z", before)
+    return not (signed or _PART_OF.search(before) or _GOES_ON.match(text, number.end))
 
 
 def _read(text: str, found: re.Match[str]) -> tuple[Fraction | None, int]:
@@ -111,17 +182,16 @@ def number(answer: Answer, options: NumberOptions) -> Verdict:
     """
     label = label_number(answer)
     marked = marked_answer(answer.text) if options.where == "auto" else None
-    text = final_answer(answer.text, options.where) if marked is None else marked
-    found = list(numbers(text or ""))
-    several = len(found) > 1 and (marked is not None or options.where in ("boxed", "answer"))
-    if (
-        not found
-        or several
-        or not plain_digits(text or "")[found[-1].end :].lstrip().startswith(options.unit)
-    ):
-        return Verdict(0.0, 0.0)
-    right = equal(
-        found[-1], label, options.absolute, options.relative, either=options.percent == "either"
+    text = (final_answer(answer.text, options.where) if marked is None else marked) or ""
+    alone = marked is not None or options.where in ("boxed", "answer")
+    found = whole_number(text) if alone else last_number(text)
+    right = (
+        found is not None
+        and found.with_unit.removeprefix("0 ").startswith(options.unit)
+        and not units_differ(found.with_unit, label.with_unit)
+        and equal(
+            found, label, options.absolute, options.relative, either=options.percent == "either"
+        )
     )
     return Verdict(float(right), float(right))
 
@@ -143,8 +213,8 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
     """
     label = label_number(answer)
     _, mark, rest = answer.text.rpartition("####")
-    found = list(numbers(rest if mark or not options.strict else ""))
-    right = bool(found) and equal(found[0] if mark else found[-1], label, either=True)
+    found = first_number(rest) if mark else None if options.strict else last_number(answer.text)
+    right = found is not None and equal(found, label, either=True)
     return Verdict(float(right), float(right), {"marked": float(bool(mark))})
 
 

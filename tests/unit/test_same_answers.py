@@ -1,0 +1,212 @@
+"""Answers of known truth against verifiers of numbers and mathematics: the rule is that what is not
+understood is wrong, and that a list of alternatives is no answer."""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from openrl.extension_points import verifiers
+from openrl.rewards.verifiers.base import Answer, read_options
+from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
+
+
+def reward(name, response, label):
+    return verifiers[name].component(Answer("", response, label), read_options(name, {})).reward
+
+
+# Contents of a box, and a label that says the same.
+# fmt: off
+SAME = [
+    ("5", "5"), ("5.0", "5"), (r"\frac{1}{2}", "0.5"), (r"\dfrac{3}{4}", "3/4"),
+    ("1,234", "1234"), ("x^2+2x+1", "(x+1)^2"), (r"\{1,2\}", r"\{2,1\}"), ("x=5", "5"),
+    (r"\sqrt{8}", r"2\sqrt{2}"), (r"2\pi", r"2\pi"), ("5!", "120"), ("x>5", "x>5"), ("5 cm", "5"),
+    ("5", "5 cm"), (r"5\text{ cm}", "5 cm"), ("1011_2", "1011_2"), ("1011_{2}", "1011_2"),
+    ("1011", "1011_2"), ("1.6e-19", "1.6e-19"), (r"1.6\times 10^{-19}", "1.6e-19"), ("A", "A"),
+    ("5,6", "6,5"), (r"x=1 \text{ or } x=2", r"x=1 \text{ or } x=2"), ("Evelyn", "Evelyn"),
+    (r"\text{Evelyn}", "Evelyn"), ("evelyn", "Evelyn"), (r"\text{east}", "east"), ("Yes", "yes"),
+    (r"\text{(B)}", "B"), ("(B)", r"\text{(B)}"), ("B", r"\text{(B)}"), (r"\textbf{(C)}", "C"),
+    (r"50\%", "50"), (r"50\%", "0.5"), ("50%", r"50\%"), (r"90^\circ", "90"),
+    (r"90^{\circ}", r"90^\circ"), ("90", r"90^\circ"), (r"\$5", "5"), (r"\$1,000", "1000"),
+    ("5 dollars", "5"), (r"(-\infty, 5)", r"(-\infty,5)"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\frac{\sqrt{3}}{2}", r"\frac{\sqrt3}{2}"), (r"\frac12", "1/2"), ("2^{10}", "1024"),
+    ("1024", "2^{10}"), (r"\log_2 8", "3"), (r"\sin(\pi/6)", "1/2"), ("x+y", "y+x"), ("2x", "x2"),
+    ("y=2x+3", "y=2x+3"), ("2x+3", "y=2x+3"), ("y=2x+3", "2x+3"), (r"1\frac{1}{2}", "3/2"),
+    ("1 1/2", "3/2"), (r"-\frac{1}{2}", r"\frac{-1}{2}"), ("10^3", "1000"), ("1e3", "1000"),
+    (r"1.5 \times 10^3", "1500"), (r"\emptyset", r"\varnothing"), (r"\{\}", r"\emptyset"),
+    (r"\mathbb{R}", r"\mathbb{R}"), (r"(-\infty,\infty)", r"\mathbb{R}"),
+    (r"x\in[3,\infty)", r"[3,\infty)"), ("2+3i", "3i+2"), ("2:3", "2/3"), ("12:30", "12:30"),
+    ("5 apples", "5"), (r"\pm 5", r"\pm 5"), ("5, -5", r"\pm 5"), (r"\infty", r"\infty"),
+    (r"\text{DNE}", r"\text{DNE}"), (r"\frac{x^2-1}{x-1}", "x+1"),
+    (r"\frac{1}{\sqrt{2}}", r"\frac{\sqrt{2}}{2}"), ("5 m/s", "5 m/s"), (r"5\text{ cm}^2", "5"),
+    ("3 hours", "3"), (r"3\text{ hours}", "3 hours"), (r"\approx 5", "5"), ("AB", "AB"),
+    (r"\triangle ABC", r"\triangle ABC"), ("xy", "yx"), ("(x-1)(x+2)", "x^2+x-2"),
+    ("x^2+x-2", "(x-1)(x+2)"), ("2^{100}", "1267650600228229401496703205376"), ("101", "101_2"),
+    (r"6.02\times10^{23}", r"6.02\times10^{23}"), ("0.1", "1/10"), (".5", "0.5"), ("5.", "5"),
+    ("+5", "5"), ("--5", "5"), (r"\left(1,2\right)", "(1,2)"),
+    (r"\left\{1,2\right\}", r"\{1,2\}"), (r"x \in \{1,2\}", r"\{1,2\}"),
+    ("n(n+1)/2", r"\frac{n(n+1)}{2}"), ("2n", "n2"), ("Monday", "Monday"),
+    ("January 5", "January 5"), ("3:00 PM", "3:00 PM"),
+]
+DIFFERENT = [
+    ("(1,2)", "(2,1)"), ("6", "5"), ("-3", "3"), (r"\sqrt{5}", "5"), (r"2\pi", "2"), ("5!", "5"),
+    ("x>5", "5"), (r"\text{not }5", "5"), (r"x \neq 5", "5"), ("5 cm", "5 m"),
+    (r"5\text{ cm}", r"5\text{ m}"), (r"5\ \mathrm{km}", "5 m"),
+    (r"5\,\text{kg}", r"5\,\text{g}"), ("1011_2", "1011_3"), ("11_{10}", "1011_2"),
+    ("1.6e-19", "9.1e-31"), ("0", "1e-10"), ("0.0000001", "0.0000002"), ("A or B", "A"),
+    ("5 or 6", "5"), (r"5 \text{ or } 6", "5"), ("either 5 or 6", "6"), ("5, 6", "5"),
+    ("nylevE", "Evelyn"), ("west", "east"), ("tase", "east"), ("no", "yes"), ("C", r"\text{(B)}"),
+    ("[1,2)", "[1,2]"), ("(1,2)", "[1,2]"),
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("0.333333", "1/3"), ("0.33", "1/3"), ("3.14", r"\pi"), ("3.14159265", r"\pi"), ("a+b", "ab"),
+    ("3x+1", "3x-1"), ("x>3", r"[3,\infty)"), ("x<5", "x>5"), ("2-3i", "2+3i"), ("i", "-i"),
+    ("2:3", "3:2"), ("five", "5"), ("", "5"), ("?", "5"), ("unknown", "5"), (r"\pm 5", "5"),
+    (r"\pm5", "-5"), (r"-\infty", r"\infty"), (r"\text{undefined}", "0"),
+    ("0", r"\text{undefined}"), ("3.0 m", "300 cm"), ("5 km/h", "5 m/s"),
+    (r"25\text{ cm}^2", r"25 \text{ cm}^3"), ("12 hours", "12 minutes"),
+    (r"x = 5 \text{ or } 6", "5"), (r"5 \text{ and } 6", "5"), ("5; 6", "5"), ("5 6", "5"),
+    (r"5\\6", "5"), ("about 5", "5"), ("AB", "BA"), ("ABC", "CAB"), ("F_{16}", "15"),
+    (r"\frac{5}{0}", "5"), (r"5\cdot 10^{-7}", r"6\cdot 10^{-7}"),
+    (r"6.02\times10^{23}", r"6.03\times10^{23}"), ("10000001", "10000000"),
+    (r"\{1,2,3\}", r"\{1,2\}"), ("1,2,3", "1,2"), ("k", "n"), ("p", "q"), (r"\theta", r"\alpha"),
+    ("Monday", "Tuesday"), ("5 January", "January 5"), ("June 20", "20"), ("12 pm", "12 am"),
+    ("3:00 AM", "3:00 PM"),
+]
+NUMBERS = [
+    ("The answer is **18**.", 18), ("#### **18**", 18), ("**Answer: 18**", 18), ("*18*", 18),
+    ("`18`", 18), ("__18__", 18), (r"\boxed{5\text{ cm}}", "5 cm"),
+    ("It is 5 centimeters.", "5 cm"), ("5", "5 cm"), ("5 cm", "5"), ("between 5 and 10", 10),
+    ("2x = 10, so x = 5.", 5), ("x=5", 5), (r"\boxed{x=5}", 5), ("x = -5", -5), ("7 - 3 = 4", 4),
+    ("3 + 4 = **7**", 7), ("- 5", 5), ("Items:\n- 5", 5), ("-5", -5), ("The answer is -5.", -5),
+    ("The answer is $-5$.", -5), (r"The answer is \(-5\).", -5), (r"\[ x = 12 \]", 12),
+    ("It costs $1,234.50 in all.", 1234.5), ("The total is $18", 18), ("18 dollars", 18),
+    ("18%", "18"), (r"\boxed{1{,}000}", 1000), (r"\boxed{1\,000}", 1000), (r"\boxed{\$18}", 18),
+    (r"\boxed{\$18.00}", 18), (r"\boxed{18 \text{ eggs}}", 18), ("<answer>18</answer>", 18),
+    ("<answer>The answer is 18</answer>", 18), ("<answer>18 eggs per day</answer>", 18),
+    (r"\boxed{\frac{3}{4}}", 0.75), ("3/4", 0.75), ("1 1/2", 1.5), (r"\boxed{1\frac{1}{2}}", 1.5),
+    ("1.5e3", 1500), (r"1.5 \times 10^3", 1500), ("The area is 25 cm^2.", 25),
+    (r"The area is $25\text{ cm}^2$.", 25), ("The area is 25 square cm.", 25), ("45\u00b0", 45),
+    (r"$45^\circ$", 45), (r"\boxed{45^{\circ}}", 45), ("\u2248 18", 18),
+    ("Step 1. We get 18.", 18), ("1. a\n2. b\nAnswer: 18", 18), ("=> 18", 18), ("> 18", 18),
+    ("--> 18", 18), ("18 -> 20", 20), ("(18)", 18), ("[18]", 18), ("{18}", 18), ("\"18\"", 18),
+    ("'18'", 18), ("18 <end>", 18), ("**$18$**", 18), (r"$\boxed{18}$", 18),
+    (r"$\boxed{18}$ dollars", 18), ("18.0", 18), ("18.", 18), (r"\boxed{18.}", 18),
+    (r"\boxed{ 18 }", 18), (r"\boxed{+18}", 18), (r"\boxed{(18)}", 18), ("18th", 18),
+    (r"\boxed{\text{18}}", 18), (r"\boxed{18~\text{km/h}}", "18 km/h"), ("half of 18", 18),
+    ("twice 18", 18),
+]
+NOT_THE_NUMBER = [
+    ("First 17, then **18**.", 17), (r"\boxed{\sqrt{5}}", 5), (r"It is \sqrt{5}", 5),
+    (r"It is $\sqrt{5}$.", 5), (r"$2\pi$", 2), (r"\boxed{2\pi}", 2), ("5!", 5),
+    (r"\boxed{5!}", 5), ("x>5", 5), ("So x > 5.", 5), (r"\boxed{\text{not }5}", 5),
+    ("It is not 5.", 5), ("5 cm", "5 m"), (r"\boxed{5\text{ cm}}", "5 m"), ("5 or 6", 6),
+    ("5 or 6", 5), ("either 5 or 6", 6), (r"\boxed{5\text{ or }6}", 5), ("5 million", 5),
+    ("5-10", 10), ("between 5 to 10", 10), ("x - 5", 5), ("x -5", -5), ("7 - 3", 3),
+    ("<answer>18 and 19</answer>", 18), ("10^3", 10), ("2^5", 5), ("2^{5}", 5), ("5^2", 5),
+    ("log_2 8", 8), (r"\log 8", 8), ("5i", 5), ("3 + 5i", 3), ("5x", 5), ("a_5", 5), ("x_5", 5),
+    ("18 = x", 18), ("Answer: 18\nStep 2x", 18), (r"\boxed{18^{th}}", 18), ("5:30", 30),
+    ("12:30", 12), ("2/0", 2), ("1011_2", 1011), (r"\boxed{18~\text{m/s}}", "18 km/h"),
+]
+MARKED = [
+    ("#### 18", 18), ("#### **18**", 18), ("####18", 18), ("#### $18", 18), ("#### 18 eggs", 18),
+    ("#### 18.00", 18), ("#### 5 apples of 9", 5), ("#### -18", -18), ("#### 1,800", 1800),
+]
+NOT_THE_MARKED = [
+    ("#### 18 or 19", 18), ("#### 5!", 5), ("#### x>5", 5), (r"#### \sqrt{5}", 5),
+    (r"#### 2\pi", 2), ("#### 5 million", 5), ("#### x2, so 5", 5),
+]
+# Right or wrong, and Math-Verify or we cannot tell: (answer, label, reward). Better is welcome.
+UNDECIDED = [
+    (r"1 \text{ or } 2", r"\{1,2\}", 0.0), (r"0.\overline{3}", "1/3", 0.0),
+    (r"e^{i\pi}", "-1", 0.0), (r"x \ge 3", r"[3,\infty)", 0.0), ("3<x<5", "(3,5)", 0.0),
+    (r"\tan 45^\circ", "1", 0.0), ("1, 2", "(1,2)", 1.0), (r"7 \pmod{12}", "7", 0.0),
+]
+# fmt: on
+
+
+@pytest.mark.parametrize(("box", "label"), SAME)
+def test_answers_that_are_the_label(box, label):
+    assert reward("math_verify", f"So \\boxed{{{box}}}.", label) == 1
+
+
+@pytest.mark.parametrize(("box", "label"), DIFFERENT)
+def test_answers_that_are_not(box, label):
+    assert reward("math_verify", f"So \\boxed{{{box}}}.", label) == 0
+
+
+@pytest.mark.parametrize(("box", "label", "given"), UNDECIDED)
+def test_answers_that_are_judged_against_the_truth(box, label, given):
+    assert reward("math_boxed", f"\\boxed{{{box}}}", label) == given
+
+
+@pytest.mark.parametrize(("response", "label"), NUMBERS)
+def test_numbers_that_are_the_label(response, label):
+    assert reward("number", response, label) == 1
+
+
+@pytest.mark.parametrize(("response", "label"), NOT_THE_NUMBER)
+def test_digits_that_are_part_of_something_else(response, label):
+    assert reward("number", response, label) == 0
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "right"),
+    [(*row, 1) for row in MARKED] + [(*row, 0) for row in NOT_THE_MARKED],
+)
+def test_numbers_behind_the_mark(response, label, right):
+    assert reward("gsm8k", response, label) == right
+
+
+@pytest.mark.parametrize(
+    ("response", "label", "right"),
+    [
+        ("The answer is **34**.", "34", 1),
+        ("It is 5 cm.", "5 m", 0),
+        ("The answer is Evelyn.", "Evelyn", 1),
+        ("The answer is nylevE.", "Evelyn", 0),
+        ("The answer is not Evelyn.", "Evelyn", 0),
+        ("The answer is A or B.", "A", 0),
+        ("The answer is $5$ or $6$.", "5", 0),
+        ("The answer is $\\frac{1}{2}$.", "1/2", 1),
+    ],
+)
+def test_what_the_end_of_a_response_says(response, label, right):
+    assert reward("math_verify", response, label) == right
+
+
+SLOW = [
+    r"(x+y+z+w)^{50}",
+    r"\binom{1000000000}{500000000}",
+    r"(1+i)^{2024}",
+    r"(x+1)^{1000}(x-1)^{1000}",
+    r"\sum_{n=1}^{10^9} n^n",
+    r"\int \sin(x^x) e^{x^2}dx",
+    r"10^{10^{10}}",
+    "e^{" * 300 + "x" + "}" * 300,
+    r"\sin(" * 30 + "1" + ")" * 30,
+    "(" * 400 + "1" + ")" * 400,
+]
+
+
+def test_answers_that_would_take_for_ever_are_wrong():
+    """Each takes a second of processor time at most; a single one that is worked out would take
+    longer than the minutes that all are given."""
+    program = """
+from tests.unit.test_same_answers import SLOW, reward
+for answer in SLOW:
+    assert reward("math_verify", "\\\\boxed{" + answer + "}", "5") == 0, answer
+"""
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=300)
+
+
+def test_processor_time_ends_a_loop_that_catches_exceptions():
+    with pytest.raises(TooSlow), processor_time(0.05):
+        while True:
+            with contextlib.suppress(Exception):
+                sum(range(1000))
+    with processor_time(60):
+        pass  # and the timer of before is off
