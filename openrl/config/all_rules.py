@@ -1,7 +1,8 @@
-"""Importing this registers every rule that spans flags."""
+"""Importing this registers every rule that spans flags, and what is known of flags of others."""
 
 from __future__ import annotations
 
+from openrl.config import foreign  # noqa: F401
 from openrl.config.rules import (  # noqa: F401
     asynchrony,
     batches,

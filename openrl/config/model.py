@@ -15,7 +15,9 @@ class WeightFlags:
     """What weights are, whatever is done with them."""
 
     param_dtype: Dtype = flag(
-        "bf16", "Type of the weights and of forward and backward; masters stay fp32."
+        "bf16",
+        "Type of the weights and of forward and backward; masters stay fp32.",
+        shorthands={"bf16": "bf16"},
     )
     trust_remote_code: bool = flag(
         False, "Allow model and tokenizer repositories to run their own Python code."
@@ -30,6 +32,7 @@ class LoadFlags(WeightFlags):
         None,
         "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is"
         " installed, else sdpa, or for packed rows varlen, which computes each sample alone.",
+        shorthands={"flash_attn": "flash_attention_2"},
     )
     disable_fast_tokenizer: bool = flag(
         False, "Load the slow (Python) tokenizer, where transformers still has one; else a warning."

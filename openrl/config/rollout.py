@@ -304,7 +304,3 @@ class CollectFlags:
         "stream: each group is scored, judged and replaced when it finishes. batch: when all have,"
         " in the order of prompts.",
     )
-    expand_n_samples: bool = flag(
-        True,
-        "Send the samples of a prompt as requests of their own. Off: one request for all of them.",
-    )

@@ -91,14 +91,19 @@ class RLCheckpointFlags(CheckpointFlags):
 @group("Logging")
 class LoggingFlags:
     exp_name: str | None = flag(
-        None, "Name of the run in titles and trackers. None: command and start time."
+        None,
+        "Name of the run in titles and trackers. None: command and start time.",
+        alias=("wandb_run_name",),
     )
     logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
     use_tensorboard: str | None = flag(
         None, "Directory for TensorBoard; the run is a sub-directory named --exp_name. None: off."
     )
     use_wandb: bool = flag(
-        False, "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login."
+        False,
+        "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login. --use_wandb"
+        " KEY is taken too, with a warning: others can see it.",
+        secret="WANDB_API_KEY",
     )
     wandb_project: str | None = flag(
         None, "Weights & Biases project. None: openrl.", only_if=given("use_wandb")

@@ -150,7 +150,6 @@ def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
         "colocate_all_models": True,
         "actor_num_gpus_per_node": 2,
         "vllm_tensor_parallel_size": 2,
-        "no_expand_n_samples": True,
         "vllm_generate_batch_size": 10,
         "vllm_max_inflight_per_engine": 9,
         "max_len": 24,

@@ -41,7 +41,6 @@ def test_what_can_be(words):
         (f"{ASYNC} --full_determinism", "async_train, --full_determinism", "how fast", "--max_staleness 0"),
         (f"{PARTIAL} --full_determinism", "partial_rollout, --full_determinism", "how fast", "leave one out"),
         (f"{PARTIAL} --max_staleness 0", "partial_rollout, --max_staleness", "began under older ones", "--max_staleness 1"),
-        (f"{PARTIAL} --no_expand_n_samples", "partial_rollout, --expand_n_samples", "one by one", "out"),
         (f"{ASYNC} --rollout_scheduler batch", "async_train, --rollout_scheduler", "none is left over", "stream"),
         (f"{PARTIAL} --rollout_scheduler batch", "partial_rollout, --rollout_scheduler", "none is left over", "stream"),
         (f"{GRPO} --oversample_ratio 2 --rollout_scheduler batch", "oversample_ratio, --rollout_scheduler",

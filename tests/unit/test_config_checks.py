@@ -322,11 +322,11 @@ def test_flags_that_are_off_anyway_are_not_named():
 def test_warnings_name_flags_of_the_command(name):
     """Every condition can be evaluated, and one that does not hold says how it would."""
     specs = collect_flags(COMMANDS[name])
-    draft = Draft(specs)
+    draft = Draft(COMMANDS[name], specs)
     draft.assign(Setting(s.name, ["generate"]) for s in specs if s.default is REQUIRED)
     draft.read()
     draft.check_components()
-    config = draft.build(COMMANDS[name])
+    config = draft.build()
     known = {spec.name for spec in specs}
     for spec in specs:
         failing = [condition.words for condition in spec.only_if if not condition.holds(config)]

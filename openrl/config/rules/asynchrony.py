@@ -42,12 +42,6 @@ def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems
             "an answer that goes on under new weights began under older ones",
             "--max_staleness 1",
         )
-    if not config.collecting.expand_n_samples:
-        yield Problem(
-            ("partial_rollout", "expand_n_samples"),
-            "answers are interrupted one by one, so each needs a request of its own",
-            "leave --no_expand_n_samples out",
-        )
     if flags.partial_rollout_cache == "keep":
         yield Problem(
             ("partial_rollout_cache",),
