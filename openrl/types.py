@@ -253,6 +253,9 @@ class ExperienceBatch:
         None  # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
     )
     state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer an equal observation
+    versions: Tensor | None = (
+        None  # (B, T) int32, the publish whose weights sampled a token; -1 outside loss_mask
+    )
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
     ref_ids: Tensor | None = (

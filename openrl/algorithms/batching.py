@@ -55,6 +55,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         process_rewards=_process_rewards(rows, width),
         reward_parts=_reward_parts(scores),
         greedy_rewards=_greedy_rewards([group for _, group, *_ in rows]),
+        versions=_versions(segments, loss_mask),
     )
 
 
@@ -63,6 +64,14 @@ def rescored(batch: ExperienceBatch, scored: ExperienceBatch) -> ExperienceBatch
     scored."""
     filled = {f.name: getattr(scored, f.name) for f in fields(scored)}
     return batch.replace(**{name: column for name, column in filled.items() if column is not None})
+
+
+def _versions(segments: list[Segment], loss_mask: Tensor) -> Tensor:
+    versions = torch.full(loss_mask.shape, -1, dtype=torch.int32)
+    for row, segment in enumerate(segments):
+        for span in segment.versions:
+            versions[row, span.start : span.end] = span.version
+    return versions.masked_fill(~loss_mask, -1)
 
 
 def _greedy_rewards(groups: list[Group]) -> Tensor | None:

@@ -7,7 +7,7 @@ whole rollout batch. They never enter the policy ratio of the loss. torch only."
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +24,26 @@ from openrl.config.correction import (
 from openrl.types import ExperienceBatch
 
 LIMIT = 20.0  # of a log-ratio before exp
+
+
+def ages(batch: ExperienceBatch, version: int) -> Tensor:
+    """(B, T) int: publishes between the weights that sampled a token and ``version``, those that
+    the step trains; -1 where nobody knows, and on tokens that were not sampled."""
+    if batch.versions is None:
+        return torch.full_like(batch.token_ids, -1)
+    return torch.where(batch.loss_mask & (batch.versions >= 0), version - batch.versions, -1)
+
+
+def too_old(batch: ExperienceBatch, version: int, max_staleness: int) -> Tensor:
+    """(B, T) bool: tokens that are older than ``max_staleness`` publishes."""
+    return ages(batch, version) > max_staleness
+
+
+def age_metrics(batch: ExperienceBatch, version: int) -> dict[str, float]:
+    """Mean and largest age of the tokens in ``loss_mask``; nothing where nobody knows any."""
+    age = ages(batch, version)
+    known = age[age >= 0].double()
+    return {"age_mean": float(known.mean()), "age_max": float(known.max())} if len(known) else {}
 
 
 def correct_rollouts(
@@ -141,16 +161,48 @@ def passes(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tens
 
 @dataclass(frozen=True)
 class MismatchTotals:
-    """Sums that tell how far trainer and engine are apart; those of parts of a batch add up to the
-    batch's."""
+    """Sums that tell how far trainer and engine are apart; those of parts of a batch merge to the
+    batch's, as the metrics of ``openrl.tracking.metrics`` do."""
 
-    sums: dict[str, tuple[float, float]]  # name -> (sum, how many tokens or sequences)
+    of_tokens: dict[str, float]
+    of_rows: dict[str, float]
     maxima: dict[str, float]
+    tokens: float
+    rows: float
+    value: None = None  # no figure by itself
+
+    def merge(self, other: MismatchTotals) -> MismatchTotals:
+        return MismatchTotals(
+            {name: total + other.of_tokens[name] for name, total in self.of_tokens.items()},
+            {name: total + other.of_rows[name] for name, total in self.of_rows.items()},
+            {name: _larger(value, other.maxima[name]) for name, value in self.maxima.items()},
+            self.tokens + other.tokens,
+            self.rows + other.rows,
+        )
+
+    def figures(self) -> dict[str, float]:
+        """What is shown; nothing without a sampled token.
+
+        kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio trainer /
+        engine perplexity, a mean over rows; chi2 of tokens and of rows; ess, the effective share of
+        samples under weights rho, (0, 1]."""
+        if not self.tokens:
+            return {}
+        means = {name: total / self.tokens for name, total in self.of_tokens.items()}
+        means |= {name: total / self.rows for name, total in self.of_rows.items()}
+        shown = ("kl", "k3_kl", "ppl_ratio", "logprob_gap", "prob_gap_mean")
+        return self.maxima | {
+            **{name: means[name] for name in shown},
+            "chi2_token": means["rho_squared"] - 1,
+            "chi2_sequence": means["sequence_rho_squared"] - 1,
+            "ess": means["rho"] ** 2 / means["rho_squared"],
+        }
 
 
+@torch.no_grad()
 def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> MismatchTotals:
     """Totals over the sampled tokens (b, T) of whole rows; rho = exp(logprobs - rollout_logprobs),
-    clamped to +-20."""
+    clamped to +-20. ``logprobs`` are the trainer's, of the weights that sampled."""
     raw = (logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
     log_rho, rows = raw.clamp(-LIMIT, LIMIT), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
@@ -166,35 +218,18 @@ def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) ->
         "prob_gap_mean": gap,
     }
     of_rows = {"ppl_ratio": (-per_token).exp(), "sequence_rho_squared": (2 * sequence).exp()}
-    sums = {name: masked_sum(column, mask) for name, column in of_tokens.items()}
-    sums |= {name: masked_sum(column, rows) for name, column in of_rows.items()}
-    numbers = torch.stack(
-        [*sums.values(), mask.sum(), rows.sum(), raw.abs().amax(), gap.amax()]
-    ).tolist()
-    *values, tokens, sequences, gap_max, prob_gap_max = numbers
-    counted = {
-        name: (value, sequences if name in of_rows else tokens)
-        for name, value in zip(sums, values, strict=True)
-    }
-    return MismatchTotals(
-        counted, {"logprob_gap_max": gap_max, "prob_gap_max": prob_gap_max} if tokens else {}
-    )
+    sums = [masked_sum(column, mask) for column in of_tokens.values()]
+    sums += [masked_sum(column, rows) for column in of_rows.values()]
+    maxima = {"logprob_gap_max": raw.abs().amax(), "prob_gap_max": gap.amax()}
+    # one transfer from the device
+    found = iter(torch.stack([*sums, *maxima.values(), mask.sum(), rows.sum()]).tolist())
+    columns = (of_tokens, of_rows, maxima)
+    return MismatchTotals(*({name: next(found) for name in column} for column in columns), *found)
 
 
-def mismatch_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """What is shown, from the means of all totals.
-
-    kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio trainer /
-    engine perplexity, a mean over sequences; chi2 of tokens and of sequences; ess, the effective
-    share of samples under weights rho, (0, 1]."""
-    shown = {
-        name: means[name] for name in ("kl", "k3_kl", "ppl_ratio", "logprob_gap", "prob_gap_mean")
-    }
-    return shown | {
-        "chi2_token": means["rho_squared"] - 1,
-        "chi2_sequence": means["sequence_rho_squared"] - 1,
-        "ess": means["rho"] ** 2 / means["rho_squared"],
-    }
+def _larger(a: float, b: float) -> float:
+    """A NaN stays visible."""
+    return a if math.isnan(a) or a >= b else b
 
 
 def weight_metrics(

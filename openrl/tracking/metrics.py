@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,13 @@ class Last:
         return other
 
 
-Metric = Mean | Sum | Max | Min | Last
+class Metric(Protocol):
+    """Any of these; a kind of its own may stand beside them if it merges."""
+
+    @property
+    def value(self) -> float | None: ...
+
+    def merge(self, other: Any) -> Any: ...
 
 
 def merge_all(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
@@ -84,7 +91,7 @@ def merge_all(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
                     f"metric {name!r} is a {type(before).__name__} here and a"
                     f" {type(metric).__name__} there"
                 )
-            merged[name] = metric if before is None else before.merge(metric)  # type: ignore[arg-type]
+            merged[name] = metric if before is None else before.merge(metric)
     return merged
 
 

@@ -24,14 +24,13 @@ from openrl.tracking.progress import Stage
 from openrl.trainer.credit import Credit
 from openrl.trainer.cut import Cut, work_metrics
 from openrl.trainer.losses import Losses
-from openrl.trainer.mismatch import Mismatch
+from openrl.trainer.mismatch import Mismatch, figures
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.roles import Roles
 from openrl.trainer.rows import columns_of_rows, update_rows
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.engine import LossOf
-from openrl.training.mismatch import shown, split
 from openrl.training.state import StateParts
 from openrl.types import ExperienceBatch, Group
 
@@ -188,12 +187,11 @@ class Learner:
         async with self.residency.stage("train", group.role):
             reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)
-        _, measured = split(merge_all(report for rank in reports for report in rank))
-        totals, _ = split(
-            merge_all(rank[0] for rank in reports)
-        )  # before the first optimizer step, weights sampled
+        measured = merge_all(report for rank in reports for report in rank)
+        measured.pop("mismatch", None)  # later steps have other weights than those that sampled
+        gaps = figures(merge_all(rank[0] for rank in reports).get("mismatch"))
         work = work_metrics(RowSizes.of(batch, cut.cost), plan, cut) if role == "actor" else {}
-        return {f"{role}/{name}": m for name, m in measured.items()} | shown(totals) | work
+        return {f"{role}/{name}": m for name, m in measured.items()} | gaps | work
 
     # -- leaving and returning ---------------------------------------------------------------------
 

@@ -3,11 +3,21 @@ about it."""
 
 from __future__ import annotations
 
-from openrl.algorithms.off_policy import correct_rollouts
+from openrl.algorithms.off_policy import MismatchTotals, correct_rollouts, mismatch_totals
 from openrl.config.correction import RolloutCorrectionFlags
 from openrl.tracking.metrics import Last, Metric
-from openrl.training.mismatch import compare, shown
 from openrl.types import ExperienceBatch
+
+LEADING = ("logprob_gap", "logprob_gap_max")  # shown among the actor's figures
+
+
+def figures(totals: object) -> dict[str, Metric]:
+    """The figures of a run, from merged ``MismatchTotals``; none where an update measured none."""
+    shown = totals.figures() if isinstance(totals, MismatchTotals) else {}
+    return {
+        ("actor/" if name in LEADING else "mismatch/") + name: Last(value)
+        for name, value in shown.items()
+    }
 
 
 class Mismatch:
@@ -24,8 +34,9 @@ class Mismatch:
         engine's."""
         assert batch.old_logprobs is not None
         corrected, values = correct_rollouts(batch, self.flags)
-        gaps = shown(compare(batch.old_logprobs, batch))
-        return corrected, gaps | {f"mismatch/{name}": Last(value) for name, value in values.items()}
+        totals = mismatch_totals(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
+        done = {f"mismatch/{name}": Last(value) for name, value in values.items()}
+        return corrected, figures(totals) | done
 
     def apply(self, credited: ExperienceBatch, corrected: ExperienceBatch) -> ExperienceBatch:
         """The batch with advantages, and with what ``measure`` found."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from openrl.algorithms.kl import kl_estimate
 from openrl.algorithms.masked import step_loss
+from openrl.algorithms.off_policy import mismatch_totals
 from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
 from openrl.config.learning import LossAggMode
@@ -18,7 +19,6 @@ from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Max, Mean, Metric
 from openrl.training.engine import Forward, LossOf
-from openrl.training.mismatch import compare
 from openrl.types import ExperienceBatch, LossInputs, StepCounts
 
 
@@ -92,7 +92,9 @@ class PolicyUpdate:
             name: _share(term, batch, counts) for name, (_, term) in terms.items()
         }
         if self.compares:
-            metrics |= compare(logprobs.detach(), batch)
+            metrics["mismatch"] = mismatch_totals(
+                logprobs.detach(), batch.rollout_logprobs, batch.loss_mask
+            )
         return total, metrics | _means(columns, batch.loss_mask) | _extremes(
             logprobs - old_logprobs, batch.loss_mask
         )

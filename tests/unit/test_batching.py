@@ -19,7 +19,7 @@ from openrl.algorithms.batching import (
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.errors import UserError
-from openrl.types import End, Group, Prompt, Score, Segment, StepCounts, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, StepCounts, Trajectory, VersionSpan
 from tests.batches import random_batch
 
 
@@ -66,6 +66,7 @@ def test_collate_by_hand():
     assert batch.sources == ["math"] * 3
     assert batch.process_rewards is None
     assert batch.trajectory_ids.tolist() == [0, 1, 2]
+    assert bool((batch.versions == -1).all())  # nobody said
 
 
 def test_failed_and_unscored_trajectories_keep_their_rows():
@@ -107,6 +108,17 @@ def test_segments_become_rows():
     assert batch.rewards.tolist() == [1, 1, 0, 3]
     assert batch.process_rewards.tolist() == [[0, 0.25, 0.5], [0, 0.125, 0], [0] * 3, [0] * 3]
     assert batch.invalid_actions.tolist() == [2, 2, 0, 0]
+
+
+def test_versions_of_tokens():
+    """Weights changed within the answer; a failed sibling has no sampled token."""
+    played = trajectory([0, 1, 1, 0, 1])
+    played.segments[0].versions = (VersionSpan(1, 2, 3), VersionSpan(2, 5, 4))
+    failed = trajectory([0, 1], end=End.ENGINE_ERROR)
+    failed.segments[0].versions = (VersionSpan(1, 2, 3),)
+    batch = collate([Group(PROMPT, [played, failed])], pad_id=0)
+    assert batch.versions.tolist() == [[-1, 3, 4, -1, 4], [-1] * 5]
+    assert batch.versions.dtype == torch.int32
 
 
 @pytest.mark.parametrize(

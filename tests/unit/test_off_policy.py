@@ -6,11 +6,16 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.off_policy import correct_rollouts, importance_weights
+from openrl.algorithms.off_policy import (
+    age_metrics,
+    correct_rollouts,
+    importance_weights,
+    mismatch_totals,
+    too_old,
+)
 from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags, rejection_tests
 from openrl.errors import UserError
 from openrl.tracking.metrics import merge_all
-from openrl.training.mismatch import compare, shown
 from tests.batches import outcome_batch, random_batch
 
 
@@ -27,9 +32,11 @@ def rows(*log_rho):
 
 
 def figures(batch):
-    return {
-        name: metric.value for name, metric in shown(compare(batch.old_logprobs, batch)).items()
-    }
+    return totals(batch).figures()
+
+
+def totals(batch):
+    return mismatch_totals(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
 
 
 def corrected(batch, **flags):
@@ -200,13 +207,13 @@ def test_one_number_bounds_both_sides():
 
 def test_equal_policies_have_no_mismatch():
     metrics = figures(rows([0.0, 0.0], [0.0]))
-    assert metrics.pop("mismatch/ess") == metrics.pop("mismatch/ppl_ratio") == 1
+    assert metrics.pop("ess") == metrics.pop("ppl_ratio") == 1
     assert set(metrics.values()) == {0.0}
 
 
 def test_mismatch_by_hand():
     batch = rows(logs(2.0, 0.5), logs(4.0))
-    metrics = {name.split("/")[1]: value for name, value in figures(batch).items()}
+    metrics = figures(batch)
     assert metrics["kl"] == pytest.approx(-math.log(4) / 3)
     assert metrics["k3_kl"] == pytest.approx(
         (2 - 1 - math.log(2) + 0.5 - 1 + math.log(2) + 3 - math.log(4)) / 3
@@ -225,9 +232,8 @@ def test_parts_of_a_batch_merge_to_the_whole():
     parts = [
         batch.select(rows) for rows in ([0, 5, 2], [1, -1], [3, 4], list(range(6, len(batch))))
     ]
-    merged = merge_all(compare(part.old_logprobs, part) for part in parts)
-    found = {name: metric.value for name, metric in shown(merged).items()}
-    assert found == pytest.approx(figures(batch), rel=1e-12)
+    merged = merge_all({"mismatch": totals(part)} for part in parts)["mismatch"]
+    assert merged.figures() == pytest.approx(figures(batch), rel=1e-12)
 
 
 def test_nothing_sampled_measures_nothing():
@@ -243,3 +249,19 @@ def test_weights_carry_no_gradient():
     flags = RolloutCorrectionFlags(enable_vllm_is_correction=True)
     weights = importance_weights(live.old_logprobs - live.rollout_logprobs, live, flags)
     assert not weights.requires_grad
+
+
+# -- ages ------------------------------------------------------------------------------------------
+
+
+def test_ages_by_hand():
+    mask = torch.tensor([[0, 1, 1, 0, 1, 1]]).bool()
+    versions = torch.tensor([[-1, 3, 5, -1, 7, -1]], dtype=torch.int32)
+    batch = outcome_batch([1], [0], tokens=5, loss_mask=mask, versions=versions)
+    assert too_old(batch, 7, 2).tolist() == [[False, True, False, False, False, False]]
+    assert not bool(too_old(batch, 7, 4).any())
+    assert age_metrics(batch, 7) == {"age_mean": 2.0, "age_max": 4.0}  # 4, 2 and 0
+    kept = batch.replace(loss_mask=mask & ~too_old(batch, 7, 2))
+    assert age_metrics(kept, 7) == {"age_mean": 1.0, "age_max": 2.0}
+    unknown = batch.replace(versions=None)
+    assert not bool(too_old(unknown, 7, 0).any()) and age_metrics(unknown, 7) == {}
