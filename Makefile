@@ -1,11 +1,12 @@
 # make quickstart   train a small policy from nothing, on this machine
 # make rlhf         reward model, reward server and PPO with a critic, on this machine
-# make test         every test that needs no GPU
+# make test         every test that needs no GPU, JOBS=2 files at a time: about 4 GB of memory each
 # make gpu          the tests that need a GPU, and a report of what they measured
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
 
 SEED ?= 0
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -25,7 +26,7 @@ rlhf: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/rlhf_cpu.sh
 
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
 
 gpu: $(READY)
 	@$(BIN)/python -m tests.gpu.report

@@ -16,6 +16,7 @@ from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
 from openrl.types import ExperienceBatch, StepCounts
+from tests.patience import PATIENCE
 
 LENGTHS = (12, 7, 9, 5, 12, 4, 8, 10)
 PROMPT = 3
@@ -102,7 +103,7 @@ def engine_spec(
         zero_stage=zero_stage,
         logits_chunk_size=chunk_size,
         gradient_checkpointing=gradient_checkpointing,
-        dist_timeout=60,
+        dist_timeout=PATIENCE,
         **flags,
     )
     attention = "varlen" if shares and attention is None else attention

@@ -4,12 +4,13 @@ import pytest
 
 from openrl.training.distributed import init_distributed
 from tests.experience import ragged_batch
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 
 @pytest.fixture(scope="module")
 def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module")

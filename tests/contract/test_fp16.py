@@ -14,6 +14,7 @@ from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
 from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -26,7 +27,7 @@ FP16 = {
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
 
 
 @pytest.fixture(autouse=True)

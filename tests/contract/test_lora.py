@@ -26,6 +26,7 @@ from openrl.training.distributed import init_distributed
 from openrl.training.updates import PolicyUpdate, ValueUpdate
 from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -37,7 +38,7 @@ LORA = LoRAFlags(lora_rank=4, lora_alpha=8)
 
 @pytest.fixture(scope="module", autouse=True)
 def alone():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])

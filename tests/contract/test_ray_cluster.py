@@ -24,6 +24,7 @@ from openrl.config.derived import cluster_address
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 from openrl.errors import UserError
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -82,7 +83,7 @@ def address():
     processes = set(psutil.Process().children(recursive=True)) - {*before}
     yield nodes.address
     nodes.shutdown()
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
     assert not alive, "processes left behind"
 
 
@@ -100,9 +101,11 @@ def test_node_groups_lie_on_one_node_each(joined):
     assert [(node.cpus, node.free_cpus) for node in cluster.nodes()] == [(3, 3), (3, 3)]
 
     async def scenario():
-        reservation = await cluster.reserve(plan, timeout=60)
-        actor = await RayGroup.create(cluster, reservation, "actor", NodeReporter, timeout=60)
-        engines = await RayGroup.create(cluster, reservation, ENGINES, NodeReporter, timeout=60)
+        reservation = await cluster.reserve(plan, timeout=PATIENCE)
+        actor = await RayGroup.create(cluster, reservation, "actor", NodeReporter, timeout=PATIENCE)
+        engines = await RayGroup.create(
+            cluster, reservation, ENGINES, NodeReporter, timeout=PATIENCE
+        )
         return await actor.call("where"), await engines.call("where")
 
     actor, engines = asyncio.run(scenario())
@@ -121,9 +124,9 @@ async def start(cluster: RayCluster, sizes: EngineFlags) -> tuple[RayGroup, RayG
     plan = plan_placement(
         role_requests(flags, COLOCATED, sizes, ["actor"]), "cuda", cluster.nodes()
     )
-    reservation = await cluster.reserve(plan, timeout=60)
-    actor = await RayGroup.create(cluster, reservation, "actor", Engine, timeout=60)
-    return actor, await RayGroup.create(cluster, reservation, ENGINES, Engine, timeout=60)
+    reservation = await cluster.reserve(plan, timeout=PATIENCE)
+    actor = await RayGroup.create(cluster, reservation, "actor", Engine, timeout=PATIENCE)
+    return actor, await RayGroup.create(cluster, reservation, ENGINES, Engine, timeout=PATIENCE)
 
 
 def test_an_engine_sees_the_gpus_of_all_its_places(joined):
@@ -172,7 +175,7 @@ def test_a_plan_that_never_fits_ends_with_what_is_missing(joined):
     assert (
         lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2
     )  # what was granted in part is given back
-    reserve(cluster, [RoleRequest("actor", 2, 3)], timeout=60).release()
+    reserve(cluster, [RoleRequest("actor", 2, 3)], timeout=PATIENCE).release()
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:10001", "nonsense"])
@@ -195,11 +198,12 @@ from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import join_cluster
 from openrl.cluster.ray_group import RayGroup
 from tests.contract.test_ray_cluster import NodeReporter
+from tests.patience import PATIENCE
 
 async def main():
     cluster = join_cluster(sys.argv[1])
     plan = plan_placement([RoleRequest("actor", 1, 1)], "cpu", cluster.nodes())
-    actor = await RayGroup.create(cluster, await cluster.reserve(plan, 60), "actor", NodeReporter, timeout=60)
+    actor = await RayGroup.create(cluster, await cluster.reserve(plan, PATIENCE), "actor", NodeReporter, timeout=PATIENCE)
     print(json.dumps(await actor.call("directory")))
     await actor.close()
     cluster.close()

@@ -25,6 +25,7 @@ from openrl.rollout.vllm_engine import VLLMEngine
 from openrl.types import Completion, End, Sampling
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.transport import Route, Sender, SentBucket, make_sender
+from tests.patience import PATIENCE
 from tests.tiny import EOS, tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -55,7 +56,7 @@ class Bench:
     sender: Sender = field(default_factory=lambda: make_sender(Route(), 0, torch.device("cpu")))
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(asyncio.wait_for(work, 120))
+        return self.runner.run(asyncio.wait_for(work, PATIENCE))
 
     def generate(self, prompts: list[list[int]], samplings: list[Sampling]) -> list[Completion]:
         async def together() -> list[Completion]:

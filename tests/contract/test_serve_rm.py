@@ -29,6 +29,7 @@ from openrl.trainer.rows import forward_rows
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 from tests.e2e.runs import start
 from tests.experience import engine_spec
+from tests.patience import PATIENCE
 from tests.tiny import EOS, tiny_reward_model_dir
 
 TOKEN = "only-for-this-test"
@@ -133,7 +134,9 @@ def test_requests_in_work_are_answered_before_the_server_ends(tmp_path):
     replies: list[httpx.Response] = []
     with serving("--remote_rm_url", tmp_path / "reward.py") as (url, process):
         asking = Thread(
-            target=lambda: replies.append(httpx.post(f"{url}/get_reward", json=body, timeout=120))
+            target=lambda: replies.append(
+                httpx.post(f"{url}/get_reward", json=body, timeout=PATIENCE)
+            )
         )
         asking.start()
         while not (tmp_path / "running").exists():
@@ -162,7 +165,7 @@ def test_verifiers_are_served(tmp_path):
             "prompts": ["2+2="] * 3,
             "labels": ["4"] * 3,
         }
-        reply = httpx.post(f"{url}/get_reward", json=body, timeout=120).json()
+        reply = httpx.post(f"{url}/get_reward", json=body, timeout=PATIENCE).json()
         assert reply["rewards"] == [3.0, 2.0, 0.0]
         assert reply["scores"] == pytest.approx([1.0, 2 / 3, 0.0])
         assert reply["extra_logs"]["number"] == [1.0, 1.0, 0.0] and reply["extra_logs"][

@@ -26,7 +26,6 @@ from openrl.trainer.memory_log import MemoryLog
 from openrl.trainer.residency import Residency, ResidencyTable
 from openrl.trainer.roles import Roles, role_models, roles_of, sleeping, waves, workers
 from tests.e2e.runs import make_task, metrics, ppo_flags, untimed
-from tests.e2e.test_sleep import STEP
 
 pytestmark = pytest.mark.slow
 
@@ -73,6 +72,29 @@ MODES: dict[str, dict[str, object]] = {
         "ref_reward_offload": True,
     },
 }
+
+
+STEP = [
+    "wake vllm.cache, vllm.weights for collect",
+    "sleep vllm.cache, vllm.weights for forward reference",
+    "wake reference.param for forward reference",
+    "sleep reference.param for forward critic",
+    "wake critic.param for forward critic",
+    "sleep critic.param for forward actor",
+    "wake actor.param for forward actor",
+    "wake actor.grad, actor.optim for train actor",
+    "sleep actor.grad, actor.optim, actor.param for train critic",
+    "wake critic.grad, critic.optim, critic.param for train critic",
+    "sleep critic.grad, critic.optim, critic.param for publish",
+    "wake vllm.weights for publish",
+    "wake actor.param for publish",
+    "sync",
+    "sleep vllm.weights for save actor",
+    "wake actor.optim for save actor",
+    "sleep actor.optim, actor.param for save critic",
+    "wake critic.optim, critic.param for save critic",
+]
+"""The edges of a step that ends with a checkpoint, in their order."""
 
 
 @contextlib.asynccontextmanager

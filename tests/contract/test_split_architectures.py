@@ -12,6 +12,7 @@ from openrl.models.sequence_parallel import check_split, split_sequences
 from openrl.training.build import load_model
 from openrl.training.distributed import init_distributed, own_group
 from tests.experience import engine_spec
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 ULYSSES, RING = ParallelFlags(ulysses_size=2), ParallelFlags(ring_attn_size=2)
@@ -29,7 +30,7 @@ ARCHITECTURES = {
 @pytest.mark.parametrize("packing", [False, True])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_a_part_that_is_the_whole(tmp_path, arch, packing):
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
     path = tiny_model_dir(tmp_path, arch=arch, tied=False, **ARCHITECTURES[arch])
     for flags in (ULYSSES, RING) if packing else (ULYSSES,):
         model = load_model(engine_spec(path, packing=packing))
@@ -45,7 +46,7 @@ def test_a_part_that_is_the_whole(tmp_path, arch, packing):
 
 
 def test_attention_outside_the_interface_is_refused(tmp_path):
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
     path = tiny_model_dir(tmp_path, arch="bloom", tied=False)
     with pytest.raises(
         UserError, match=r"--ulysses_size: sequences of .* cannot be split: its attention is eager"

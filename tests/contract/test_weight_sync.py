@@ -27,6 +27,7 @@ from openrl.trainer.weight_sync import WeightSync
 from openrl.training.distributed import init_distributed
 from openrl.weights.transport import Route
 from tests.experience import engine_spec, optim_spec
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -47,7 +48,7 @@ class Counted(LocalGroup):
 
 @pytest.fixture(scope="module", autouse=True)
 def alone():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
 
 
 def policy_of(path: Path, lora: LoRAFlags | None = None) -> tuple[LocalGroup, ModelWorker]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 REWARD = '''
@@ -18,7 +19,6 @@ def reward_func(queries, prompts, labels, **kwargs):
     shares = [sum(c.isdigit() for c in r) / max(len(r), 1) for r in responses]
     return {"rewards": shares, "scores": shares, "extra_logs": {"digits": shares}}
 '''
-TIMEOUT = 400  # seconds
 
 
 def make_task(folder: Path, rows: int = 40) -> Path:
@@ -81,7 +81,7 @@ def run(command: str, flags: list[str], code: int = 0, **env: str) -> str:
     """The command's output; fails with it if the exit code is another one."""
     process = start(command, flags, **env)
     try:
-        output, _ = process.communicate(timeout=TIMEOUT)
+        output, _ = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
     assert process.returncode == code, f"exit code {process.returncode}, expected {code}:\n{output}"

@@ -29,6 +29,7 @@ from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
 from openrl.types import Prompt, Sampling
 from tests.e2e.runs import make_task, ppo_flags, start
+from tests.patience import PATIENCE
 from tests.tiny import tiny_tokenizer
 
 COMMANDS = {"train_ppo_ray": (PPOConfig, train_ppo_ray), "train_sft": (SFTConfig, supervised)}
@@ -73,7 +74,7 @@ def must_not_run(config, inputs):
 
 
 def finish(process) -> tuple[int, str]:
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=PATIENCE)
     return process.returncode, output
 
 

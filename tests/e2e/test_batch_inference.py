@@ -17,7 +17,8 @@ from openrl.cli.run import command
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.data.tokenizer import load_tokenizer
 from openrl.inference.answers import maj_at, vote
-from tests.e2e.runs import TIMEOUT, make_task, start
+from tests.e2e.runs import make_task, start
+from tests.patience import PATIENCE
 from tests.tiny import tiny_reward_model_dir
 
 GATED = '''
@@ -134,7 +135,7 @@ def test_a_killed_run_goes_on_where_it_stood(task, tmp_path):
     )
     process = start("batch_inference", flags(task, out, **same))
     try:
-        deadline = time.monotonic() + TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while not (out.exists() and out.read_bytes().count(b"\n") == 10):
             assert process.poll() is None and time.monotonic() < deadline, process.stdout.read()
             time.sleep(0.05)

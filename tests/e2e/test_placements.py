@@ -1,10 +1,11 @@
-"""Where ranks live changes no number of a run, on the real Ray, DeepSpeed and vLLM.
+"""Where ranks live changes no number of a run, on the real Ray and DeepSpeed.
 
 Every placement mode with one and two actor ranks starts its own processes; in them runs of two
 steps with ZeRO 2 and 3, LoRA on and off, rows padded, packed, with shared prompts and cut by tokens
 leave what the same flags leave where nothing is shared, bit for bit. Places that are named one by
-one overlap in part, and what shares them sleeps. In the suite each start sees both ZeRO stages,
-with and without LoRA, and all starts together every pair of values; with OPENRL_FULL_MATRIX=1 each
+one overlap in part, and what shares them sleeps. In the suite transformers generates, each start
+sees both ZeRO stages, with and without LoRA, and all starts together every pair of values;
+``test_train_ppo.py`` has a case on vLLM. With OPENRL_FULL_MATRIX=1 vLLM generates too, and each
 start sees all sixteen combinations."""
 
 from __future__ import annotations
@@ -19,14 +20,22 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from ray.cluster_utils import Cluster
 from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.e2e.bench import started
 from tests.e2e.runs import make_task, untimed
 
-PLACEMENTS = ("actor_ref", "critic_reward", "all_models", "explicit")
+FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
+BACKENDS = ("hf", "vllm") if FULL else ("hf",)
+PLACEMENTS = ("pairs", "all_models", "explicit")
 RANKS = (1, 2)
+COLOCATED = {
+    "apart": (),
+    "pairs": ("colocate_actor_ref", "colocate_critic_reward"),
+    "all_models": ("colocate_all_models",),
+}
 EXPLICIT = {
     1: "actor=0;critic=0;ref=1;reward=1;vllm=0",
     2: "actor=0-1;critic=1-2;ref=1-2;reward=2-3;vllm=3",
@@ -68,7 +77,7 @@ CASES = tuple(itertools.starmap(Case, itertools.product(*VALUES)))
 
 def cases_of(placement: str, ranks: int) -> tuple[Case, ...]:
     """All, or two that differ in everything; other ones in each start, as far as they go."""
-    if os.environ.get("OPENRL_FULL_MATRIX"):
+    if FULL:
         return CASES
     p, r = PLACEMENTS.index(placement), RANKS.index(ranks)
     picked = ((turn, p + r + turn, p + 2 * r + turn) for turn in (0, 1))
@@ -97,8 +106,7 @@ def places(placement: str, ranks: int) -> dict[str, object]:
             "vllm_enable_sleep": True,
             "deepspeed_enable_sleep": True,
         }
-    shared = {} if placement == "apart" else {f"colocate_{placement}": True}
-    return shared | {
+    return dict.fromkeys(COLOCATED[placement], True) | {
         "actor_num_gpus_per_node": ranks,
         "vllm_num_engines": ranks if placement == "all_models" else 1,
     }
@@ -127,10 +135,21 @@ def task(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def outcomes(task, tmp_path_factory):
-    """(placement, ranks, cases) -> what each case leaves there; the processes of one placement live
-    at a time."""
+def address():
+    """Of one Ray cluster for all starts, as large as the largest needs; the processes of one
+    placement live at a time."""
+    node = {"num_cpus": 4 * max(RANKS) + 1, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=node)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def outcomes(request, address, task, tmp_path_factory):
+    """(placement, ranks, cases) -> what each case leaves there."""
     every_role = {
+        "ray_address": address,
+        "rollout_backend": request.param,
         "advantage_estimator": "gae",
         "remote_rm_url": None,
         "reward_pretrain": task / "judge",

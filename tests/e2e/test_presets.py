@@ -15,6 +15,7 @@ from openrl.config.presets import PRESETS
 from openrl.extension_points import advantage_estimators
 from openrl.flags.values import show
 from tests.e2e.runs import make_task, ppo_flags
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def test_a_dry_run_prints_nothing_but_the_plan(task, tmp_path):
         task, tmp_path / "out", algo_preset="ppo", advantage_estimator=None, dry_run=True
     )
     words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *argv]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, done.stderr) == (0, "")
 
 

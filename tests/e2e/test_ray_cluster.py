@@ -11,6 +11,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
+from tests.patience import PATIENCE
 
 pytestmark = pytest.mark.slow
 
@@ -82,5 +83,5 @@ def test_a_run_over_two_nodes(cluster, task, tmp_path):
 
 def leaves_the_cluster_as_it_was(before: set[psutil.Process]) -> None:
     """Its processes live, those of the run are gone."""
-    psutil.wait_procs(list(busy() - before), timeout=60)
+    psutil.wait_procs(list(busy() - before), timeout=PATIENCE)
     assert busy() == before

@@ -17,6 +17,7 @@ from openrl.config.commands import PPOConfig, SFTConfig
 from openrl.trainer.launch import train
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.e2e.test_reward_model import in_this_process
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 
@@ -45,7 +46,9 @@ def test_answers_are_trained_on_by_two_ranks_of_a_ring(tmp_path):
         "openrl.cli.train_sft",
         *flags(tmp_path / "ring", "--ring_attn_size", "2"),
     ]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "each sequence is split over 2 ranks by ring attention" in done.stdout
     assert "--ring_attn_size turns --packing_samples on" in done.stdout

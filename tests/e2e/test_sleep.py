@@ -1,5 +1,5 @@
 """Everything on one place with every kind of sleep, on the real Ray, DeepSpeed and vLLM: the same
-bits as without."""
+bits as without. ``tests/contract/test_sleeping_runs.py`` has the order."""
 
 from __future__ import annotations
 
@@ -39,38 +39,14 @@ ASLEEP = {
     "ref_reward_offload": True,
     "log_memory": True,
 }
-STEP = [
-    "wake vllm.cache, vllm.weights for collect",
-    "sleep vllm.cache, vllm.weights for forward reference",
-    "wake reference.param for forward reference",
-    "sleep reference.param for forward critic",
-    "wake critic.param for forward critic",
-    "sleep critic.param for forward actor",
-    "wake actor.param for forward actor",
-    "wake actor.grad, actor.optim for train actor",
-    "sleep actor.grad, actor.optim, actor.param for train critic",
-    "wake critic.grad, critic.optim, critic.param for train critic",
-    "sleep critic.grad, critic.optim, critic.param for publish",
-    "wake vllm.weights for publish",
-    "wake actor.param for publish",
-    "sync",
-    "sleep vllm.weights for save actor",
-    "wake actor.optim for save actor",
-    "sleep actor.optim, actor.param for save critic",
-    "wake critic.optim, critic.param for save critic",
-]
-"""The edges of a step that ends with a checkpoint, in their order."""
 
 
-def test_sleep_changes_no_bit_and_keeps_its_order(tmp_path, capsys):
+def test_sleep_changes_no_bit(tmp_path, capsys):
     task = make_task(tmp_path)
     with started(task, tmp_path / "start", **TOGETHER, **ASLEEP) as bench:
         capsys.readouterr()
         slept = bench(tmp_path / "slept", **TOGETHER, **ASLEEP)
-        edges = [
-            line.split(" | ")[0].removeprefix("memory after ")
-            for line in lines(capsys.readouterr().out)
-        ]
+        shown = capsys.readouterr().out
         shutil.copytree(
             tmp_path / "slept/checkpoints/step_000001", tmp_path / "again/checkpoints/step_000001"
         )
@@ -87,14 +63,10 @@ def test_sleep_changes_no_bit_and_keeps_its_order(tmp_path, capsys):
         assert all(
             torch.equal(t, awake[n]) and torch.equal(t, resumed[n]) for n, t in asleep.items()
         )
-    first = edges.index(STEP[0])
-    assert edges[first : first + len(STEP)] == STEP
+    moved = [shown.count(f"memory after {direction} ") for direction in ("sleep", "wake")]
+    assert min(moved) > 8  # two steps that each move four roles and more
     assert {"perf/sleep_seconds", "perf/wake_seconds", "perf/memory_host_gib"} <= slept[-1].keys()
     assert not {"perf/sleep_seconds", "perf/memory_host_gib"} & stayed[-1].keys()
-
-
-def lines(output: str) -> list[str]:
-    return [line for line in output.splitlines() if line.startswith("memory after ")]
 
 
 def wake_all(bench) -> None:

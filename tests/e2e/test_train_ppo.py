@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
+from tests.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +181,7 @@ def kill_when(process, happened) -> None:
     """SIGKILL the driver as soon as ``happened()``, then wait until Ray has ended what it
     started."""
     family = psutil.Process(process.pid)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     while not happened():
         assert process.poll() is None, process.stdout.read()
         assert time.monotonic() < deadline, "the run never got there"
@@ -189,7 +190,7 @@ def kill_when(process, happened) -> None:
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     _, alive = psutil.wait_procs(
-        children, timeout=180
+        children, timeout=PATIENCE
     )  # Ray's agents look for their parent now and then
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
 

@@ -23,6 +23,7 @@ from openrl.config.model import ModelFlags
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.trainer.plan import size
 from tests.e2e.runs import metrics, run
+from tests.patience import PATIENCE
 from tests.tiny import PAD, tiny_model_dir
 
 NUMBERS = [(a, b) for a in range(7) for b in range(7)]
@@ -198,7 +199,7 @@ def test_two_ranks_of_torchrun(task, whole, tmp_path):
         "openrl.cli.train_dpo",
         *flags_of(task, tmp_path / "out", "kto"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("49 rated answers") == 2, (
         "the first rank alone shows: one line each for --dataset and --eval_dataset"

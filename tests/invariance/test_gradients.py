@@ -39,6 +39,7 @@ from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
 from openrl.types import ExperienceBatch, PreferenceBatch
 from tests.batches import credit, in_segments
 from tests.experience import PROMPT, alike, free_port, ragged_batch
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -248,7 +249,7 @@ def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Te
 
 
 def rank_of_two(rank, port, checkpoint, batch, path):
-    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=60)
+    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=PATIENCE)
     models = build_models(checkpoint)
     found = {
         name: gradients(case, models[case.model], batch, 2, rank) for name, case in CASES.items()

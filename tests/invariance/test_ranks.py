@@ -14,6 +14,7 @@ from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
 from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, free_port, optim_spec, poison, ragged_batch
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -60,7 +61,7 @@ def write(directory, engine, norm):
 
 
 def rank_of_two(rank, port, checkpoint, root):
-    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=60)
+    init_distributed(rank, 2, "127.0.0.1", port, "cpu", timeout=PATIENCE)
     for stage in STAGES:
         for name, shards in TWO_RANKS.items():
             packing = name in PACKED
@@ -171,7 +172,7 @@ def checkpoint(tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(checkpoint, tmp_path_factory):
     """One rank, ZeRO 0, one micro-batch."""
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
     return one_rank(checkpoint, tmp_path_factory.mktemp("expected"), 0, ONE_RANK["whole"])
 
 

@@ -28,6 +28,7 @@ from tests.invariance.test_ranks import (
     one_rank,
     write,
 )
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -115,7 +116,7 @@ def all_cases(checkpoint, batch, layout, split):
 
 
 def rank_of_four(rank, port, batches, engine_checkpoint, root):
-    init_distributed(rank, WORLD, "127.0.0.1", port, "cpu", timeout=60)
+    init_distributed(rank, WORLD, "127.0.0.1", port, "cpu", timeout=PATIENCE)
     for arch, (checkpoint, batch) in batches.items():
         for name, split in SPLITS.items():
             if arch == "sliding" and name not in WINDOWS:
@@ -207,7 +208,7 @@ def test_parts_add_up_to_the_whole(four_ranks, expected, arch, name):
 
 
 def test_training_under_deepspeed(four_ranks, engine_checkpoint, tmp_path):
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
     whole = one_rank(engine_checkpoint, tmp_path, 0, [[0, 1, 2, 3, 4, 5, 6, 7]])
     for name, (stage, _, _) in ENGINES.items():
         assert_same_training(four_ranks / name, whole, by_group=stage in (1, 2), rel=1e-5, strays=4)

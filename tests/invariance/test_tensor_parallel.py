@@ -22,6 +22,7 @@ from tests.invariance.test_ranks import (
     one_rank,
 )
 from tests.invariance.test_sequence_parallel import WORLD, train_two_steps
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
@@ -36,7 +37,7 @@ CASES = {  # name: (ZeRO stage, flags, packed, type)
 
 
 def rank_of_four(rank, port, checkpoint, root):
-    init_distributed(rank, WORLD, "127.0.0.1", port, "cpu", timeout=60)
+    init_distributed(rank, WORLD, "127.0.0.1", port, "cpu", timeout=PATIENCE)
     for name, (stage, flags, packing, dtype) in CASES.items():
         layout = ParallelLayout(rank, WORLD, flags.sequence_size, flags.ds_tensor_parallel_size)
         train_two_steps(checkpoint, root / name, layout, stage, flags, packing, dtype)
@@ -47,7 +48,7 @@ def test_split_layers_train_as_whole_ones(tmp_path):
     shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
     checkpoint = tiny_model_dir(tmp_path, **shape)
     torch.multiprocessing.spawn(rank_of_four, (free_port(), checkpoint, tmp_path), nprocs=WORLD)
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
     (tmp_path / "whole").mkdir()
     whole = one_rank(checkpoint, tmp_path / "whole", 0, [[0, 1, 2, 3, 4, 5, 6, 7]])
     batch = batch_with_old_logprobs()

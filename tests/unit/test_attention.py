@@ -25,6 +25,7 @@ from openrl.models.causal_lm import load_pretrained
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from tests.experience import engine_spec, ragged_batch
+from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
 
@@ -114,7 +115,7 @@ def token_by_token(query, key, value, cu_q, cu_k, max_q, max_k, *, scale, window
 
 @pytest.fixture(scope="module", autouse=True)
 def one_rank():
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
 
 
 CUT = [[3, 0, -1, 6], [5, 1, 2], [7, 4]]

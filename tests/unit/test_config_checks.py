@@ -26,6 +26,7 @@ from openrl.flags.schema import REQUIRED, collect_flags
 from openrl.flags.sources import Setting
 from openrl.trainer.prepare import start_lines
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
+from tests.patience import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -658,7 +659,7 @@ def test_help_loads_no_heavy_library(command_type):
         f"    print('loaded:', *sorted(set({HEAVY!r}) & set(sys.modules)))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0].startswith("usage: p ")

@@ -8,13 +8,14 @@ from types import SimpleNamespace
 import pytest
 
 from openrl.rollout.vllm_features import missing_features
+from tests.patience import PATIENCE
 
 
 def test_the_installed_vllm_has_all_of_it():
     """In a process of its own: importing vLLM changes the one it is in."""
     code = "from openrl.rollout.vllm_features import missing_features; print(missing_features())"
     found = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True
     )
     assert found.stdout.splitlines()[-1] == "[]"
 
