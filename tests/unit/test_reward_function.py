@@ -16,6 +16,7 @@ from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import build_reward, check_reward_sources
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from tests.patience import PATIENCE
 from tests.tiny import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -290,13 +291,13 @@ def test_close_ends_a_call_that_still_runs(write, tmp_path):
     async def run():
         reward = reward_of(path, reward_timeout=1000.0)
         task = asyncio.create_task(reward.score(group("1")))
-        while not (sign.exists() and sign.read_text()):
-            await asyncio.sleep(0.01)
+        pid = await asyncio.to_thread(_pid_in, sign)
         await reward.close()
-        return await task
+        return pid, await task
 
-    assert values(asyncio.run(run())) == ["reward: rewards are closed"]
-    assert _is_gone(int(sign.read_text()))
+    pid, score = asyncio.run(run())
+    assert values(score) == ["reward: rewards are closed"]
+    assert _is_gone(pid)
 
 
 def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
@@ -314,17 +315,24 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
     )
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=root)
-    deadline = time.monotonic() + 60
-    while not (sign.exists() and sign.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    pid = _pid_in(sign)
     parent.send_signal(signal.SIGKILL)
     parent.wait()
-    assert _is_gone(int(sign.read_text()))
+    assert _is_gone(pid)
 
 
-def _is_gone(pid, within=20.0):
+def _pid_in(sign):
+    """The process id that a reward function writes into this file, once it runs."""
+    deadline = time.monotonic() + PATIENCE
+    while not (sign.exists() and sign.read_text()):
+        assert time.monotonic() < deadline, "the function was never called"
+        time.sleep(0.01)  # polling a file of another process
+    return int(sign.read_text())
+
+
+def _is_gone(pid):
     """Whether the process has ended, or does so soon; a zombie that nobody reaped has ended."""
-    deadline = time.monotonic() + within
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         try:
             os.kill(pid, 0)
