@@ -71,11 +71,6 @@ class BufferLimits:
         """Prompts that may be under way or complete at a time."""
         return self.wanted * (1 + self.steps_ahead) + self.surplus
 
-    @property
-    def on_policy(self) -> bool:
-        """Nothing starts before a step asks for it."""
-        return not self.steps_ahead and not self.carries_over
-
 
 @dataclass(eq=False)
 class Slot:
@@ -111,7 +106,7 @@ class RolloutBuffer:
         self.prompts, self.limits, self.filter = prompts, limits, group_filter
         self.version = 0  # of the weights that the engines hold
         self.steps = 0  # training steps that have taken their groups
-        self._training = False  # a step has taken its groups and has not published yet
+        self._unsent = False  # a step has taken its groups, and its weights may yet be published
         self._asked = False  # a step waits for its groups
         self._slots: list[Slot] = []  # admitted and not yet trained on, in the order of admission
         self._turned_down: list[tuple[int, Group]] = []  # (ordinal, group) since the last step
@@ -171,7 +166,7 @@ class RolloutBuffer:
             self._wave_open = (self._wave_open or not running) and position < limits.capacity
         allowed = (
             position < limits.capacity
-            and (self._asked or not limits.on_policy)
+            and (self._asked or limits.steps_ahead > 0)
             and (not limits.running or running < limits.running)
             and (not limits.in_waves or self._wave_open)
             and self._in_time(position, self.version)
@@ -189,7 +184,7 @@ class RolloutBuffer:
         if self.limits.policy != "wait":
             return True
         per_step = self.limits.wanted + (0 if self.limits.carries_over else self.limits.surplus)
-        trained_by = self.version + self._training + position // per_step
+        trained_by = self.version + self._unsent + position // per_step
         return trained_by - version <= self.limits.max_staleness
 
     # -- training -----------------------------------------------------------------------------------
@@ -199,10 +194,10 @@ class RolloutBuffer:
         complete ones of a few more (``surplus``). What the filter turned down without anything to
         try instead counts as one of them and is left out."""
         asked_at = asyncio.get_running_loop().time()
-        self._asked = True
+        self._asked, self._unsent = True, False
         self._changed()
         chosen = await self._until(self._selected)
-        self._asked, self._training = False, True
+        self._asked, self._unsent = False, True
         self.steps, self._draws, self._tried_again = self.steps + 1, 0, 0
         self._slots = [slot for slot in self._slots if slot not in chosen]
         given_up = [] if self.limits.steps_ahead or self.limits.carries_over else self._slots
@@ -222,11 +217,12 @@ class RolloutBuffer:
     def _selected(self) -> list[Slot] | None:
         """The slots of the next step, or None while some are awaited."""
         candidates = self._slots[: self.limits.wanted + self.limits.surplus]
-        complete = [slot for slot in candidates if slot.group is not None]
         # what was dropped once is not overtaken again, or it might never be trained
-        complete.sort(key=lambda slot: (not slot.drops, slot.ordinal))
+        candidates.sort(key=lambda slot: (not slot.drops, slot.ordinal))
+        awaited = [slot for slot in candidates[: self.limits.wanted] if slot.drops]
+        complete = [slot for slot in candidates if slot.group is not None]
         chosen = sorted(complete[: self.limits.wanted], key=lambda slot: slot.ordinal)
-        if len(chosen) < self.limits.wanted:
+        if len(chosen) < self.limits.wanted or not set(awaited) <= set(chosen):
             return None
         if not self.limits.carries_over:
             return chosen
@@ -237,23 +233,23 @@ class RolloutBuffer:
             for place, slot in enumerate(left)
             if slot.version >= 0
         )
-        overtaken = any(slot.drops for slot in left if slot in candidates)
-        return chosen if in_time and not overtaken else None
+        return chosen if in_time else None
 
     def published(self, version: int) -> list[Slot]:
         """The last step is over, and the engines hold weights ``version``. Returns the slots that
-        are too old by now: they start again, and nobody waits for what they are playing."""
-        self.version, self._training = version, False
-        too_old: list[Slot] = []
+        are too old by now: others start in their place, and nobody waits for what they play."""
+        # a step whose weights were not sent may still send them, ahead of an evaluation
+        self._unsent = self._unsent and version == self.version
+        self.version = version
+        again: dict[Slot, Slot] = {}
         if self.limits.policy == "drop":
             oldest = version - self.limits.max_staleness
             too_old = [slot for slot in self._slots if 0 <= slot.version < oldest]
-        for slot in too_old:
-            slot.version, slot.draw, slot.group, slot.running = -1, None, None, False
-            slot.kept, slot.drops = True, slot.drops + 1
-        self._dropped += len(too_old)
+            again = {s: Slot(s.ordinal, s.prompt, drops=s.drops + 1) for s in too_old}
+        self._slots = [again.get(slot, slot) for slot in self._slots]
+        self._dropped += len(again)
         self._changed()
-        return too_old
+        return list(again)
 
     def _counts(self, asked_at: float) -> dict[str, float]:
         now = asyncio.get_running_loop().time()
