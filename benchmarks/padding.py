@@ -25,7 +25,7 @@ from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap, Trai
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.models.cost import cost_of
-from openrl.trainer.cut import Cut, work_metrics
+from openrl.trainer.batching import BatchingSpec, work_metrics
 from openrl.types import StepCounts, StepPlan
 
 MEDIAN, LONGEST = 6144, 65_536
@@ -64,7 +64,7 @@ def figures(
     plan = TrainingPlan(
         split.shards, [[StepPlan(micro_batches, counts) for micro_batches in split.micro_batches]]
     )
-    metrics = work_metrics(RowSizes(lengths, cost), plan, Cut(size, size, cost, packed))
+    metrics = work_metrics(RowSizes(lengths, cost), plan, BatchingSpec(size, size, cost, packed))
     return Figures(
         *(
             float(metrics[f"perf/{n}"].value or 0)

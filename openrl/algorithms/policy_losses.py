@@ -286,7 +286,9 @@ class SAPOOptions:
 )
 def sapo(inputs: LossInputs, options: SAPOOptions) -> TokenLosses:
     """A soft gate on the ratio instead of a clip, https://arxiv.org/abs/2511.20347."""
-    tau = torch.where(inputs.advantages > 0, options.sapo_tau_pos, options.sapo_tau_neg)
+    positive = inputs.advantages > 0
+    tau = torch.full_like(inputs.advantages, options.sapo_tau_neg)
+    tau = tau.masked_fill(positive, options.sapo_tau_pos)
     gate = torch.sigmoid(tau * (log_ratio(inputs).exp() - 1)) * 4 / tau
     return TokenLosses(-gate * inputs.advantages)
 

@@ -23,9 +23,9 @@ from openrl.rollout.build import sampling_of
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
+from openrl.trainer.batching import rollout_batching
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.credit import Credit
-from openrl.trainer.cut import rollout_cut
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.learner import Learner, LearningSettings
@@ -117,7 +117,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
     )
     settings = LearningSettings(
         config.batch,
-        rollout_cut(config, inputs.row_cost),
+        rollout_batching(config, inputs.row_cost),
         config.debug.seed,
         derived.compared_dtype(config),
         derived.frozen_actor_steps(config),
@@ -167,7 +167,7 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
     async def forward(groups: list[Group], model: int) -> Tensor:
         # awake: engines and reward models belong to one stage
         return await forward_rows(
-            group, collate(groups, learner.pad_id), learner.settings.cut, model
+            group, collate(groups, learner.pad_id), learner.settings.batching, model
         )
 
     weighing = Weighing(derived.rewards(config), config.reward.reward_failure_policy)

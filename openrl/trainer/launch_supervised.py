@@ -25,8 +25,8 @@ from openrl.models.lora import check_targets
 from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
+from openrl.trainer.batching import supervised_batching
 from openrl.trainer.checkpoints import Checkpoints, step_of
-from openrl.trainer.cut import supervised_cut
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.prepare import check_models_split, effective_flags, split_lines, write_config
 from openrl.trainer.ranks import start_ranks
@@ -130,7 +130,7 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
             model = SupervisedModel(
-                group, task, pad_id, supervised_cut(config, inputs.row_cost), guard
+                group, task, pad_id, supervised_batching(config, inputs.row_cost), guard
             )
             examples = await start_model(model, spec, inputs.examples, progress.stage)
             flags = effective_flags(config)

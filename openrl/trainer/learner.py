@@ -21,8 +21,8 @@ from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.tracking.progress import Stage
+from openrl.trainer.batching import BatchingSpec, work_metrics
 from openrl.trainer.credit import Credit
-from openrl.trainer.cut import Cut, work_metrics
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch, figures
 from openrl.trainer.nonfinite import NonFiniteGuard
@@ -50,7 +50,7 @@ class LearningSettings:
     """How a batch becomes optimizer steps."""
 
     batch: RolloutBatchFlags
-    cut: Cut
+    batching: BatchingSpec
     seed: int
     dtype: Dtype  # that engine and trainer compute in
     frozen_actor_steps: int = 0  # steps at the start that train the critic alone
@@ -150,7 +150,7 @@ class Learner:
         assert request.group is not None
         async with self.residency.stage("forward", request.group.role):
             return await columns_of_rows(
-                request.group, batch, self.settings.cut, request.model, *request.also
+                request.group, batch, self.settings.batching, request.model, *request.also
             )
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
@@ -177,20 +177,20 @@ class Learner:
         self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int
     ) -> dict[str, Metric]:
         group = self._trained()[role]
-        ranks, flags, cut = data_ranks(group), self.settings.batch, self.settings.cut
+        ranks, flags, spec = data_ranks(group), self.settings.batch, self.settings.batching
         shuffled = self._generator(step) if flags.shuffle_mini_batch else None
         plan = plan_steps(
-            batch, ranks, flags.train_batch_size, cut.train, flags.max_epochs, shuffled, cut.cost
+            batch, ranks, flags.train_batch_size, spec.train, flags.max_epochs, shuffled, spec.cost
         )
         mix = self.settings.ptx if role == "actor" else None
-        also = mix.rows_for(plan, ranks, flags.train_batch_size, cut) if mix else None
+        also = mix.rows_for(plan, ranks, flags.train_batch_size, spec) if mix else None
         async with self.residency.stage("train", group.role):
             reports = await update_rows(group, batch, plan, loss_of, also)
         self.guard.check(role, step, batch, plan, reports)
         measured = merge_all(report for rank in reports for report in rank)
         measured.pop("mismatch", None)  # later steps have other weights than those that sampled
         gaps = figures(merge_all(rank[0] for rank in reports).get("mismatch"))
-        work = work_metrics(RowSizes.of(batch, cut.cost), plan, cut) if role == "actor" else {}
+        work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec) if role == "actor" else {}
         return {f"{role}/{name}": m for name, m in measured.items()} | gaps | work
 
     # -- leaving and returning ---------------------------------------------------------------------

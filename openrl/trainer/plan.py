@@ -23,7 +23,7 @@ from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.cut import rollout_cut, supervised_cut
+from openrl.trainer.batching import rollout_batching, supervised_batching
 from openrl.trainer.plan_sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
 from openrl.trainer.prepare import Inputs, check_ranks, start_lines
 from openrl.trainer.residency import ResidencyTable, Tenant
@@ -139,7 +139,7 @@ def batch_rows(
 def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]]:
     """Of ``ranks`` data-parallel ranks: of an optimizer step and of a forward-only pass; how many
     micro-batches hold all tokens only a rollout tells."""
-    cut, each = rollout_cut(config, PER_TOKEN), config.parallel.ranks_per_shard
+    spec, each = rollout_batching(config, PER_TOKEN), config.parallel.ranks_per_shard
     on = f"{ranks} ranks" if each == 1 else f"{ranks} x {each} ranks"
     names = (
         "micro-batches per rank and optimizer step",
@@ -147,7 +147,7 @@ def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]
     )
     rows = []
     for name, count, size in zip(
-        names, micro_batches(config.batch, ranks), (cut.train, cut.forward), strict=True
+        names, micro_batches(config.batch, ranks), (spec.train, spec.forward), strict=True
     ):
         if isinstance(size, TokenCap):
             rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {on}"))
@@ -252,10 +252,10 @@ def memory_by_role(
     """What one rank of each role holds."""
     paths = {path for model in models.values() for path in (model.path, *model.others)}
     shapes = {path: model_shape(path, config.model.trust_remote_code) for path in paths}
-    result, cut, parallel = {}, rollout_cut(config, PER_TOKEN), config.parallel
+    result, batching, parallel = {}, rollout_batching(config, PER_TOKEN), config.parallel
     held = {path: shape.of_rank(parallel.ds_tensor_parallel_size) for path, shape in shapes.items()}
     for role, model in models.items():
-        size = cut.train if model.rate else cut.forward
+        size = batching.train if model.rate else batching.forward
         longest = config.sampling.lengths.both
         result[role] = model_memory(
             held[model.path],
@@ -333,7 +333,7 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
     """What training one model takes. A reference comes before it and takes less. Raises
     UserError."""
     model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
-    size = supervised_cut(config, PER_TOKEN).train
+    size = supervised_batching(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
     shape, parallel = (
         model_shape(config.model.pretrain, config.model.trust_remote_code),

@@ -11,7 +11,7 @@ from openrl.config.data import SupervisedDataFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.supervised import SupervisedBuilder, SupervisedStream
-from openrl.trainer.cut import Cut
+from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.rows import Training
 from openrl.training.updates import PtxUpdate
 
@@ -44,9 +44,9 @@ class SupervisedMix:
         self.stream, self.update = SupervisedStream(rows, pad_id, seed), PtxUpdate(coef)
 
     def rows_for(
-        self, plan: TrainingPlan, dp_size: int, train_batch_size: int, cut: Cut
+        self, plan: TrainingPlan, dp_size: int, train_batch_size: int, spec: BatchingSpec
     ) -> Training:
         """``train_batch_size`` rows for each optimizer step of ``plan``, cut like its own."""
         batch = self.stream.take(len(plan.steps) * train_batch_size)
-        own_plan = plan_steps(batch, dp_size, train_batch_size, cut.train, cost=cut.cost)
+        own_plan = plan_steps(batch, dp_size, train_batch_size, spec.train, cost=spec.cost)
         return Training(batch, own_plan, self.update)

@@ -12,26 +12,26 @@ from openrl.cluster.group import RankGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
-from openrl.trainer.cut import Cut
+from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.nonfinite import Reports
 from openrl.training.engine import LossOf
 from openrl.types import ExperienceBatch, StepPlan
 
 
 async def forward_rows(
-    group: RankGroup, batch: ExperienceBatch, cut: Cut, model: int = 0
+    group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: int = 0
 ) -> Tensor:
     """One forward-only pass over all rows: the column of the group's model, (B, T) or (B,), in
     batch order."""
-    return (await columns_of_rows(group, batch, cut, model))["column"]
+    return (await columns_of_rows(group, batch, spec, model))["column"]
 
 
 async def columns_of_rows(
-    group: RankGroup, batch: ExperienceBatch, cut: Cut, model: ModelChoice, *want: Want
+    group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: ModelChoice, *want: Want
 ) -> dict[str, Tensor]:
     """``forward_rows``'s column as "column", and what else is asked for, each under its own name,
     (B, T, ...)."""
-    split = split_rows(RowSizes.of(batch, cut.cost), data_ranks(group), cut.forward)
+    split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward)
     ranks = zip(split.shards, split.micro_batches, strict=True)
     parts = await group.scatter(
         "columns", [(batch.select(rows), micro, model, *want) for rows, micro in ranks]

@@ -14,7 +14,7 @@ from openrl.algorithms.supervised_losses import answer_logprobs
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, with_reference
 from openrl.tracking.metrics import merge_all, to_floats
-from openrl.trainer.cut import Cut, work_metrics
+from openrl.trainer.batching import BatchingSpec, work_metrics
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.rows import evaluate_rows, forward_rows, update_rows
 from openrl.trainer.supervised_tasks import Examples, Task
@@ -34,29 +34,41 @@ class SupervisedModel:
     model."""
 
     def __init__(
-        self, group: RankGroup, task: Task, pad_id: int, cut: Cut, guard: NonFiniteGuard
+        self, group: RankGroup, task: Task, pad_id: int, spec: BatchingSpec, guard: NonFiniteGuard
     ) -> None:
-        self.group, self.task, self.pad_id, self.cut, self.guard = group, task, pad_id, cut, guard
+        self.group, self.task, self.pad_id, self.batching, self.guard = (
+            group,
+            task,
+            pad_id,
+            spec,
+            guard,
+        )
 
     async def forward(self, batch: ExperienceBatch) -> Tensor:
         """The model's column for all rows."""
-        return await forward_rows(self.group, batch, self.cut)
+        return await forward_rows(self.group, batch, self.batching)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
         """One optimizer step over the batch; its metrics."""
         batch = await self.task.annotate(batch, self.forward)
-        plan = self.task.plan(batch, data_ranks(self.group), self.cut.train, self.cut.cost)
+        plan = self.task.plan(
+            batch, data_ranks(self.group), self.batching.train, self.batching.cost
+        )
         reports = await update_rows(self.group, batch, plan, self.task.update)
         self.guard.check("model", step, batch, plan, reports)
         metrics = merge_all(report for rank in reports for report in rank)
-        return to_floats(metrics | work_metrics(RowSizes.of(batch, self.cut.cost), plan, self.cut))
+        return to_floats(
+            metrics | work_metrics(RowSizes.of(batch, self.batching.cost), plan, self.batching)
+        )
 
     async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
         """The task's metrics over all examples, under eval/."""
         parts = []
         for batch in self._batches(examples, tell):
             batch = await self.task.annotate(batch, self.forward)
-            plan = self.task.plan(batch, data_ranks(self.group), self.cut.train, self.cut.cost)
+            plan = self.task.plan(
+                batch, data_ranks(self.group), self.batching.train, self.batching.cost
+            )
             parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
         values = to_floats(merge_all(parts))
         return {

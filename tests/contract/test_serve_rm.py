@@ -24,7 +24,7 @@ from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.tokenizer import load_tokenizer
 from openrl.rewards.build import build_reward
-from openrl.trainer.cut import Cut
+from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.rows import forward_rows
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 from tests.e2e.runs import start
@@ -85,7 +85,7 @@ async def rewards_of_the_role(checkpoint, groups: list[Group], pad_id: int) -> l
     role = LocalGroup.create("reward", 1, ModelWorker, engine_spec(checkpoint, "rewards"))
     try:
         await role.call("start")
-        column = await forward_rows(role, collate(groups, pad_id), Cut(5, 5))
+        column = await forward_rows(role, collate(groups, pad_id), BatchingSpec(5, 5))
     finally:
         await role.close()
     values = iter(column.tolist())

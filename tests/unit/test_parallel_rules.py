@@ -20,7 +20,7 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.models.sequence_parallel import check_shape
 from openrl.trainer import launch_supervised
-from openrl.trainer.cut import rollout_cut, supervised_cut
+from openrl.trainer.batching import rollout_batching, supervised_batching
 from openrl.trainer.plan import batch_rows
 from openrl.trainer.prepare import check_ranks, split_lines
 from openrl.trainer.roles import model_spec, role_models
@@ -125,7 +125,7 @@ def test_batches_are_dealt_to_blocks_of_ranks():
     assert rows["micro-batches per rank and optimizer step"] == ("1", "of 4 samples on 2 x 2 ranks")
     assert "actor ranks" not in {name for name, *_ in batch_rows(ppo(GRPO + FOUR), 1024, plan)}
     words = " --use_dynamic_batch --train_max_tokens_per_gpu"
-    assert rollout_cut(
+    assert rollout_batching(
         ppo(GRPO + FOUR + " --ulysses_size 2" + words + " 1024"), PER_TOKEN
     ).train == TokenCap(2048)
     refused = said(PPOConfig, GRPO + FOUR + " --ulysses_size 2" + words + " 1023")
@@ -168,15 +168,15 @@ def test_shared_beginnings_pack_and_choose_the_attention():
     for role in role_models(config).values():
         spec = model_spec(config, role, "cpu", 10)
         assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
-    assert rollout_cut(config, RowCost(0.1)).cost == RowCost(0.1, shared=True)
+    assert rollout_batching(config, RowCost(0.1)).cost == RowCost(0.1, shared=True)
     plain = ppo(GRPO + " --packing_samples")
     assert not model_spec(plain, role_models(plain)["actor"], "cpu", 10).shares
-    assert rollout_cut(plain, RowCost(0.1)).cost == RowCost(0.1)
+    assert rollout_batching(plain, RowCost(0.1)).cost == RowCost(0.1)
     for command, more in ((DPOConfig, ""), (RMConfig, "")):
         config, _ = settle(command, "--pretrain m --dataset d --prefix_grouper" + more)
         spec = launch_supervised.model_spec(config, task_of(config, tiny_tokenizer()), "cpu", 10)
         assert spec.packing and spec.shares and spec.model.attn_implementation == "varlen"
-        assert supervised_cut(config, RowCost()).cost.shared
+        assert supervised_batching(config, RowCost()).cost.shared
 
 
 @pytest.mark.parametrize(

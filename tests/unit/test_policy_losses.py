@@ -379,3 +379,14 @@ def test_nothing_to_mark_marks_nothing():
     for name in ("kl_cov", "clip_cov"):
         selected = policy_losses[name].component.select(empty, OPTIONS[name], torch.Generator())
         assert not bool(selected.any())
+
+
+def test_the_gates_of_sapo_keep_double_precision():
+    inputs = loss_inputs()
+    options = losses.SAPOOptions(sapo_tau_neg=1.05)
+    found = policy_losses["sapo"].component(inputs, options).per_token
+    ratio = (inputs.logprobs - inputs.old_logprobs).masked_fill(~inputs.loss_mask, 0).exp()
+    gate = torch.sigmoid(1.05 * (ratio - 1)) * 4 / 1.05
+    pushed_down = inputs.loss_mask & (inputs.advantages < 0)
+    expected = (-gate * inputs.advantages)[pushed_down]
+    torch.testing.assert_close(found[pushed_down], expected, rtol=1e-14, atol=0)

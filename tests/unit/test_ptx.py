@@ -5,11 +5,11 @@ import torch
 
 from openrl.algorithms.batching import plan_steps
 from openrl.data.answers import SupervisedRow
-from openrl.trainer.cut import Cut
+from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.ptx import SupervisedMix
 from tests.batches import outcome_batch
 
-CUT = Cut(train=1, forward=1)
+CUT = BatchingSpec(train=1, forward=1)
 ROWS = [SupervisedRow([9, *range(n)], [False] + [True] * n) for n in range(1, 8)]
 
 

@@ -16,7 +16,7 @@ from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.combined import Weighing
-from openrl.trainer.cut import Cut
+from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.prepare import check_same_tokens
 from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.rows import forward_rows
@@ -44,7 +44,7 @@ def test_several_models_in_one_role(tmp_path):
         await workers.call("start")
 
         async def forward(asked, model):
-            return await forward_rows(workers, collate(asked, PAD), Cut(2, 2), model)
+            return await forward_rows(workers, collate(asked, PAD), BatchingSpec(2, 2), model)
 
         try:
             await RewardModels(Weighing(plan, "drop"), forward).score(groups)

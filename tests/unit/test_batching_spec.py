@@ -13,8 +13,13 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from openrl.errors import UserError
 from openrl.models.cost import cost_of, row_cost
-from openrl.trainer.cut import Cut, rollout_cut, supervised_cut, work_metrics
-from openrl.trainer.launch import build_pipeline
+from openrl.trainer.batching import (
+    BatchingSpec,
+    rollout_batching,
+    supervised_batching,
+    work_metrics,
+)
+from openrl.trainer.launch import build_learner
 from openrl.trainer.prepare import start_lines
 from openrl.trainer.roles import Roles, model_spec, role_models
 from openrl.trainer.rows import forward_rows
@@ -27,15 +32,21 @@ DYNAMIC = "--use_dynamic_batch"
 
 def test_flags_become_sizes():
     cost = RowCost(0.5)
-    assert rollout_cut(ppo(PPO), cost) == Cut(4, 8, cost, packed=False)
-    assert rollout_cut(ppo(f"{PPO} --packing_samples"), cost) == Cut(4, 8, cost, packed=True)
-    assert rollout_cut(ppo(f"{PPO} {DYNAMIC}"), cost) == Cut(
+    assert rollout_batching(ppo(PPO), cost) == BatchingSpec(4, 8, cost, packed=False)
+    assert rollout_batching(ppo(f"{PPO} --packing_samples"), cost) == BatchingSpec(
+        4, 8, cost, packed=True
+    )
+    assert rollout_batching(ppo(f"{PPO} {DYNAMIC}"), cost) == BatchingSpec(
         TokenCap(16384), TokenCap(16384), cost, packed=True
     )
     words = f"{PPO} {DYNAMIC} --train_max_tokens_per_gpu 4096 --rollout_max_tokens_per_gpu 9000"
-    assert rollout_cut(ppo(words), cost) == Cut(TokenCap(4096), TokenCap(9000), cost, packed=True)
+    assert rollout_batching(ppo(words), cost) == BatchingSpec(
+        TokenCap(4096), TokenCap(9000), cost, packed=True
+    )
     config, _ = settle(SFTConfig, f"{SFT} {DYNAMIC} --train_max_tokens_per_gpu 2048")
-    assert supervised_cut(config, cost) == Cut(TokenCap(2048), TokenCap(2048), cost, packed=True)
+    assert supervised_batching(config, cost) == BatchingSpec(
+        TokenCap(2048), TokenCap(2048), cost, packed=True
+    )
 
 
 def test_every_role_packs_and_a_run_says_so():
@@ -116,11 +127,11 @@ def test_caps_hold_in_every_worker():
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost(0.01)
     )
-    pipeline = build_pipeline(config, inputs, Roles(policy=actor, rollout=actor))
+    learner = build_learner(config, inputs, Roles(policy=actor, rollout=actor))
     batch = random_batch(7)
     lengths = sorted(batch.lengths.tolist())
-    metrics = asyncio.run(pipeline.update(batch, 1))
-    scores = asyncio.run(forward_rows(actor, batch, pipeline.cut))
+    metrics = asyncio.run(learner.update(batch, 1))
+    scores = asyncio.run(forward_rows(actor, batch, learner.settings.batching))
     assert scores.tolist() == batch.rewards.tolist()
     first, second = actor._workers
     assert len(first.trained) == len(second.trained) == 8
@@ -144,13 +155,13 @@ def test_figures_by_hand():
     ranks = [StepPlan([[0, 1], [2]], counts), StepPlan([[0], [-1]], counts)]
     plan = TrainingPlan([[0, 1, 2], [3]], [ranks])
     lengths = [5, 3, 2, 4]
-    found = work_metrics(RowSizes(lengths), plan, Cut(2, 2))
+    found = work_metrics(RowSizes(lengths), plan, BatchingSpec(2, 2))
     assert found["perf/padding_waste"].value == pytest.approx(
         3 / 17
     )  # 2 x 5 + 2 and 4 + 1, of which 14 are real
     assert found["perf/rank_imbalance"].value == pytest.approx(10 / 7)
     assert found["perf/micro_batches"].value == 2
-    packed = work_metrics(RowSizes(lengths, RowCost(0.1)), plan, Cut(2, 2, packed=True))
+    packed = work_metrics(RowSizes(lengths, RowCost(0.1)), plan, BatchingSpec(2, 2, packed=True))
     assert packed["perf/padding_waste"].value == pytest.approx(1 / 15)
     busy, idle = 7.5 + 3.9 + 2.4, 5.6
     assert packed["perf/rank_imbalance"].value == pytest.approx(2 * busy / (busy + idle))
@@ -161,11 +172,11 @@ def test_figures_of_shared_beginnings_by_hand():
     row and a dummy."""
     plan = TrainingPlan([[0, 1, 2]], [[StepPlan([[0, 1], [2, -1]], StepCounts(20, 3, 1))]])
     sizes = RowSizes([7, 9, 4], RowCost(shared=True), [0, 0, 1], [5, 5, 3])
-    found = work_metrics(sizes, plan, Cut(2, 2, packed=True))
+    found = work_metrics(sizes, plan, BatchingSpec(2, 2, packed=True))
     assert found["perf/shared_tokens"].value == pytest.approx(3 / 20)
     assert found["perf/padding_waste"].value == pytest.approx(1 / 18)
     assert "perf/shared_tokens" not in work_metrics(
-        RowSizes([7, 9, 4]), plan, Cut(2, 2, packed=True)
+        RowSizes([7, 9, 4]), plan, BatchingSpec(2, 2, packed=True)
     )
 
 
@@ -175,7 +186,7 @@ def test_figures_are_means_over_steps():
         plan_steps(batch, 2, 4, 2, epochs=2),
         plan_pairs(batch.select(list(range(12))), 2, 2),
     ):
-        metrics = work_metrics(RowSizes.of(batch, RowCost()), plan, Cut(2, 2))
+        metrics = work_metrics(RowSizes.of(batch, RowCost()), plan, BatchingSpec(2, 2))
         assert metrics["perf/rank_imbalance"].weight == len(plan.steps)
         assert metrics["perf/rank_imbalance"].value >= 1
         assert 0 <= metrics["perf/padding_waste"].value < 0.5

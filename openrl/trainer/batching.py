@@ -13,7 +13,7 @@ from openrl.tracking.metrics import Mean, Metric
 
 
 @dataclass(frozen=True)
-class Cut:
+class BatchingSpec:
     """Of training steps and of forward-only passes."""
 
     train: MicroBatchSize
@@ -22,27 +22,29 @@ class Cut:
     packed: bool = False  # micro-batches run without padding
 
 
-def rollout_cut(config: PPOConfig, cost: RowCost) -> Cut:
+def rollout_batching(config: PPOConfig, cost: RowCost) -> BatchingSpec:
     batch, dynamic, packed = config.batch, config.dynamic, derived.packs(config)
     cost = replace(cost, shared=derived.shares_prefixes(config))
     if not dynamic.use_dynamic_batch:
-        return Cut(batch.micro_train_batch_size, batch.micro_rollout_batch_size, cost, packed)
+        return BatchingSpec(
+            batch.micro_train_batch_size, batch.micro_rollout_batch_size, cost, packed
+        )
     forward = dynamic.rollout_max_tokens_per_gpu or dynamic.train_max_tokens_per_gpu
     train, forward = (
         derived.most_tokens(config, n) for n in (dynamic.train_max_tokens_per_gpu, forward)
     )
-    return Cut(TokenCap(train), TokenCap(forward), cost, packed)
+    return BatchingSpec(TokenCap(train), TokenCap(forward), cost, packed)
 
 
-def supervised_cut(config: SupervisedConfig, cost: RowCost) -> Cut:
+def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec:
     dynamic, cost = config.dynamic, replace(cost, shared=derived.shares_prefixes(config))
     size: MicroBatchSize = config.batch.micro_train_batch_size
     if dynamic.use_dynamic_batch:
         size = TokenCap(derived.most_tokens(config, dynamic.train_max_tokens_per_gpu))
-    return Cut(size, size, cost, derived.packs(config))
+    return BatchingSpec(size, size, cost, derived.packs(config))
 
 
-def work_metrics(sizes: RowSizes, plan: TrainingPlan, cut: Cut) -> dict[str, Metric]:
+def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dict[str, Metric]:
     """Of the plan's optimizer steps over these rows: padding_waste is the share of computed tokens
     that nobody needs, rank_imbalance the cost of the busiest rank over that of the mean,
     micro_batches the forward and backward passes of each rank; shared_tokens, where siblings share
@@ -59,7 +61,7 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, cut: Cut) -> dict[str, Met
                 tokens = sizes.tokens(rows)
                 whole += sum(lengths)
                 needed += tokens - rows.count(DUMMY)
-                computed += tokens if cut.packed else len(rows) * max(lengths, default=1)
+                computed += tokens if spec.packed else len(rows) * max(lengths, default=1)
             costs.append(sum(sizes.costs(rows) for rows in micro_batches))
         imbalance = imbalance.merge(Mean(max(costs) * len(costs) / max(sum(costs), 1), 1))
         passes += len(step[0].micro_batches)
