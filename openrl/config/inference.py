@@ -32,7 +32,7 @@ class RewardModelFlags:
 @group("Server")
 class ServerFlags:
     host: str = flag("127.0.0.1", "Address the server listens on.")
-    port: int = flag(5000, "Port of the server. 0: any free one, printed.", bounds=">= 0")
+    port: int = flag(5000, "Port of the server. 0: any free one, printed.", bounds="[0, 65535]")
     require_token: bool = flag(
         False, "Answer only requests with the bearer token of $OPENRL_RM_TOKEN."
     )

@@ -126,8 +126,8 @@ def summarise(
     by_prompt: dict[str, list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row["id"], []).append(row)
-    figures: dict[str, dict[str, list[float]]] = {}
-    counts: dict[str, int] = {}
+    figures: dict[str, dict[str, list[float]]] = {ALL: {}}  # even if no answer has a reward
+    counts: dict[str, int] = {ALL: 0}
     for answers in by_prompt.values():
         for source in dict.fromkeys((ALL, answers[0]["source"])):
             counts[source] = counts.get(source, 0) + 1

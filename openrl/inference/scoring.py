@@ -57,7 +57,7 @@ class TextScorer(Protocol):
 class Scalar:
     """What the model says of one text."""
 
-    value: float
+    value: float  # NaN of a text without tokens
     cut: bool  # the text was longer than the model takes
 
 
@@ -88,7 +88,8 @@ class TextRewardModel:
         lengths = torch.tensor([[len(row)] for row in kept])
         values = self.column(ids, torch.arange(width) < lengths).tolist()
         return [
-            Scalar(value, len(row) > self.max_len) for value, row in zip(values, rows, strict=True)
+            Scalar(value if row else math.nan, len(row) > self.max_len)
+            for value, row in zip(values, rows, strict=True)
         ]
 
     @torch.inference_mode()
@@ -167,12 +168,10 @@ class ModelScorer:
     async def score(self, rows: ScoreRequest | RewardRows) -> list[Score | Failure]:
         scalars = await self._batcher(rows.queries)
         return [
-            (
-                Score(s.value)
-                if math.isfinite(s.value)
-                else Failure(f"the model's output is {s.value}")
-            )
-            for s in scalars
+            Score(scalar.value)
+            if math.isfinite(scalar.value)
+            else Failure(f"the model's output is {scalar.value}" if text else "the text is empty")
+            for scalar, text in zip(scalars, rows.queries, strict=True)
         ]
 
     async def close(self) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from openrl.config.commands import ServeConfig
 from openrl.config.reward import bearer_token
@@ -21,6 +24,7 @@ from openrl.models.device import Device, resolve_device
 from openrl.rewards.build import check_reward_sources, process_sources
 from openrl.rewards.combined import Weighing
 
+HEAD_TIMEOUT = 15.0  # seconds for a client to send the head of a request
 GRACE = 60  # seconds that requests in work have after SIGTERM
 QUEUED_BATCHES = 64  # batches of texts that may wait; then clients are asked to come again later
 
@@ -50,6 +54,9 @@ async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
     """Load the model, say where the server is, answer until SIGTERM."""
     scorer = build_scorer(config, inputs)
     token = bearer_token() if config.server.require_token else None
+    if token is None:
+        who = f"everybody who reaches {config.server.host} is answered"
+        print(f"warning: without --require_token {who}", file=sys.stderr, flush=True)
     await serve(
         build_app(scorer, token),
         inputs.listener,
@@ -104,7 +111,11 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
     """Answer requests until SIGTERM or SIGINT, then finish those in work. ``ready`` gets the
     URL."""
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
+        app,
+        http=Connection,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=GRACE,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(
@@ -114,6 +125,23 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
     await Server(
         config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
     ).serve([listener])
+
+
+class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Is closed if the head of a request does not come; one that is idle, uvicorn closes."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(HEAD_TIMEOUT, self._look, None)
+
+    def _look(self, before: object) -> None:
+        """``before``: the request of the last look; without another one since nobody is served."""
+        if self.transport.is_closing():
+            return
+        if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
+            self.transport.close()
+        else:
+            self.loop.call_later(HEAD_TIMEOUT, self._look, self.cycle)
 
 
 class Server(uvicorn.Server):

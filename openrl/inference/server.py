@@ -7,8 +7,8 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -21,16 +21,19 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from starlette.requests import ClientDisconnect
 
 from openrl.inference.batcher import QueueFull, TooMany
 from openrl.inference.scoring import TextScorer
 from openrl.rewards.protocol import BadRequest, Failure, ScoreRequest, read_request, reply_body
 
 MAX_BODY = 64 * 2**20  # bytes
+MAX_BODIES = 2 * MAX_BODY  # bytes of all requests that are read or answered
 BODY_TIMEOUT = 60.0  # seconds for a client to send its request
 RETRY_AFTER = 1  # seconds
 
 log = logging.getLogger(__name__)
+Room = Callable[[int], None]  # takes so many bytes more; raises Refusal
 
 
 class Refusal(Exception):
@@ -82,7 +85,7 @@ class ScorerMetrics:
 def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
     """The application; ``token`` is what every request but /health must bear. Closes the scorer
     when it ends."""
-    metrics = ServerMetrics(scorer)
+    metrics, bodies = ServerMetrics(scorer), Bodies()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -115,7 +118,9 @@ def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
         with metrics.running.track_inprogress():
             try:
                 authorize(request, token)
-                reply: Response = await answer(request, scorer, metrics)
+                check_sender(request)
+                with bodies.room() as room:
+                    reply: Response = await answer(request, room, scorer, metrics)
             except Refusal as refusal:
                 reply = refuse(refusal)
         metrics.requests.labels(reply.status_code).inc()
@@ -125,9 +130,11 @@ def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
     return app
 
 
-async def answer(request: Request, scorer: TextScorer, metrics: ServerMetrics) -> Response:
+async def answer(
+    request: Request, room: Room, scorer: TextScorer, metrics: ServerMetrics
+) -> Response:
     """The scores of one request. Raises Refusal."""
-    wanted = parse(await read_body(request))
+    wanted = parse(await read_body(request, room))
     try:
         scores = await scorer.score(wanted)
     except TooMany as error:
@@ -153,18 +160,54 @@ def parse(body: bytes) -> ScoreRequest:
         raise Refusal(400, f"not a request: {error}") from error
 
 
-async def read_body(request: Request) -> bytes:
+class Bodies:
+    """How many bytes of bodies the server holds."""
+
+    def __init__(self) -> None:
+        self.held = 0
+
+    @contextmanager
+    def room(self) -> Iterator[Room]:
+        """For one request; given back when it is answered."""
+        mine = 0
+
+        def take(size: int) -> None:
+            nonlocal mine
+            mine, self.held = mine + size, self.held + size
+            if mine > MAX_BODY:
+                raise Refusal(413, f"the body has more than {MAX_BODY} bytes")
+            if self.held > MAX_BODIES:
+                message = f"all requests together have more than {MAX_BODIES} bytes"
+                raise Refusal(503, message, {"Retry-After": str(RETRY_AFTER)})
+
+        try:
+            yield take
+        finally:
+            self.held -= mine
+
+
+async def read_body(request: Request, room: Room) -> bytes:
     """The whole body. Raises Refusal if it is too large or does not come."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
             async for chunk in request.stream():
+                room(len(chunk))
                 body += chunk
-                if len(body) > MAX_BODY:
-                    raise Refusal(413, f"the body has more than {MAX_BODY} bytes")
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
+    except ClientDisconnect:
+        raise Refusal(400, "the client left") from None
     return bytes(body)
+
+
+def check_sender(request: Request) -> None:
+    """Raises Refusal for what a browser could be made to send by a foreign page."""
+    if "origin" in request.headers:
+        raise Refusal(403, "no pages of browsers are answered")
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refusal(415, "the content type must be application/json")
 
 
 def authorize(request: Request, token: str | None) -> None:

@@ -5,14 +5,15 @@ Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equ
           ``query`` is prompt and answer as one text; labels are any JSON values.
 Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer, in their order.
           ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1], or the rewards
-          again. ``extra_logs``, if there, is a dict of lists with null where an answer has no
-          value, or a list of one dict per answer; one number stands for all. A list of rewards
+          again. ``extra_logs``, if there, is a dict of lists, or a list of one dict per answer; one
+          number stands for all, and what is no finite number is no value. A list of rewards
           alone will do. A reward of null, or one that is no finite number, says that this answer
           could not be scored.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,18 +78,19 @@ def read_request(body: Any) -> ScoreRequest:
 def _check_texts(column: Any, name: str) -> None:
     if not isinstance(column, list) or not all(isinstance(text, str) for text in column):
         raise BadRequest(f"{name!r} must be a list of texts")
+    for i, text in enumerate(column):
+        if not text.isascii() and text.encode(errors="replace").decode() != text:
+            raise BadRequest(f"{name!r}: text {i} holds half of a surrogate pair")
 
 
 def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
-    """The reply for these scores; ``scores`` are the rewards where there is no verdict, as in
-    OpenRLHF."""
+    """The reply for these scores; without any verdict ``scores`` are the rewards, as in OpenRLHF."""
     given = [score if isinstance(score, Score) else None for score in scores]
+    judged = any(score and score.passed is not None for score in given)
     names = sorted({name for score in given if score for name in score.parts})
     return {
         REWARDS: [score and score.reward for score in given],
-        SCORES: [
-            score and (score.reward if score.passed is None else score.passed) for score in given
-        ],
+        SCORES: [score and (score.passed if judged else score.reward) for score in given],
         EXTRA_LOGS: {name: [score and score.parts.get(name) for score in given] for name in names},
     }
 
@@ -113,12 +115,14 @@ def read_reply(values: Any, count: int) -> list[Score | Failure]:
 def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score | Failure:
     try:
         value = _number(reward, REWARDS)
-        parts = {name: _number(log, name) for name, log in logs.items() if log is not None}
-        return Score(
-            value, None if passed is None else _verdict(_number(passed, SCORES), value), parts
-        )
+        verdict = None if passed is None else _verdict(_number(passed, SCORES), value)
     except ValueError as error:
         return Failure(str(error))
+    parts = {}
+    for name, log in logs.items():
+        with contextlib.suppress(ValueError):  # what is no number is left out, as in other systems
+            parts[name] = _number(log, name)
+    return Score(value, verdict, parts)
 
 
 def _verdict(score: float, reward: float) -> float | None:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from openrl.errors import UserError
+from openrl.inference.evaluate import summarise, table
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output
 
@@ -120,3 +121,11 @@ def test_an_error_ends_the_rest():
         return taken
 
     assert asyncio.run(main()) == [1]
+
+
+def test_figures_when_no_answer_has_a_reward():
+    """Nothing can be counted, and the table is drawn all the same."""
+    rows = [{"id": "a", "source": "x", "output": "5", "reward": None, "failure": "it hung"}]
+    assert summarise(rows, [1], 1.0, "output") == {"all": {"prompts": 1}}
+    assert table(summarise(rows, [1], 1.0, "output"), "model").row_count == 1
+    assert summarise([], [1], 1.0, "output") == {"all": {"prompts": 0}}

@@ -1,6 +1,7 @@
 """Tasks of reasoning-gym: rows survive JSON, right answers pass, and no answer is ever run as
 code."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -102,7 +103,7 @@ def test_every_module_that_evaluates_answers_is_known():
     for file in LIBRARY.rglob("*.py"):
         text = file.read_text("utf-8")
         module = ".".join(file.relative_to(LIBRARY).with_suffix("").parts)
-        if re.search(r"\beval\((?:answer|entry)", text):
+        if re.search(r"\beval\((?:answer|entry|problem\))", text):
             evaluating.add(module)
         if re.search(r"(?<!def )\bparse_expr\(answer", text):
             algebraic.add(file.stem)
@@ -136,6 +137,29 @@ def test_answers_are_never_run(task, tmp_path):
         )  # no quote is needed
         assert verdict(tagged(text.replace("CODE", code)), label).reward < 0.2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "task", sorted({name.rpartition(".")[2] for name in EVALUATING} | ALGEBRAIC)
+)
+def test_labels_are_never_run(task, tmp_path):
+    """Every text of a label in turn is the exploit; the right answer is given to it."""
+    label = json.loads(make_rows(task, 1, seed=1, config={})[0]["label"])
+    answer, metadata = label["answer"], label["metadata"]
+    for exploit in EXPLOITS[1:2] + EXPLOITS[3:6]:
+        text = exploit.format(file=tmp_path / "made")
+        for name in ("answer", *(k for k, v in metadata.items() if isinstance(v, str))):
+            changed = dict(label) | {"metadata": dict(metadata)}
+            (changed if name == "answer" else changed["metadata"])[name] = text
+            with contextlib.suppress(BadRow):
+                verdict(tagged(answer), changed)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("answer", ["9**9**9**9", "x**99999", "(x+1)**(2**(3**9))", "9^9^9"])
+def test_towers_are_never_worked_out(answer):
+    label = make_rows("polynomial_multiplication", 1, seed=1, config={})[0]["label"]
+    assert verdict(tagged(answer), label).parts == {"answered": 0}
 
 
 def test_an_entry_that_its_task_cannot_score_is_said():

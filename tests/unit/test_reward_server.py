@@ -10,13 +10,14 @@ import threading
 import httpx
 import pytest
 import torch
+import uvicorn
 from transformers import AutoModelForSequenceClassification
 
 from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.inference import server
+from openrl.inference import serve, server
 from openrl.inference.scoring import ModelScorer, Scalar, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.lora import keep_differentiable, nf4
@@ -64,7 +65,11 @@ def talk(scorer, conversation, token=None):
 
     async def main():
         transport = httpx.ASGITransport(build_app(scorer, token))
-        async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+        async with httpx.AsyncClient(
+            transport=transport,
+            base_url="http://server",
+            headers={"Content-Type": "application/json"},
+        ) as client:
             try:
                 return await asyncio.wait_for(conversation(client), 60)
             finally:
@@ -198,6 +203,7 @@ def test_a_score_that_is_no_number_is_null_and_counted():
         (b"[1, 2]", "'query'"),
         (b'{"queries": ["a"]}', "'query'"),
         (b'{"query": [1]}', "list of texts"),
+        (b'{"query": ["a", "\\ud800"]}', "'query': text 1 holds half of a surrogate pair"),
         (b'{"query": ["a", "b"], "prompts": ["a"]}', "'prompts' has 1 items, 'query' has 2"),
     ],
 )
@@ -224,6 +230,109 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_whole(monkeypatch):
         assert len(sent) < 20
 
     talk(scorer_of(Gate()), conversation)
+
+
+def test_all_bodies_together_are_bounded(monkeypatch):
+    monkeypatch.setattr(server, "MAX_BODIES", 1000)
+    gate = Gate()
+
+    async def conversation(client):
+        running = asyncio.create_task(client.post("/get_reward", json=request(["a" * 700])))
+        await asyncio.to_thread(gate.running.wait, 30)
+        refused = await client.post("/get_reward", json=request(["b" * 700]))
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        gate.open.set()
+        assert (await running).json()["rewards"] == [700.0]
+        assert (await client.post("/get_reward", json=request(["b" * 700]))).status_code == 200
+
+    talk(scorer_of(gate), conversation)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Content-Type": ""}, 415),
+        ({"Content-Type": "application/json; charset=utf-8"}, 200),
+        ({"Content-Type": "application/json", "Origin": "http://elsewhere"}, 403),
+        ({"Content-Type": "application/json", "Origin": "null"}, 403),
+    ],
+)
+def test_what_a_browser_could_be_made_to_send_is_refused(headers, status):
+    """A page may post text/plain anywhere without asking; whatever it posts bears its origin."""
+
+    async def conversation(client):
+        body = b'{"query": ["ab"]}'
+        reply = await client.post("/get_reward", content=body, headers=headers)
+        assert reply.status_code == status
+
+    talk(scorer_of(lambda texts: [Scalar(1.0, False)] * len(texts)), conversation)
+
+
+def test_a_text_without_tokens_has_no_score(checkpoint):
+    async def conversation(client):
+        reply = await client.post("/get_reward", json=request(["", "a"]))
+        assert reply.json()["rewards"] == [None, pytest.approx(own_scores(checkpoint)[0], abs=1e-5)]
+
+    talk(scorer_of(text_model(checkpoint)), conversation)
+
+
+def serve_while(conversation, monkeypatch, head_timeout=15.0):
+    """Run ``conversation(port)`` against the real server."""
+    monkeypatch.setattr(serve, "HEAD_TIMEOUT", head_timeout)
+    listener = serve.bind("127.0.0.1", 0)
+    app = build_app(scorer_of(lambda texts: [Scalar(1.0, False)] * len(texts)))
+
+    async def main():
+        config = uvicorn.Config(app, http=serve.Connection, log_level="warning", access_log=False)
+        ready = asyncio.Event()
+        running = serve.Server(config, ready.set)
+        serving = asyncio.create_task(running.serve([listener]))
+        await ready.wait()
+        try:
+            await asyncio.wait_for(conversation(listener.getsockname()[1]), 60)
+        finally:
+            running.should_exit = True
+            await serving
+
+    asyncio.run(main())
+
+
+def test_connections_that_send_no_head_are_closed_and_others_stay(monkeypatch):
+    """The second one sends its next head in part only."""
+
+    async def conversation(port):
+        silent = await asyncio.open_connection("127.0.0.1", port)
+        silent[1].write(b"POST /get_reward HTTP/1.1\r\nHost: a\r\n")
+        partial = await asyncio.open_connection("127.0.0.1", port)
+        partial[1].write(b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert b"200" in await partial[0].readline()
+        partial[1].write(b"GET /health HTTP/1.1\r\n")
+        assert await silent[0].read() == b""
+        await partial[0].read()
+        async with httpx.AsyncClient() as client:
+            url = f"http://127.0.0.1:{port}/get_reward"
+            assert (await client.post(url, json=request(["a"]))).json()["rewards"] == [1.0]
+
+    serve_while(conversation, monkeypatch, head_timeout=0.2)
+
+
+def test_a_client_that_leaves_is_no_error_of_the_server(monkeypatch, caplog):
+    async def conversation(port):
+        head = b"POST /get_reward HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        for _ in range(3):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head + b"Content-Length: 100\r\n\r\n{")
+            await writer.drain()
+            writer.transport.abort()
+        async with httpx.AsyncClient() as client:
+            while True:
+                text = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+                if 'openrl_rm_requests_total{status="400"} 3.0' in text:
+                    return
+
+    serve_while(conversation, monkeypatch)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 def test_a_body_that_does_not_come_is_given_up(monkeypatch):

@@ -17,13 +17,11 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data, short
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer
+from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 
 PATIENCE = 4  # times as many questions are drawn before a task is taken for exhausted
+SECONDS = 2.0  # of processor time for one answer; what takes longer is wrong
 LONGEST = 20_000  # characters of an answer; more is no answer
-EVALUATING = (  # modules that call eval on the answer, to read a list
-    *("algorithmic.binary_matrix", "algorithmic.number_sorting", "algorithmic.spiral_matrix"),
-    *("algorithmic.string_insertion", "games.n_queens"),
-)
 BY_TEXT = {"game_of_life_halting"}  # its own score is 1 for every answer: bool("False") is True
 ALGEBRAIC = {
     "countdown",
@@ -32,10 +30,12 @@ ALGEBRAIC = {
     "puzzle24",
     "simple_integration",
 }
-# Those tasks hand the answer to sympy.parse_expr, which evaluates it as Python, with its builtins:
-# exec(chr(..)+..) runs.
+# Those tasks hand the answer, and the label's, to sympy.parse_expr, which evaluates it as Python, with
+# its builtins: exec(chr(..)+..) runs.
 _ALGEBRA = re.compile(r"[A-Za-z\d\s+\-*/^().,]{1,500}")
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]")
+_TOWER = re.compile(r"(?:\*\*|\^)[\s(+-]*(?:\d{4}|[^-+/]*(?:\*\*|\^))")  # numbers without end
+_HEXADECIMAL = re.compile(r"[\dxXa-fA-F+\-*/() <>&|^~]{1,5000}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z\d]+")  # one letter is a variable or a constant
 _FUNCTIONS = {"exp", "log", "ln", "sqrt", "pi", "Abs", "sinh", "cosh", "tanh"}
 _FUNCTIONS |= {
@@ -65,11 +65,14 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
         right = text.strip().lower() == str(entry["answer"]).lower()
         return Verdict(float(right), float(right), {"answered": 1.0})
     dataset = _dataset(task, json.dumps(entry.get("config") or {}, sort_keys=True))
+    score = 0.0
     try:
-        score = float(dataset.score_answer(text, entry=entry))
+        with processor_time(SECONDS):
+            score = float(dataset.score_answer(text, entry=entry))
+    except TooSlow:
+        pass
     except Exception:
-        _check(dataset, entry)
-        score = 0.0  # some tasks fail on answers of another form than theirs
+        _check(dataset, entry)  # some tasks fail on answers of another form than theirs
     return Verdict(score, float(score >= 1), {"answered": 1.0})
 
 
@@ -77,7 +80,8 @@ def _is_algebra(text: str) -> bool:
     """Numbers, operators, variables of one letter and the functions of a textbook; nothing that
     could reach further."""
     return (
-        bool(_ALGEBRA.fullmatch(text) and not _ATTRIBUTE.search(text))
+        bool(_ALGEBRA.fullmatch(text))
+        and not (_ATTRIBUTE.search(text) or _TOWER.search(text))
         and set(_NAME.findall(text)) <= _FUNCTIONS
     )
 
@@ -129,6 +133,9 @@ def _entry(label: Any) -> tuple[dict[str, Any], str]:
     task = metadata.get("source_dataset")
     if not isinstance(task, str) or task not in _tasks():
         raise BadRow(f"the label's source_dataset {short(task)} is no task of reasoning-gym")
+    evaluated = (label["answer"], metadata.get("integrand", "0"))
+    if task in ALGEBRAIC and not all(isinstance(t, str) and _is_algebra(t) for t in evaluated):
+        raise BadRow(f"the label's expressions are none that {task} could hold")
     if task in ("arc_agi", "rearc"):  # they compare grids of tuples, which JSON made lists
         metadata = metadata | {
             name: _tuples(metadata[name]) for name in ("input", "output") if name in metadata
@@ -149,13 +156,30 @@ def _tasks() -> Mapping[str, Any]:
     _library()
     from reasoning_gym.factory import DATASETS
 
-    return DATASETS
+    return {name: task for name, task in DATASETS.items() if name != "composite"}  # of others
+
+
+def _arithmetic(text: str) -> int:
+    """The value of whole numbers, in hexadecimal too, under the operators of bits."""
+    if not _HEXADECIMAL.fullmatch(text) or "**" in text:
+        raise ValueError(f"no arithmetic: {short(text)}")
+    return int(eval(text, {"__builtins__": {}}))
+
+
+# Modules that call eval on answers or labels, and what they are given in its place.
+EVALUATING = dict.fromkeys(
+    [
+        *("algorithmic.binary_matrix", "algorithmic.number_sorting", "algorithmic.spiral_matrix"),
+        *("algorithmic.string_insertion", "games.n_queens"),
+    ],
+    ast.literal_eval,
+) | {"arithmetic.bitwise_arithmetic": _arithmetic}
 
 
 @cache
 def _library() -> Any:
-    """The library, with the ``eval`` of its modules replaced by one that reads literals alone."""
+    """The library, its modules' ``eval`` replaced by functions that know data alone."""
     library = importlib.import_module("reasoning_gym")
-    for name in EVALUATING:
-        importlib.import_module(f"reasoning_gym.{name}").eval = ast.literal_eval  # type: ignore[attr-defined]
+    for name, read in EVALUATING.items():
+        importlib.import_module(f"reasoning_gym.{name}").eval = read  # type: ignore[attr-defined]
     return library
