@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -134,7 +135,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         super().connection_made(transport)
         self.loop.call_later(HEAD_TIMEOUT, self._look, None)
 
-    def _look(self, before: object) -> None:
+    def _look(self, before: Any) -> None:
         """``before``: the request of the last look; without another one since nobody is served."""
         if self.transport.is_closing():
             return

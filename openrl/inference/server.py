@@ -21,7 +21,6 @@ from prometheus_client import (
     generate_latest,
 )
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from starlette.requests import ClientDisconnect
 
 from openrl.inference.batcher import QueueFull, TooMany
 from openrl.inference.scoring import TextScorer
@@ -188,16 +187,18 @@ class Bodies:
 
 async def read_body(request: Request, room: Room) -> bytes:
     """The whole body. Raises Refusal if it is too large or does not come."""
-    body = bytearray()
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
-            async for chunk in request.stream():
-                room(len(chunk))
-                body += chunk
+            while more:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise Refusal(400, "the client left")
+                room(len(message.get("body", b"")))
+                body += message.get("body", b"")
+                more = message.get("more_body", False)
     except TimeoutError:
         raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
-    except ClientDisconnect:
-        raise Refusal(400, "the client left") from None
     return bytes(body)
 
 
