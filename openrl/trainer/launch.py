@@ -136,12 +136,18 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
 
 def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner) -> Rollouts:
     stream = PromptStream(inputs.prompts, derived.data_seed(config), shuffle=config.order.shuffle)
-    wanted, running = config.batch.rollout_batch_size, config.collecting.vllm_generate_batch_size
+    wanted, running = config.batch.rollout_batch_size, derived.prompts_running(config)
     limits = BufferLimits(
-        wanted, running or 0, in_waves=config.collecting.rollout_scheduler == "batch"
+        wanted,
+        running,
+        derived.steps_ahead(config),
+        derived.max_staleness(config),
+        config.asynchrony.staleness_policy,
+        derived.carries_over(config),
+        in_waves=config.collecting.rollout_scheduler == "batch",
     )
     filtered = config.filtering.dynamic_filtering
-    chosen = DynamicFilter(config.filtering, len(inputs.prompts), wanted, running or 0)
+    chosen = DynamicFilter(config.filtering, len(inputs.prompts), wanted, running)
     settings = RolloutSettings(
         RolloutRequest(
             config.batch.n_samples_per_prompt,
@@ -150,6 +156,7 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
         ),
         run_seed=config.debug.seed if config.debug.full_determinism else None,
         max_failure_rate=config.reward.max_reward_failure_rate,
+        interrupts=config.asynchrony.partial_rollout,
     )
     return Rollouts(
         roles.rollout,

@@ -26,7 +26,7 @@ from openrl.trainer.learner import Learner
 from openrl.trainer.publisher import Publisher
 from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_buffer import Taken
-from openrl.trainer.rollout_metrics import rollout_metrics
+from openrl.trainer.rollout_metrics import age_metrics, rollout_metrics
 from openrl.trainer.rollouts import Rollouts
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.totals import Totals, due
@@ -122,17 +122,17 @@ class RLTrainer:
     async def steps(self) -> AsyncGenerator[Learned]:
         """What is learnt in each step that is left; ``report`` ends it. The first error of anything
         that runs beside a step ends it."""
-        try:
-            async with AsyncExitStack() as whole_run:
-                if self.rollouts.buffer.limits.steps_ahead:
-                    await whole_run.enter_async_context(self.generating())
+        async with AsyncExitStack() as whole_run:
+            if self.rollouts.buffer.limits.steps_ahead:
+                await whole_run.enter_async_context(self.generating())
+            try:
                 for step in range(self.step + 1, self.progress.total + 1):
                     with self.progress.stage("rollout") as tell:
                         async with self.generating():
                             taken = await self.rollouts.take(tell)
                     yield await result_beside(self.learn(taken, step), [self.rollouts.failure])
-        finally:
-            await self.rollouts.close()
+            finally:
+                await self.rollouts.close()
 
     async def learn(self, taken: Taken, step: int) -> Learned:
         """Train on what a step has taken, and give the engines what came of it."""
@@ -150,6 +150,8 @@ class RLTrainer:
         for note in failure_notes(taken.generated):
             self.progress.note(note)
         measured |= rollout_metrics(taken.generated)
+        limits = self.rollouts.buffer.limits
+        measured |= age_metrics(groups, taken.version, limits.max_staleness)
         if step % self.settings.weight_sync_interval == 0:
             measured |= await self.sync()
         await self.rollouts.published(self.publisher.version)
