@@ -115,13 +115,15 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         whiten_std=not config.algorithm.no_advantage_std_norm,
         kl_estimator=derived.measured_kl_estimator(config.kl),
     )
+    masks = config.asynchrony.staleness_policy == "mask"
     settings = LearningSettings(
         config.batch,
         rollout_batching(config, inputs.row_cost),
         config.debug.seed,
         derived.compared_dtype(config),
-        derived.frozen_actor_steps(config),
-        build_ptx(config, inputs),
+        oldest_trained=derived.max_staleness(config) if masks else None,
+        frozen_actor_steps=derived.frozen_actor_steps(config),
+        ptx=build_ptx(config, inputs),
     )
     return Learner(
         roles,

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.off_policy import age_metrics, too_old
 from openrl.algorithms.policy_losses import select_tokens
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import WorkerGroup, data_ranks
@@ -19,7 +20,7 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
-from openrl.tracking.metrics import Metric, merge_all
+from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
 from openrl.trainer.batching import BatchingSpec, work_metrics
 from openrl.trainer.credit import Credit
@@ -53,6 +54,7 @@ class LearningSettings:
     batching: BatchingSpec
     seed: int
     dtype: Dtype  # that engine and trainer compute in
+    oldest_trained: int | None = None  # publishes; older tokens are not trained. None: all are
     frozen_actor_steps: int = 0  # steps at the start that train the critic alone
     ptx: SupervisedMix | None = None  # supervised rows that join each optimizer step of the policy
 
@@ -75,20 +77,36 @@ class Learner:
         self.credit, self.mismatch, self.losses = credit, mismatch, losses
         self.guard = guard
 
-    async def learn(self, groups: list[Group], step: int, stage: Stage) -> dict[str, Metric]:
-        """Train on the answers. The engines still hold the weights of before."""
+    async def learn(
+        self, groups: list[Group], version: int, step: int, stage: Stage
+    ) -> dict[str, Metric]:
+        """Train the weights ``version`` on the answers. The engines hold these or older ones."""
         batch = collate(groups, self.pad_id)
         with stage("annotate"):
             batch = await self.annotate(batch)
         forward = self.losses.old_logprobs == "forward"
         corrected, metrics = self.mismatch.measure(batch) if forward else (batch, {})
         batch, credited = self.credit(batch)
-        batch = self._mark(self.mismatch.apply(batch, corrected), step)
+        batch = self.mismatch.apply(batch, corrected)
+        batch, aged = self._without_old_tokens(batch, version)
+        batch = self._mark(batch, step)
         with stage("train"):
             trained = await self.update(batch, step)
-        metrics = metrics | credited | trained
+        metrics = metrics | credited | aged | trained
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
+
+    def _without_old_tokens(
+        self, batch: ExperienceBatch, version: int
+    ) -> tuple[ExperienceBatch, dict[str, Metric]]:
+        """With ``--staleness_policy mask`` tokens that are too old leave the loss. They were
+        sampled, so they count in baselines and lengths, as truncated answers do."""
+        bound, tokens = self.settings.oldest_trained, int(batch.loss_mask.sum())
+        if bound is not None:
+            batch = batch.replace(loss_mask=batch.loss_mask & ~too_old(batch, version, bound))
+        masked = tokens - int(batch.loss_mask.sum())
+        known = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
+        return batch, {"rollout/masked_share": Mean(masked, tokens), **known}
 
     @property
     def pad_id(self) -> int:

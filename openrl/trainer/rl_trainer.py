@@ -26,7 +26,7 @@ from openrl.trainer.learner import Learner
 from openrl.trainer.publisher import Publisher
 from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_buffer import Taken
-from openrl.trainer.rollout_metrics import age_metrics, rollout_metrics
+from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.rollouts import Rollouts
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.totals import Totals, due
@@ -143,15 +143,13 @@ class RLTrainer:
             groups, filtered = chosen.checked(groups, taken.generated)
             measured |= filtered
         if groups:
-            measured |= await self.learner.learn(groups, step, self.progress.stage)
+            measured |= await self.learner.learn(groups, taken.version, step, self.progress.stage)
             self.unsent += self.learner.trains_actor(step)
         else:
             self.progress.note(f"step {step} is skipped: too few groups passed --dynamic_filtering")
         for note in failure_notes(taken.generated):
             self.progress.note(note)
         measured |= rollout_metrics(taken.generated)
-        limits = self.rollouts.buffer.limits
-        measured |= age_metrics(groups, taken.version, limits.max_staleness)
         if step % self.settings.weight_sync_interval == 0:
             measured |= await self.sync()
         await self.rollouts.published(self.publisher.version)

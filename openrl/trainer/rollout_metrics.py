@@ -32,38 +32,14 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
     return metrics | end_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
 
 
-def age_metrics(groups: list[Group], version: int, max_staleness: int) -> dict[str, Metric]:
-    """How many publishes lie between the sampling of a token and the training of it, by weights
-    ``version``; and the share of tokens that are older than ``max_staleness`` and not trained."""
-    spans = [
-        span
-        for group in groups
-        for t in group.trajectories
-        if not t.failed
-        for segment in t.segments
-        for span in segment.versions
-    ]
-    ages = [(version - span.version, span.end - span.start) for span in spans]
-    trained = [(age, tokens) for age, tokens in ages if age <= max_staleness]
-    if not trained:
-        return {}
-    total, young = (sum(tokens for _, tokens in counted) for counted in (ages, trained))
-    return {
-        "rollout/age_mean": Mean(float(sum(age * tokens for age, tokens in trained)), young),
-        "rollout/age_max": Max(max(age for age, _ in trained)),
-        "rollout/masked_share": Mean(float(total - young), total),
-        "rollout/mixed_samples": Sum(
-            sum(len(t.versions) > 1 for g in groups for t in g.trajectories)
-        ),
-    }
-
-
 def end_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
-    """How trajectories ended, by kind, and how many were played again because the infrastructure
-    had failed."""
+    """How trajectories ended, by kind; how many were played again because the infrastructure had
+    failed, and how many were sampled by weights of several versions."""
     ends = Counter(t.end.value for t in trajectories)
-    replays = sum(t.replays for t in trajectories)
-    metrics: dict[str, Metric] = {"rollout/replayed": Sum(replays)}
+    metrics: dict[str, Metric] = {
+        "rollout/replayed": Sum(sum(t.replays for t in trajectories)),
+        "rollout/mixed_samples": Sum(sum(len(t.versions) > 1 for t in trajectories)),
+    }
     return metrics | {f"rollout/ended_by_{end}": Sum(n) for end, n in sorted(ends.items())}
 
 

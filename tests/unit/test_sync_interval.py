@@ -47,7 +47,7 @@ class Learner:
     def __init__(self, run):
         self.run, self.residency = run, Residency()
 
-    async def learn(self, taken, step, stage):
+    async def learn(self, groups, version, step, stage):
         self.run.weights = step if self.trains_actor(step) else self.run.weights
         return {}
 
@@ -168,7 +168,7 @@ def test_weights_that_nobody_trained_are_not_sent():
 
 def test_a_step_that_fails_leaves_no_task_behind():
     class Failing(Learner):
-        async def learn(self, taken, step, stage):
+        async def learn(self, groups, version, step, stage):
             raise UserError("no finite gradient")
 
     async def scenario():
