@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from openrl.config import foreign  # noqa: F401
 from openrl.config.rules import (  # noqa: F401
+    algorithm,
     asynchrony,
     batches,
+    data,
     deepspeed,
     engines,
     environment,
     inference,
-    learning,
-    lora,
+    model,
     parallel,
     placement,
     rewards,

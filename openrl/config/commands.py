@@ -259,6 +259,7 @@ class MergeConfig:
 
 SUPERVISED = (SFTConfig, RMConfig, DPOConfig)
 TRAINING = (PPOConfig, *SUPERVISED)
+TrainingConfig = PPOConfig | SupervisedConfig
 COMMANDS: dict[str, type] = {
     "train_ppo_ray": PPOConfig,
     "train_sft": SFTConfig,

@@ -13,8 +13,8 @@ CorrectionType = Literal["tis", "icepop", "seq-mask-tis"]
 CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
 
 
-@group("Rollout correction")
-class RolloutCorrectionFlags:
+@group("Rollout correction", only_if=given("enable_vllm_is_correction"))
+class ImportanceFlags:
     enable_vllm_is_correction: bool = flag(
         False,
         "Weight losses by w = exp(old_logp - rollout_logp): the engine's other numerics, or older"
@@ -24,34 +24,26 @@ class RolloutCorrectionFlags:
         "tis",
         "tis: w clamped to [L, H]; icepop: 0 outside; seq-mask-tis: sequences with mean ratio"
         " outside are dropped.",
-        only_if=given("enable_vllm_is_correction"),
     )
-    use_icepop: bool = flag(
-        False,
-        "Same as --vllm_is_correction_type icepop.",
-        only_if=given("enable_vllm_is_correction"),
-    )
+    use_icepop: bool = flag(False, "Same as --vllm_is_correction_type icepop.")
     vllm_is_truncated_threshold: tuple[float, float] = flag(
-        (0.5, 5.0),
-        "L and H of the correction.",
-        bounds=">= 0 and increasing",
-        only_if=given("enable_vllm_is_correction"),
+        (0.5, 5.0), "L and H of the correction.", bounds=">= 0 and increasing"
     )
     vllm_is_level: CorrectionLevel = flag(
         "token",
         "What one weight covers: a token, the sequence by its mean log-ratio, a turn, the sequence"
         " by the sum.",
-        only_if=(
-            given("enable_vllm_is_correction"),
-            absent("vllm_is_correction_type", "seq-mask-tis"),
-        ),
+        only_if=absent("vllm_is_correction_type", "seq-mask-tis"),
     )
     vllm_is_batch_normalize: bool = flag(
         False,
         "Divide weights by their mean over the rollout batch: of tokens, or of sequences where each"
         " has one.",
-        only_if=given("enable_vllm_is_correction"),
     )
+
+
+@group("Rollout correction")
+class RolloutCorrectionFlags(ImportanceFlags):
     rollout_rs: tuple[str, ...] = flag(
         (),
         "Rejection tests; a sample or token failing one gets no loss: token_k1..k3, seq_sum_k1..k3,"

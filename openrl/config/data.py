@@ -107,13 +107,8 @@ class PreferenceDataFlags(AnswerDataFlags):
     rejected_key: str = flag("rejected", "Column with the worse answer.", only_if=PAIRS)
 
 
-@group("Data")
-class TemplateFlags:
-    input_template: str | None = flag(
-        None,
-        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps"
-        " the last user message of a chat. None: unchanged.",
-    )
+@group("Data", only_if=given("apply_chat_template"))
+class ChatTemplateFlags:
     apply_chat_template: bool = flag(
         False,
         "Build prompts with the tokenizer's chat template; plain text becomes one user message.",
@@ -122,18 +117,23 @@ class TemplateFlags:
         None,
         "Jinja chat template, text or file, that replaces the tokenizer's own and is saved with the"
         " model.",
-        only_if=given("apply_chat_template"),
     )
     chat_template_kwargs: dict[str, Any] = flag(
         {},
         'Extra variables for the chat template, e.g. {"enable_thinking": false}: JSON, or a file'
         " of it.",
-        only_if=given("apply_chat_template"),
     )
     system_prompt: str | None = flag(
+        None, "System message, text or file, put before every dialogue that has none."
+    )
+
+
+@group("Data")
+class TemplateFlags(ChatTemplateFlags):
+    input_template: str | None = flag(
         None,
-        "System message, text or file, put before every dialogue that has none.",
-        only_if=given("apply_chat_template"),
+        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps"
+        " the last user message of a chat. None: unchanged.",
     )
 
 

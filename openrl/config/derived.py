@@ -24,12 +24,7 @@ if TYPE_CHECKING:  # the groups below take their conditions from here
         ServeConfig,
         SupervisedConfig,
     )
-    from openrl.config.learning import (
-        KLFlags,
-        LossAggMode,
-        RolloutBatchFlags,
-        SupervisedBatchFlags,
-    )
+    from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
     from openrl.config.lora import LoRAFlags
     from openrl.config.model import Dtype, ModelFlags
     from openrl.config.rollout import (
@@ -47,8 +42,7 @@ COMPLETE_CHECKPOINTS = "step_*/manifest.json"
 FLOORED_SCHEDULES = ("cosine_with_min_lr", "warmup_stable_decay")
 """Schedules that end at --min_lr_ratio; the others end where their formula does."""
 
-# -- batches and steps
-# ----------------------------------------------------------------------------------
+# -- batches and steps -----------------------------------------------------------------------------
 
 
 def samples_per_step(batch: RolloutBatchFlags) -> int:
@@ -186,8 +180,7 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
-# -- models
-# ---------------------------------------------------------------------------------------------
+# -- models ----------------------------------------------------------------------------------------
 
 
 def estimator(config: PPOConfig) -> Entry[Any]:
@@ -272,8 +265,7 @@ def cluster_address(flags: ClusterFlags) -> str | None:
     return flags.ray_address or os.environ.get("RAY_ADDRESS") or None
 
 
-# -- sleep
-# ----------------------------------------------------------------------------------------------------
+# -- sleep -----------------------------------------------------------------------------------------
 
 
 def sleep_states(flags: HybridFlags) -> tuple[SleepState, ...]:
@@ -292,8 +284,7 @@ def ref_reward_sleeps(config: PPOConfig) -> bool:
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage < 3
 
 
-# -- the KL to the reference
-# ----------------------------------------------------------------------------------
+# -- the KL to the reference -----------------------------------------------------------------------
 
 
 def kl_in_reward(flags: KLFlags) -> bool:
@@ -328,8 +319,7 @@ def full_kl_top_k(config: PPOConfig) -> int | None:
     return flags.kl_full_topk if "full" in used else None
 
 
-# -- what loss and estimator suggest
-# ------------------------------------------------------------------------
+# -- what loss and estimator suggest ---------------------------------------------------------------
 
 
 OldLogprobs = Literal["forward", "update", "engine"]

@@ -116,7 +116,7 @@ class SharedPackingFlags(PackingFlags):
     )
 
 
-@group("Batch")
+@group("Batch", only_if=given("use_dynamic_batch"))
 class DynamicBatchFlags:
     use_dynamic_batch: bool = flag(
         False,
@@ -124,20 +124,16 @@ class DynamicBatchFlags:
         " by what its rows cost. Turns --packing_samples on.",
     )
     train_max_tokens_per_gpu: int = flag(
-        16384,
-        "Most tokens per rank in one forward and backward pass; a true cap.",
-        bounds="> 0",
-        only_if=given("use_dynamic_batch"),
+        16384, "Most tokens per rank in one forward and backward pass; a true cap.", bounds="> 0"
     )
 
 
-@group("Batch")
+@group("Batch", only_if=given("use_dynamic_batch"))
 class RolloutDynamicBatchFlags(DynamicBatchFlags):
     rollout_max_tokens_per_gpu: int | None = flag(
         None,
         "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.",
         bounds="> 0",
-        only_if=given("use_dynamic_batch"),
     )
 
 
@@ -174,11 +170,8 @@ class PreferenceFlags:
     )
 
 
-@group("DeepSpeed")
-class DeepSpeedFlags:
-    zero_stage: Literal[0, 1, 2, 3] = flag(
-        2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters."
-    )
+@group("DeepSpeed", only_if=given("gradient_checkpointing"))
+class RecomputeFlags:
     gradient_checkpointing: bool = flag(
         False, "Recompute activations in the backward pass instead of keeping them."
     )
@@ -186,18 +179,22 @@ class DeepSpeedFlags:
         "uniform",
         "What is recomputed: uniform every layer, block the first layers alone, selective attention"
         " alone, moe blocks of experts alone.",
-        only_if=given("gradient_checkpointing"),
     )
     gradient_checkpointing_num_layers: int | None = flag(
         None,
         "Layers that block recomputes. None: all.",
         bounds="> 0",
-        only_if=(given("gradient_checkpointing"), given("gradient_checkpointing_method", "block")),
+        only_if=given("gradient_checkpointing_method", "block"),
     )
     gradient_checkpointing_use_reentrant: bool = flag(
-        False,
-        "Recompute by torch's older, reentrant implementation; of whole layers only.",
-        only_if=given("gradient_checkpointing"),
+        False, "Recompute by torch's older, reentrant implementation; of whole layers only."
+    )
+
+
+@group("DeepSpeed")
+class DeepSpeedFlags(RecomputeFlags):
+    zero_stage: Literal[0, 1, 2, 3] = flag(
+        2, "ZeRO stage: 1 shards optimizer states, 2 also gradients, 3 also parameters."
     )
     logits_chunk_size: int = flag(
         1024,

@@ -7,7 +7,6 @@ from typing import Literal
 from openrl.flags.schema import absent, flag, given, group
 
 ADAPTERS = given("lora_rank") | given("lora_adapter_path")
-SHAPE = (absent("lora_adapter_path"), given("lora_rank"))
 
 
 @group("LoRA")
@@ -15,24 +14,25 @@ class QuantizationFlags:
     load_in_4bit: bool = flag(False, "Load the base weights in 4-bit NF4 (bitsandbytes).")
 
 
+@group("LoRA", only_if=(absent("lora_adapter_path"), given("lora_rank")))
+class AdapterFlags(QuantizationFlags):
+    lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0")
+    lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
+    target_modules: tuple[str, ...] = flag(
+        ("all-linear",),
+        "Module names that get adapters; all-linear: every linear layer but the head. Experts of a"
+        " mixture get none.",
+    )
+    lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
+
+
 @group("LoRA")
-class LoRAFlags(QuantizationFlags):
+class LoRAFlags(AdapterFlags):
     lora_rank: int = flag(
         0,
         "Rank of LoRA adapters; 0: train all weights.",
         bounds=">= 0",
         only_if=absent("lora_adapter_path"),
-    )
-    lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0", only_if=SHAPE)
-    lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)", only_if=SHAPE)
-    target_modules: tuple[str, ...] = flag(
-        ("all-linear",),
-        "Module names that get adapters; all-linear: every linear layer but the head. Experts of a"
-        " mixture get none.",
-        only_if=SHAPE,
-    )
-    lora_exclude_modules: str | None = flag(
-        None, "Regular expression of modules without adapters.", only_if=SHAPE
     )
     lora_adapter_path: str | None = flag(
         None, "Adapter to start from; rank, scale and targets come from it."

@@ -36,8 +36,28 @@ REWARD_MODEL = Condition(
 )
 
 
+@group("Reward", only_if=FUNCTIONS)
+class RewardFunctionFlags:
+    reward_func_kwargs: dict[str, Any] = flag(
+        {},
+        'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set'
+        " for all.",
+    )
+    reward_num_workers: int = flag(
+        16,
+        "Processes of each source that run reward functions and verifiers, over all engines; started"
+        " when needed.",
+        bounds="> 0",
+    )
+    reward_memory_gb: float = flag(
+        8.0,
+        "GiB of memory that one reward process and what it starts may take before it is killed.",
+        bounds="> 0",
+    )
+
+
 @group("Reward")
-class RewardSourceFlags:
+class RewardSourceFlags(RewardFunctionFlags):
     """Where rewards come from, whatever is done with them."""
 
     remote_rm_url: str | None = flag(
@@ -51,26 +71,11 @@ class RewardSourceFlags:
         "Weight of each source: --reward_funcs, files of --remote_rm_url, its URLs,"
         " --reward_pretrain, in this order. None: 1 each.",
     )
-    reward_func_kwargs: dict[str, Any] = flag(
-        {},
-        'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set'
-        " for all.",
-        only_if=FUNCTIONS,
-    )
-    reward_num_workers: int = flag(
-        16, "Processes of each source that run reward functions and verifiers, over all engines; started when needed.",
-        bounds="> 0", only_if=FUNCTIONS)  # fmt: skip
     reward_timeout: float = flag(
         180.0,
         "Seconds one reward call may take: a process is killed, an HTTP request dropped.",
         bounds="> 0",
         only_if=given("reward_funcs") | given("remote_rm_url"),
-    )
-    reward_memory_gb: float = flag(
-        8.0,
-        "GiB of memory that one reward process and what it starts may take before it is killed.",
-        bounds="> 0",
-        only_if=FUNCTIONS,
     )
     normalize_reward: bool = flag(
         False,

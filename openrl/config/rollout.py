@@ -162,59 +162,50 @@ class DeviceFlags:
     )
 
 
-@group("Rollout engine")
+@group("Rollout engine", only_if=VLLM)
 class OneEngineFlags:
     """What one engine is told, wherever it runs."""
 
     vllm_tensor_parallel_size: int = flag(
-        1, "GPUs over which one engine splits its tensors.", bounds="> 0", only_if=VLLM
+        1, "GPUs over which one engine splits its tensors.", bounds="> 0"
     )
     vllm_gpu_memory_utilization: float | None = flag(
         None,
         "Share of GPU memory one engine may take, 0 to 1. None: 0.9 on GPUs of its own, 0.6 beside"
         " a model.",
         bounds="(0, 1]",
-        only_if=VLLM,
     )
     vllm_max_num_seqs: int | None = flag(
         None,
         "Sequences one engine decodes at a time. None: vLLM's default.",
         bounds="> 0",
-        only_if=(VLLM, absent("full_determinism")),
+        only_if=absent("full_determinism"),
     )
     vllm_max_num_batched_tokens: int | None = flag(
-        None,
-        "Tokens one engine processes in one step. None: vLLM's default.",
-        bounds="> 0",
-        only_if=VLLM,
+        None, "Tokens one engine processes in one step. None: vLLM's default.", bounds="> 0"
     )
     vllm_block_size: int | None = flag(
-        None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0", only_if=VLLM
+        None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0"
     )
     vllm_max_model_len: int | None = flag(
         None,
         "Longest sequence the engine accepts. None: the longest prompt and response together.",
         bounds="> 0",
-        only_if=VLLM,
     )
     vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = flag(
-        "auto", "Type vLLM computes in. auto: --param_dtype.", only_if=VLLM
+        "auto", "Type vLLM computes in. auto: --param_dtype."
     )
     vllm_quantization: Literal["fp8"] | None = flag(
-        None, "Quantise the engine's weights at each sync. None: no.", only_if=VLLM
+        None, "Quantise the engine's weights at each sync. None: no."
     )
     vllm_engine_kwargs: dict[str, Any] = flag(
-        {},
-        'Any other field of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.',
-        only_if=VLLM,
+        {}, 'Any other field of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
     )
-    enforce_eager: bool = flag(
-        False, "Run vLLM without CUDA graphs: less memory, slower.", only_if=VLLM
-    )
+    enforce_eager: bool = flag(False, "Run vLLM without CUDA graphs: less memory, slower.")
     enable_prefix_caching: bool = flag(
         False,
         "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync.",
-        only_if=(VLLM, absent("full_determinism")),
+        only_if=absent("full_determinism"),
     )
 
 
@@ -225,8 +216,39 @@ class ChosenEngineFlags(OneEngineFlags):
     )
 
 
+@group("Rollout engine", only_if=VLLM)
+class SyncedEngineFlags(ChosenEngineFlags):
+    """vLLM in a run that trains."""
+
+    vllm_pipeline_parallel_size: int = flag(
+        1,
+        "Pipeline stages of one engine; GPUs per engine = tensor * pipeline * data.",
+        bounds="> 0",
+    )
+    vllm_data_parallel_size: int = flag(
+        1,
+        "Data-parallel replicas inside one engine, for mixtures of experts with"
+        " --vllm_enable_expert_parallel.",
+        bounds="> 0",
+    )
+    vllm_enable_expert_parallel: bool = flag(
+        False,
+        "Split the experts of a mixture over the engine's GPUs instead of splitting each expert.",
+    )
+    vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
+        "auto",
+        "How vLLM first loads weights. dummy: random ones, since the first sync comes before the"
+        " first rollout; saves a read.",
+    )
+    vllm_sync_backend: Literal["nccl", "gloo"] | None = flag(
+        None,
+        "How weights reach engines: nccl from GPU to GPU (CUDA IPC where they share one), gloo"
+        " through host memory. None: nccl, and gloo on a CPU.",
+    )
+
+
 @group("Rollout engine")
-class EngineFlags(ChosenEngineFlags):
+class EngineFlags(SyncedEngineFlags):
     """The engines of a run that trains."""
 
     vllm_num_engines: int | None = flag(
@@ -234,30 +256,6 @@ class EngineFlags(ChosenEngineFlags):
         "Number of engines. None: as many as fill the places that --colocate_all_models or"
         " --placement gives them, else 1.",
         bounds="> 0",
-    )
-    vllm_pipeline_parallel_size: int = flag(
-        1,
-        "Pipeline stages of one engine; GPUs per engine = tensor * pipeline * data.",
-        bounds="> 0",
-        only_if=VLLM,
-    )
-    vllm_data_parallel_size: int = flag(
-        1,
-        "Data-parallel replicas inside one engine, for mixtures of experts with"
-        " --vllm_enable_expert_parallel.",
-        bounds="> 0",
-        only_if=VLLM,
-    )
-    vllm_enable_expert_parallel: bool = flag(
-        False,
-        "Split the experts of a mixture over the engine's GPUs instead of splitting each expert.",
-        only_if=VLLM,
-    )
-    vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
-        "auto",
-        "How vLLM first loads weights. dummy: random ones, since the first sync comes before the"
-        " first rollout; saves a read.",
-        only_if=VLLM,
     )
     weight_sync_interval: int = flag(
         1,
@@ -271,12 +269,6 @@ class EngineFlags(ChosenEngineFlags):
         "MiB of weights gathered and sent in one call; twice as much at most, or one larger"
         " tensor.",
         bounds="> 0",
-    )
-    vllm_sync_backend: Literal["nccl", "gloo"] | None = flag(
-        None,
-        "How weights reach engines: nccl from GPU to GPU (CUDA IPC where they share one), gloo"
-        " through host memory. None: nccl, and gloo on a CPU.",
-        only_if=VLLM,
     )
     check_weight_sync: bool = flag(
         False,

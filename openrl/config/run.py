@@ -101,8 +101,8 @@ class LoggingFlags:
     )
     use_wandb: bool = flag(
         False,
-        "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login. --use_wandb"
-        " KEY is taken too, with a warning: others can see it.",
+        "Log to Weights & Biases; the key comes from $WANDB_API_KEY or an existing login."
+        " --use_wandb KEY is taken too, with a warning: others can see it.",
         secret="WANDB_API_KEY",
     )
     wandb_project: str | None = flag(

@@ -12,21 +12,42 @@ from openrl.flags.schema import flag, given, group
 NormScope = Literal["none", "batch", "group", "datasource", "running"]
 
 
-@group("Reward shaping")
-class RewardShapingFlags:
+@group("Reward shaping", only_if=SHAPED)
+class WholeRewardFlags:
+    """Changes of the reward as one number."""
+
     format_penalty: float = flag(
         0.0,
         "Added to the reward once per turn whose action cannot be read; with one turn the reward"
         " says so by action_is_valid in its extra_logs.",
         bounds="<= 0",
-        only_if=SHAPED,
     )
     len_reward_coef: float = flag(
         0.0,
         "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long"
         " answers; 0: off.",
-        only_if=SHAPED,
     )
+    overlong_buffer_len: int | None = flag(
+        None,
+        "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit."
+        " None: off.",
+        bounds="> 0",
+    )
+    stop_properly_penalty_coef: float | None = flag(
+        None,
+        "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at"
+        " most this. None: off.",
+        bounds="<= 1",
+    )
+    reward_clip_range: tuple[float, float] = flag(
+        (-10.0, 10.0),
+        "Clamp each sample's reward, after penalties and before any baseline.",
+        bounds="increasing",
+    )
+
+
+@group("Reward shaping")
+class RewardShapingFlags(WholeRewardFlags):
     len_reward_range: tuple[int, int | None] = flag(
         (0, None),
         "LO and HI in tokens; HI None: generate_max_len.",
@@ -36,28 +57,8 @@ class RewardShapingFlags:
     len_reward_type: Literal["linear", "cosine"] = flag(
         "linear", "Shape of f between LO and HI.", only_if=given("len_reward_coef")
     )
-    overlong_buffer_len: int | None = flag(
-        None,
-        "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit."
-        " None: off.",
-        bounds="> 0",
-        only_if=SHAPED,
-    )
     overlong_penalty_factor: float = flag(
         1.0, "Largest overlong penalty.", bounds="> 0", only_if=given("overlong_buffer_len")
-    )
-    stop_properly_penalty_coef: float | None = flag(
-        None,
-        "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at"
-        " most this. None: off.",
-        bounds="<= 1",
-        only_if=SHAPED,
-    )
-    reward_clip_range: tuple[float, float] = flag(
-        (-10.0, 10.0),
-        "Clamp each sample's reward, after penalties and before any baseline.",
-        bounds="increasing",
-        only_if=SHAPED,
     )
     reward_norm_mean: NormScope | None = flag(
         None,

@@ -77,10 +77,9 @@ def _components(spec: FlagSpec, width: int) -> str:
     entries = spec.registry.entries()
     column = max(len(entry.name) for entry in entries) + 2
     room = width - column - 2
-    return "\n".join(
-        f"{entry.name:<{column}}{textwrap.shorten(summary(entry.component), room, placeholder=' ...')}".rstrip()
-        for entry in entries
-    )
+    phrases = [textwrap.shorten(summary(e.component), room, placeholder=" ...") for e in entries]
+    lines = [f"{e.name:<{column}}{said}" for e, said in zip(entries, phrases, strict=True)]
+    return "\n".join(map(str.rstrip, lines))
 
 
 def summary(component: Any) -> str:

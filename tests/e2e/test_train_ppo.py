@@ -145,8 +145,7 @@ def test_adapters_on_shared_places(task, tmp_path):
 
 
 def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
-    """One engine over the places of two actor ranks. Prompts are one request each, two more than
-    wanted run at a time."""
+    """One engine over the places of two actor ranks. Two prompts more than wanted run at a time."""
     changes = {
         "colocate_all_models": True,
         "actor_num_gpus_per_node": 2,

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import carries_over, max_staleness, prompts_running
 from openrl.config.placement import ENGINES, roles_on_shared_places
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)

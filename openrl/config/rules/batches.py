@@ -3,16 +3,11 @@ longest row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import SUPERVISED, DPOConfig, PPOConfig, RMConfig, SupervisedConfig
 from openrl.config.derived import most_tokens, rated, samples_per_step
 from openrl.config.placement import actor_world
 from openrl.config.rules.parallel import shards_divide
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)

@@ -1,4 +1,4 @@
-"""Rules of DeepSpeed's flags."""
+"""Rules of DeepSpeed's flags and of optimizers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
+from openrl.config.commands import TRAINING, PPOConfig, TrainingConfig
 from openrl.config.derived import under_ray
 from openrl.config.placement import actor_world
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 OWN_FLAGS = {
     "zero_optimization.stage": "zero_stage",
@@ -50,7 +47,7 @@ def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 @check(*TRAINING)
-def overrides_are_further_settings(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def overrides_are_further_settings(config: TrainingConfig, given: Given) -> Problems:
     for name in leaves(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
             yield Problem(
@@ -63,7 +60,7 @@ def overrides_are_further_settings(config: PPOConfig | SupervisedConfig, given: 
 
 
 @check(*TRAINING)
-def stages_shard_what_is_offloaded(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def stages_shard_what_is_offloaded(config: TrainingConfig, given: Given) -> Problems:
     flags = config.deepspeed
     if flags.param_offload and flags.zero_stage < 3:
         yield Problem(
@@ -86,7 +83,7 @@ def stages_shard_what_is_offloaded(config: PPOConfig | SupervisedConfig, given: 
 
 
 @check(*TRAINING)
-def copies_divide_the_ranks(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def copies_divide_the_ranks(config: TrainingConfig, given: Given) -> Problems:
     flags, ranks = config.deepspeed, trained_ranks(config)
     if flags.zpg == 1:
         return
@@ -105,7 +102,7 @@ def copies_divide_the_ranks(config: PPOConfig | SupervisedConfig, given: Given) 
         )
 
 
-def trained_ranks(config: PPOConfig | SupervisedConfig) -> int | None:
+def trained_ranks(config: TrainingConfig) -> int | None:
     """Ranks of the trained model, the actor; None where only the cluster or a launcher knows."""
     if isinstance(config, PPOConfig):
         return actor_world(config.placement, config.device.device)
@@ -118,9 +115,7 @@ def trained_ranks(config: PPOConfig | SupervisedConfig) -> int | None:
 
 
 @check(*TRAINING)
-def gradients_add_up_in_a_type_that_holds_them(
-    config: PPOConfig | SupervisedConfig, given: Given
-) -> Problems:
+def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig, given: Given) -> Problems:
     asked, dtype = config.deepspeed.grad_accum_dtype, config.model.param_dtype
     if asked is None:
         return
@@ -140,7 +135,7 @@ def gradients_add_up_in_a_type_that_holds_them(
 
 
 @check(*TRAINING)
-def what_is_recomputed_can_be(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def what_is_recomputed_can_be(config: TrainingConfig, given: Given) -> Problems:
     flags = config.deepspeed
     method, reentrant = (
         flags.gradient_checkpointing_method,
@@ -155,9 +150,7 @@ def what_is_recomputed_can_be(config: PPOConfig | SupervisedConfig, given: Given
 
 
 @check(*TRAINING)
-def names_of_frozen_parameters_can_be_matched(
-    config: PPOConfig | SupervisedConfig, given: Given
-) -> Problems:
+def names_of_frozen_parameters_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
     pattern = config.changes.freeze_modules
     if pattern is None:
         return
@@ -169,3 +162,34 @@ def names_of_frozen_parameters_can_be_matched(
             f"{pattern!r} is no regular expression: {error}",
             "'embed_tokens|layers\\.0\\.'",
         )
+
+
+@check(*TRAINING)
+def one_length_of_warmup(config: TrainingConfig, given: Given) -> Problems:
+    flags = ("lr_warmup_steps", "lr_warmup_ratio")
+    if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
+        yield Problem(flags, "two lengths of one warm-up", "leave one out")
+
+
+@check(*TRAINING)
+def optimizer_fits_its_engine(config: TrainingConfig, given: Given) -> Problems:
+    if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
+        message = (
+            "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat"
+            " shards of them"
+        )
+        yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
+    if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
+        message = f"adamw_bf16 steps on bf16 weights, and these are {config.model.param_dtype}"
+        yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
+
+
+@check(*TRAINING)
+def bf16_moments_can_follow(config: TrainingConfig, given: Given) -> Problems:
+    """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below
+    1/256."""
+    if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
+        message = (
+            f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
+        )
+        yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)

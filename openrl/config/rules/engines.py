@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
 from openrl.config.derived import longest_sequence, lora_rank
 from openrl.config.placement import parallel_sizes
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.flags.schema import collect_flags
 
 OWN_FLAGS = {
@@ -55,8 +53,8 @@ RESERVED = (
 
 @check(PPOConfig, BatchInferenceConfig, EvaluateConfig)
 def engine_kwargs_are_further_ones(
-    config: PPOConfig | BatchInferenceConfig | EvaluateConfig, given: frozenset[str]
-) -> Iterator[Problem]:
+    config: PPOConfig | BatchInferenceConfig | EvaluateConfig, given: Given
+) -> Problems:
     flags = {spec.name for spec in collect_flags(type(config))}
     for name, value in config.engine.vllm_engine_kwargs.items():
         if (flag := OWN_FLAGS.get(name)) in flags:
@@ -70,7 +68,7 @@ def engine_kwargs_are_further_ones(
 
 
 @check(PPOConfig)
-def experts_have_several_places(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def experts_have_several_places(config: PPOConfig, given: Given) -> Problems:
     if config.engine.vllm_enable_expert_parallel and parallel_sizes(config.engine).width == 1:
         message = "an engine of one place holds all experts on it"
         yield Problem(
@@ -81,7 +79,7 @@ def experts_have_several_places(config: PPOConfig, given: frozenset[str]) -> Ite
 
 
 @check(PPOConfig)
-def rollouts_are_filled(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def rollouts_are_filled(config: PPOConfig, given: Given) -> Problems:
     running, wanted = config.collecting.vllm_generate_batch_size, config.batch.rollout_batch_size
     name = "vllm_generate_batch_size"
     if running is not None and running < wanted and not config.filtering.dynamic_filtering:
@@ -96,7 +94,7 @@ def rollouts_are_filled(config: PPOConfig, given: frozenset[str]) -> Iterator[Pr
 
 
 @check(PPOConfig)
-def environment_is_readable(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
     for pair in config.placement.system_envs:
         name, equals, _ = pair.partition("=")
         if not equals or not name.isidentifier():
@@ -113,11 +111,11 @@ def environment_is_readable(config: PPOConfig, given: frozenset[str]) -> Iterato
 
 
 @check(PPOConfig)
-def samples_fit_the_engine(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def samples_fit_the_engine(config: PPOConfig, given: Given) -> Problems:
     yield from samples_fit(config.engine.vllm_max_model_len, longest_sequence(config))
 
 
-def samples_fit(limit: int | None, longest: int) -> Iterator[Problem]:
+def samples_fit(limit: int | None, longest: int) -> Problems:
     if limit is not None and limit < longest:
         yield Problem(
             ("vllm_max_model_len", "prompt_max_len", "generate_max_len"),
@@ -127,7 +125,7 @@ def samples_fit(limit: int | None, longest: int) -> Iterator[Problem]:
 
 
 @check(PPOConfig)
-def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def engine_and_trainer_compute_alike(config: PPOConfig, given: Given) -> Problems:
     engine, ours = config.engine, config.model.param_dtype
     if engine.rollout_backend == "hf":
         return
@@ -160,7 +158,7 @@ def engine_and_trainer_compute_alike(config: PPOConfig, given: frozenset[str]) -
 
 
 @check(PPOConfig)
-def weights_have_a_way(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def weights_have_a_way(config: PPOConfig, given: Given) -> Problems:
     if config.engine.vllm_sync_backend == "nccl" and config.device.device == "cpu":
         yield Problem(
             ("vllm_sync_backend", "device"), "NCCL connects GPUs", "--vllm_sync_backend gloo"
@@ -168,7 +166,7 @@ def weights_have_a_way(config: PPOConfig, given: frozenset[str]) -> Iterator[Pro
 
 
 @check(PPOConfig)
-def adapters_are_served(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
     """What --lora_sync adapter needs of the engine: the same base, and a place for the adapter
     beside it."""
     if config.lora.lora_sync == "merge" or not config.lora.adapts:

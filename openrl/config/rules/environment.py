@@ -7,18 +7,22 @@ They import nothing and reach no network. What a Hub name stands for shows when 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
-from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, PPOConfig, SupervisedConfig
+from openrl.config.commands import (
+    SUPERVISED,
+    TRAINING,
+    DPOConfig,
+    PPOConfig,
+    SupervisedConfig,
+    TrainingConfig,
+)
 from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
 from openrl.config.reward import split
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
@@ -45,7 +49,7 @@ def models_exist(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def policy_exists(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def policy_exists(config: TrainingConfig, given: Given) -> Problems:
     own_tokenizer = config.model.tokenizer_path is None
     yield from model_problems(
         "pretrain", config.model.pretrain, MODEL_FILES | (TOKENIZER_FILES if own_tokenizer else {})
@@ -126,7 +130,7 @@ def data_problems(flag: str, names: str | None) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def template_files_exist(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def template_files_exist(config: TrainingConfig, given: Given) -> Problems:
     for flag in ("input_template", "tokenizer_chat_template"):
         name = getattr(config.templates, flag)
         if (
@@ -141,7 +145,7 @@ def template_files_exist(config: PPOConfig | SupervisedConfig, given: Given) -> 
 
 
 @check(*TRAINING, environment=True)
-def outputs_are_writable(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def outputs_are_writable(config: TrainingConfig, given: Given) -> Problems:
     yield from output_problems("save_path", config.checkpoint.save_path)
     yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
     yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
@@ -164,7 +168,7 @@ def output_problems(flag: str, name: str | None) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def checkpoints_are_not_in_the_way(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def checkpoints_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
     asked = (
@@ -178,9 +182,7 @@ def checkpoints_are_not_in_the_way(config: PPOConfig | SupervisedConfig, given: 
 
 
 @check(*TRAINING, environment=True)
-def the_checkpoint_to_resume_from_is_one(
-    config: PPOConfig | SupervisedConfig, given: Given
-) -> Problems:
+def the_checkpoint_to_resume_from_is_one(config: TrainingConfig, given: Given) -> Problems:
     name = config.checkpoint.resume_from_checkpoint
     if name is None:
         return
@@ -212,12 +214,12 @@ def ranks_can_run(config: SupervisedConfig, given: Given) -> Problems:
 
 
 @check(*TRAINING, environment=True)
-def training_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def training_can_run(config: TrainingConfig, given: Given) -> Problems:
     yield from package_problems((), "deepspeed", INSTALL)
 
 
 @check(*TRAINING, environment=True)
-def kernels_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
     if not config.changes.use_liger_kernel:
         return
     if config.device.device == "cpu":
@@ -230,7 +232,7 @@ def kernels_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Probl
 
 
 @check(*TRAINING, environment=True)
-def trackers_can_run(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def trackers_can_run(config: TrainingConfig, given: Given) -> Problems:
     if config.logging.use_wandb:
         yield from package_problems(("use_wandb",), "wandb", "pip install wandb")
     if config.logging.use_tensorboard is not None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
 from openrl.config.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
-from openrl.config.rules import engines, environment, learning
+from openrl.config.rules import data, engines, environment
 from openrl.config.rules.environment import (
     MODEL_FILES,
     TOKENIZER_FILES,
@@ -17,16 +16,14 @@ from openrl.config.rules.environment import (
 )
 from openrl.config.rules.rewards import file_problems, source_problems, token_problems
 from openrl.errors import UserError
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, Problems, check
 
-Problems = Iterator[Problem]
-Given = frozenset[str]
 Answering = BatchInferenceConfig | EvaluateConfig
 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 SOURCES = ("reward_pretrain", "remote_rm_url", "reward_funcs")
 
-for rule in (learning.template_has_a_place, learning.probabilities_match_prompt_data):
+for rule in (data.template_has_a_place, data.probabilities_match_prompt_data):
     check(BatchInferenceConfig, EvaluateConfig)(rule)
 for rule in (
     environment.policy_exists,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
+from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig, TrainingConfig
 from openrl.config.derived import model_roles, shares_prefixes, under_ray
 from openrl.config.parallel import ParallelFlags
 from openrl.config.placement import FLAG_NAMES, role_world
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, Problems, check
 
-Problems = Iterator[Problem]
-Given = frozenset[str]
 SPLITS = ("ulysses_size", "ring_attn_size")
 TENSOR = "ds_tensor_parallel_size"
 
@@ -54,13 +50,13 @@ def ranks_of_the_model_divide(config: SupervisedConfig, given: Given) -> Problem
 
 
 @check(*TRAINING)
-def one_way_to_split_a_sequence(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def one_way_to_split_a_sequence(config: TrainingConfig, given: Given) -> Problems:
     if set(SPLITS) <= set(asked(config.parallel)):
         yield Problem(SPLITS, "two ways to split a sequence", "leave one at 1")
 
 
 @check(*TRAINING)
-def split_attention_is_replaced(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def split_attention_is_replaced(config: TrainingConfig, given: Given) -> Problems:
     name = config.model.attn_implementation
     if config.parallel.sequence_size > 1 and name in ("eager", "flex_attention"):
         flags = ("attn_implementation", *asked(config.parallel))
@@ -70,7 +66,7 @@ def split_attention_is_replaced(config: PPOConfig | SupervisedConfig, given: Giv
 
 
 @check(*TRAINING)
-def prefixes_can_be_shared(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def prefixes_can_be_shared(config: TrainingConfig, given: Given) -> Problems:
     if not shares_prefixes(config):
         return
     name = config.model.attn_implementation
@@ -86,7 +82,7 @@ def prefixes_can_be_shared(config: PPOConfig | SupervisedConfig, given: Given) -
 
 
 @check(*TRAINING)
-def layers_can_be_split(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
+def layers_can_be_split(config: TrainingConfig, given: Given) -> Problems:
     if config.parallel.ds_tensor_parallel_size == 1:
         return
     if config.model.param_dtype == "fp32":

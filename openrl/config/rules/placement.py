@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import model_roles
@@ -14,7 +14,7 @@ from openrl.config.placement import (
     leaders,
     parallel_sizes,
 )
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, Problems, check
 
 COLOCATE = ("colocate_all_models", "colocate_actor_ref", "colocate_critic_reward")
 SHAPES = tuple(
@@ -26,7 +26,7 @@ SHAPES = tuple(
 
 
 @check(PPOConfig)
-def placement_says_it_all(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def placement_says_it_all(config: PPOConfig, given: Given) -> Problems:
     if config.placement.placement is None:
         return
     if others := tuple(name for name in (*COLOCATE, *SHAPES) if name in given):
@@ -43,7 +43,7 @@ def placement_says_it_all(config: PPOConfig, given: frozenset[str]) -> Iterator[
     yield from _places_fit(config, places)
 
 
-def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Iterator[Problem]:
+def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Problems:
     run = {*model_roles(config), ENGINES}
     for role in sorted(run - places.keys()):
         name = FLAG_NAMES[role]
@@ -65,7 +65,7 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Ite
         yield from _engines_fill(config, len(places[ENGINES]), ("placement",))
 
 
-def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> Iterator[Problem]:
+def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> Problems:
     """``places`` must be taken up by whole engines, and by as many as the flags say."""
     sizes, engines = parallel_sizes(config.engine), config.engine.vllm_num_engines
     each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
@@ -82,7 +82,7 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> I
 
 
 @check(PPOConfig)
-def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
     """A role that shares places has as many ranks, on as many nodes, as the one it shares them
     with."""
     if config.placement.placement is not None:
@@ -104,7 +104,7 @@ def colocated_roles_are_equal(config: PPOConfig, given: frozenset[str]) -> Itera
                 )
 
 
-def engines_match(config: PPOConfig, world: int | None) -> Iterator[Problem]:
+def engines_match(config: PPOConfig, world: int | None) -> Problems:
     """Engines that share the actor's places fill them; asked again where only the cluster knows the
     actor's ranks."""
     apart = config.asynchrony.async_train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 from openrl.config.commands import PPOConfig
@@ -10,10 +9,7 @@ from openrl.config.reward import TOKEN_VARIABLE, RewardSourceFlags, bearer_token
 from openrl.config.reward_plan import reward_sources, source_kwargs, source_weights
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import PPOConfig
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)

@@ -3,15 +3,10 @@ filtering."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import PPOConfig
 from openrl.config.correction import rejection_tests
 from openrl.errors import UserError
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(PPOConfig)

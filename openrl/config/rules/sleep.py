@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import model_roles, ref_reward_sleeps
 from openrl.config.placement import ENGINES, roles_on_shared_places
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, Problems, check
 
 SHARE = "--colocate_all_models, or the same places in --placement"
 
 
 @check(PPOConfig)
-def who_sleeps_shares_places(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def who_sleeps_shares_places(config: PPOConfig, given: Given) -> Problems:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
     apart = config.asynchrony.async_train  # a rule of its own says that they do not sleep
     if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
@@ -39,7 +37,7 @@ def who_sleeps_shares_places(config: PPOConfig, given: frozenset[str]) -> Iterat
 
 
 @check(PPOConfig)
-def dropped_weights_are_sent_again(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def dropped_weights_are_sent_again(config: PPOConfig, given: Given) -> Problems:
     """Level 2 leaves an engine without weights until a sync, and a sync must bring every one as it
     is computed with."""
     if not config.hybrid.vllm_enable_sleep or config.hybrid.vllm_sleep_level == 1:
@@ -65,7 +63,7 @@ def dropped_weights_are_sent_again(config: PPOConfig, given: frozenset[str]) -> 
 
 
 @check(PPOConfig)
-def sleep_names_states(config: PPOConfig, given: frozenset[str]) -> Iterator[Problem]:
+def sleep_names_states(config: PPOConfig, given: Given) -> Problems:
     states = config.hybrid.deepspeed_sleep_states
     if not states or len({*states}) < len(states):
         yield Problem(

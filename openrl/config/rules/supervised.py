@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
 from openrl.config.derived import rated
-from openrl.flags.checks import Problem, check
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
+from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(SFTConfig)

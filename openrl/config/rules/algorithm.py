@@ -1,13 +1,11 @@
-"""Rules that span flags: algorithms, data, checkpoints. Each names every flag it blames, and a
-value that works."""
+"""Rules of estimators, losses, the KL and the shaping of rewards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig
-from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
+from openrl.config.commands import PPOConfig
 from openrl.config.derived import (
     estimator,
     kl_controller_acts,
@@ -22,13 +20,8 @@ from openrl.config.derived import (
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import policy_losses
-from openrl.flags.checks import Problem, check
+from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.registry import Entry
-
-Problems = Iterator[Problem]
-Given = frozenset[str]
-
-# -- algorithm -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -69,12 +62,8 @@ NEEDS = {
 
 
 @check(PPOConfig)
-def estimator_has_what_it_needs(config: PPOConfig, given: Given) -> Problems:
+def components_have_what_they_need(config: PPOConfig, given: Given) -> Problems:
     yield from _unmet("advantage_estimator", estimator(config), config)
-
-
-@check(PPOConfig)
-def policy_loss_has_what_it_needs(config: PPOConfig, given: Given) -> Problems:
     yield from _unmet("policy_loss_type", policy_losses[config.algorithm.policy_loss_type], config)
 
 
@@ -235,152 +224,4 @@ def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
             message,
             "--reward_norm_mean batch --reward_norm_std batch",
             fatal=False,
-        )
-
-
-@check(PPOConfig)
-def attention_fits(config: PPOConfig, given: Given) -> Problems:
-    yield from _attention(config)
-
-
-@check(*SUPERVISED)
-def supervised_attention_fits(config: SupervisedConfig, given: Given) -> Problems:
-    yield from _attention(config)
-
-
-def _attention(config: PPOConfig | SupervisedConfig) -> Problems:
-    name = config.model.attn_implementation or ""
-    if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
-        yield Problem(
-            ("attn_implementation", "param_dtype"),
-            f"{name} knows no fp32",
-            "--attn_implementation sdpa",
-        )
-    if name.startswith("flash_attention") and config.device.device == "cpu":
-        yield Problem(
-            ("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa"
-        )
-
-
-@check(*TRAINING)
-def one_length_of_warmup(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    flags = ("lr_warmup_steps", "lr_warmup_ratio")
-    if config.optim.lr_warmup_steps is not None and given.issuperset(flags):
-        yield Problem(flags, "two lengths of one warm-up", "leave one out")
-
-
-@check(*TRAINING)
-def optimizer_fits_its_engine(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    if config.optim.optimizer == "muon" and config.deepspeed.zero_stage > 0:
-        message = (
-            "Muon orthogonalises whole matrices, and from ZeRO stage 1 on the optimizer holds flat"
-            " shards of them"
-        )
-        yield Problem(("optimizer", "zero_stage"), message, "--zero_stage 0")
-    if config.optim.optimizer == "adamw_bf16" and config.model.param_dtype != "bf16":
-        message = f"adamw_bf16 steps on bf16 weights, and these are {config.model.param_dtype}"
-        yield Problem(("optimizer", "param_dtype"), message, "--param_dtype bf16")
-
-
-@check(*TRAINING)
-def bf16_moments_can_follow(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below
-    1/256."""
-    if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
-        message = (
-            f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"
-        )
-        yield Problem(("optimizer", "adam_betas"), message, "--adam_betas 0.9 0.95", fatal=False)
-
-
-# -- data, evaluation, checkpoints -----------------------------------------------------------------
-
-
-@check(*TRAINING)
-def template_has_a_place(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    template = config.templates.input_template
-    if template is None or template.endswith(JINJA_SUFFIXES):
-        return
-    if "{}" not in template:
-        yield Problem(
-            ("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}"
-        )
-    if "\\n" in template:
-        message = "has a backslash and an n where a line break may be meant"
-        yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
-
-
-@check(PPOConfig)
-def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems:
-    yield from probability_problems(
-        "prompt_data", config.data.prompt_data, config.data.prompt_data_probs
-    )
-
-
-@check(*SUPERVISED)
-def probabilities_match_dataset(config: SupervisedConfig, given: Given) -> Problems:
-    yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
-
-
-def probability_problems(flag: str, names: str, text: str | None) -> Problems:
-    """``flag`` names the comma list of datasets, ``flag``_probs that of their probabilities."""
-    if text is None:
-        return
-    items = len(data_items(names))
-    fix = f"--{flag}_probs {','.join(['1'] * items)}"
-    try:
-        found = len(probabilities(text))
-    except ValueError as error:
-        yield Problem(
-            (f"{flag}_probs",), f"{text!r} is no comma list of positive numbers: {error}", fix
-        )
-        return
-    if found != items:
-        message = f"{found} probabilities for {items} dataset{'s' if items > 1 else ''}"
-        yield Problem((f"{flag}_probs", flag), message, fix)
-
-
-@check(PPOConfig)
-def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
-    evaluation = config.evaluation
-    if evaluation.eval_dataset is None:
-        if evaluation.eval_only:
-            yield Problem(
-                ("eval_only", "eval_dataset"), "there is nothing to evaluate", "--eval_dataset FILE"
-            )
-        return
-    if (
-        evaluation.eval_steps == -1
-        and not evaluation.eval_before_train
-        and not evaluation.eval_only
-    ):
-        flags = ("eval_dataset", "eval_steps")
-        yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
-    if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
-        yield Problem(
-            ("eval_temperature", "eval_n_samples_per_prompt"),
-            f"greedy decoding gives {evaluation.eval_n_samples_per_prompt} equal answers",
-            "--eval_n_samples_per_prompt 1",
-        )
-
-
-@check(*TRAINING)
-def resume_or_start_fresh(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    flags = config.checkpoint
-    asked = {
-        "load_checkpoint": flags.load_checkpoint,
-        "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
-        "overwrite_ckpt": flags.overwrite_ckpt,
-    }
-    if sum(asked.values()) > 1:
-        names = tuple(name for name, wanted in asked.items() if wanted)
-        yield Problem(names, "these contradict: a run starts from one place", "leave one out")
-
-
-@check(*TRAINING)
-def checkpoints_hold_something(config: PPOConfig | SupervisedConfig, given: Given) -> Problems:
-    flags = config.checkpoint
-    if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
-        yield Problem(
-            ("disable_ds_ckpt", "save_steps"), "checkpoints would hold nothing", "--save_hf_ckpt"
         )

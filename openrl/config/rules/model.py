@@ -1,18 +1,30 @@
-"""Rules of adapters and 4-bit weights."""
+"""Rules of how models are loaded: attention, adapters, 4-bit weights."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 
-from openrl.config.commands import TRAINING, PPOConfig, SupervisedConfig
-from openrl.flags.checks import Problem, check
+from openrl.config.commands import TRAINING, TrainingConfig
+from openrl.flags.checks import Given, Problem, Problems, check
 
 
 @check(*TRAINING)
-def excluded_modules_can_be_matched(
-    config: PPOConfig | SupervisedConfig, given: frozenset[str]
-) -> Iterator[Problem]:
+def attention_fits(config: TrainingConfig, given: Given) -> Problems:
+    name = config.model.attn_implementation or ""
+    if name.startswith("flash_attention") and config.model.param_dtype == "fp32":
+        yield Problem(
+            ("attn_implementation", "param_dtype"),
+            f"{name} knows no fp32",
+            "--attn_implementation sdpa",
+        )
+    if name.startswith("flash_attention") and config.device.device == "cpu":
+        yield Problem(
+            ("attn_implementation", "device"), f"{name} needs a GPU", "--attn_implementation sdpa"
+        )
+
+
+@check(*TRAINING)
+def excluded_modules_can_be_matched(config: TrainingConfig, given: Given) -> Problems:
     pattern = config.lora.lora_exclude_modules
     if pattern is None:
         return
@@ -24,9 +36,7 @@ def excluded_modules_can_be_matched(
 
 
 @check(*TRAINING)
-def packed_weights_carry_adapters(
-    config: PPOConfig | SupervisedConfig, given: frozenset[str]
-) -> Iterator[Problem]:
+def packed_weights_carry_adapters(config: TrainingConfig, given: Given) -> Problems:
     if not config.lora.load_in_4bit:
         return
     if not config.lora.adapts:

@@ -1,0 +1,97 @@
+"""Rules of data, evaluation and checkpoints."""
+
+from __future__ import annotations
+
+from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig, TrainingConfig
+from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
+from openrl.flags.checks import Given, Problem, Problems, check
+
+
+@check(*TRAINING)
+def template_has_a_place(config: TrainingConfig, given: Given) -> Problems:
+    template = config.templates.input_template
+    if template is None or template.endswith(JINJA_SUFFIXES):
+        return
+    if "{}" not in template:
+        yield Problem(
+            ("input_template",), f"{template!r} has no {{}} where the prompt goes", "add {}"
+        )
+    if "\\n" in template:
+        message = "has a backslash and an n where a line break may be meant"
+        yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
+
+
+@check(PPOConfig)
+def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems:
+    yield from probability_problems(
+        "prompt_data", config.data.prompt_data, config.data.prompt_data_probs
+    )
+
+
+@check(*SUPERVISED)
+def probabilities_match_dataset(config: SupervisedConfig, given: Given) -> Problems:
+    yield from probability_problems("dataset", config.data.dataset, config.data.dataset_probs)
+
+
+def probability_problems(flag: str, names: str, text: str | None) -> Problems:
+    """``flag`` names the comma list of datasets, ``flag``_probs that of their probabilities."""
+    if text is None:
+        return
+    items = len(data_items(names))
+    fix = f"--{flag}_probs {','.join(['1'] * items)}"
+    try:
+        found = len(probabilities(text))
+    except ValueError as error:
+        yield Problem(
+            (f"{flag}_probs",), f"{text!r} is no comma list of positive numbers: {error}", fix
+        )
+        return
+    if found != items:
+        message = f"{found} probabilities for {items} dataset{'s' if items > 1 else ''}"
+        yield Problem((f"{flag}_probs", flag), message, fix)
+
+
+@check(PPOConfig)
+def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
+    evaluation = config.evaluation
+    if evaluation.eval_dataset is None:
+        if evaluation.eval_only:
+            yield Problem(
+                ("eval_only", "eval_dataset"), "there is nothing to evaluate", "--eval_dataset FILE"
+            )
+        return
+    if (
+        evaluation.eval_steps == -1
+        and not evaluation.eval_before_train
+        and not evaluation.eval_only
+    ):
+        flags = ("eval_dataset", "eval_steps")
+        yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
+    if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:
+        yield Problem(
+            ("eval_temperature", "eval_n_samples_per_prompt"),
+            f"greedy decoding gives {evaluation.eval_n_samples_per_prompt} equal answers",
+            "--eval_n_samples_per_prompt 1",
+        )
+
+
+@check(*TRAINING)
+def resume_or_start_fresh(config: TrainingConfig, given: Given) -> Problems:
+    flags = config.checkpoint
+    asked = {
+        "load_checkpoint": flags.load_checkpoint,
+        "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
+        "overwrite_ckpt": flags.overwrite_ckpt,
+    }
+    if sum(asked.values()) > 1:
+        names = tuple(name for name, wanted in asked.items() if wanted)
+        yield Problem(names, "these contradict: a run starts from one place", "leave one out")
+
+
+@check(*TRAINING)
+def checkpoints_hold_something(config: TrainingConfig, given: Given) -> Problems:
+    flags = config.checkpoint
+    if flags.disable_ds_ckpt and flags.save_steps > 0 and not flags.save_hf_ckpt:
+        yield Problem(
+            ("disable_ds_ckpt", "save_steps"), "checkpoints would hold nothing", "--save_hf_ckpt"
+        )
