@@ -115,7 +115,7 @@ def clipped_surrogate(
 )
 def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """One ratio per sequence, the geometric mean over its tokens, https://arxiv.org/abs/2507.18071
-    eq. 7.
+    eq. 7. A sequence is a row: what was sampled in one context, not the whole trajectory.
 
     Useful clips are a thousand times smaller than PPO's: the paper has 3e-4 and 4e-4.
     """

@@ -29,7 +29,7 @@ def classify(path, row):
     """The score of one row alone."""
     model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
-        return float(model(torch.tensor([row.token_ids])).logits[0, 0])
+        return float(model(torch.tensor([row.segments[0].token_ids])).logits[0, 0])
 
 
 def test_several_models_in_one_role(tmp_path):
