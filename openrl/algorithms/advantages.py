@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 def _on_rows(fn: TokenFn) -> CreditFn:
     """Gather the tokens of trajectories, apply ``fn``, and scatter what it gives to the rows."""
 
+    @wraps(fn)
     def credit(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tensor]:
         trajectories = Trajectories.of(batch)
         advantages, returns = fn(SampledTokens.of(batch, trajectories), options)
@@ -315,14 +317,15 @@ class GiGPOOptions:
 
 
 def gigpo_scores(outcomes: Outcomes, options: GiGPOOptions) -> Tensor:
-    """The trajectory's reward among its siblings."""
+    """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the trajectory's reward among
+    its siblings, plus the step's return among steps of the prompt that answer an equal
+    observation."""
     standard = outcomes.standardised(outcomes.rewards)
     return options.gigpo_episode_weight * standard
 
 
 def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor, Tensor]:
-    """The scores from the end, plus on each token of a step the step's return among the steps that
-    answer an equal observation."""
+    """The scores from the end, plus on each token of a step the part of the steps."""
     assert batch.shaped is not None and batch.state_ids is not None
     returns = step_returns(batch, options.gigpo_gamma)
     states = batch.group_ids * (batch.state_ids.max() + 1) + batch.state_ids
