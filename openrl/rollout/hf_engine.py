@@ -62,7 +62,6 @@ class HFEngine(PausingEngine):
         self._seeds = random.Random(spec.seed)
         self._waiting: list[_Row] = []
         self._decoding: asyncio.Task[None] | None = None
-        self._interrupted = False  # read between two tokens
         self._received: list[SentBucket] = []
         self._host_buffer = HostBuffer()
 
@@ -107,10 +106,8 @@ class HFEngine(PausingEngine):
         spans = (VersionSpan(0, len(row.tokens), self.policy_version),)
         return Completion(row.tokens, row.logprobs, end, spans)
 
-    async def _interrupt(self) -> None:
-        self._interrupted = True
-        await self._idle.wait()
-        self._interrupted = False
+    async def _stop(self) -> None:
+        await self._idle.wait()  # the decoding thread looks at ``_interrupting`` at each token
 
     async def _decode_waiting(self) -> None:
         """Batch after batch, until nobody waits. A failing batch fails its requests, not the
@@ -139,7 +136,7 @@ class HFEngine(PausingEngine):
         tokens = torch.tensor([[0] * (width - len(c)) + c for c in contexts]).to(device)
         cache = DynamicCache(config=self._model.config)
         while batch:
-            if self._interrupted:
+            if self._interrupting:
                 for row in batch:
                     loop.call_soon_threadsafe(_answer, row.reply, End.INTERRUPTED)
                 return

@@ -55,7 +55,8 @@ class PausingEngine(ABC):
         self._spec = spec
         self._asleep = Asleep()
         self._broken = ""  # why this engine cannot generate any more
-        self._running = 0
+        self._interrupting = False
+        self._running = 0  # calls that compute now
         self._idle = asyncio.Event()
         self._idle.set()
         self._resumed = asyncio.Event()
@@ -67,8 +68,8 @@ class PausingEngine(ABC):
         interruption (``End.INTERRUPTED``)."""
 
     @abstractmethod
-    async def _interrupt(self) -> None:
-        """End every ``_sample`` soon; return when nothing is computed."""
+    async def _stop(self) -> None:
+        """Return when nothing is computed. Each ``_sample`` that runs is to end soon."""
 
     @abstractmethod
     async def _free(self, *parts: EnginePart) -> None:
@@ -90,6 +91,8 @@ class PausingEngine(ABC):
                 await self._while_alive(self._resumed.wait())
             with self._computing("a request"):
                 part = await self._sample(request)
+                if part.end is End.INTERRUPTED and not self._interrupting:
+                    raise RuntimeError("the engine gave a request up that nobody interrupted")
             request.extend(part)
             end = part.end
         return Completion(request.tokens, request.logprobs, end, request.versions)
@@ -121,6 +124,13 @@ class PausingEngine(ABC):
     def _frozen(self) -> bool:
         """Paused with requests inside, which keep their keys and values."""
         return self._spec.keep_cache_on_pause and not self._resumed.is_set()
+
+    async def _interrupt(self) -> None:
+        self._interrupting = True
+        try:
+            await self._stop()
+        finally:
+            self._interrupting = False
 
     async def pause(self) -> None:
         self._resumed.clear()

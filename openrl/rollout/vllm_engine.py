@@ -134,7 +134,7 @@ class VLLMEngine(PausingEngine):
         span = (VersionSpan(0, n, self.policy_version),)
         return Completion(part.token_ids[:n], part.logprobs[:n], End.STOP, span)
 
-    async def _interrupt(self) -> None:
+    async def _stop(self) -> None:
         if self._frozen:
             pausing = self._llm.pause_generation(mode="keep", clear_cache=False)
             await self._while_alive(pausing)

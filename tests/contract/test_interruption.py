@@ -47,11 +47,15 @@ async def started(backend: str, spec: EngineSpec) -> RolloutEngine:
     return engine
 
 
+def spec_of(home: Path) -> EngineSpec:
+    return EngineSpec(str(tiny_model_dir(home)), dtype="fp32", max_model_len=512)
+
+
 def open_bench(backend: str, home: Path, runner: asyncio.Runner, **options) -> Bench:
-    directory = tiny_model_dir(home)
-    spec = EngineSpec(str(directory), dtype="fp32", max_model_len=512, **options)
+    spec = replace(spec_of(home), **options)
     engine = runner.run(started(backend, spec))
-    return Bench(engine, runner, directory, spec, AutoModelForCausalLM.from_pretrained(directory))
+    oracle = AutoModelForCausalLM.from_pretrained(spec.model)
+    return Bench(engine, runner, Path(spec.model), spec, oracle)
 
 
 @pytest.fixture(scope="module", params=["hf", "vllm"])
@@ -287,10 +291,10 @@ def test_weights_do_not_change_below_a_running_request(bench: Bench) -> None:
     assert spans_of(bench.run(scenario())) == [version]
 
 
-@pytest.mark.parametrize("backend", ["hf", "vllm"])
-def test_close_ends_what_a_pause_holds(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "keep"), [("hf", False), ("vllm", False), ("vllm", True)])
+def test_close_ends_what_a_pause_holds(backend: str, keep: bool, tmp_path: Path) -> None:
     async def scenario() -> list[BaseException | Completion]:
-        spec = EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512)
+        spec = replace(spec_of(tmp_path), keep_cache_on_pause=keep)
         engine = await started(backend, spec)
         tasks = [asyncio.create_task(engine.generate(p, LONG)) for p in PROMPTS]
         await sampled(engine, 3)
@@ -308,8 +312,7 @@ def test_vllm_that_dies_in_a_pause_says_so(tmp_path: Path) -> None:
     before = set(multiprocessing.active_children())
 
     async def scenario() -> list[BaseException | Completion]:
-        spec = EngineSpec(str(tiny_model_dir(tmp_path)), dtype="fp32", max_model_len=512)
-        engine = await started("vllm", spec)
+        engine = await started("vllm", spec_of(tmp_path))
         tasks = [asyncio.create_task(engine.generate(p, LONG)) for p in PROMPTS]
         await sampled(engine, 3)
         await engine.pause()

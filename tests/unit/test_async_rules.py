@@ -11,6 +11,7 @@ from tests.flags import GRPO, ppo, said, settle
 IS = "--enable_vllm_is_correction"
 ASYNC = f"{GRPO} --async_train {IS}"
 PARTIAL = f"{GRPO} --partial_rollout {IS}"
+KEEP = f"{PARTIAL} --partial_rollout_cache keep"
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,9 @@ def test_what_can_be(words):
         (f"{ASYNC} --full_determinism", "async_train, --full_determinism", "how fast", "--max_staleness 0"),
         (f"{PARTIAL} --full_determinism", "partial_rollout, --full_determinism", "how fast", "leave one out"),
         (f"{PARTIAL} --max_staleness 0", "partial_rollout, --max_staleness", "began under older ones", "--max_staleness 1"),
+        (f"{KEEP} --rollout_backend hf", "partial_rollout_cache, --rollout_backend", "vLLM alone", "refill"),
+        (f"{KEEP} --colocate_all_models --vllm_enable_sleep", "partial_rollout_cache, --vllm_enable_sleep", "sleep", "refill"),
+        (f"{KEEP} --lora_rank 8 --lora_sync adapter", "partial_rollout_cache, --lora_sync", "adapter", "refill"),
         (f"{ASYNC} --rollout_scheduler batch", "async_train, --rollout_scheduler", "none is left over", "stream"),
         (f"{PARTIAL} --rollout_scheduler batch", "partial_rollout, --rollout_scheduler", "none is left over", "stream"),
         (f"{GRPO} --oversample_ratio 2 --rollout_scheduler batch", "oversample_ratio, --rollout_scheduler",

@@ -38,6 +38,18 @@ def interrupted_answers_are_trained(config: PPOConfig, given: Given) -> Problems
             "--max_staleness 1",
         )
     if flags.partial_rollout_cache == "keep":
+        losers = {
+            "rollout_backend": config.engine.rollout_backend == "hf",
+            "vllm_enable_sleep": config.hybrid.vllm_enable_sleep,
+            "lora_sync": config.lora.lora_sync == "adapter",
+        }
+        for name in (name for name, loses in losers.items() if loses):
+            yield Problem(
+                ("partial_rollout_cache", name),
+                "keys and values are kept by vLLM alone, and neither through sleep nor for a new"
+                " adapter",
+                "--partial_rollout_cache refill",
+            )
         yield Problem(
             ("partial_rollout_cache",),
             "the trainer cannot compute log-probs of two models mixed: ratios are biased",
