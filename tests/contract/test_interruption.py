@@ -41,7 +41,6 @@ async def started(backend: str, spec: EngineSpec) -> RolloutEngine:
         def seen(batch: list, loop: asyncio.AbstractEventLoop) -> None:
             engine.batch = batch
             decode(batch, loop)
-            engine.batch = []
 
         engine.batch, engine._decode = [], seen
     return engine
@@ -84,7 +83,7 @@ async def sampled(engine, requests: int) -> None:
             states = engine._llm.output_processor.request_states.values()
             counts = [state.detokenizer.num_output_tokens() for state in states]
         else:
-            counts = [len(row.tokens) for row in engine.batch]
+            counts = [len(row.tokens) for row in engine.batch if not row.reply.done()]
         if len(counts) == requests and min(counts) >= 10:
             return
         await asyncio.sleep(0)
