@@ -264,6 +264,7 @@ def test_stop_texts_are_found_across_the_seam(
         parts = [replace(first, end=End.INTERRUPTED)]
 
         async def given(request: Request) -> Completion:
+            monkeypatch.setattr(bench.engine, "_interrupting", bool(parts))
             return parts.pop() if parts else await sample(request)
 
         monkeypatch.setattr(bench.engine, "_sample", given)
