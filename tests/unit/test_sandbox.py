@@ -1,6 +1,7 @@
 """Code of responses: what it may not do, and how its tests are read and judged. Every process is
 real."""
 
+import ctypes
 import json
 import os
 import re
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 from openrl.extension_points import verifiers
+from openrl.rewards.verifiers import sandbox
 from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, read_options
 from openrl.rewards.verifiers.program_cases import Case
 from openrl.rewards.verifiers.programs import (
@@ -22,7 +24,13 @@ from openrl.rewards.verifiers.programs import (
     same_value,
 )
 from openrl.rewards.verifiers.sandbox import Limits, run
-from openrl.rewards.verifiers.sandbox_child import CLONE, OPENING, REFUSED
+from openrl.rewards.verifiers.sandbox_child import (
+    CAPSET,
+    CLONE,
+    LANDLOCK_CREATE,
+    OPENING,
+    REFUSED,
+)
 
 MB = 1 << 20
 LIMITS = Limits(
@@ -109,7 +117,7 @@ def test_what_is_refused(code):
 
 
 @contained
-def test_files_are_read_and_never_changed(tmp_path):
+def test_files_are_never_changed(tmp_path, without_landlock):
     kept = tmp_path / "kept"
     kept.write_text("1")
     attempts = [
@@ -138,6 +146,43 @@ def test_files_are_read_and_never_changed(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["kept"]
 
 
+@pytest.fixture
+def without_landlock(monkeypatch, tmp_path_factory):
+    """As on a kernel that has none: what the child may open is everything."""
+    child = tmp_path_factory.mktemp("child") / "child.py"
+    child.write_text(sandbox.CHILD.read_text().replace("READABLE = (", 'READABLE = ("/", '))
+    monkeypatch.setattr(sandbox, "CHILD", child)
+
+
+def has_landlock():
+    version = (
+        ctypes.CDLL(None).syscall(LANDLOCK_CREATE, None, 0, 1) if sys.platform == "linux" else -1
+    )
+    return version > 0
+
+
+@contained
+@pytest.mark.skipif(not has_landlock(), reason="needs Landlock")
+@pytest.mark.parametrize("path", [__file__, "/etc/passwd", "/proc/1/cmdline", "/root", "/tmp"])
+def test_files_besides_pythons_cannot_be_opened(path):
+    ran = program(f"import os\nos.open({path!r}, os.O_RDONLY)")
+    assert ran.outcome == "error" and "Permission" in ran.message, ran
+    assert program("import numpy\nprint(numpy.ones(2).sum())").stdout == b"2.0\n"
+
+
+@contained
+@pytest.mark.parametrize("file", ["mem", "environ", "maps"])
+@pytest.mark.parametrize("landlock", [True, False])
+def test_the_judge_cannot_be_read(request, file, landlock):
+    """Its memory holds the expected output, its environment keys. Without Landlock too."""
+    if not landlock:
+        request.getfixturevalue("without_landlock")
+    ran = program(f"import os\nopen(f'/proc/{{os.getppid()}}/{file}', 'rb').read(1)")
+    assert ran.outcome == "error" and "Permission" in ran.message, ran
+    ran = program("import os\nprint(open(f'/proc/{os.getppid()}/stat').read()[:1].isdigit())")
+    assert landlock or ran.stdout == b"True\n"  # the place is right
+
+
 HEADERS = (
     "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
     "/usr/include/asm-generic/unistd.h",
@@ -158,6 +203,7 @@ def test_system_calls_have_the_numbers_of_the_kernel():
     for name, numbers in {
         **REFUSED,
         "clone": CLONE,
+        "capset": CAPSET,
         "open": OPENING[0][0],
         "openat": OPENING[1][0],
     }.items():
@@ -174,9 +220,7 @@ def test_threads_are_not_processes():
 def test_the_environment_is_empty(monkeypatch):
     monkeypatch.setenv("OPENRL_RM_TOKEN", "secret")
     ran = program("import os\nprint(sorted(os.environ), os.getcwd())")
-    names, directory = ran.stdout.decode().split("] ")
-    assert names == "['HOME', 'LC_ALL', 'OPENBLAS_NUM_THREADS', 'PATH'"
-    assert not Path(directory.strip()).exists()  # its working directory is gone
+    assert ran.stdout == b"['HOME', 'LC_ALL', 'OPENBLAS_NUM_THREADS', 'PATH'] /\n"
 
 
 def test_a_run_that_is_interrupted_leaves_nothing(tmp_path):
@@ -191,6 +235,25 @@ def test_a_run_that_is_interrupted_leaves_nothing(tmp_path):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
     assert children() == before
+
+
+@contained
+def test_a_judge_that_is_killed_leaves_no_directory(tmp_path):
+    """What takes too long is killed by the pool, with the process that waits for it."""
+    call = f"""
+from openrl.rewards.verifiers.sandbox import Limits, run
+run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
+"""
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    root = Path(__file__).parents[2]
+    waiting = psutil.Popen([sys.executable, "-c", call], cwd=root, env=environment)
+    try:
+        while not [p for p in waiting.children() if in_force(p)]:
+            assert waiting.poll() is None
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert list(tmp_path.iterdir()) == []
 
 
 def in_force(process):
@@ -311,6 +374,75 @@ def test_cases_that_no_time_is_left_for_have_failed():
 )
 def test_ending_early_is_not_passing(code):
     assert verdict(fenced(code), ["assert add(1, 2) == 3"]).reward == 0
+
+
+EQUAL = "class All:\n    def __getattr__(self, name): return lambda *_: True\n"
+EQUAL += "".join(
+    f"    def __{name}__(self, *_): return {value}\n"
+    for name, value in [
+        *((name, True) for name in ("eq", "ne", "lt", "le", "gt", "ge", "bool", "contains")),
+        *((name, "self") for name in ("sub", "rsub", "add", "abs", "round", "getitem", "call")),
+        *(("len", 3), ("hash", 0), ("iter", "iter([self])"), ("float", 3.0), ("int", 3)),
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert add(1, 2) == 3",
+        "assert 3 == add(1, 2)",
+        "assert add(1, 2) in (3, 4)",
+        "assert abs(add(1, 2) - 3) < 1e-6",
+        "assert 2 < add(1, 2) < 4",
+        "assert [add(1, 2)] == [3]",
+        "assert sorted([add(1, 2)]) == [3]",
+        "assert set([add(1, 2)]) == {3}",
+        "import math\nassert math.isclose(add(1, 2), 4)",
+        "def test_it():\n    assert add(1, 2) == 3",
+        "from solution import add\nassert add(1, 2) == 3",
+    ],
+)
+@pytest.mark.parametrize(
+    "code",
+    [
+        f"{EQUAL}def add(a, b): return All()",
+        f"{EQUAL}add = All()",
+        "import builtins\nbuiltins.exec = builtins.compile = lambda *_: None",
+        "import builtins\nabs = sorted = set = len = lambda *_: {3}\nclass math:\n"
+        "    isclose = lambda *_: True\ndef add(a, b): return 9",
+        "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'[false, 3]\\n\\1' * 9)\n"
+        "    except OSError: pass\nos._exit(0)",
+        "class add(int):\n    def __new__(cls, *_): return int.__new__(cls, 9)\n"
+        "    def __eq__(self, other): return True\n    __hash__ = int.__hash__",
+    ],
+)
+def test_no_object_of_the_code_takes_part_in_a_comparison(test, code):
+    assert verdict(fenced(code), [test]).reward == 0
+
+
+def test_tests_use_classes_generators_and_errors():
+    code = """
+class Stack:
+    def __init__(self, items=()): self.items = list(items)
+    def push(self, item): self.items.append(item)
+    def pop(self): return self.items.pop()
+    def __len__(self): return len(self.items)
+    def __str__(self): return f"Stack{tuple(self.items)}"
+def squares(n):
+    for i in range(n): yield i * i
+def shapes(): return (1, 2), {"a": {3}}, b"x", None, float("inf"), frozenset([4]), {(1, 2): [True]}
+LIMIT = 5
+"""
+    tests = [
+        "s = Stack([1])\ns.push(2)\nassert len(s) == 2 and s.pop() == 2 and s.items == [1]",
+        "assert str(Stack([7, 8])) == 'Stack(7, 8)'",
+        "import pytest\nwith pytest.raises(IndexError, match='empty'):\n    Stack().pop()",
+        "assert list(squares(4)) == [0, 1, 4, 9] and sum(squares(3)) == 5 and LIMIT == 5",
+        "assert shapes() == ((1, 2), {'a': {3}}, b'x', None, math.inf, frozenset([4]), {(1, 2): [True]})",
+    ]
+    for test in tests:
+        assert verdict(fenced(code), [test]).reward == 1, test
 
 
 def test_an_object_that_equals_everything_is_no_right_value():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -101,16 +100,17 @@ def run_cases(program: str, cases: list[Case], options: CodeOptions) -> Iterator
 
 
 def _run_case(program: str, case: Case, limits: Limits) -> CaseResult:
-    secret = secrets.token_hex(16)
-    task = {"mode": case.mode, "code": program}
-    if case.mode == "call":
-        task |= {"function": case.function, "arguments": case.given}
-    elif case.mode == "asserts":
-        task |= {"test": case.given, "secret": secret}
-    ran = run(task, limits, stdin=case.given if case.mode == "program" else "")
+    if case.mode == "asserts":
+        module = {"mode": "serve", "code": program}
+        ran = run({"mode": "asserts", "code": case.given}, limits, module=module)
+    elif case.mode == "call":
+        call = {"mode": "call", "function": case.function, "arguments": case.given}
+        ran = run(call | {"code": program}, limits)
+    else:
+        ran = run({"mode": "program", "code": program}, limits, stdin=case.given)
     if ran.outcome != "done":
         return CaseResult(ran.outcome, ran.message, ran.contained)
-    right = ran.result == secret.encode() if case.mode == "asserts" else _right(case, ran)
+    right = case.mode == "asserts" or _right(case, ran)
     return CaseResult("passed" if right else "wrong", ran.message, ran.contained)
 
 

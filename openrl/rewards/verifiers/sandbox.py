@@ -3,20 +3,24 @@
 Each run is a new interpreter in a new session, with an empty environment and hard resource limits.
 On Linux (x86-64, arm64) a filter of system calls refuses it children, other programs, the network,
 signals to others and every change of files; it needs no privileges. ``Ran.contained`` says whether
-the filter was in force. What remains: it can read what the user can read, and it shares the
-machine's caches and clocks."""
+the filter was in force. Where the kernel has Landlock (5.13) it can open Python's files alone. What
+remains: without Landlock it reads what the user can read, the memory of the user's other processes
+included, though not of the one that judges it; it shares the machine's caches and clocks."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -46,8 +50,60 @@ class Ran:
     contained: bool
 
 
-def run(task: dict[str, Any], limits: Limits, stdin: str = "") -> Ran:
-    """Run one task of ``sandbox_child``. Raises Unavailable if no interpreter could be started."""
+def run(
+    task: dict[str, Any], limits: Limits, stdin: str = "", module: dict[str, Any] | None = None
+) -> Ran:
+    """Run one task of ``sandbox_child``, and beside it the ``module`` that it uses. Raises
+    Unavailable if no interpreter could be started."""
+    hide_memory()
+    with contextlib.ExitStack() as stack:
+        ends: list[Any] = [None, None]
+        if module is not None:
+            ends = [stack.enter_context(end) for end in socket.socketpair()]
+            _start(stack, module, limits, "", ends[1])
+        child = _start(stack, task, limits, stdin, ends[0])
+        for end in filter(None, ends):
+            end.close()  # so that either child sees when the other has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.process.wait(limits.seconds)
+        timed_out = child.process.poll() is None
+        _end(child.process)
+        result = _read(child.out, limits.output)
+        full = os.fstat(child.stdout.fileno()).st_size >= limits.output
+        return Ran(
+            outcome=_outcome(child.process.returncode, timed_out, full),
+            stdout=_read(child.stdout, limits.output),
+            result=result[1:],
+            message=_read(child.stderr, LONGEST_MESSAGE).decode(errors="replace"),
+            contained=result[:1] == CONTAINED,
+        )
+
+
+@cache
+def hide_memory() -> None:
+    """From now on this process's memory and environment, where the expected values are, are not
+    for other processes of the user."""
+    if sys.platform == "linux":
+        set_dumpable = 4
+        ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Child:
+    process: subprocess.Popen[bytes]
+    stdout: BinaryIO
+    stderr: BinaryIO
+    out: BinaryIO
+
+
+def _start(
+    stack: contextlib.ExitStack,
+    task: dict[str, Any],
+    limits: Limits,
+    stdin: str,
+    link: socket.socket | None,
+) -> Child:
+    """A process that ends with the stack."""
     resources = {
         "RLIMIT_CPU": math.ceil(limits.seconds),
         "RLIMIT_AS": limits.memory,
@@ -55,46 +111,37 @@ def run(task: dict[str, Any], limits: Limits, stdin: str = "") -> Ran:
         "RLIMIT_NOFILE": 64,
         "RLIMIT_CORE": 0,
     }
-    packages = [
-        path for path in sys.path if Path(path).name == "site-packages"
-    ]  # without site: it takes longer than all
-    with contextlib.ExitStack() as stack:
-        source, given, stdout, stderr, out = (
-            stack.enter_context(tempfile.TemporaryFile()) for _ in range(5)
+    # without site: it takes longer than all
+    packages = [path for path in sys.path if Path(path).name == "site-packages"]
+    source, given, stdout, stderr, out = (
+        stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+        for _ in range(5)
+    )
+    whole = task | {"limits": resources, "parent": os.getpid(), "path": packages}
+    _fill(source, json.dumps(whole))
+    _fill(given, stdin)
+    fds = [source.fileno(), out.fileno(), -1 if link is None else link.fileno()]
+    try:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(CHILD), *map(str, fds)],
+            stdin=given,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=[fd for fd in fds if fd >= 0],
+            cwd="/",  # which needs no cleaning up: nothing can be written
+            env={
+                "PATH": os.defpath,
+                "HOME": "/",
+                "LC_ALL": "C.UTF-8",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
+            start_new_session=True,
         )
-        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="openrl-"))
-        _fill(
-            source,
-            json.dumps(task | {"limits": resources, "parent": os.getpid(), "path": packages}),
-        )
-        _fill(given, stdin)
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-B", "-X", "utf8", str(CHILD), str(source.fileno()), str(out.fileno())],
-                stdin=given, stdout=stdout, stderr=stderr, pass_fds=(source.fileno(), out.fileno()), cwd=directory,
-                env={"PATH": os.defpath, "HOME": directory, "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"}, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise Unavailable(
-                f"cannot start an interpreter for the response's code: {error}"
-            ) from None
-        try:
-            process.wait(limits.seconds)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            timed_out = process.poll() is None
-            _end(process)
-        result = _read(out, limits.output)
-        return Ran(
-            outcome=_outcome(
-                process.returncode, timed_out, os.fstat(stdout.fileno()).st_size >= limits.output
-            ),
-            stdout=_read(stdout, limits.output),
-            result=result[1:],
-            message=_read(stderr, LONGEST_MESSAGE).decode(errors="replace"),
-            contained=result[:1] == CONTAINED,
-        )
+    except OSError as error:
+        message = f"cannot start an interpreter for the response's code: {error}"
+        raise Unavailable(message) from None
+    stack.callback(_end, process)
+    return Child(process, stdout, stderr, out)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

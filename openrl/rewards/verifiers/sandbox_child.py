@@ -1,11 +1,12 @@
 """The process in which a response's code runs, contained. Standard library only, started by path
 with ``python -I -S``.
 
-Arguments: FD_IN FD_OUT. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "parent": its
+Arguments: FD_IN FD_OUT LINK. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "parent": its
 process, "path": directories of packages, "mode"} and for the mode
     "program"  nothing: the code runs as __main__, its standard input and output are the test's
     "call"     "function", "arguments": the value it returns is written to FD_OUT as JSON
-    "asserts"  "test": code to run after it, "secret": what is written to FD_OUT if nothing failed
+    "serve"    nothing: the code is a module, and the process at the other end of the socket LINK uses it
+    "asserts"  nothing: the code is the test of a module that serves at the other end of LINK
 Exit status: 0 done, 3 the code raised or exited early, 4 out of memory, 5 the value is no JSON.
 """
 
@@ -16,6 +17,7 @@ import os
 import platform
 import resource
 import signal
+import stat
 import struct
 import sys
 
@@ -23,20 +25,10 @@ RAISED, NO_MEMORY, NO_JSON = 3, 4, 5
 NOT_CONTAINED = b"\0"  # first byte of FD_OUT; CONTAINED if the filter of system calls is in force
 CONTAINED = b"\1"
 PRELUDE = (
-    *(
-        "string",
-        "re",
-        "datetime",
-        "collections",
-        "heapq",
-        "bisect",
-        "copy",
-        "math",
-        "random",
-        "statistics",
-    ),
-    *("itertools", "functools", "operator", "io", "sys", "json", "typing"),
+    *("string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"),
+    *("statistics", "itertools", "functools", "operator", "io", "sys", "json", "typing"),
 )
+READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
 
 # System calls that are refused, by their number on x86-64 and on arm64 (None: there is no such
 # call).
@@ -65,31 +57,27 @@ REFUSED = {
     "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "sethostname": (170, 161),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "init_module": (175, 105), "finit_module": (313, 273),
     "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "acct": (163, 89), "adjtimex": (159, 171),
+    "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "ioprio_set": (251, 30), "setdomainname": (171, 162),
+    "syslog": (103, 116), "quotactl": (179, 60), "fanotify_init": (300, 262), "flock": (73, 32), "fsopen": (430, 430),
+    "fsconfig": (431, 431), "fsmount": (432, 432), "open_tree": (428, 428), "mount_setattr": (442, 442),
     "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None), "bpf": (321, 280), "keyctl": (250, 219),
     "add_key": (248, 217), "request_key": (249, 218), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
 }  # fmt: skip
 CLONE = (56, 220)
-OPENING = (
-    ((2, None), 1),
-    ((257, 56), 2),
-)  # open, openat: the numbers, and which argument holds the flags
-MACHINES = {
-    "x86_64": (0, 0xC000003E),
-    "aarch64": (1, 0xC00000B7),
-}  # column of the table, AUDIT_ARCH_*
+CAPSET = (126, 91)
+LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same everywhere
+READ_FILE, READ_DIR = 4, 8  # LANDLOCK_ACCESS_FS_*
+# open, openat: the numbers, and which argument holds the flags
+OPENING = (((2, None), 1), ((257, 56), 2))
+# column of the tables, AUDIT_ARCH_*
+MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EPERM
 ABSENT = (
     0x00050026  # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
 )
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = (
-    0x20,
-    0x15,
-    0x35,
-    0x45,
-    0x06,
-)  # opcodes of the packet filter
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the packet filter
 NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # where in struct seccomp_data they stand
 
 
@@ -106,11 +94,12 @@ def limit(limits: dict[str, int]) -> None:
         resource.setrlimit(kind, (soft, hard))
 
 
-def contain(parent: int) -> bool:
+def contain(parent: int, packages: list[str]) -> bool:
     """Install the filter of system calls for this process and its threads, for good, and die with
-    ``parent``.
+    ``parent``. Without capabilities, and readable by nobody, it can read no other process of a
+    privileged user; where the kernel has Landlock, no other process and no file besides Python's.
 
-    False where it cannot be.
+    False where there is no filter.
     """
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         return False
@@ -120,16 +109,36 @@ def contain(parent: int) -> bool:
     described = struct.pack(
         "HxxxxxxQ", len(program) // 8, ctypes.addressof(memory)
     )  # struct sock_fprog
-    prctl = ctypes.CDLL(None).prctl
+    libc = ctypes.CDLL(None)
+    prctl = libc.prctl
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong]
-    set_death_signal, set_no_new_privileges, set_seccomp, mode_filter = 1, 38, 22, 2
+    set_death_signal, set_dumpable, set_seccomp, mode_filter = 1, 4, 22, 2
     prctl(set_death_signal, signal.SIGKILL, None, 0, 0)  # who waits for this process may be killed
     if os.getppid() != parent:
         os._exit(RAISED)
-    return (
-        prctl(set_no_new_privileges, 1, None, 0, 0) == 0
-        and prctl(set_seccomp, mode_filter, described, 0, 0) == 0
-    )
+    prctl(set_dumpable, 0, None, 0, 0)
+    libc.syscall(CAPSET[column], struct.pack("Ii", 0x20080522, 0), bytes(24))
+    set_no_new_privileges = 38
+    if prctl(set_no_new_privileges, 1, None, 0, 0) != 0:
+        return False
+    hide_files(libc, [*READABLE, sys.prefix, sys.base_prefix, *packages])
+    return prctl(set_seccomp, mode_filter, described, 0, 0) == 0
+
+
+def hide_files(libc: ctypes.CDLL, readable: list[str]) -> None:
+    """Let nothing be opened but what lies below these paths (Landlock, Linux 5.13)."""
+    handled = struct.pack("Q", READ_FILE | READ_DIR)
+    rules = libc.syscall(LANDLOCK_CREATE, handled, len(handled), 0)
+    if rules < 0:
+        return
+    for path in filter(os.path.exists, readable):
+        opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        rights = READ_FILE | (READ_DIR if stat.S_ISDIR(os.fstat(opened).st_mode) else 0)
+        path_beneath = 1
+        libc.syscall(LANDLOCK_ADD, rules, path_beneath, struct.pack("=Qi", rights, opened), 0)
+        os.close(opened)
+    libc.syscall(LANDLOCK_RESTRICT, rules, 0)
+    os.close(rules)
 
 
 def rules(column: int, arch: int) -> list[tuple[int, int, int, int]]:
@@ -214,27 +223,155 @@ def run_call(code: str, function: str, arguments: list[object], out: int) -> Non
     os.write(out, text.encode())
 
 
-def run_asserts(code: str, test: str, secret: str, out: int) -> None:
-    solution = sys.modules["solution"] = type(sys)("solution")  # tests may import it
+# -- a module in one process, its test in another: only data passes between them, so that no object
+# of the module takes part in a comparison
+
+
+def send(link: int, message: object) -> None:
+    data = json.dumps(message).encode() + b"\n"
+    while data:
+        data = data[os.write(link, data) :]
+
+
+def encode(value: object, refs: list[object]) -> object:
+    """Data as JSON, anything else as a number that stands for it in ``refs``."""
+    if isinstance(value, Remote):
+        return {"mine": object.__getattribute__(value, "ref")}
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    for kind in (list, tuple, set, frozenset, dict):
+        if isinstance(value, kind):
+            items = value.items() if isinstance(value, dict) else value
+            return {kind.__name__: [encode(item, refs) for item in items]}
+    if hasattr(value, "tolist"):  # of numpy
+        return encode(value.tolist(), refs)
+    refs.append(value)
+    return {"theirs": len(refs) - 1}
+
+
+def decode(data: object, refs: list[object], link: int) -> object:
+    """What ``encode`` of the other end was given."""
+    if not isinstance(data, dict):
+        return data
+    ((kind, content),) = data.items()
+    if kind == "mine":
+        return refs[content]
+    if kind == "theirs":
+        return Remote(content, link, refs)
+    if kind == "bytes":
+        return bytes.fromhex(content)
+    kinds = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}
+    return kinds[kind](decode(item, refs, link) for item in content)
+
+
+class Remote:
+    """An object of the module, in its test. It is called, its attributes, items and length are
+    asked for; it equals nothing but itself, and no operator works on it."""
+
+    def __init__(self, ref: int, link: int, refs: list[object]) -> None:
+        self.ref, self.link, self.refs = ref, link, refs
+
+    def __call__(self, *arguments: object, **named: object) -> object:
+        return self._ask("call", arguments, named)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self._ask("getattr", name)
+
+    def __getitem__(self, key: object) -> object:
+        return self._ask("getitem", key)
+
+    def __len__(self) -> int:
+        return self._ask("len")  # type: ignore[return-value]
+
+    def __iter__(self) -> object:
+        return self._ask("iter")
+
+    def __next__(self) -> object:
+        return self._ask("next")
+
+    def __str__(self) -> str:
+        return self._ask("str")  # type: ignore[return-value]
+
+    def _ask(self, operation: str, *operands: object) -> object:
+        refs: list[object] = []
+        request = [encode(operand, refs) for operand in (self, *operands)]
+        if refs:
+            raise TypeError("functions and objects of a test cannot be handed to the code")
+        send(self.link, [operation, *request])
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (part := os.read(self.link, 1 << 16)):
+                raise RuntimeError("the code ended early")
+            line += part
+        raised, *content = json.loads(line)
+        if raised:
+            found = getattr(builtins, str(content[0]), None)
+            known = isinstance(found, type) and issubclass(found, Exception)
+            raise (found if known else RuntimeError)(content[1])  # type: ignore[misc]
+        return decode(content[0], self.refs, self.link)
+
+
+def run_server(code: str, link: int) -> None:
+    """Answer the test until it ends."""
+    solution = type(sys)("solution")
+    sys.modules["solution"] = solution
     exec(compile(code, "<response>", "exec"), vars(solution))
-    names = dict(vars(solution))
+    refs: list[object] = [solution]
+    operations = {
+        "names": lambda module: {
+            name: value
+            for name, value in vars(module).items()
+            if not name.startswith("__") and not isinstance(value, type(sys))
+        },
+        "call": lambda function, arguments, named: function(*arguments, **named),
+        "getattr": getattr,
+        "getitem": lambda container, key: container[key],
+        "len": len,
+        "iter": iter,
+        "next": next,
+        "str": str,
+    }
+    with open(link, "rb", closefd=False) as requests:
+        for line in requests:
+            operation, *operands = json.loads(line)
+            try:
+                value = operations[operation](*(decode(o, refs, link) for o in operands))  # type: ignore[operator]
+                reply = [False, encode(value, refs)]
+            except Exception as error:
+                reply = [True, type(error).__name__, str(error)[:500]]
+            send(link, reply)
+
+
+def run_asserts(code: str, link: int) -> None:
+    """Run the test: the module's names are there, but none takes the place of a builtin or of a
+    module."""
+    offered = Remote(0, link, [])._ask("names")
+    names: dict[str, object] = {name: __import__(name) for name in PRELUDE}
+    solution = sys.modules["solution"] = type(sys)("solution")  # tests may import it
+    vars(solution).update(offered)  # type: ignore[call-overload]
+    kept = {*names, *vars(builtins)}
+    names |= {name: value for name, value in vars(solution).items() if name not in kept}
     before = dict(names)
-    exec(compile(test, "<test>", "exec"), names)
+    exec(compile(code, "<test>", "exec"), names)
     for name, value in list(names.items()):
         if name.startswith("test") and callable(value) and before.get(name) is not value:
             value()
-    os.write(out, secret.encode())
 
 
 def main() -> None:
-    source, out = int(sys.argv[1]), int(sys.argv[2])
+    source, out, link = map(int, sys.argv[1:])
     with open(source, "rb") as file:
         task = json.load(file)
-    sys.path += task.pop("path")
+    packages = task.pop("path")
+    sys.path += packages
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     limit(task.pop("limits"))
     mode, parent = task.pop("mode"), task.pop("parent")
-    if contain(parent):
+    if contain(parent, packages):
         os.write(out, CONTAINED)
     else:
         limit({"RLIMIT_NPROC": 64})  # of the user, threads too; none for root
@@ -246,7 +383,7 @@ def main() -> None:
         if mode == "call":
             run_call(**task, out=out)
         else:
-            run_asserts(**task, out=out)
+            (run_server if mode == "serve" else run_asserts)(**task, link=link)
     except MemoryError:
         os._exit(NO_MEMORY)
     except BaseException as error:  # an early SystemExit too
