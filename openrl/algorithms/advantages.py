@@ -325,14 +325,17 @@ def gigpo_scores(outcomes: Outcomes, options: GiGPOOptions) -> Tensor:
 
 
 def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor, Tensor]:
-    """The scores from the end, plus on each token of a step the part of the steps."""
-    assert batch.shaped is not None and batch.state_ids is not None
+    """The score on every token, plus the step's part on those of the step, minus any KL to go.
+    Rewards on the way count in steps alone."""
+    assert batch.shaped is not None and batch.scores is not None and batch.state_ids is not None
     returns = step_returns(batch, options.gigpo_gamma)
     states = batch.group_ids * (batch.state_ids.max() + 1) + batch.state_ids
     among_steps = standardise(returns, states, batch.valid)
-    on_tokens = options.gigpo_step_weight * among_steps[:, None] * batch.loss_mask
-    advantages, returns = sum_from_the_end(batch, options)
-    return advantages + on_tokens, returns + on_tokens
+    rows = batch.scores + options.gigpo_step_weight * among_steps
+    penalties = batch.token_rewards - place_scores(batch, batch.scores)
+    to_go, _ = sum_from_the_end(batch.replace(token_rewards=penalties), options)
+    advantages = to_go + rows[:, None] * batch.loss_mask
+    return advantages, advantages
 
 
 def step_returns(batch: ExperienceBatch, gamma: float) -> Tensor:

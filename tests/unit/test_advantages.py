@@ -305,7 +305,10 @@ def obvious_step(batch, row, options):
 def obvious_tokens(batch, name, row, kl, kl_coef, options):
     """{(row, index): advantage} of the sampled tokens of one trajectory."""
     tokens, score = batch.tokens[row], obvious_score(batch, name, row, options)
-    rewards = {(r, t): v - kl_coef * kl[r][t] for (r, t), v in earned(batch, row, score).items()}
+    gained = earned(batch, row, score)
+    if name == "gigpo":  # rewards on the way count in steps alone
+        gained = dict.fromkeys(tokens, 0.0) | {tokens[-1]: score}
+    rewards = {(r, t): v - kl_coef * kl[r][t] for (r, t), v in gained.items()}
     gamma = options.gamma if name in ("gae", "reinforce") else 1.0
     result = {}
     if name in ("turn_reinforce", "step_reinforce"):
