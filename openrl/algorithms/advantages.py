@@ -26,7 +26,7 @@ from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
-from openrl.flags.schema import flag
+from openrl.flags.schema import Options, flag
 from openrl.types import ExperienceBatch
 
 ScoreFn = Callable[[Outcomes, Any], Tensor]  # (N,) shaped rewards to (N,) scores
@@ -84,7 +84,7 @@ def from_tokens(fn: TokenFn) -> Estimator:
 
 
 @dataclass(frozen=True)
-class DiscountOptions:
+class DiscountOptions(Options):
     gamma: float = flag(
         1.0, "Discount per sampled token; environment tokens do not count.", bounds="[0, 1]"
     )
@@ -229,7 +229,7 @@ def gpg(outcomes: Outcomes, options: None) -> Tensor:
 
 
 @dataclass(frozen=True)
-class PartOptions:
+class PartOptions(Options):
     gdpo_parts: tuple[str, ...] = flag(
         (), "Parts of the reward, each NAME or NAME=WEIGHT. None given: all, weight 1."
     )
@@ -270,7 +270,7 @@ def gdpo(outcomes: Outcomes, options: PartOptions) -> Tensor:
 
 
 @dataclass(frozen=True)
-class TurnOptions:
+class TurnOptions(Options):
     turn_gamma: float = flag(
         1.0, "Discount per turn of a dialogue, or per step of an agent.", bounds="[0, 1]"
     )
@@ -308,7 +308,7 @@ def step_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor,
 
 
 @dataclass(frozen=True)
-class GiGPOOptions:
+class GiGPOOptions(Options):
     gigpo_episode_weight: float = flag(1.0, "Weight of the episode advantage.", bounds=">= 0")
     gigpo_step_weight: float = flag(
         1.0, "Weight of the advantage among steps from an equal state.", bounds=">= 0"

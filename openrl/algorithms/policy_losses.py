@@ -17,7 +17,7 @@ from torch import Tensor
 
 from openrl.algorithms.masked import masked_mean, segment_mean, sequence_mean
 from openrl.extension_points import policy_losses
-from openrl.flags.schema import REQUIRED, flag
+from openrl.flags.schema import REQUIRED, Options, flag
 from openrl.types import ExperienceBatch, LossInputs, TokenLosses
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: absurd and finite
@@ -47,7 +47,7 @@ def squared(log_ratios: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ClipOptions:
+class ClipOptions(Options):
     eps_clip: float = flag(
         0.2,
         "Ratio is clipped to [1 - eps, 1 + eps]; dppo_tv: limit of the change in probability.",
@@ -187,7 +187,7 @@ def gpg(inputs: LossInputs, options: None) -> TokenLosses:
 
 
 @dataclass(frozen=True)
-class TISOptions:
+class TISOptions(Options):
     tis_upper_bound: float = flag(1.0, "Cap of the detached policy ratio.", bounds="> 0")
 
 
@@ -200,7 +200,7 @@ def tis(inputs: LossInputs, options: TISOptions) -> TokenLosses:
 
 
 @dataclass(frozen=True)
-class TOPROptions:
+class TOPROptions(Options):
     topr_positive_weight: float = flag(
         1.0, "Weight of samples with positive reward.", bounds=">= 0"
     )
@@ -223,7 +223,7 @@ def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
 
 
 @dataclass(frozen=True)
-class RatioCapOptions:
+class RatioCapOptions(Options):
     dppo_ratio_cap: float = flag(20.0, "Upper limit of the detached ratio weight.", bounds=">= 1")
 
 
@@ -276,7 +276,7 @@ def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> Toke
 
 
 @dataclass(frozen=True)
-class SAPOOptions:
+class SAPOOptions(Options):
     sapo_tau_pos: float = flag(1.0, "Gate temperature for A > 0.", bounds="> 0")
     sapo_tau_neg: float = flag(1.05, "Gate temperature for A <= 0.", bounds="> 0")
 
@@ -294,7 +294,7 @@ def sapo(inputs: LossInputs, options: SAPOOptions) -> TokenLosses:
 
 
 @dataclass(frozen=True)
-class DROOptions:
+class DROOptions(Options):
     dro_beta: float = flag(REQUIRED, "Quadratic penalty on the log-ratio.", bounds="> 0")
 
 
@@ -307,7 +307,7 @@ def dro(inputs: LossInputs, options: DROOptions) -> TokenLosses:
 
 
 @dataclass(frozen=True)
-class Kimi15Options:
+class Kimi15Options(Options):
     kimi15_tau: float = flag(0.1, "Weight of the squared log-ratio.", bounds=">= 0")
 
 
@@ -399,7 +399,7 @@ policy_losses.register("clip_cov", options=ClipCovOptions, needs=("old_logprobs"
 
 
 @dataclass(frozen=True)
-class KLCovOptions:
+class KLCovOptions(Options):
     kl_cov_ratio: float = flag(
         2e-4, "Share of tokens with highest covariance that get a KL penalty.", bounds="(0, 1]"
     )

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from openrl.algorithms.supervised_losses import dpo_loss, ipo_loss, kto_loss, orpo_loss, simpo_loss
 from openrl.extension_points import preference_losses
-from openrl.flags.schema import flag
+from openrl.flags.schema import Options, flag
 from openrl.types import AnswerInputs, AnswerLosses
 
 
@@ -23,7 +23,7 @@ def split_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class ReferenceOptions:
+class ReferenceOptions(Options):
     reference_free: bool = flag(
         False, "Use a reference with equal log-probs everywhere; none is loaded."
     )
@@ -40,12 +40,12 @@ class IPOOptions(ReferenceOptions):
 
 
 @dataclass(frozen=True)
-class SimPOOptions:
+class SimPOOptions(Options):
     simpo_gamma: float = flag(0.5, "Reward margin of SimPO.", bounds=">= 0")
 
 
 @dataclass(frozen=True)
-class KTOOptions:
+class KTOOptions(Options):
     label_key: str = flag(
         "label", "Column that says desirable (true, 1) or undesirable (false, 0)."
     )

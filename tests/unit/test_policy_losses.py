@@ -390,3 +390,21 @@ def test_the_gates_of_sapo_keep_double_precision():
     pushed_down = inputs.loss_mask & (inputs.advantages < 0)
     expected = (-gate * inputs.advantages)[pushed_down]
     torch.testing.assert_close(found[pushed_down], expected, rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "values", "message"),
+    [
+        (losses.PPOOptions, {"dual_clip": 1.0}, "PPOOptions: dual_clip must be > 1, got 1.0"),
+        (losses.ClipOptions, {"eps_clip_low_high": (0.2, -0.1)}, "eps_clip_low_high must be >= 0"),
+        (
+            losses.ClipCovOptions,
+            {"clip_cov_range": (5.0, 1.0)},
+            "clip_cov_range must be increasing",
+        ),
+    ],
+)
+def test_options_made_in_python_keep_to_their_bounds(options, values, message):
+    with pytest.raises(ValueError, match=message):
+        options(**values)
+    assert losses.PPOOptions(dual_clip="auto").dual == pytest.approx(1.4)
