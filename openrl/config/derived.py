@@ -66,12 +66,6 @@ def steps_ahead(config: PPOConfig) -> int:
     return config.asynchrony.async_queue_size if config.asynchrony.async_train else 0
 
 
-def rollout_capacity(config: PPOConfig) -> int:
-    """Prompts that run, or wait to be trained on, at most."""
-    wanted = config.batch.rollout_batch_size
-    return steps_ahead(config) * wanted + max(prompts_running(config), wanted)
-
-
 def carries_over(config: PPOConfig) -> bool:
     """Whether what is unfinished when a training step has its groups goes on in a later one."""
     return config.asynchrony.partial_rollout or config.asynchrony.async_train
@@ -217,10 +211,6 @@ def critic_adapters(flags: LoRAFlags) -> LoRAFlags:
     return replace(flags, lora_rank=lora_rank(flags), lora_adapter_path=None)
 
 
-def needs_reward_model(config: PPOConfig) -> bool:
-    return config.others.reward_pretrain is not None
-
-
 def source_kinds(
     config: PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig,
 ) -> set[str]:
@@ -243,7 +233,7 @@ def model_roles(config: PPOConfig) -> tuple[str, ...]:
         "actor": True,
         "critic": needs_critic(config),
         "reference": needs_reference(config) and not policy_is_reference(config),
-        "reward": needs_reward_model(config),
+        "reward": config.others.reward_pretrain is not None,
     }
     return tuple(role for role, needed in wanted.items() if needed)
 

@@ -84,7 +84,7 @@ def role_models(config: PPOConfig) -> dict[str, RoleModel]:
         ),
         "reference": RoleModel("logprobs", reference_path(config)),
     }
-    if derived.needs_reward_model(config):
+    if config.others.reward_pretrain is not None:
         first, *more = [
             source.address for source in derived.rewards(config).sources if source.kind == "model"
         ]

@@ -101,25 +101,24 @@ def test_flags_of_asynchrony_without_it():
 
 
 @pytest.mark.parametrize(
-    ("words", "ahead", "running", "capacity", "staleness", "goes_on"),
+    ("words", "ahead", "running", "staleness", "goes_on"),
     [
-        ("", 0, 100, 100, 0, False),
-        ("--async_train", 1, 100, 200, 1, True),
-        ("--async_train --async_queue_size 3 --max_staleness 2", 3, 100, 400, 2, True),
-        ("--async_train --max_staleness 0", 1, 100, 200, 0, True),
-        ("--partial_rollout", 0, 100, 100, 1, True),
-        ("--partial_rollout --oversample_ratio 1.255", 0, 126, 126, 1, True),
-        ("--partial_rollout --async_train --vllm_generate_batch_size 150", 1, 150, 250, 1, True),
-        ("--oversample_ratio 2", 0, 200, 200, 0, False),
-        ("--vllm_generate_batch_size 40 --dynamic_filtering", 0, 40, 100, 0, False),
+        ("", 0, 100, 0, False),
+        ("--async_train", 1, 100, 1, True),
+        ("--async_train --async_queue_size 3 --max_staleness 2", 3, 100, 2, True),
+        ("--async_train --max_staleness 0", 1, 100, 0, True),
+        ("--partial_rollout", 0, 100, 1, True),
+        ("--partial_rollout --oversample_ratio 1.255", 0, 126, 1, True),
+        ("--partial_rollout --async_train --vllm_generate_batch_size 150", 1, 150, 1, True),
+        ("--oversample_ratio 2", 0, 200, 0, False),
+        ("--vllm_generate_batch_size 40 --dynamic_filtering", 0, 40, 0, False),
     ],
 )
-def test_what_follows(words, ahead, running, capacity, staleness, goes_on):
+def test_what_follows(words, ahead, running, staleness, goes_on):
     batches = "--rollout_batch_size 100 --train_batch_size 100 --micro_train_batch_size 4"
     config, _ = settle(PPOConfig, f"{GRPO} {batches} {words}")
     assert derived.steps_ahead(config) == ahead
     assert derived.prompts_running(config) == running
-    assert derived.rollout_capacity(config) == capacity
     assert derived.max_staleness(config) == staleness
     assert derived.carries_over(config) == goes_on
 

@@ -36,6 +36,7 @@ from tests.patience import PATIENCE
         GRPO,
         GRPO + " --use_kl_loss --kl_estimator k3",
         PPO + " --kl_target 0.1",
+        PPO + " --max_ckpt_mem inf --reward_clip_range -inf inf",
         PPO + " --kl_target 0.1 --kl_horizon 205",
         PPO + " --rl_loss_coef 0 --sft_loss_coef 1",
         GRPO + " --use_kl_loss --kl_loss_estimator low_var_kl",
@@ -159,6 +160,9 @@ def test_sound_flags_have_no_problems(words):
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a a=2", "gdpo_parts", "given twice", "NAME"),
         ("--temperature 0", "temperature", "must be > 0, got 0.0", ""),
         ("--reward_clip_range 5 -5", "reward_clip_range", "must be increasing, got 5.0 -5.0", ""),
+        ("--actor_learning_rate inf", "actor_learning_rate", "must be a finite number, got inf", ""),
+        ("--entropy_loss_coef -inf", "entropy_loss_coef", "must be a finite number, got -inf", ""),
+        ("--init_kl_coef nan", "init_kl_coef", "expected a number, got 'nan'", ""),
         ("--vllm_gpu_memory_utilization 1.5", "vllm_gpu_memory_utilization", "must be (0, 1], got 1.5", ""),
     ],
 )  # fmt: skip
