@@ -92,27 +92,23 @@ class EngineSpec:
     device: Literal["cpu", "cuda"] = "cpu"
     max_model_len: int = 2048  # tokens of prompt and response together
     seed: int = 0  # of requests that bring none
-    max_num_seqs: int | None = (
-        None  # sequences decoded at a time; None here and below: the engine's default
-    )
+    # None in the following four: the engine's default
+    max_num_seqs: int | None = None  # sequences decoded at a time
     max_num_batched_tokens: int | None = None  # tokens computed in one step
     block_size: int | None = None  # tokens per block of the key-value cache
-    quantization: str | None = None  # of the engine's weights; None: none
+    quantization: str | None = None  # of the engine's weights
     load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
     adapter_rank: int = 0  # of the adapters that syncs bring; 0: they bring whole models
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
-    engine_kwargs: dict[str, Any] = field(
-        default_factory=dict
-    )  # further fields of vLLM's EngineArgs
+    engine_kwargs: dict[str, Any] = field(default_factory=dict)  # more fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
     kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
     sizes: ParallelSizes = ParallelSizes()  # over how many GPUs, and how
     expert_parallel: bool = False  # whole experts on each of them
     spans_nodes: bool = False  # they lie on several nodes
     engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
-    sleep_level: Literal[0, 1, 2] = (
-        0  # how deep it can sleep: 0 not at all, 1 weights wait in host memory, 2 they are dropped
-    )
+    # how deep it can sleep: 0 not at all, 1 weights wait in host memory, 2 they are dropped
+    sleep_level: Literal[0, 1, 2] = 0
     keep_cache_on_pause: bool = False
     """Requests that a pause interrupts keep keys and values of the old weights. Costs no second
     prefill, but no single set of weights gives their log-probs."""

@@ -18,10 +18,8 @@ def free_pages(tensors: Iterable[Tensor]) -> int:
     libc, freed = ctypes.CDLL(None, use_errno=True), 0
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     for start, size in storages.items():
-        first, end = (
-            -(-start // mmap.PAGESIZE) * mmap.PAGESIZE,
-            (start + size) // mmap.PAGESIZE * mmap.PAGESIZE,
-        )
+        first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
         if end <= first:
             continue
         if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED):

@@ -11,15 +11,9 @@ from openrl.config.placement import ParallelSizes
 from openrl.errors import Gathered, UserError
 
 ON_A_CPU = {
-    "vllm_pipeline_parallel_size": (
-        "vLLM's CPU worker keeps no buffers for the activations between stages"
-    ),
-    "vllm_enable_expert_parallel": (
-        "vLLM's CPU kernel of experts crashes when a rank holds a part of them"
-    ),
-    "vllm_data_parallel_size": (
-        "the replicas of a mixture exchange tokens by all_gatherv, which vLLM has not on a CPU"
-    ),
+    "vllm_pipeline_parallel_size": "vLLM's CPU worker keeps no activations between stages",
+    "vllm_enable_expert_parallel": "vLLM's CPU kernel of experts crashes on a part of them",
+    "vllm_data_parallel_size": "replicas exchange tokens by all_gatherv, which vLLM has on GPUs",
 }
 """Flag -> why vLLM 0.32 on a CPU cannot; it can be tensor parallel."""
 
@@ -74,23 +68,12 @@ def shape_problems(
     ]
     divisors = f"--vllm_tensor_parallel_size {' or '.join(map(str, fits))}"
     if heads % tensor:
-        yield (
-            (
-                f"--vllm_tensor_parallel_size {tensor} does not divide the {heads} attention heads"
-                " of the model"
-            ),
-            divisors,
-        )
-    elif (
-        kv_heads % tensor and tensor % kv_heads
-    ):  # either a share of them on each rank, or each on a share of the ranks
-        yield (
-            (
-                f"--vllm_tensor_parallel_size {tensor} and the {kv_heads} key-value heads: neither"
-                " divides the other"
-            ),
-            divisors,
-        )
+        message = f"does not divide the {heads} attention heads of the model"
+        yield f"--vllm_tensor_parallel_size {tensor} {message}", divisors
+    # either a share of them on each rank, or each on a share of the ranks
+    elif kv_heads % tensor and tensor % kv_heads:
+        message = f"and the {kv_heads} key-value heads: neither divides the other"
+        yield f"--vllm_tensor_parallel_size {tensor} {message}", divisors
     inner = getattr(config, "moe_intermediate_size" if experts else "intermediate_size", None)
     if inner and inner % tensor and not expert:
         yield (

@@ -12,8 +12,10 @@ from importlib import import_module
 from inspect import signature
 from typing import Any
 
-REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    # module, attribute of it, parameters that we pass by name or position
+Feature = tuple[str, str, tuple[str, ...]]
+"""Module, attribute, the parameters that we pass by name or position."""
+
+REQUIRED: tuple[Feature, ...] = (
     (
         "vllm.v1.engine.async_llm",
         "AsyncLLM.generate",
@@ -55,7 +57,7 @@ REQUIRED: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("vllm.config", "set_current_vllm_config", ("vllm_config",)),
 )
 
-KEEPING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+KEEPING: tuple[Feature, ...] = (
     ("vllm.v1.engine.async_llm", "AsyncLLM.pause_generation", ("mode", "clear_cache")),
     ("vllm.v1.engine.async_llm", "AsyncLLM.resume_generation", ()),
     ("vllm.v1.engine.async_llm", "AsyncLLM.update_weight_version", ("new_version",)),
@@ -65,7 +67,7 @@ KEEPING: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def missing_features(
-    required: Iterable[tuple[str, str, tuple[str, ...]]] = REQUIRED,
+    required: Iterable[Feature] = REQUIRED,
     load: Callable[[str], Any] = import_module,
 ) -> list[str]:
     """What of ``required`` this vLLM lacks, in words; ``load`` imports a module by name."""

@@ -23,14 +23,12 @@ def _set_environment(spec: EngineSpec) -> None:
     on_cpu = spec.device == "cpu"
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": (
-            "ERROR" if on_cpu else "WARNING"
-        ),  # on a CPU it warns of every accelerator it lacks
+        # on a CPU it warns of every accelerator that it lacks
+        "VLLM_LOGGING_LEVEL": "ERROR" if on_cpu else "WARNING",
     }
     if spec.spans_nodes:
-        os.environ.pop(
-            "CUDA_VISIBLE_DEVICES", None
-        )  # empty: Ray's workers have the GPUs, this process none
+        # empty: Ray's workers have the GPUs, this process none
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
         defaults["VLLM_HOST_IP"] = "127.0.0.1"
     if on_cpu:
@@ -89,9 +87,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "trust_remote_code": spec.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "openrl.rollout.vllm_worker.WorkerExtension",
-        "weight_transfer_config": {
-            "backend": "openrl"
-        },  # ``vllm_transfer.BACKEND``, which that module registers
+        # ``vllm_transfer.BACKEND``, which that module registers
+        "weight_transfer_config": {"backend": "openrl"},
         "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
         "disable_log_stats": True,
         "use_tqdm_on_load": False,

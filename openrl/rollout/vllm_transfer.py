@@ -64,9 +64,8 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     supports_draft_weight_update = False
 
     _receiver: Receiver
-    _wanted: set[str] | None = (
-        None  # parameters of the model; None: no bucket of this session was loaded yet
-    )
+    # parameters of the model; None: no bucket of this session was loaded yet
+    _wanted: set[str] | None = None
     _loaded: set[str] | None = None  # those that got a weight; None: the model does not tell
     absent: tuple[str, ...] = ()
     """Parameters that got no weight in the session that ended last; vLLM itself only logs them."""
@@ -101,10 +100,8 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         if changed:
             raise Refused([], changed)
         if self._wanted is None:
-            self._wanted, self._loaded = (
-                {parameter_key(name) for name, _ in self.model.named_parameters()},
-                set(),
-            )
+            self._wanted = {parameter_key(name) for name, _ in self.model.named_parameters()}
+            self._loaded = set()
             _forget_expert_kernels(self.model)
             initialize_layerwise_reload(self.model)
         loaded = self.model.load_weights(
@@ -126,9 +123,8 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     def shutdown(self) -> None:
         """Receivers hold what the sender lent them, and nothing of their own."""
 
-    trainer_send_weights = (
-        None  # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
-    )
+    # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
+    trainer_send_weights = None
 
 
 def parameter_key(name: str) -> str:
@@ -152,9 +148,8 @@ def _forget_expert_kernels(model: nn.Module) -> None:
 def _repack_heads(model: nn.Module) -> None:
     """An output head tied to the embedding gets no weights of its own, so a reload passes it by."""
     for module in _on_cpu(model):
-        if (
-            hasattr(module, "cpu_linear") and module.weight.numel()
-        ):  # numel 0: packed and the original dropped
+        # numel 0: packed and the original dropped
+        if hasattr(module, "cpu_linear") and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
 
 

@@ -22,6 +22,7 @@ from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFl
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
+from openrl.models.causal_lm import DTYPES
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.batching import rollout_batching, supervised_batching
 from openrl.trainer.plan_sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
@@ -32,7 +33,7 @@ from openrl.training.build import EngineKind
 from openrl.training.deepspeed_config import grad_accum_dtype
 from openrl.weights.transport import WORDS, TransportName, choose_transport
 
-BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
 MOMENT_BYTES = {
     "adamw": 8,

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from openrl.types import WeightManifest
 
-_ALIGNMENT = (
-    16  # bytes; every tensor starts at a multiple, so that it can be viewed in place in any dtype
-)
+# bytes; every tensor starts at a multiple, so that it can be viewed in place in any dtype
+_ALIGNMENT = 16
 _WORDS = 2**22  # of eight bytes that a checksum looks at together
 
 Named = list[tuple[str, Tensor]]

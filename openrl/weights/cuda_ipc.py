@@ -16,12 +16,9 @@ from openrl.weights.transport import Rendezvous, Route, SentBucket
 # Of the arguments of torch's rebuild_cuda_tensor, those that differ between buckets: all are
 # builtin types.
 _FIELDS = slice(7, 10)  # handle of the allocation, size of the storage, its place in the allocation
-_COUNTER = slice(
-    11,
-    15,
-    # handle and place of its reference counter, handle of the event that ends the packing, whether to
-    # wait
-)
+# handle and place of its reference counter, handle of the event that ends the packing, whether to
+# wait
+_COUNTER = slice(11, 15)
 
 
 def gpu_uuid(device: torch.device) -> str:
@@ -56,9 +53,8 @@ class Sender:
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
         self._device, self._uuid = device, gpu_uuid(device)
-        self._has_reader = (
-            self._uuid in route.gpus
-        )  # memory that is exported and read by nobody stays for ever
+        # memory that is exported and read by nobody stays for ever
+        self._has_reader = self._uuid in route.gpus
 
     def begin(self) -> None:
         pass

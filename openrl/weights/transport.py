@@ -27,7 +27,7 @@ WORDS = {
     "nccl": "an NCCL broadcast from the actor's rank 0",
     "ipc": "CUDA IPC: an engine reads the memory of the actor's rank on its own GPU",
 }
-"""Each transport as people read of it."""
+"""Each transport in the words of logs and plans."""
 
 _HOMES = {
     "host": "openrl.weights.host",
@@ -64,10 +64,8 @@ class SyncEndpoint:
     """Where one worker of the actor, or one engine, is."""
 
     machine: str  # see ``machine_id``
-    gpus: tuple[
-        str, ...
-        # UUIDs of the GPUs that its weights lie on, by rank; empty if they come from host memory
-    ] = ()
+    # UUIDs of the GPUs that its weights lie on, by rank; empty if they come from host memory
+    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,9 +94,8 @@ class SentBucket:
     manifest: WeightManifest
     where: dict[str, Any]  # what the receiver needs to find the bytes, as builtin types
     checksums: tuple[int, ...] = ()  # of each tensor; empty: not asked for
-    data: Tensor | None = field(
-        default=None, repr=False
-    )  # (bytes,) uint8, for engines on other machines
+    # (bytes,) uint8, for engines on other machines
+    data: Tensor | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
