@@ -220,7 +220,8 @@ class Group:
         """Mean of ``passed`` over the group, failed trajectories left out; None if any has no
         verdict."""
         passed = [t.score.passed if t.score else None for t in self.trajectories if not t.failed]
-        return None if not passed or None in passed else sum(passed) / len(passed)  # type: ignore[arg-type]
+        known = [verdict for verdict in passed if verdict is not None]
+        return sum(known) / len(known) if known and len(known) == len(passed) else None
 
     @property
     def is_flat(self) -> bool:

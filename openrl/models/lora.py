@@ -29,9 +29,12 @@ from openrl.config.lora import LoRAFlags
 from openrl.errors import UserError
 
 PLAIN = {
-    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision", "inference_mode",
-    "r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "lora_alpha",
-    "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights", "eva_config", "runtime_config",
+    "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
+    "inference_mode",
+    "r", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+    "rank_pattern", "lora_alpha",
+    "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights",
+    "eva_config", "runtime_config",
 }  # fmt: skip
 """Fields of an adapter's config that leave it W x + scale * B A x; any other is refused, unless it
 has peft's default."""

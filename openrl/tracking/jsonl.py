@@ -30,7 +30,8 @@ class JsonlWriter:
         )
         write_atomically(path, "".join(to_line(r) for r in kept))
         self.last_step: int | None = kept[-1]["step"] if kept else None
-        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115 - open as long as the run
+        # open as long as the run
+        self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def write(self, record: Mapping[str, Any]) -> None:
         self._file.write(to_line(record))

@@ -97,7 +97,8 @@ class Progress:
             yield tell
         finally:
             seconds = self.clock() - started
-            self.seconds_by_stage[name] += seconds  # type: ignore[assignment]  # Counter adds floats as well
+            # a Counter adds floats as well
+            self.seconds_by_stage[name] += seconds  # type: ignore[assignment]
             self._lap_seconds[name] += seconds  # type: ignore[assignment]
             self._active.pop(name, None)
 

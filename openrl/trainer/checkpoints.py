@@ -1,7 +1,8 @@
 """Checkpoints on disk: written aside, renamed when complete, old ones removed afterwards.
 
 <ckpt_path>/step_000004/
-    manifest.json     schema version, step, flags of the run; its presence in a renamed directory means complete
+    manifest.json     schema version, step, flags of the run; in a renamed directory it means
+                      complete
     state.json        what the driver must know to go on: data position, KL controller, counters
     actor/ critic/    what each training engine wrote of itself
     hf/               a Hugging Face copy, with --save_hf_ckpt

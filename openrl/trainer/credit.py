@@ -48,7 +48,8 @@ def credit_metrics(batch: ExperienceBatch, kl_estimator: str) -> dict[str, Metri
     metrics: dict[str, Metric] = {}
 
     def add(name: str, column: object) -> None:
-        metrics[name] = Mean(float(masked_mean(column, mask)) * tokens, tokens)  # type: ignore[arg-type]
+        mean = masked_mean(column, mask)  # type: ignore[arg-type]
+        metrics[name] = Mean(float(mean) * tokens, tokens)
 
     assert batch.advantages is not None and batch.returns is not None
     add("rollout/advantage_abs", batch.advantages.abs())

@@ -227,7 +227,8 @@ class Residency:
                     raise SleepError(self._failed) from error
                 raise
             self.awake = self.awake - {*moved} if direction == "sleep" else self.awake | {*moved}
-            self._seconds[f"perf/{direction}_seconds"] += time.perf_counter() - started  # type: ignore[assignment]
+            seconds = time.perf_counter() - started
+            self._seconds[f"perf/{direction}_seconds"] += seconds  # type: ignore[assignment]
             await self.edge(f"{direction} {_names(moved)} for {why}", role)
 
     async def edge(self, what: str, *roles: str) -> None:

@@ -123,7 +123,7 @@ class RolloutBuffer:
         """Groups that wait to be trained on."""
         return sum(slot.group is not None for slot in self._slots)
 
-    # -- playing ------------------------------------------------------------------------------------
+    # -- playing -----------------------------------------------------------------------------------
 
     async def admit(self) -> Slot:
         """The next prompt to play, once the limits allow it."""
@@ -187,7 +187,7 @@ class RolloutBuffer:
         trained_by = self.version + self._unsent + position // per_step
         return trained_by - version <= self.limits.max_staleness
 
-    # -- training -----------------------------------------------------------------------------------
+    # -- training ----------------------------------------------------------------------------------
 
     async def take(self) -> Taken:
         """The groups of the next training step: the first in the order of admission, or the first
@@ -265,7 +265,7 @@ class RolloutBuffer:
             "rollout/engine_wait_seconds": idle,
         }
 
-    # -- waiting ------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
 
     async def _until(self, find: Callable[[], Found | None]) -> Found:
         """What ``find`` gives, once it is not None. Raises the error of ``fail``."""
@@ -286,7 +286,7 @@ class RolloutBuffer:
             if not waiter.done():
                 waiter.set_result(None)
 
-    # -- leaving and returning ----------------------------------------------------------------------
+    # -- leaving and returning ---------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """All that a resumed run needs to train on the same prompts in the same order. What is

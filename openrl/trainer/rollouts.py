@@ -53,7 +53,7 @@ class Rollouts:
         self._tell: Tell = lambda done, total: None
         self._users, self._paused = 0, False
 
-    # -- for training -------------------------------------------------------------------------------
+    # -- for training ------------------------------------------------------------------------------
 
     async def take(self, tell: Tell) -> Taken:
         """The groups of the next training step, see ``RolloutBuffer.take``. Within
@@ -100,7 +100,7 @@ class Rollouts:
         """Nobody waits for these answers any more."""
         await cancelled(self._playing[slot] for slot in slots if slot in self._playing)
 
-    # -- one prompt, many prompts -------------------------------------------------------------------
+    # -- one prompt, many prompts ------------------------------------------------------------------
 
     async def play(self, prompt: Prompt, request: RolloutRequest, guard: FailureGuard) -> Group:
         """A prompt's scored trajectories. Raises UserError as ``guard`` does."""
@@ -136,7 +136,7 @@ class Rollouts:
         samples = (request or self.settings.request).n_samples
         return FailureGuard(prompts * samples, self.settings.max_failure_rate)
 
-    # -- when engines compute -----------------------------------------------------------------------
+    # -- when engines compute ----------------------------------------------------------------------
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
@@ -148,7 +148,7 @@ class Rollouts:
                 if self._paused:
                     await self._resume()
                 yield
-                if self._users == 1 and self.buffer.limits.carries_over:
+                if self._users == 1 and self._playing:
                     await self._pause()
         finally:
             self._users -= 1

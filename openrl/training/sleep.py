@@ -154,8 +154,8 @@ class _Asleep:
 
 
 class Sleep:
-    """The parts of one engine that are asleep. ``sleep`` empties their storages, ``wake`` fills them
-    again."""
+    """The parts of one engine that are asleep. ``sleep`` empties their storages, ``wake`` fills
+    them again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -221,4 +221,5 @@ def _give_back(device: torch.device) -> None:
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
     """All of a storage, (bytes,)."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)  # type: ignore[call-overload]
+    nothing = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return nothing.set_(storage)  # type: ignore[call-overload]

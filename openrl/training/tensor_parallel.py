@@ -15,7 +15,8 @@ from openrl.errors import UserError
 from openrl.models.sequence_parallel import differ
 
 STYLES = {
-    "colwise", "colwise_rep", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce", "embedding_rowwise",
+    "colwise", "colwise_rep", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce",
+    "embedding_rowwise",
 }  # fmt: skip
 """Of transformers' plans, what DeepSpeed knows how to do."""
 

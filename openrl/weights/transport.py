@@ -172,8 +172,8 @@ class Rendezvous:
 def make_sender(
     route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
 ) -> Sender:
-    """``rank`` is that among the ranks of the actor, ``rendezvous`` the one that ``route`` leads to,
-    on rank 0."""
+    """``rank`` is that among the ranks of the actor, ``rendezvous`` the one that ``route`` leads
+    to, on rank 0."""
     return import_module(_HOMES[route.transport]).Sender(route, rank, device, rendezvous)
 
 
