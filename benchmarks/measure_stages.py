@@ -66,12 +66,10 @@ async def in_process(
 async def run(args: argparse.Namespace, config: PPOConfig, inputs: Inputs) -> None:
     where = {"start": in_process, "clock": time.process_time} if args.in_process else {}
     async with pipeline_side(config, inputs, **where) as side:
-        trainer = side.trainer
         args.output.write_text("")
         for number in range(args.warmup + args.rounds):
             for prompts, tokens in args.shapes:
-                trainer.batch = replace(trainer.batch, rollout_batch_size=prompts)
-                trainer.pipeline.sampling = replace(trainer.pipeline.sampling, max_tokens=tokens)
+                side.ask_for(prompts, max_tokens=tokens)
                 values = await side.step()
                 if number >= args.warmup:
                     measured = {name: round(values[name], 4) for name in KEPT if name in values}

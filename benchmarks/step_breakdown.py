@@ -39,7 +39,6 @@ from openrl.flags.parser import load
 from openrl.tracking.progress import Progress
 from openrl.trainer.checkpoints import Checkpoints
 from openrl.trainer.launch import StartRoles, build_trainer
-from openrl.trainer.pipeline import Answers
 from openrl.trainer.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import Learned, RLTrainer
 from openrl.trainer.roles import start_roles, workers
@@ -70,7 +69,6 @@ def config_of(
         "label_key": "label",
         "remote_rm_url": folder / "reward.py",
         "vllm_num_engines": 1,
-        "no_expand_n_samples": True,  # as bare vLLM is asked
         "device": "cpu",
         "param_dtype": "fp32",
         "zero_stage": args.zero_stage,
@@ -134,8 +132,20 @@ class Side:
     async def step(self) -> dict[str, float]:
         """One training step as a run makes it, logs included. Its metrics."""
         self.trainer.progress.lap()
-        await self.trainer.report(await anext(self.steps))
+        learned = await anext(self.steps)
+        self.prompts = [group.prompt for group in learned.groups]
+        await self.trainer.report(learned)
         return self.values
+
+    def ask_for(self, prompts: int | None = None, **sampling: object) -> None:
+        """From the next step on: so many prompts, and other values of sampling."""
+        rollouts = self.trainer.rollouts
+        request = rollouts.settings.request
+        request = replace(request, sampling=replace(request.sampling, **sampling))
+        rollouts.settings = replace(rollouts.settings, request=request)
+        if prompts is not None:
+            limits = rollouts.buffer.limits
+            rollouts.buffer.limits = replace(limits, wanted=prompts, running=prompts)
 
 
 @asynccontextmanager
@@ -156,29 +166,24 @@ async def pipeline_side(
             policy = Recorder(roles.policy)
             roles = replace(roles, policy=policy)
             trainer = build_trainer(config, inputs, roles, Checkpoints(config.checkpoint), progress)
-            trainer.pipeline.sampling = replace(trainer.pipeline.sampling, ignore_eos=ignore_eos)
             side = Side(trainer, trainer.steps(), policy, [], {})
+            side.ask_for(ignore_eos=ignore_eos)
             _listen(side)
-            await trainer.pipeline.publish()
-            await trainer.pipeline.check_sync(trainer.stream.peek(8))
+            await trainer.begin()
             async with aclosing(side.steps):
                 yield side
             trainer.trackers.close()
 
 
 def _listen(side: Side) -> None:
-    """Keep the prompts and the metrics of each step; neither costs time."""
-    generate, log = side.trainer.pipeline.generate, side.trainer.trackers.log
-
-    async def generating(prompts: list[Prompt], *args: Any) -> Answers:
-        side.prompts = prompts
-        return await generate(prompts, *args)
+    """Keep the metrics of each step, which costs no time."""
+    log = side.trainer.trackers.log
 
     def logging(step: int, values: dict[str, float]) -> None:
         side.values = values
         log(step, values)
 
-    side.trainer.pipeline.generate, side.trainer.trackers.log = generating, logging  # type: ignore[method-assign]
+    side.trainer.trackers.log = logging  # type: ignore[method-assign]
 
 
 # -- pairs -----------------------------------------------------------------------------------------
@@ -222,7 +227,8 @@ async def measure(side: Side, vllm: Bare, loop: Bare, vllm_first: bool) -> Pair:
     """The order of the two sides alternates; the bare training needs the rows of the step before
     it."""
     generation = None
-    ask = [p.token_ids for p in side.trainer.stream.peek(side.trainer.batch.rollout_batch_size)]
+    buffer = side.trainer.rollouts.buffer
+    ask = [p.token_ids for p in buffer.prompts.peek(buffer.limits.wanted)]
     if vllm_first:
         generation = vllm.ask(ask)
         time.sleep(PAUSE_S)

@@ -180,6 +180,38 @@ def test_a_step_that_fails_leaves_no_task_behind():
     assert asyncio.run(scenario()) == set()
 
 
+def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
+    """Rollouts run ahead; one breaks while the optimizer would go on for ever."""
+
+    class Breaking(Engine):
+        async def play(self, prompt, request):
+            if self.run.weights:  # a step is being trained
+                raise ConnectionError("the engine is gone")
+            return await super().play(prompt, request)
+
+        async def pause(self, finish_running): ...
+
+        async def resume(self, finish_running): ...
+
+    class Endless(Learner):
+        async def learn(self, groups, version, step, stage):
+            self.run.weights = step
+            await asyncio.Event().wait()
+
+    async def scenario():
+        run = Run()
+        trainer = trainer_of(run, [], learner=Endless)
+        limits = BufferLimits(1, 1, steps_ahead=2, max_staleness=2, carries_over=True)
+        trainer.rollouts.buffer.limits = limits
+        trainer.rollouts.engines = LocalGroup.create("vllm", 1, Breaking, run)
+        with pytest.raises(ConnectionError, match="the engine is gone"):
+            async for _ in trainer.steps():
+                pass
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    assert asyncio.run(scenario()) == set()
+
+
 def test_an_evaluation_alone_sends_once():
     words = (
         f"{GRPO} --eval_only --eval_dataset e --weight_sync_interval 2 --enable_vllm_is_correction"
