@@ -1,6 +1,6 @@
 # make quickstart   train a small policy from nothing, on this machine
 # make rlhf         reward model, reward server and PPO with a critic, on this machine
-# make test         every test that needs no GPU, JOBS=2 files at a time: about 4 GB of memory each
+# make test         every test that needs no GPU, JOBS=2 files at a time, each in up to 8 GB of memory
 # make gpu          the tests that need a GPU, and a report of what they measured
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
@@ -26,7 +26,8 @@ rlhf: $(READY)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SEED=$(SEED) bash examples/scripts/rlhf_cpu.sh
 
 test: $(READY)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile --no-loadscope-reorder tests
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile \
+		--no-loadscope-reorder --max-worker-restart 1 tests
 
 gpu: $(READY)
 	@$(BIN)/python -m tests.gpu.report

@@ -3,12 +3,17 @@ steps."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+from openrl.cli import train_ppo_ray
+from openrl.cli.run import command
+from openrl.config.commands import PPOConfig
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir
 
@@ -86,6 +91,16 @@ def run(command: str, flags: list[str], code: int = 0, **env: str) -> str:
         process.kill()
     assert process.returncode == code, f"exit code {process.returncode}, expected {code}:\n{output}"
     return output
+
+
+def plan_of(flags: list[str]) -> str:
+    """What train_ppo_ray --dry_run prints; in this process, which saves its imports."""
+    out, argv = io.StringIO(), [*flags, "--dry_run"]
+    steps = (train_ppo_ray.prepare, train_ppo_ray.run)
+    with contextlib.redirect_stdout(out):
+        code = command(PPOConfig, *steps, prog="train_ppo_ray", description="", argv=argv)
+    assert code == 0
+    return out.getvalue()
 
 
 def metrics(out: Path) -> list[dict[str, float]]:

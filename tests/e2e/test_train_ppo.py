@@ -16,7 +16,7 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
+from tests.e2e.runs import make_task, metrics, plan_of, ppo_flags, run, start, untimed
 from tests.patience import PATIENCE
 
 
@@ -96,8 +96,7 @@ def test_resume_after_a_kill_is_bit_equal(whole_run, task, tmp_path):
 def test_sharing_places_changes_nothing(whole_run, task, tmp_path):
     """All on one place: the same weights as with a place for each, bit for bit."""
     where = {"colocate_all_models": True}
-    output = run("train_ppo_ray", ppo_flags(task, tmp_path, **EXACT, **where, dry_run=True))
-    assert "Placement on cpu: 1 CPU" in output
+    assert "Placement on cpu: 1 CPU" in plan_of(ppo_flags(task, tmp_path, **EXACT, **where))
     run("train_ppo_ray", ppo_flags(task, tmp_path, **EXACT, **where))
     whole, _ = whole_run
     expected, found = (
@@ -122,9 +121,7 @@ def test_adapters_on_shared_places(task, tmp_path):
         "actor_learning_rate": 1e-2,
         "max_steps": 3,
     }
-    assert "reference" not in run(
-        "train_ppo_ray", ppo_flags(task, tmp_path, **changes, dry_run=True)
-    )
+    assert "reference" not in plan_of(ppo_flags(task, tmp_path, **changes))
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
     records = metrics(tmp_path)
     assert (
@@ -163,7 +160,7 @@ def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
         "eval_generate_max_len": 30,
         "system_envs": "OPENRL_TEST=1",
     }
-    plan = run("train_ppo_ray", ppo_flags(task, tmp_path, **changes, dry_run=True))
+    plan = plan_of(ppo_flags(task, tmp_path, **changes))
     rows = [line for line in plan.splitlines() if line.startswith("vllm ")]
     assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
