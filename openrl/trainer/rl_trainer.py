@@ -108,9 +108,8 @@ class RLTrainer:
         with self.progress.stage("sync"):
             await self.publisher.publish()
             await self.rollouts.published(self.publisher.version)
-            async with self.generating():
-                version, dtype = self.publisher.version, self.learner.settings.dtype
-                await check_sync(self.rollouts, self.learner, version, dtype)
+            version, dtype = self.publisher.version, self.learner.settings.dtype
+            await check_sync(self.rollouts, self.learner, version, dtype)
         self.progress.note(f"weights travel through {self.publisher.way}")
 
     @asynccontextmanager

@@ -13,14 +13,15 @@ from openrl.weights.sync import check_gap
 
 async def check_sync(rollouts: Rollouts, learner: Learner, version: int, dtype: Dtype) -> float:
     """Sample a little and compare the engines' log-probs with the trainer's: the largest gap in
-    nats. Within ``Rollouts.generating``.
+    nats. One after the other, since they may have to sleep in turn.
 
     Raises UserError if they are not the same model (see ``weights/sync.py``)."""
     drawn = rollouts.settings.request.sampling
     plain = Sampling(min(16, drawn.max_tokens), drawn.temperature)
     request = RolloutRequest(1, plain, seed=(learner.settings.seed, 0, 0), scored=False)
     prompts = rollouts.buffer.prompts.peek(8)
-    groups = await rollouts.play_all(prompts, request, lambda done, total: None)
+    async with rollouts.generating():
+        groups = await rollouts.play_all(prompts, request, lambda done, total: None)
     batch = collate(groups, learner.pad_id)
     policy = ColumnRequest("logprobs", learner.roles.policy)
     logprobs = (await learner.columns(policy, batch))["column"]

@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -109,7 +110,5 @@ def metrics(out: Path) -> list[dict[str, float]]:
 
 def untimed(records: list[dict[str, float]]) -> list[dict[str, float]]:
     """What two equal runs have in common."""
-    return [
-        {k: v for k, v in r.items() if not k.startswith(("time/", "timing_s/", "perf/"))}
-        for r in records
-    ]
+    timed = re.compile("time/|timing_s/|perf/|.*_seconds$")
+    return [{k: v for k, v in r.items() if not timed.match(k)} for r in records]
