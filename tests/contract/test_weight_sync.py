@@ -23,7 +23,8 @@ from openrl.config.reward_plan import reward_plan
 from openrl.config.rollout import EngineFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.weight_sync import WeightSync
+from openrl.trainer.publisher import Publisher
+from openrl.trainer.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.weights.transport import Route
 from tests.experience import engine_spec, optim_spec
@@ -95,7 +96,9 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
     path = tiny_model_dir(tmp_path, hidden_size=256, intermediate_size=512, num_hidden_layers=4)
     policy, worker = policy_of(path)
     engines = engines_of(path, 2)
-    sync = WeightSync(policy, engines, EngineFlags(sync_bucket_mb=1, check_weight_sync=True))
+    publisher = Publisher(
+        Roles(policy, engines), EngineFlags(sync_bucket_mb=1, check_weight_sync=True)
+    )
 
     async def scenario():
         await start(engines)
@@ -103,7 +106,7 @@ def test_two_engines_in_as_few_calls_as_the_bytes_need(tmp_path):
             for parameter in worker.engine.model.parameters():
                 parameter.mul_(1.5)
         measured = [
-            {name: m.value for name, m in (await sync.send(version)).items()} for version in (1, 2)
+            {name: m.value for name, m in (await publisher.publish()).items()} for _ in range(2)
         ]
         got = await engine_logprobs(engines)
         await engines.close()
@@ -131,13 +134,13 @@ def test_an_engine_that_fails_in_the_middle_is_named_and_all_keep_their_weights(
         for parameter in worker.engine.model.parameters():
             parameter.mul_(1.5)
     engines = engines_of(path, 2)
-    sync = WeightSync(policy, engines, EngineFlags())
+    publisher = Publisher(Roles(policy, engines), EngineFlags())
 
     async def scenario():
         await start(engines)
         engines._workers[1].engine.load_bucket = fail
         with pytest.raises(ConnectionError, match="no memory") as raised:
-            await sync.send(1)
+            await publisher.publish()
         versions = [worker.engine.policy_version for worker in engines._workers]
         got = await engine_logprobs(engines)
         await engines.close()
@@ -171,7 +174,7 @@ def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
     path = tiny_model_dir(tmp_path)
     policy, worker = policy_of(path, LoRAFlags(lora_rank=4, lora_alpha=8))
     engines = engines_of(path, 1, "vllm", adapter_rank=4, enable_prefix_caching=True)
-    sync = WeightSync(policy, engines, EngineFlags(check_weight_sync=True), adapter=True)
+    publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True), adapter=True)
 
     async def scenario():
         await start(engines)
@@ -181,7 +184,7 @@ def test_vllm_answers_with_each_adapter_that_is_synchronised(tmp_path):
                 for name, parameter in worker.engine.model.named_parameters():
                     if "lora_" in name:
                         parameter.normal_(std=0.2)
-            figures = await sync.send(version)
+            figures = await publisher.publish()
             worker.export(str(tmp_path / str(version)))
             found.append((figures["perf/sync_bytes"].value, (await engine_logprobs(engines))[0]))
         with pytest.raises(UserError, match="does not take the adapter"):
