@@ -11,7 +11,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.config import derived
 from openrl.errors import UserError
 from openrl.tracking.metrics import Sum
-from openrl.trainer.launch import build_pipeline
+from openrl.trainer.launch import build_learner
 from openrl.trainer.roles import Roles, model_spec, role_models
 from tests.batches import outcome_batch
 from tests.flags import ppo
@@ -38,19 +38,19 @@ def groups(skipped=0.0):
     return [LocalGroup.create(role, 1, Recorder, skipped) for role in ("actor", "critic")]
 
 
-def pipeline_of(tmp_path, actor, critic, frozen=1):
+def learner_of(tmp_path, actor, critic, frozen=1):
     config = ppo(WORDS.format(path=tmp_path, frozen=frozen))
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
-    return build_pipeline(config, inputs, Roles(policy=actor, rollout=actor, critic=critic))
+    return build_learner(config, inputs, Roles(policy=actor, rollout=actor, critic=critic))
 
 
 def test_the_critic_trains_alone_up_to_the_flags_step(tmp_path):
     actor, critic = groups()
-    pipeline = pipeline_of(tmp_path, actor, critic)
+    learner = learner_of(tmp_path, actor, critic)
     batch = outcome_batch([1.0] * 8, list(range(8)))
-    found = [asyncio.run(pipeline.update(batch, step)) for step in (1, 2, 3)]
+    found = [asyncio.run(learner.update(batch, step)) for step in (1, 2, 3)]
     of_roles = [{name for name in metrics if not name.startswith("perf/")} for metrics in found]
     assert of_roles == [
         {"critic/nonfinite_steps"},
@@ -58,22 +58,22 @@ def test_the_critic_trains_alone_up_to_the_flags_step(tmp_path):
         {"actor/nonfinite_steps", "critic/nonfinite_steps"},
     ]
     assert (actor._workers[0].asked, critic._workers[0].asked) == ([2], [2, 2, 2])
-    assert [pipeline.trains_actor(step) for step in (1, 2, 3)] == [False, False, True]
+    assert [learner.trains_actor(step) for step in (1, 2, 3)] == [False, False, True]
 
 
 def test_without_the_flag_the_actor_trains_from_the_first_step(tmp_path):
-    assert pipeline_of(tmp_path, *groups(), frozen=-1).trains_actor(1)
+    assert learner_of(tmp_path, *groups(), frozen=-1).trains_actor(1)
 
 
-def test_the_pipeline_stops_a_run_without_finite_gradients(tmp_path):
-    pipeline = pipeline_of(tmp_path, *groups(skipped=1.0), frozen=5)
+def test_a_run_stops_without_finite_gradients(tmp_path):
+    learner = learner_of(tmp_path, *groups(skipped=1.0), frozen=5)
     batch = outcome_batch([1.0] * 8, list(range(8)))
     for step in (1, 2):  # two optimizer steps each; the fifth in a row is one too many
-        asyncio.run(pipeline.update(batch, step))
+        asyncio.run(learner.update(batch, step))
     with pytest.raises(
         UserError, match="step 3: the gradient of the critic was inf or NaN in 5 optimizer"
     ):
-        asyncio.run(pipeline.update(batch, 3))
+        asyncio.run(learner.update(batch, 3))
     assert (tmp_path / "nonfinite_step_3" / "critic_batch.safetensors").exists()
 
 

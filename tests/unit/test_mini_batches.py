@@ -7,7 +7,7 @@ import pytest
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
-from openrl.trainer.launch import build_pipeline
+from openrl.trainer.launch import build_learner
 from openrl.trainer.roles import Roles
 from tests.batches import outcome_batch
 from tests.flags import GRPO, ppo
@@ -35,9 +35,9 @@ def steps_of(tmp_path, words, step=1):
     inputs = SimpleNamespace(
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
-    pipeline = build_pipeline(config, inputs, Roles(policy=actor, rollout=actor))
+    learner = build_learner(config, inputs, Roles(policy=actor, rollout=actor))
     asyncio.run(
-        pipeline.update(outcome_batch([float(i) for i in range(16)], [0] * 8 + [1] * 8), step)
+        learner.update(outcome_batch([float(i) for i in range(16)], [0] * 8 + [1] * 8), step)
     )
     return actor._workers[0].steps
 
