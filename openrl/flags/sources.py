@@ -37,21 +37,24 @@ class Setting:
 def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
     """Settings of a command line, and its stray words.
 
-    A word of two dashes and a letter begins a flag, the words up to the next one are its values;
+    A word of dashes and a letter begins a flag, the words up to the next one are its values;
     ``--flag=value`` holds one value of any form. This needs no list of flags, so --plugin can be
     read before the flags that plugins bring."""
     settings: list[Setting] = []
-    stray: list[str] = []
+    problems: list[Problem] = []
     for word in argv:
-        if re.match(r"--[A-Za-z]", word):
-            name, equals, value = word[2:].partition("=")
+        if re.match(r"--?[A-Za-z]", word) and word not in ("-inf", "-nan"):
+            name, equals, value = word.lstrip("-").partition("=")
             settings.append(Setting(name, [value] if equals else []))
+            if not word.startswith("--"):
+                fix = f"--{name}, or --flag={word} if it is a value"
+                problems.append(Problem((), f"{word!r}: a flag begins with two dashes", fix))
         elif settings:
             settings[-1].raw.append(word)
         else:
-            stray.append(word)
-    fix = "write --flag value, or --flag=value where the value begins with --"
-    return settings, [Problem((), f"{word!r} belongs to no flag", fix) for word in stray]
+            fix = "write --flag value, or --flag=value where the value begins with --"
+            problems.append(Problem((), f"{word!r} belongs to no flag", fix))
+    return settings, problems
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:

@@ -279,6 +279,14 @@ def test_conditions_that_cannot_be_evaluated_are_left_out():
     assert "--warm acts" not in text and "--eps acts" not in text
 
 
+def test_one_dash_is_one_too_few():
+    (problem,) = settle("--pretrain", "m", "-micro", "2")[1]
+    assert problem.fatal and str(problem) == (
+        "'-micro': a flag begins with two dashes\n       try: --micro, or --flag=-micro if it is a value"
+    )
+    assert good("--pretrain=-m", "--span", "-inf", "2").train.span == (float("-inf"), 2.0)
+
+
 def test_both_spellings_of_a_flag():
     assert "--batch, --batch_size: are two spellings" in said(
         "--pretrain", "m", "--batch", "8", "--batch_size", "8"
