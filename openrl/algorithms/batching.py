@@ -196,9 +196,9 @@ def plan_steps(
 
     Every epoch shuffles all trajectories anew by ``generator`` (None: in order) and trains each
     exactly once. Which meet in a step depends neither on their rows nor on ``dp_size`` and
-    ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost`` (Karmarkar-Karp): ranks get equally many rows
-    where micro-batches count rows, and any number where they count tokens. Where siblings share
-    what they begin with (``cost.shared``), they are kept together as far as that allows.
+    ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost`` (Karmarkar-Karp): ranks
+    get equally many rows where micro-batches count rows, and any number where they count tokens.
+    Where siblings share what they begin with (``cost.shared``), they are kept together.
 
     A rank is shipped what it trains in any step, each row once. With one epoch every row thus
     travels to one rank; a later epoch deals anew, and a row travels again only if it meets another
@@ -268,42 +268,22 @@ class Bundle:
 def _cut(
     rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize
 ) -> list[list[list[Bundle]]]:
-    """[rank][micro-batch] of bundles: rows one by one, or, where siblings share what they begin
-    with, groups in as large parts as balance allows."""
+    """[rank][micro-batch] of bundles: rows one by one or, where siblings share what they begin
+    with, groups in parts of at most a rank's share of the rows."""
     if sizes.groups is None:
         return _dealt([Bundle.of([row], sizes) for row in rows], dp_size, size)
     groups: dict[int, list[int]] = {}
     for row in rows:
         groups.setdefault(sizes.groups[row], []).append(row)
+    share = -(-len(rows) // dp_size)
     if isinstance(size, TokenCap):
-        most = max(map(len, groups.values()), default=1)
-        limits = sorted(
-            {-(-most // 2**halvings) for halvings in range(most.bit_length())}, reverse=True
-        )
-        ways = [
-            [part for group in groups.values() for part in _parts(group, sizes, n, size.tokens)]
-            for n in limits
-        ]
-        return _dealt(_least_busy(ways, dp_size, False), dp_size, size)
-    # as many micro-batches of as many rows as without sharing: parts of the groups in a row
-    of_rank = -(-len(rows) // dp_size)
-    micro = -(-of_rank // -(-of_rank // size)) if rows else size
+        parts = [_parts(group, sizes, share, size.tokens) for group in groups.values()]
+        return _dealt(list(chain.from_iterable(parts)), dp_size, size)
+    # as many micro-batches of as many rows as without sharing, each of neighbours
+    micro = -(-share // -(-share // size)) if rows else size
     order = list(chain.from_iterable(groups.values()))
-    divisors = [n for n in range(micro, 0, -1) if micro % n == 0]
-    ways = [[Bundle.of(order[i : i + n], sizes) for i in range(0, len(order), n)] for n in divisors]
-    chosen = _least_busy(ways, dp_size, True)
-    return _dealt(chosen, dp_size, micro // divisors[ways.index(chosen)])
-
-
-def _least_busy(ways: list[list[Bundle]], dp_size: int, equal_counts: bool) -> list[Bundle]:
-    """The way that gives the busiest rank the least to do; the first of several."""
-
-    def busiest(bundles: list[Bundle]) -> float:
-        return max(
-            sum(bundle.cost for bundle in rank) for rank in _by_rank(bundles, dp_size, equal_counts)
-        )
-
-    return min(ways, key=busiest)
+    starts = range(0, len(order), micro)
+    return _dealt([Bundle.of(order[i : i + micro], sizes) for i in starts], dp_size, 1)
 
 
 def _parts(group: list[int], sizes: RowSizes, limit: int, cap: int) -> list[Bundle]:

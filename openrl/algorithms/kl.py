@@ -1,5 +1,4 @@
-"""KL to the reference policy: estimators per token, and the coefficient's controllers. torch
-only."""
+"""KL to the reference policy: estimators per token, and its coefficient. torch only."""
 
 from __future__ import annotations
 
@@ -105,36 +104,23 @@ def reference_kl(batch: ExperienceBatch, estimator: str) -> Tensor | None:
     return kl_estimate(batch.old_logprobs, batch.ref_logprobs, estimator)
 
 
-class FixedKL:
-    """A coefficient that stays."""
-
-    def __init__(self, coef: float) -> None:
-        self.coef = coef
-
-    def update(self, kl: float, n_samples: int) -> None:
-        """Does nothing."""
-
-    def state(self) -> dict[str, float]:
-        return {}
-
-    def load_state(self, state: dict[str, float]) -> None:
-        """The flag rules; nothing is restored."""
-
-
-class AdaptiveKL:
-    """Steers the coefficient so that the measured KL nears ``target``;
+class KLCoefficient:
+    """A coefficient that stays or, with a ``target``, is steered so that the measured KL nears it;
     https://arxiv.org/abs/1909.08593 section 2.2."""
 
-    def __init__(self, coef: float, target: float, horizon: int) -> None:
+    def __init__(self, coef: float, target: float | None = None, horizon: int = 1) -> None:
         self.coef, self.target, self.horizon = coef, target, horizon
 
     def update(self, kl: float, n_samples: int) -> None:
         """``kl`` in nats per token over the step's ``n_samples`` samples."""
-        error = min(max(kl / self.target - 1, -0.2), 0.2)
-        self.coef *= 1 + error * n_samples / self.horizon
+        if self.target is not None:
+            error = min(max(kl / self.target - 1, -0.2), 0.2)
+            self.coef *= 1 + error * n_samples / self.horizon
 
     def state(self) -> dict[str, float]:
         return {"coef": self.coef}
 
     def load_state(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
+        """Without a target the flag rules; nothing is restored."""
+        if self.target is not None:
+            self.coef = state["coef"]

@@ -24,6 +24,7 @@ class Trajectories:
     lengths: Tensor  # (N,) int64, sampled tokens in all rows
     loss_mask: Tensor  # (B, T) bool
     columns: Tensor  # (B, T) int64, where ``gather`` puts a sampled token, in [0, S)
+    width: int  # S, at least 1
 
     @classmethod
     def of(cls, batch: ExperienceBatch) -> Self:
@@ -37,14 +38,9 @@ class Trajectories:
         earlier = torch.empty_like(sampled)
         earlier[order] = sampled[order].cumsum(0) - sampled[order]
         before = earlier - (lengths.cumsum(0) - lengths)[index]
-        width = max(int(lengths.max()), 1) if len(lengths) else 1
+        width = max([1, *lengths.tolist()])
         start = (width - lengths[index] + before)[:, None]
-        return cls(index, first, lengths, mask, start + mask.cumsum(-1) - 1)
-
-    @property
-    def width(self) -> int:
-        """S, at least 1."""
-        return max(int(self.lengths.max()), 1) if len(self.lengths) else 1
+        return cls(index, first, lengths, mask, start + mask.cumsum(-1) - 1, width)
 
     @property
     def last(self) -> Tensor:

@@ -14,7 +14,7 @@ Want = Literal["entropy", "full_kl", "reference", "balance"]
 
 entropy    (b, T) of the distribution that each token was drawn from, in nats
 full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
-reference  of a reference: the columns that ``full_kl`` needs, under their names in ``ExperienceBatch``
+reference  of a reference: the columns that ``full_kl`` needs, by their names in a batch
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
 

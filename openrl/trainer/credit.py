@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from openrl.algorithms.credit import CreditPlan, assign_credit
-from openrl.algorithms.kl import AdaptiveKL, FixedKL, reference_kl
+from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.derived import kl_controller_acts, kl_in_reward
@@ -21,11 +21,7 @@ class Credit:
     def __init__(self, plan: CreditPlan, flags: KLFlags) -> None:
         self.plan, self.flags = plan, flags
         self.running = RunningMoments()
-        self.kl = (
-            FixedKL(flags.init_kl_coef)
-            if flags.kl_target is None
-            else AdaptiveKL(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)
-        )
+        self.kl = KLCoefficient(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)
 
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
         coef = self.kl.coef if kl_in_reward(self.flags) else 0.0

@@ -1,8 +1,8 @@
 """The losses of one optimizer step on answers that were compared or rated, as ``updates.py`` has
 those on tokens.
 
-Denominators are ``StepCounts.trajectories``: pairs where rows come in pairs (``batching.plan_pairs``),
-else rated answers."""
+Denominators are ``StepCounts.trajectories``: pairs where rows come in pairs
+(``batching.plan_pairs``), else rated answers."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ import torch
 
 from openrl.algorithms.kl import (
     ALIASES,
-    AdaptiveKL,
-    FixedKL,
+    KLCoefficient,
     full_kl,
     full_kl_gradient,
     kl_estimate,
@@ -104,14 +103,14 @@ def test_full_kl_is_finite_where_nothing_is_left_outside_the_support():
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.12, 0.200256), (0.5, 0.200256), (0.01, 0.199744)])
 def test_adaptive_coefficient(kl, expected):
-    controller = AdaptiveKL(0.2, target=0.1, horizon=10000)
+    controller = KLCoefficient(0.2, target=0.1, horizon=10000)
     controller.update(kl, n_samples=64)
     assert controller.coef == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("kl", "expected"), [(0.2, 1.1), (0.05, 0.9)])
 def test_adaptive_coefficient_of_mindspeed(kl, expected):
-    controller = AdaptiveKL(1.0, target=0.1, horizon=100)
+    controller = KLCoefficient(1.0, target=0.1, horizon=100)
     controller.update(kl, n_samples=50)
     assert controller.coef == pytest.approx(expected)
 
@@ -129,14 +128,14 @@ def test_mindspeed_figures():
 
 
 def test_controllers_resume():
-    controller = AdaptiveKL(1.0, target=0.1, horizon=100)
+    controller = KLCoefficient(1.0, target=0.1, horizon=100)
     controller.update(0.2, 50)
     assert controller.coef == pytest.approx(1.1)
-    resumed = AdaptiveKL(1.0, target=0.1, horizon=100)
+    resumed = KLCoefficient(1.0, target=0.1, horizon=100)
     resumed.load_state(controller.state())
     resumed.update(0.05, 50)
     assert resumed.coef == pytest.approx(1.1 * 0.9)
-    fixed = FixedKL(0.3)
+    fixed = KLCoefficient(0.3)
     fixed.update(9.0, 50)
     fixed.load_state(fixed.state())
     assert fixed.coef == 0.3
