@@ -67,13 +67,13 @@ def test_what_cannot_be(words, flags, message, fix):
 @pytest.mark.parametrize(
     ("words", "warnings"),
     [
-        (f"{GRPO} --async_train", ["async_train: rollouts come from weights up to 1 steps old"]),
-        (f"{GRPO} --async_train --async_queue_size 3", ["async_train: rollouts come from weights up to 3"]),
+        (f"{GRPO} --async_train", ["async_train: rollouts are up to 1 step old"]),
+        (f"{GRPO} --async_train --async_queue_size 3", ["async_train: rollouts are up to 3"]),
         (f"{GRPO} --async_train --max_staleness 0", []),
-        (f"{GRPO} --partial_rollout", ["partial_rollout: rollouts come from weights up to 1 steps old"]),
+        (f"{GRPO} --partial_rollout", ["partial_rollout: rollouts are up to 1 step old"]),
         # 2 syncs, each after 2 steps, and the step before the next one
         (f"{GRPO} --async_train --max_staleness 2 --weight_sync_interval 2",
-         ["async_train, --weight_sync_interval: rollouts come from weights up to 5 steps old"]),
+         ["async_train, --weight_sync_interval: rollouts are up to 5 steps old"]),
         (f"{PARTIAL} --partial_rollout_cache keep", ["partial_rollout_cache: the trainer cannot compute"]),
         (f"{GRPO} --oversample_ratio 1.5", ["oversample_ratio: the slowest groups are given up"]),
         (f"{GRPO} --vllm_generate_batch_size 2000", ["vllm_generate_batch_size: the slowest groups are given up"]),

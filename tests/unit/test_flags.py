@@ -21,6 +21,7 @@ from openrl.flags.schema import (
     chosen_options,
     collect_flags,
     flag,
+    flags_of,
     given,
     group,
     part,
@@ -271,6 +272,21 @@ def test_flags_without_effect_are_named_in_one_warning(words, lines):
     for problem in problems:
         assert not problem.fatal and not problem.flags
         assert str(problem).splitlines()[1:] == [f"  {line}" for line in lines]
+
+
+def test_a_condition_of_a_class_is_one_of_the_flags_that_it_declares():
+    @group("Evaluation")
+    class MoreFlags(EvalGroup):
+        seed: int = flag(1, "Seed.", only_if=absent("whiten"))
+
+    words = {
+        s.name: [c.words for c in s.only_if] for s in flags_of(MoreFlags, part_name="", section="")
+    }
+    assert words == {
+        "rows": ["with --rows"],
+        "every": ["with --rows"],
+        "seed": ["without --whiten"],
+    }
 
 
 def test_conditions_that_cannot_be_evaluated_are_left_out():

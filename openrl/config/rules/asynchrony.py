@@ -108,7 +108,7 @@ def older_rollouts_are_corrected(config: PPOConfig, given: Given) -> Problems:
         names = [n for n in ("async_train", "partial_rollout") if getattr(config.asynchrony, n)]
         yield Problem(
             (*names, *(["weight_sync_interval"] if interval > 1 else [])),
-            f"rollouts come from weights up to {age} steps old, and nothing corrects for it",
+            f"rollouts are up to {age} step{'s' * (age > 1)} old, and nothing corrects for it",
             "--enable_vllm_is_correction",
             fatal=False,
         )
