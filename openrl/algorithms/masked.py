@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from openrl.config.learning import LossAggMode
+from openrl.config.algorithm import LossAggMode
 from openrl.types import StepCounts
 
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.config.algorithm import (
+    AlgorithmFlags,
+    KLFlags,
+    MixtureFlags,
+    PairRewardFlags,
+    PreferenceFlags,
+    PtxFlags,
+)
 from openrl.config.asynchrony import AsyncFlags
 from openrl.config.conditions import CRITIC
 from openrl.config.correction import DynamicFilteringFlags, RolloutCorrectionFlags
@@ -32,17 +40,11 @@ from openrl.config.inference import (
     ServerFlags,
 )
 from openrl.config.learning import (
-    AlgorithmFlags,
     DeepSpeedFlags,
     DynamicBatchFlags,
-    KLFlags,
     LearningRateFlags,
-    MixtureFlags,
     OptimizerFlags,
     PackingFlags,
-    PairRewardFlags,
-    PreferenceFlags,
-    PtxFlags,
     RolloutBatchFlags,
     RolloutDynamicBatchFlags,
     SharedPackingFlags,

@@ -16,6 +16,7 @@ from openrl.extension_points import advantage_estimators, policy_losses, prefere
 from openrl.registry import Entry
 
 if TYPE_CHECKING:  # the groups below take their conditions from here
+    from openrl.config.algorithm import KLFlags, LossAggMode
     from openrl.config.commands import (
         BatchInferenceConfig,
         DPOConfig,
@@ -24,7 +25,7 @@ if TYPE_CHECKING:  # the groups below take their conditions from here
         ServeConfig,
         SupervisedConfig,
     )
-    from openrl.config.learning import KLFlags, LossAggMode, RolloutBatchFlags, SupervisedBatchFlags
+    from openrl.config.learning import RolloutBatchFlags, SupervisedBatchFlags
     from openrl.config.lora import LoRAFlags
     from openrl.config.model import Dtype, ModelFlags
     from openrl.config.rollout import (

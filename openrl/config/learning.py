@@ -1,29 +1,15 @@
-"""Flags of batches, optimizer, DeepSpeed and the algorithm."""
+"""Flags of batches, DeepSpeed and optimizers."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 from openrl.config.conditions import (
-    CRITIC,
-    FULL_KL,
-    KL_CONTROLLED,
-    KL_ESTIMATED,
-    KL_STARTS,
-    KL_TERM,
     LOGITS,
-    NO_KL_TERM,
-    NORM_CONST,
-    PAIRS,
-    REFERENCE,
-    RL_LOSS,
     SEVERAL_STEPS,
     SIBLINGS,
-    WHITENED,
 )
 from openrl.config.derived import FLOORED_SCHEDULES
-from openrl.config.presets import PRESETS
-from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.flags.schema import absent, flag, given, group
 
 Scheduler = Literal[
@@ -31,9 +17,6 @@ Scheduler = Literal[
     "polynomial", "cosine_with_restarts", "warmup_stable_decay",
 ]  # fmt: skip
 OptimizerName = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
-LossAggMode = Literal[
-    "token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"
-]
 
 
 @group("Batch")
@@ -134,39 +117,6 @@ class RolloutDynamicBatchFlags(DynamicBatchFlags):
         None,
         "Most tokens per rank in one forward-only pass. None: train_max_tokens_per_gpu.",
         bounds="> 0",
-    )
-
-
-@group("Algorithm")
-class PairRewardFlags:
-    loss: Literal["sigmoid", "logexp"] = flag(
-        "sigmoid",
-        "Loss of a pair: -log sigmoid(chosen - rejected), or log(1 + exp(rejected - chosen)), the"
-        " same by another formula.",
-    )
-    margin_loss: bool = flag(False, "Subtract the row's margin column inside the loss.")
-    compute_fp32_loss: bool = flag(
-        False,
-        "Compute rewards, from the scalar head on, in fp32.",
-        only_if=absent("param_dtype", "fp32"),
-    )
-
-
-@group("Algorithm")
-class PreferenceFlags:
-    loss: str = flag(
-        "dpo", "Preference loss.", registry=preference_losses, shorthands={"ipo": "ipo"}
-    )
-    beta: float = flag(
-        0.1,
-        "Pull to the reference (orpo: weight of the odds ratio; simpo: scale of rewards).",
-        bounds="> 0",
-    )
-    nll_loss_coef: float = flag(
-        0.0,
-        "Adds this times the mean negative log-likelihood of chosen answers.",
-        bounds=">= 0",
-        only_if=PAIRS,
     )
 
 
@@ -288,155 +238,4 @@ class OptimizerFlags:
         "A step with a non-finite gradient is skipped and counted; the run stops after this many in"
         " a row and saves the batch. 0: stops at the first.",
         bounds=">= 0",
-    )
-
-
-@group("Algorithm")
-class AlgorithmFlags:
-    algo_preset: str | None = flag(
-        None,
-        f"Flags of a published recipe in the place of the defaults: {', '.join(PRESETS)}.",
-        presets=PRESETS,
-    )
-    advantage_estimator: str = flag(
-        "gae", "How rewards become advantages.", registry=advantage_estimators
-    )
-    policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
-    loss_agg_mode: LossAggMode | None = flag(
-        None,
-        "How token losses become one number, counted over the whole optimizer step on all ranks."
-        " None: as loss and estimator suggest, else token-mean.",
-    )
-    whiten_advantages: bool | None = flag(
-        None,
-        "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the"
-        " estimator suggests.",
-    )
-    no_advantage_std_norm: bool = flag(
-        False, "Whitening subtracts the mean only.", only_if=WHITENED
-    )
-    loss_agg_norm_const: float | None = flag(
-        None,
-        "Tokens by which seq-mean-token-sum-norm divides each sequence's sum. None:"
-        " generate_max_len.",
-        bounds="> 0",
-        only_if=NORM_CONST,
-    )
-    rl_loss_coef: float = flag(
-        1.0,
-        "Multiplies policy loss and KL loss, not the entropy and the supervised term.",
-        bounds=">= 0",
-    )
-    entropy_loss_coef: float = flag(
-        0.0,
-        "Subtracts this times the entropy at the sampling temperature. 0: only logged, without"
-        " gradient.",
-    )
-    sft_loss_coef: float = flag(
-        0.0, "Adds this times the negative log-likelihood of good samples. 0: off.", bounds=">= 0"
-    )
-    sft_pos_threshold: float = flag(
-        0.0,
-        "A sample is good if its unshaped reward is above this.",
-        only_if=given("sft_loss_coef"),
-    )
-    freezing_actor_steps: int = flag(
-        -1,
-        "Critic warm-up: steps up to this number, counted from 0, train the critic only. -1: none.",
-        bounds="-1 or >= 0",
-        only_if=CRITIC,
-    )
-    value_clip: float = flag(
-        0.5,
-        "New values are clipped to old value +- this in the value loss; 0: off.",
-        bounds=">= 0",
-        only_if=CRITIC,
-    )
-
-
-@group("Algorithm")
-class MixtureFlags:
-    aux_loss_coef: float = flag(
-        0.0,
-        "Adds this times the load-balancing loss of a mixture of experts. 0: off.",
-        bounds=">= 0",
-    )
-
-
-@group("Algorithm", only_if=given("ptx_data"))
-class PtxFlags:
-    ptx_data: str | None = flag(
-        None,
-        "Rows with answers that join every optimizer step of the actor, as many as it has samples"
-        " (PPO-ptx); sources as for --prompt_data, prompts in --input_key.",
-    )
-    output_key: str | None = flag(None, "Column of --ptx_data with the answer.")
-    ptx_coef: float = flag(
-        0.05, "Adds this times the mean negative log-likelihood of these answers.", bounds="> 0"
-    )
-
-
-@group("KL")
-class KLFlags:
-    init_kl_coef: float = flag(
-        0.01,
-        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with"
-        " --use_kl_loss. 0: no reference model, unless --kl_loss_coef or --log_ref_kl asks for"
-        " one.",
-        bounds=">= 0",
-        only_if=KL_STARTS,
-    )
-    use_kl_loss: bool = flag(
-        False, "Put the KL term in the loss instead of the reward.", only_if=(KL_TERM, RL_LOSS)
-    )
-    kl_loss_coef: float | None = flag(
-        None,
-        "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.",
-        bounds="> 0",
-        only_if=(given("use_kl_loss"), RL_LOSS),
-    )
-    kl_estimator: Literal[
-        "k1", "k2", "k3", "abs", "full", "k1+", "k3+", "kl", "mse", "low_var_kl"
-    ] = flag(
-        "k1",
-        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of"
-        " the distributions; k1+ and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
-        only_if=(REFERENCE, KL_ESTIMATED),
-    )
-    kl_loss_estimator: (
-        Literal["k2", "k3", "abs", "full", "k1+", "k3+", "mse", "low_var_kl"] | None
-    ) = flag(
-        None,
-        "Estimator of the KL loss; not k1, whose expected gradient is zero. None: --kl_estimator.",
-        only_if=(given("use_kl_loss"), RL_LOSS),
-    )
-    add_token_level_kl: bool = flag(
-        False,
-        "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well.",
-        only_if=(given("use_kl_loss"), given("init_kl_coef")),
-    )
-    kl_full_topk: int = flag(
-        128,
-        "What full looks at: the reference's K likeliest tokens and all others as one; 8 K bytes a"
-        " token travel with the rollout. 0: the whole vocabulary, by hidden states of the reference"
-        " and a copy of its output head.",
-        bounds=">= 0",
-        only_if=FULL_KL,
-    )
-    log_ref_kl: bool = flag(
-        False,
-        "Load the reference and log the KL to it although no term uses it.",
-        only_if=NO_KL_TERM,
-    )
-    kl_target: float | None = flag(
-        None,
-        "KL that the adaptive controller steers to. None: the coefficient is fixed.",
-        bounds="> 0",
-        only_if=(KL_TERM, KL_CONTROLLED),
-    )
-    kl_horizon: int = flag(
-        10000,
-        "Samples over which the adaptive controller corrects.",
-        bounds="> 0",
-        only_if=given("kl_target"),
     )

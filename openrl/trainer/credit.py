@@ -9,8 +9,8 @@ from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
+from openrl.config.algorithm import KLFlags
 from openrl.config.derived import kl_controller_acts, kl_in_reward
-from openrl.config.learning import KLFlags
 from openrl.tracking.metrics import Last, Mean, Metric
 from openrl.types import ExperienceBatch
 

@@ -14,7 +14,7 @@ from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import mismatch_totals
 from openrl.algorithms.supervised_losses import good_sample_nll
 from openrl.algorithms.value_losses import clipped_value_loss
-from openrl.config.learning import LossAggMode
+from openrl.config.algorithm import LossAggMode
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Max, Mean, Metric

@@ -11,7 +11,7 @@ import torch
 from openrl.algorithms.credit import CreditPlan
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, request_seed
-from openrl.config.learning import KLFlags
+from openrl.config.algorithm import KLFlags
 from openrl.config.shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
