@@ -51,7 +51,7 @@ def _on_rows(fn: TokenFn) -> CreditFn:
     @wraps(fn)
     def credit(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tensor]:
         trajectories = Trajectories.of(batch)
-        advantages, returns = fn(SampledTokens.of(batch, trajectories), options)
+        advantages, returns = fn(SampledTokens(batch, trajectories), options)
         return trajectories.scatter(advantages), trajectories.scatter(returns)
 
     return credit
@@ -105,7 +105,6 @@ def gae(tokens: SampledTokens, options: GAEOptions) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation, https://arxiv.org/abs/1506.02438 eq. 16. The value after
     the last token of a segment is that of the next segment's first one."""
     rewards, values = tokens.rewards, tokens.values
-    assert values is not None
     advantages = torch.empty_like(values)
     running, next_value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):

@@ -6,6 +6,7 @@ N trajectories of B rows; S is the most tokens that were sampled in one trajecto
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -22,30 +23,30 @@ class Trajectories:
     index: Tensor  # (B,) int64, the row's trajectory
     first: Tensor  # (N,) int64, each trajectory's first row
     lengths: Tensor  # (N,) int64, sampled tokens in all rows
+    before: Tensor  # (B,) int64, sampled tokens in the trajectory's earlier rows
     loss_mask: Tensor  # (B, T) bool
-    columns: Tensor  # (B, T) int64, where ``gather`` puts a sampled token, in [0, S)
-    width: int  # S, at least 1
 
     @classmethod
     def of(cls, batch: ExperienceBatch) -> Self:
-        mask = batch.loss_mask
         ids, index = batch.trajectory_ids.unique(return_inverse=True)
-        sampled = mask.sum(-1)
+        sampled = batch.response_lengths
         lengths = torch.zeros_like(ids).index_add(0, index, sampled)
         order = index.argsort(stable=True)  # rows, those of a trajectory one behind the other
         first = order[index.bincount().cumsum(0) - index.bincount()]
-        # sampled tokens in earlier rows: of the row's own trajectory, and of all before that one
-        earlier = torch.empty_like(sampled)
+        earlier = torch.empty_like(sampled)  # of the row's own trajectory, and all before that one
         earlier[order] = sampled[order].cumsum(0) - sampled[order]
         before = earlier - (lengths.cumsum(0) - lengths)[index]
-        width = max([1, *lengths.tolist()])
-        start = (width - lengths[index] + before)[:, None]
-        return cls(index, first, lengths, mask, start + mask.cumsum(-1) - 1, width)
+        return cls(index, first, lengths, before, batch.loss_mask)
 
     @property
     def last(self) -> Tensor:
         """(B, T) bool: the last sampled token of each trajectory."""
-        return self.loss_mask & (self.columns == self.width - 1)
+        sampled = self.loss_mask.sum(-1)
+        ends = (sampled > 0) & (self.before + sampled == self.lengths[self.index])
+        last = self.loss_mask.shape[1] - 1 - self.loss_mask.flip(-1).int().argmax(-1)
+        result = torch.zeros_like(self.loss_mask)
+        result[ends, last[ends]] = True
+        return result
 
     def total(self, rows: Tensor) -> Tensor:
         """(B,) of rows to their sums over each trajectory, (N,)."""
@@ -58,20 +59,29 @@ class Trajectories:
     def gather(self, column: Tensor, padding: int = 0) -> Tensor:
         """(B, T) to (N, S): the sampled tokens of each trajectory in one row, in the order of
         playing, padded on the left. All trajectories end in the last column."""
-        result = column.new_full((len(self.first), self.width), padding)
-        result[self._tokens] = column[self.loss_mask]
-        return result
+        result = column.new_full((len(self.first) * self.width,), padding)
+        result[self._places] = column.masked_select(self.loss_mask)
+        return result.view(len(self.first), self.width)
 
     def scatter(self, values: Tensor) -> Tensor:
         """The inverse of ``gather``: (N, S) to (B, T), 0 on tokens that were not sampled."""
         result = values.new_zeros(self.loss_mask.shape)
-        result[self.loss_mask] = values[self._tokens]
-        return result
+        return result.masked_scatter_(self.loss_mask, values.flatten()[self._places])
 
-    @property
-    def _tokens(self) -> tuple[Tensor, Tensor]:
-        owners = self.index[:, None].expand_as(self.loss_mask)
-        return owners[self.loss_mask], self.columns[self.loss_mask]
+    @cached_property
+    def width(self) -> int:
+        """S, at least 1."""
+        return max([1, *self.lengths.tolist()])
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Where ``gather`` puts each sampled token, in the order in which they stand in rows."""
+        sampled = self.loss_mask.sum(-1)
+        start = self.index * self.width + self.width - self.lengths[self.index] + self.before
+        of_row = torch.arange(int(sampled.sum())) - (sampled.cumsum(0) - sampled).repeat_interleave(
+            sampled
+        )
+        return start.repeat_interleave(sampled) + of_row
 
 
 @dataclass(frozen=True)
@@ -125,25 +135,32 @@ class Outcomes:
         return standardise(values, self.group_ids, self.valid)
 
 
-@dataclass(frozen=True)
 class SampledTokens:
     """What an estimator sees of tokens, ``Trajectories.gather``ed; (N, S) each. Environment tokens
     are not there, so a formula needs no mask; what it leaves on the padding is never read."""
 
-    rewards: Tensor  # 0 on padding
-    values: Tensor | None
-    turn_ids: Tensor  # int64, rising along the trajectory, -1 on padding
-    segment_ids: Tensor  # int64, rising along the trajectory, -1 on padding
+    def __init__(self, batch: ExperienceBatch, trajectories: Trajectories) -> None:
+        self.batch, self.trajectories = batch, trajectories
 
-    @classmethod
-    def of(cls, batch: ExperienceBatch, trajectories: Trajectories) -> Self:
-        gather = trajectories.gather
-        rows = torch.arange(len(batch))[:, None]
-        # a turn is a run of sampled tokens: row by row, numbers that no earlier row has
-        turns = rows * batch.loss_mask.shape[1] + batch.turn_ids
-        return cls(
-            rewards=gather(batch.token_rewards),
-            values=None if batch.values is None else gather(batch.values),
-            turn_ids=gather(turns, -1),
-            segment_ids=gather(rows.expand_as(batch.loss_mask), -1),
-        )
+    @cached_property
+    def rewards(self) -> Tensor:
+        """0 on padding."""
+        return self.trajectories.gather(self.batch.token_rewards)
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The critic's."""
+        return self.trajectories.gather(self.batch.values)
+
+    @cached_property
+    def segment_ids(self) -> Tensor:
+        """int64, rising along the trajectory, -1 on padding."""
+        rows = torch.arange(len(self.batch))[:, None]
+        return self.trajectories.gather(rows.expand_as(self.batch.loss_mask), -1)
+
+    @cached_property
+    def turn_ids(self) -> Tensor:
+        """int64, rising along the trajectory, below 0 on padding; a turn is a run of sampled
+        tokens."""
+        of_row = self.trajectories.gather(self.batch.turn_ids, -1)
+        return self.segment_ids * self.batch.loss_mask.shape[1] + of_row

@@ -3,12 +3,13 @@
 import pytest
 import torch
 
-from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.filtering import group_mean, keep, signal_metrics
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import correct_rollouts
 from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
 from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags
-from openrl.types import StepCounts
+from openrl.types import End, Group, Prompt, Score, Segment, StepCounts, Trajectory
 from tests.batches import in_segments, joined, measured_credit, outcome_batch, random_batch
 from tests.unit.test_advantages import NAMES, OPTIONS
 from tests.unit.test_masked import EXPECTED
@@ -35,7 +36,7 @@ def test_sampled_tokens_of_a_trajectory_come_together():
     assert trajectories.last.nonzero().tolist() == [[1, 3], [2, 2]]
     assert trajectories.total(torch.tensor([1, 2, 3, 4])).tolist() == [4, 6]
     assert trajectories.spread(torch.tensor([5, 6])).tolist() == [5, 6, 5, 6]
-    tokens = SampledTokens.of(batch.replace(token_rewards=column.double()), trajectories)
+    tokens = SampledTokens(batch.replace(token_rewards=column.double()), trajectories)
     assert tokens.rewards.tolist() == [[1, 3, 9, 10], [0, 0, 6, 7]]
     assert tokens.segment_ids.tolist() == [[0, 0, 2, 2], [-1, -1, 1, 1]]
     first, second = tokens.turn_ids.tolist()
@@ -235,3 +236,24 @@ def test_steps_follow_from_trajectories(train_batch_size, dp_size):
         for step in steps:  # all rows of each
             assert all(step.count(row) == int((source == row).sum()) for row in step)
         assert [s[0].counts for s in plan.steps] == [s[0].counts for s in whole.steps]
+
+
+# -- statistics of groups --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_filters_and_figures_count_trajectories(rows):
+    """Rewards 1, 0 and 0 in that many rows for the first, one for the others."""
+    prompt, played = Prompt("p", [1], ""), []
+    for number, reward in enumerate((1.0, 0.0, 0.0)):
+        segments = [Segment.answer([1], [2, 3]) for _ in range(1 if number else rows)]
+        played.append(Trajectory(prompt, segments, End.STOP, score=Score(reward, reward)))
+    group = Group(prompt, played)
+    assert group_mean(group) == pytest.approx(1 / 3)
+    assert keep(group, 0.3, 0.4) and not keep(group, 0.4, 1.0)
+    assert signal_metrics([group])["single_sample"] == 0
+    batch = collate([group], pad_id=0)
+    assert len(batch) == rows + 2
+    outcomes = Outcomes.of(batch)
+    assert outcomes.rewards.tolist() == [1, 0, 0]
+    assert outcomes.lengths.tolist() == [2 * rows, 2, 2]
