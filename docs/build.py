@@ -63,9 +63,10 @@ def _row(spec: FlagSpec, known: set[str]) -> str:
     default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
     notes = [spec.bounds] if spec.bounds else []
     notes += [f"One of {', '.join(spec.registry.names())}."] if spec.registry else []
-    if not spec.owner:
-        words = [condition.words for condition in spec.only_if]
-        notes += [f"Acts {w}." for w in words if {*re.findall(r"--(\w+)", w)} <= known]
+    others = known - {spec.name}
+    words = [condition.words for condition in spec.only_if if not spec.owner]
+    words = [w for w in words if {*re.findall(r"--(\w+)", w)} <= others]
+    notes += [f"Acts {' and '.join(words)}."] if words else []
     cells = [
         f"`{f'--{spec.name} {placeholder(spec.type)}'.strip()}`",
         default,
