@@ -117,6 +117,9 @@ def batch_rows(
     shared = [
         ("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")
     ]
+    staleness, policy = derived.max_staleness(config), config.asynchrony.staleness_policy
+    age = f"tokens at most {staleness} weight syncs old ({policy})"
+    ahead = ("prompts under way or waiting", f"at most {derived.rollout_capacity(config):,}", age)
     return [
         *(shared if each > 1 else []),
         (
@@ -124,6 +127,7 @@ def batch_rows(
             f"{batch.rollout_batch_size:,}",
             f"of {n_prompts:,}, {batch.num_episodes} times",
         ),
+        *([ahead] if derived.carries_over(config) else []),
         ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
         (
             "optimizer steps per step",
