@@ -8,9 +8,7 @@ one chunk at a time, there as here."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -19,23 +17,8 @@ from torch import Tensor, nn
 from openrl.algorithms.kl import reference_support
 from openrl.models.outputs import LogitTransform
 
-
-class Distributions(Protocol):
-    """Of N tokens."""
-
-    def __call__(self, rows: slice) -> tuple[Tensor | None, Tensor]:
-        """The arguments ``ids`` and ``ref_logprobs`` of ``full_kl`` for some of the tokens."""
-
-
-@dataclass(frozen=True)
-class Support:
-    """ids (N, K) int32, logprobs (N, K + 1)."""
-
-    ids: Tensor
-    logprobs: Tensor
-
-    def __call__(self, rows: slice) -> tuple[Tensor | None, Tensor]:
-        return self.ids[rows].long(), self.logprobs[rows]
+Distributions = Callable[[slice], tuple[Tensor | None, Tensor]]
+"""Of N tokens: the arguments ``ids`` and ``ref_logprobs`` of ``full_kl`` for some of them."""
 
 
 class FrozenHead:
@@ -52,22 +35,14 @@ class FrozenHead:
         return self.transform(F.linear(states, self.weight, self.bias)).log_softmax(-1)
 
 
-@dataclass(frozen=True)
-class WholeVocabulary:
-    """states (N, H): what the reference predicts each token from."""
-
-    states: Tensor
-    head: FrozenHead
-
-    def __call__(self, rows: slice) -> tuple[Tensor | None, Tensor]:
-        return None, self.head.logprobs(self.states[rows])
-
-
 def distributions(columns: Sequence[Tensor], head: FrozenHead | None) -> Distributions:
-    """The reference's columns of N tokens, as ``reference_columns`` made them."""
+    """The reference's columns of N tokens, as ``reference_columns`` made them: with a head the
+    states (N, H) that it predicts them from, else ids (N, K) and log-probs (N, K + 1)."""
     if head is not None:
-        return WholeVocabulary(columns[0], head)
-    return Support(*columns)
+        (states,) = columns
+        return lambda rows: (None, head.logprobs(states[rows]))
+    ids, logprobs = columns
+    return lambda rows: (ids[rows].long(), logprobs[rows])
 
 
 @torch.no_grad()
