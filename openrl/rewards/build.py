@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +17,7 @@ from openrl.extension_points import verifiers
 from openrl.rewards.base import Reward
 from openrl.rewards.combined import CombinedReward, Weighing
 from openrl.rewards.http import HttpSource
-from openrl.rewards.http_client import Endpoints, JsonClient
+from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
 from openrl.rewards.pool import Limits, RewardPool, RewardProcess
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.verifiers.base import compares
@@ -90,10 +92,10 @@ def targets(
 def check_reward_sources(
     flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]
 ) -> None:
-    """Load each file and the verifiers once, in a process of its own.
+    """Load each file and the verifiers once, in a process of its own, and connect to the servers.
 
     Raises UserError, with all problems, if one does not load, lacks its function or does not take
-    its arguments."""
+    its arguments, or if none of the URLs can be reached."""
     problems = []
     for target, _ in targets(flags, sources, plugins):
         process = RewardProcess(target, limits(flags))
@@ -103,8 +105,24 @@ def check_reward_sources(
             problems.append(str(error))
         finally:
             process.kill()
+    for source in sources:
+        if source.kind == "http":
+            silent = [problem for url in source.urls if (problem := connection_problem(url))]
+            if len(silent) == len(source.urls):
+                problems.append(f"--remote_rm_url: nobody answers: {'; '.join(silent)}")
     if problems:
         raise UserError("\n".join(problems))
+
+
+def connection_problem(url: str) -> str | None:
+    """Why no connection to the host of ``url`` can be made; None if one can."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((parts.hostname or "", port), CONNECT_TIMEOUT).close()
+    except OSError as error:
+        return f"{url}: {error}"
+    return None
 
 
 def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:

@@ -4,6 +4,7 @@ step."""
 import asyncio
 import json
 import math
+import socket
 
 import pytest
 import torch
@@ -206,6 +207,19 @@ def test_a_verifier_that_cannot_judge_a_row_fails_that_row():
 
     (result,) = asyncio.run(run())
     assert result.dropped and result.failure.startswith("countdown: BadRow: the label ")
+
+
+def test_a_server_that_is_not_there_is_said_before_anything_starts():
+    """One of several is enough; the others may come later."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        here, gone = (f"http://127.0.0.1:{s.getsockname()[1]}/x" for s in (listener, closed))
+        for urls in (here, f"{gone},{here}"):
+            flags = RewardFlags(remote_rm_url=urls)
+            check_reward_sources(flags, reward_plan(flags).sources, ())
+        flags = RewardFlags(remote_rm_url=gone)
+        with pytest.raises(UserError, match=f"nobody answers: {gone}: .*refused"):
+            check_reward_sources(flags, reward_plan(flags).sources, ())
 
 
 def test_verifiers_are_checked_before_anything_starts():

@@ -267,8 +267,8 @@ def decode(data: object, refs: list[object], link: int) -> object:
 
 
 class Remote:
-    """An object of the module, in its test. It is called, its attributes, items and length are
-    asked for; it equals nothing but itself, and no operator works on it."""
+    """An object of the module, in its test. It can be called, its attributes are there, and
+    OPERATIONS; it equals nothing but itself, and no operator works on it."""
 
     def __init__(self, ref: int, link: int, refs: list[object]) -> None:
         self.ref, self.link, self.refs = ref, link, refs
@@ -280,21 +280,6 @@ class Remote:
         if name.startswith("__"):
             raise AttributeError(name)
         return self._ask("getattr", name)
-
-    def __getitem__(self, key: object) -> object:
-        return self._ask("getitem", key)
-
-    def __len__(self) -> int:
-        return self._ask("len")  # type: ignore[return-value]
-
-    def __iter__(self) -> object:
-        return self._ask("iter")
-
-    def __next__(self) -> object:
-        return self._ask("next")
-
-    def __str__(self) -> str:
-        return self._ask("str")  # type: ignore[return-value]
 
     def _ask(self, operation: str, *operands: object) -> object:
         refs: list[object] = []
@@ -315,26 +300,26 @@ class Remote:
         return decode(content[0], self.refs, self.link)
 
 
+OPERATIONS: dict[str, object] = {
+    "all": dict,
+    "len": len,
+    "iter": iter,
+    "next": next,
+    "str": str,
+    "getitem": lambda container, key: container[key],
+}
+for operation in OPERATIONS:
+    setattr(Remote, f"__{operation}__", lambda self, *args, name=operation: self._ask(name, *args))
+
+
 def run_server(code: str, link: int) -> None:
     """Answer the test until it ends."""
     solution = type(sys)("solution")
     sys.modules["solution"] = solution
     exec(compile(code, "<response>", "exec"), vars(solution))
-    refs: list[object] = [solution]
-    operations = {
-        "names": lambda module: {
-            name: value
-            for name, value in vars(module).items()
-            if not name.startswith("__") and not isinstance(value, type(sys))
-        },
-        "call": lambda function, arguments, named: function(*arguments, **named),
-        "getattr": getattr,
-        "getitem": lambda container, key: container[key],
-        "len": len,
-        "iter": iter,
-        "next": next,
-        "str": str,
-    }
+    names = {n: v for n, v in vars(solution).items() if type(v) is not type(sys) and n[:2] != "__"}
+    refs: list[object] = [names]
+    operations = OPERATIONS | {"getattr": getattr, "call": lambda f, args, named: f(*args, **named)}
     with open(link, "rb", closefd=False) as requests:
         for line in requests:
             operation, *operands = json.loads(line)
@@ -349,7 +334,7 @@ def run_server(code: str, link: int) -> None:
 def run_asserts(code: str, link: int) -> None:
     """Run the test: the module's names are there, but none takes the place of a builtin or of a
     module."""
-    offered = Remote(0, link, [])._ask("names")
+    offered = Remote(0, link, [])._ask("all")
     names: dict[str, object] = {name: __import__(name) for name in PRELUDE}
     solution = sys.modules["solution"] = type(sys)("solution")  # tests may import it
     vars(solution).update(offered)  # type: ignore[call-overload]
