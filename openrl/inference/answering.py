@@ -135,10 +135,7 @@ async def answering(
     the unit's position, not on when a run began."""
     agent, sampling = SingleTurn(inputs.tokenizer.decode), answer_sampling(config.sampling)
     names = column_names(config.data)
-    async with (
-        running_reward(config, inputs) as reward,
-        running_engine(backend, spec) as engine,
-    ):
+    async with running_reward(config, inputs) as reward, running_engine(backend, spec) as engine:
 
         async def answer(unit: Unit, sample: int) -> Trajectory:
             seed = request_seed(config.debug.seed, 0, unit.position, sample)

@@ -112,11 +112,7 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
     """Answer requests until SIGTERM or SIGINT, then finish those in work. ``ready`` gets the
     URL."""
     config = uvicorn.Config(
-        app,
-        http=Connection,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=GRACE,
+        app, http=Connection, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
     )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(

@@ -67,12 +67,7 @@ def columns(rows: RewardRows) -> dict[str, list[Any]]:
     columns of the data) and ``infos`` (verl's extra_info: the column of that name, else all)."""
     inputs = [
         meta
-        | {
-            "prompt": prompt,
-            "response": text,
-            "response_length": len(ids),
-            "ground_truth": label,
-        }
+        | {"prompt": prompt, "response": text, "response_length": len(ids), "ground_truth": label}
         for meta, prompt, text, ids, label in zip(
             rows.metas, rows.prompts, rows.texts, rows.token_ids, rows.labels, strict=True
         )

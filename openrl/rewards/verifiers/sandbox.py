@@ -129,12 +129,7 @@ def _start(
             stderr=stderr,
             pass_fds=[fd for fd in fds if fd >= 0],
             cwd="/",  # which needs no cleaning up: nothing can be written
-            env={
-                "PATH": os.defpath,
-                "HOME": "/",
-                "LC_ALL": "C.UTF-8",
-                "OPENBLAS_NUM_THREADS": "1",
-            },
+            env={"PATH": os.defpath, "HOME": "/", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
     except OSError as error:
