@@ -66,11 +66,8 @@ async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
 
 
 def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
-    server, reward, most_waiting = (
-        config.server,
-        config.reward,
-        QUEUED_BATCHES * config.server.batch_size,
-    )
+    server, reward, plugins = config.server, config.reward, config.debug.plugin
+    most_waiting = QUEUED_BATCHES * server.batch_size
     if config.rm.reward_pretrain is not None:
         model = load_reward_model(
             config.rm.reward_pretrain,
@@ -81,14 +78,11 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
             packing=config.packing.packing_samples,
             load_in_4bit=config.weights.load_in_4bit,
         )
-        wait = server.batch_wait_ms / 1000
-        return ModelScorer(
-            model, batch_size=server.batch_size, wait=wait, most_waiting=most_waiting
-        )
-    executor = ThreadPoolExecutor(reward.reward_num_workers, thread_name_prefix="reward")
-    sources = process_sources(
-        reward, inputs.plan.sources, config.debug.plugin, executor, reward.reward_num_workers
-    )
+        size, wait = server.batch_size, server.batch_wait_ms / 1000
+        return ModelScorer(model, batch_size=size, wait=wait, most_waiting=most_waiting)
+    workers = reward.reward_num_workers
+    executor = ThreadPoolExecutor(workers, thread_name_prefix="reward")
+    sources = process_sources(reward, inputs.plan.sources, plugins, executor, workers)
     return FunctionScorer(Weighing(inputs.plan, "drop"), sources, executor, most_waiting)
 
 

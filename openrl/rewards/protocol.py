@@ -1,14 +1,14 @@
 """The JSON that scorers speak, which is OpenRLHF's, for both ends of the wire and for what reward
 functions return.
 
-Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equal length, one item per answer.
-          ``query`` is prompt and answer as one text; labels are any JSON values.
-Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer, in their order.
-          ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1], or the rewards
-          again. ``extra_logs``, if there, is a dict of lists, or a list of one dict per answer; one
-          number stands for all, and what is no finite number is no value. A list of rewards
-          alone will do. A reward of null, or one that is no finite number, says that this answer
-          could not be scored.
+Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equal length, one item
+          per answer. ``query`` is prompt and answer as one text; labels are any JSON values.
+Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer,
+          in their order. ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1],
+          or the rewards again. ``extra_logs``, if there, is a dict of lists, or a list of one dict
+          per answer; one number stands for all, and what is no finite number is no value. A list
+          of rewards alone will do. A reward of null, or one that is no finite number, says that
+          this answer could not be scored.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _check_texts(column: Any, name: str) -> None:
 
 
 def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
-    """The reply for these scores; without any verdict ``scores`` are the rewards, as in OpenRLHF."""
+    """The reply for these scores; without any verdict ``scores`` are the rewards again."""
     given = [score if isinstance(score, Score) else None for score in scores]
     judged = any(score and score.passed is not None for score in given)
     names = sorted({name for score in given if score for name in score.parts})

@@ -4,16 +4,12 @@ parameters.
 Standard library only: it runs in the process of the reward function. Whatever the signature, the
 values come out in the shape that ``openrl/rewards/protocol.py`` reads.
 
-OpenRLHF    ``reward_func(queries, prompts, labels, **kwargs)``: lists in, a dict of lists out. One that names
-            ``responses``, ``texts``, ``sources``, ``metas`` or ``token_ids`` gets them too.
-EasyR1      ``compute_score(reward_inputs)``, a list of dicts in and out, or with REWARD_TYPE = "sequential" (or the
-            parameter ``reward_input``) one dict at a time. Earlier: ``predicts, ground_truths``;
-            ``predict, ground_truth``.
-verl        ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one answer at a time, coroutine or
-            not; batched ``data_sources, solution_strs, ground_truths, extra_infos``. Its own checks of mathematics
-            call the answer ``predict_str`` or ``model_output``.
-TRL         ``reward_func(completions, **kwargs)``, lists in, a list of numbers out; what it names or takes by
-            ``**kwargs``: prompts, completion_ids, the columns of the data. Answers are texts, never messages.
+OpenRLHF  ``reward_func(queries, prompts, labels, **kwargs)``: lists in, a dict of lists out.
+EasyR1    ``compute_score(reward_inputs)``, a list of dicts in and out, or with REWARD_TYPE =
+          "sequential" one dict at a time.
+verl      ``compute_score(data_source, solution_str, ground_truth, extra_info)``, one answer at a
+          time, coroutine or not.
+TRL       ``reward_func(completions, **kwargs)``: lists in, a list of numbers out.
 
 EasyR1, verl and TRL hand over answers without special tokens, and so does this module for theirs.
 """
@@ -86,22 +82,17 @@ _VERL_MANY = {
 _VERL = {name[:-1]: column for name, column in _VERL_MANY.items()}
 _TRL = {"completions": "texts", "prompts": "prompts", "completion_ids": "token_ids"}
 _TRL |= {"ground_truth": "labels", "answer": "labels", "solution": "labels"}
+_LABEL = {"ground_truth": "labels"}
 SIGNATURES = (
     Signature("OpenRLHF", _OPENRLHF, always=("queries", "prompts", "labels")),
     Signature("EasyR1", {"reward_inputs": "inputs"}, reward="overall"),
     Signature("EasyR1", {"reward_input": "inputs"}, reward="overall", by_row=True),
     Signature("EasyR1", {"predicts": "texts", "ground_truths": "labels"}, reward="overall"),
-    Signature(
-        "EasyR1", {"predict": "texts", "ground_truth": "labels"}, reward="overall", by_row=True
-    ),
+    Signature("EasyR1", {"predict": "texts"} | _LABEL, reward="overall", by_row=True),
     Signature("verl", _VERL_MANY, tuple(_VERL_MANY), "score"),
     Signature("verl", _VERL, tuple(_VERL), "score", by_row=True),
-    Signature(
-        "verl", {"predict_str": "texts", "ground_truth": "labels"}, reward="score", by_row=True
-    ),
-    Signature(
-        "verl", {"model_output": "texts", "ground_truth": "labels"}, reward="score", by_row=True
-    ),
+    Signature("verl", {"predict_str": "texts"} | _LABEL, reward="score", by_row=True),
+    Signature("verl", {"model_output": "texts"} | _LABEL, reward="score", by_row=True),
     Signature("TRL", _TRL, tuple(_TRL), takes_data=True),
 )
 KNOWN = (

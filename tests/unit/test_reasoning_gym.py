@@ -4,6 +4,7 @@ code."""
 import contextlib
 import json
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,9 +16,10 @@ from reasoning_gym.factory import DATASETS
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, BadRow, read_options
-from openrl.rewards.verifiers.reasoning import ALGEBRAIC, EVALUATING, make_rows
+from openrl.rewards.verifiers.reasoning import ALGEBRAIC, EVALUATING
 
 ROOT = Path(__file__).parents[2]
+make_rows = runpy.run_path(str(ROOT / "examples/python/reasoning_gym/make_data.py"))["make_rows"]
 LIBRARY = Path(reasoning_gym.__file__).parent
 TASKS = sorted(DATASETS.keys() - {"composite"})  # which is made of others
 NO_ANSWER = {

@@ -15,7 +15,7 @@ from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import build_reward, check_reward_sources
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 from tests.patience import PATIENCE
 from tests.tiny import tiny_tokenizer
 
@@ -27,9 +27,8 @@ def group(*responses, prompt="1 2:", label="3", source="default", meta=None):
     rows = []
     for response in responses:
         ids = TOKENIZER(response).input_ids
-        rows.append(
-            Trajectory(made, [Segment.answer(made.token_ids, ids)], End.STOP, text=response)
-        )
+        segment = Segment.answer(made.token_ids, ids, versions=(VersionSpan(0, len(ids), 0),))
+        rows.append(Trajectory(made, [segment], End.STOP, text=response))
     return Group(made, rows)
 
 

@@ -185,9 +185,11 @@ def _equal(label: Label, found: list[Any]) -> bool:
         return False
     if not _library().verify(label.parsed, found, timeout_seconds=None):
         return False
-    ours, theirs = (_value(items[0]) for items in (found, label.parsed))
+    ours, theirs = _value(found[0]), _value(label.parsed[0])
+    if ours is None or theirs is None:
+        return True
     # the library rounds to six decimals, by which all small numbers are equal
-    return None in (ours, theirs) or math.isclose(ours, theirs, rel_tol=TOLERANCE)  # type: ignore[arg-type]
+    return math.isclose(ours, theirs, rel_tol=TOLERANCE)
 
 
 def _value(expression: Any) -> float | None:

@@ -20,7 +20,8 @@ _FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_DIGITS})\}}\{{(?P<bottom>{_DIGITS})\}}|(?P
 _NUMBER = re.compile(
     r"(?<![\w^.])(?<!\^\{)"  # not in a word, an exponent or another number
     r"(?P<sign>[-+]?)(?:\\?\$|[\u20ac\u00a3\u00a5])?"
-    rf"(?:{_FRAC}|(?P<whole>(?:\d{{1,3}}(?:,\d{{3}}){{1,30}}|{_DIGITS})?(?:(?<=\d)|(?=\.\d))(?:\.{_DIGITS})?)(?!\.?\d|\s?\^|\s?\*\*))"
+    rf"(?:{_FRAC}|(?P<whole>(?:\d{{1,3}}(?:,\d{{3}}){{1,30}}|{_DIGITS})?"
+    rf"(?:(?<=\d)|(?=\.\d))(?:\.{_DIGITS})?)(?!\.?\d|\s?\^|\s?\*\*))"
 )
 _POWER = re.compile(
     r"(?:[eE]|\s?(?:\\times|\\cdot|\u00d7|\*)\s?10(?:\^|\*\*)\{?)(?P<power>[-+]?\d{1,3})(?!\w)\}?"
@@ -37,14 +38,16 @@ _SPACED = re.compile(
 # What makes another value of a number: before it \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; behind it 2\pi,
 # 5!, 5x, "5 million".
 _PART_OF = re.compile(
-    r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]"
-    r"|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)"
-    r"[A-Za-z]+(?:\[\d\])?)\s?\{?\s?\Z"
+    r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]"
+    r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot"
+    r"|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)[A-Za-z]+(?:\[\d\])?"
+    r")\s?\{?\s?\Z"
 )
 _GOES_ON = re.compile(
-    r"[xyzniepqrab](?![A-Za-z])|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)|/\s?[\d(\\]|x(?![A-Za-z])"
-    r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])|[-\u2013]\s?\d"
-    r"|or\b|to\s\W*\d|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)"
+    r"[xyzniepqrab](?![A-Za-z])|\s?(?:[!^_+*>=\u03c0\u221a]|<(?!/|[a-z]{2}|\|)"
+    r"|/\s?[\d(\\]|x(?![A-Za-z])|[-\u2013]\s?\d|or\b|to\s\W*\d"
+    r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])"
+    r"|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)"
 )
 _LEAD = re.compile(  # what may stand before the number where it should stand alone
     r"(?:[A-Za-z](?:_\w)?(?:\([a-z]\))?\s?=|\\approx|\\[(\[]|[\s{(:=]"
@@ -108,19 +111,18 @@ def whole_number(text: str) -> Number | None:
 def last_number(text: str) -> Number | None:
     """The last number of the text; None if that is part of an expression, of a list of
     alternatives, or cannot be read."""
-    text = plain_digits(without_markup(text))
-    found = list(numbers(text))
-    if not found or re.search(r"\d", _EXPONENT.sub("", plain(found[-1].behind))):
+    *_, last = [None, *numbers(without_markup(text))]
+    if last is None or re.search(r"\d", _EXPONENT.sub("", plain(last.behind))):
         return None
-    return found[-1] if _is_alone(found[-1]) else None
+    return last if _is_alone(last) else None
 
 
 def first_number(text: str) -> Number | None:
     """The first number of the text, as ``last_number`` reads the last one."""
-    found = next(numbers(without_markup(text)), None)
-    if found is None or re.search(r"\d", found.text[: found.start]):
+    first = next(numbers(without_markup(text)), None)
+    if first is None or re.search(r"\d", first.text[: first.start]):
         return None
-    return found if _is_alone(found) else None
+    return first if _is_alone(first) else None
 
 
 def _is_alone(number: Number) -> bool:

@@ -1,5 +1,4 @@
-"""Tasks of https://github.com/open-thought/reasoning-gym: prompts made from a seed, answers scored
-by the task."""
+"""Tasks of https://github.com/open-thought/reasoning-gym: answers scored by the task."""
 
 from __future__ import annotations
 
@@ -12,14 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data, short
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 
-PATIENCE = 4  # times as many questions are drawn before a task is taken for exhausted
 SECONDS = 2.0  # of processor time for one answer; what takes longer is wrong
 LONGEST = 20_000  # characters of an answer; more is no answer
 BY_TEXT = {"game_of_life_halting"}  # its own score is 1 for every answer: bool("False") is True
@@ -30,8 +27,8 @@ ALGEBRAIC = {
     "puzzle24",
     "simple_integration",
 }
-# Those tasks hand the answer, and the label's, to sympy.parse_expr, which evaluates it as Python, with
-# its builtins: exec(chr(..)+..) runs.
+# Those tasks hand the answer, and the label's, to sympy.parse_expr, which evaluates it as Python,
+# with its builtins: exec(chr(..)+..) runs.
 _ALGEBRA = re.compile(r"[A-Za-z\d\s+\-*/^().,]{1,500}")
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]")
 _TOWER = re.compile(r"(?:\*\*|\^)[\s(+-]*(?:\d{4}|[^-+/]*(?:\*\*|\^))")  # numbers without end
@@ -96,32 +93,6 @@ def _check(dataset: Any, entry: dict[str, Any]) -> None:
         ) from None
 
 
-def make_rows(task: str, count: int, seed: int, config: Mapping[str, Any]) -> list[dict[str, str]]:
-    """``count`` rows {"input", "label", "datasource"} with different questions; the label is JSON
-    text.
-
-    Raises UserError for an unknown task or configuration, and for a task that has too few
-    questions."""
-    try:
-        dataset = _library().create_dataset(task, seed=seed, size=PATIENCE * count, **config)
-    except (ValueError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"reasoning-gym: {task}: {error}", f"a task of {', '.join(sorted(_tasks()))}"
-        ) from None
-    rows: dict[str, dict[str, str]] = {}
-    for entry in dataset:
-        label = {"answer": entry["answer"], "metadata": entry["metadata"], "config": dict(config)}
-        rows.setdefault(
-            entry["question"],
-            {"input": entry["question"], "label": json.dumps(label), "datasource": task},
-        )
-        if len(rows) == count:
-            return list(rows.values())
-    raise UserError(
-        f"reasoning-gym: {task} gave {len(rows)} different questions, {count} are wanted"
-    )
-
-
 def _entry(label: Any) -> tuple[dict[str, Any], str]:
     """The entry with the types that the task made it of, and the task's name. Raises BadRow."""
     metadata = label.get("metadata") if isinstance(label, dict) else None
@@ -131,7 +102,7 @@ def _entry(label: Any) -> tuple[dict[str, Any], str]:
             ' {"source_dataset": ..}}'
         )
     task = metadata.get("source_dataset")
-    if not isinstance(task, str) or task not in _tasks():
+    if not isinstance(task, str) or task not in tasks():
         raise BadRow(f"the label's source_dataset {short(task)} is no task of reasoning-gym")
     evaluated = (label["answer"], metadata.get("integrand", "0"))
     if task in ALGEBRAIC and not all(isinstance(t, str) and _is_algebra(t) for t in evaluated):
@@ -149,11 +120,11 @@ def _tuples(value: Any) -> Any:
 
 @cache
 def _dataset(task: str, config: str) -> Any:
-    return _library().create_dataset(task, **json.loads(config))
+    return library().create_dataset(task, **json.loads(config))
 
 
-def _tasks() -> Mapping[str, Any]:
-    _library()
+def tasks() -> Mapping[str, Any]:
+    library()
     from reasoning_gym.factory import DATASETS
 
     return {name: task for name, task in DATASETS.items() if name != "composite"}  # of others
@@ -177,7 +148,7 @@ EVALUATING = dict.fromkeys(
 
 
 @cache
-def _library() -> Any:
+def library() -> Any:
     """The library, its modules' ``eval`` replaced by functions that know data alone."""
     library = importlib.import_module("reasoning_gym")
     for name, read in EVALUATING.items():

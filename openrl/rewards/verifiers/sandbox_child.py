@@ -1,11 +1,11 @@
 """The process in which a response's code runs, contained. Standard library only, started by path
 with ``python -I -S``.
 
-Arguments: FD_IN FD_OUT LINK. FD_IN holds one JSON object: {"code", "limits": {name of a resource limit: value}, "parent": its
-process, "path": directories of packages, "mode"} and for the mode
+Arguments: FD_IN FD_OUT LINK. FD_IN holds one JSON object: {"code", "limits": {name of a resource
+limit: value}, "parent": its process, "path": directories of packages, "mode"} and for the mode
     "program"  nothing: the code runs as __main__, its standard input and output are the test's
     "call"     "function", "arguments": the value it returns is written to FD_OUT as JSON
-    "serve"    nothing: the code is a module, and the process at the other end of the socket LINK uses it
+    "serve"    nothing: the code is a module, used by the process at the other end of socket LINK
     "asserts"  nothing: the code is the test of a module that serves at the other end of LINK
 Exit status: 0 done, 3 the code raised or exited early, 4 out of memory, 5 the value is no JSON.
 """
@@ -20,6 +20,7 @@ import signal
 import stat
 import struct
 import sys
+from typing import Any
 
 RAISED, NO_MEMORY, NO_JSON = 3, 4, 5
 NOT_CONTAINED = b"\0"  # first byte of FD_OUT; CONTAINED if the filter of system calls is in force
@@ -30,39 +31,42 @@ PRELUDE = (
 )
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
 
-# System calls that are refused, by their number on x86-64 and on arm64 (None: there is no such
-# call).
-REFUSED = {
+# System calls that are refused, by their number on x86-64 and on arm64 (-: there is no such call).
+_REFUSED = (
     # processes: no children, no other program, no signals to others, no way around the limits
-    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "kill": (62, 129),
-    "tkill": (200, 130), "tgkill": (234, 131), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_open": (434, 434), "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "ptrace": (101, 117), "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271), "setrlimit": (160, 164), "prlimit64": (302, 261), "setsid": (112, 157),
-    "setpgid": (109, 154), "prctl": (157, 167), "unshare": (272, 97), "setns": (308, 268), "clone3": (435, 435),
-    "sched_setscheduler": (144, 119), "sched_setattr": (314, 274), "setpriority": (141, 140),
+    "fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, kill 62 129, tkill 200 130, "
+    "tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434, "
+    "pidfd_getfd 438 438, pidfd_send_signal 424 424, ptrace 101 117, process_vm_readv 310 270, "
+    "process_vm_writev 311 271, setrlimit 160 164, prlimit64 302 261, setsid 112 157, "
+    "setpgid 109 154, prctl 157 167, unshare 272 97, setns 308 268, clone3 435 435, "
+    "sched_setscheduler 144 119, sched_setattr 314 274, setpriority 141 140, "
     # network, and memory that no limit counts
-    "socket": (41, 198), "socketpair": (53, 199), "memfd_create": (319, 279), "shmget": (29, 194), "msgget": (68, 186),
-    "semget": (64, 190), "mq_open": (240, 180), "memfd_secret": (447, 447), "io_uring_setup": (425, 425),
+    "socket 41 198, socketpair 53 199, memfd_create 319 279, shmget 29 194, msgget 68 186, "
+    "semget 64 190, mq_open 240 180, memfd_secret 447 447, io_uring_setup 425 425, "
     # files: nothing is made, changed or removed
-    "creat": (85, None), "openat2": (437, 437), "open_by_handle_at": (304, 265), "truncate": (76, 45),
-    "rename": (82, None), "renameat": (264, 38), "renameat2": (316, 276), "mkdir": (83, None), "mkdirat": (258, 34),
-    "rmdir": (84, None), "link": (86, None), "linkat": (265, 37), "unlink": (87, None), "unlinkat": (263, 35),
-    "symlink": (88, None), "symlinkat": (266, 36), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
-    "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
-    "mknod": (133, None), "mknodat": (259, 33), "utime": (132, None), "utimes": (235, None), "utimensat": (280, 88),
-    "futimesat": (261, None), "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
-    "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "creat 85 -, openat2 437 437, open_by_handle_at 304 265, truncate 76 45, rename 82 -, "
+    "renameat 264 38, renameat2 316 276, mkdir 83 -, mkdirat 258 34, rmdir 84 -, link 86 -, "
+    "linkat 265 37, unlink 87 -, unlinkat 263 35, symlink 88 -, symlinkat 266 36, chmod 90 -, "
+    "fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -, fchown 93 55, lchown 94 -, "
+    "fchownat 260 54, mknod 133 -, mknodat 259 33, utime 132 -, utimes 235 -, "
+    "utimensat 280 88, futimesat 261 -, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, "
+    "removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, "
     # the machine
-    "mount": (165, 40), "umount2": (166, 39), "move_mount": (429, 429), "chroot": (161, 51), "pivot_root": (155, 41),
-    "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "sethostname": (170, 161),
-    "settimeofday": (164, 170), "clock_settime": (227, 112), "init_module": (175, 105), "finit_module": (313, 273),
-    "delete_module": (176, 106), "kexec_load": (246, 104), "kexec_file_load": (320, 294), "acct": (163, 89), "adjtimex": (159, 171),
-    "sched_setaffinity": (203, 122), "sched_setparam": (142, 118), "ioprio_set": (251, 30), "setdomainname": (171, 162),
-    "syslog": (103, 116), "quotactl": (179, 60), "fanotify_init": (300, 262), "flock": (73, 32), "fsopen": (430, 430),
-    "fsconfig": (431, 431), "fsmount": (432, 432), "open_tree": (428, 428), "mount_setattr": (442, 442),
-    "clock_adjtime": (305, 266), "iopl": (172, None), "ioperm": (173, None), "bpf": (321, 280), "keyctl": (250, 219),
-    "add_key": (248, 217), "request_key": (249, 218), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
-}  # fmt: skip
+    "mount 165 40, umount2 166 39, move_mount 429 429, chroot 161 51, pivot_root 155 41, "
+    "reboot 169 142, swapon 167 224, swapoff 168 225, sethostname 170 161, "
+    "settimeofday 164 170, clock_settime 227 112, init_module 175 105, finit_module 313 273, "
+    "delete_module 176 106, kexec_load 246 104, kexec_file_load 320 294, acct 163 89, "
+    "adjtimex 159 171, sched_setaffinity 203 122, sched_setparam 142 118, ioprio_set 251 30, "
+    "setdomainname 171 162, syslog 103 116, quotactl 179 60, fanotify_init 300 262, "
+    "flock 73 32, fsopen 430 430, fsconfig 431 431, fsmount 432 432, open_tree 428 428, "
+    "mount_setattr 442 442, clock_adjtime 305 266, iopl 172 -, ioperm 173 -, bpf 321 280, "
+    "keyctl 250 219, add_key 248 217, request_key 249 218, perf_event_open 298 241, "
+    "userfaultfd 323 282, "
+)
+REFUSED = {
+    name: (int(x86), None if arm == "-" else int(arm))
+    for name, x86, arm in (call.split() for call in _REFUSED.split(", ")[:-1])
+}
 CLONE = (56, 220)
 CAPSET = (126, 91)
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same everywhere
@@ -214,8 +218,9 @@ def run_call(code: str, function: str, arguments: list[object], out: int) -> Non
     names = dict(given)
     exec(compile(code, "<response>", "exec"), names)
     own = function in names and names[function] is not given.get(function)
-    found = names[function] if own else getattr(names["Solution"](), function)  # type: ignore[operator]
-    value = found(*map(integer_keys, arguments))  # type: ignore[operator]
+    solution: Any = names if own else names["Solution"]
+    found = solution[function] if own else getattr(solution(), function)
+    value = found(*map(integer_keys, arguments))
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):
@@ -300,7 +305,7 @@ class Remote:
         return decode(content[0], self.refs, self.link)
 
 
-OPERATIONS: dict[str, object] = {
+OPERATIONS: dict[str, Any] = {
     "all": dict,
     "len": len,
     "iter": iter,
@@ -324,7 +329,7 @@ def run_server(code: str, link: int) -> None:
         for line in requests:
             operation, *operands = json.loads(line)
             try:
-                value = operations[operation](*(decode(o, refs, link) for o in operands))  # type: ignore[operator]
+                value = operations[operation](*(decode(o, refs, link) for o in operands))
                 reply = [False, encode(value, refs)]
             except Exception as error:
                 reply = [True, type(error).__name__, str(error)[:500]]
