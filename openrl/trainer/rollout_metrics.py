@@ -27,8 +27,9 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
         "rollout/response_length": mean(lengths),
         "rollout/response_length_max": Max(max(lengths)),
         "rollout/truncated_share": mean(t.end.is_truncated for t in rows),
-        "rollout/policy_version_min": Min(min(v for t in rows for v in t.versions)),
     }
+    if versions := [v for t in rows for v in t.versions]:
+        metrics["rollout/policy_version_min"] = Min(min(versions))
     return metrics | end_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
 
 
