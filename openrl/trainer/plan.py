@@ -119,7 +119,9 @@ def batch_rows(
     ]
     staleness, policy = derived.max_staleness(config), config.asynchrony.staleness_policy
     age = f"tokens at most {staleness} weight syncs old ({policy})"
-    ahead = ("prompts under way or waiting", f"at most {derived.rollout_capacity(config):,}", age)
+    later = derived.steps_ahead(config) * batch.rollout_batch_size
+    most = later + max(derived.prompts_running(config), batch.rollout_batch_size)
+    ahead = ("prompts under way or waiting", f"at most {most:,}", age)
     return [
         *(shared if each > 1 else []),
         (
