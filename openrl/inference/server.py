@@ -9,6 +9,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -44,41 +45,27 @@ class Refusal(Exception):
 
 
 class ServerMetrics:
-    """What /metrics shows."""
+    """What /metrics shows: its own figures, and the scorer's counts, read when somebody asks."""
 
     def __init__(self, scorer: TextScorer) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "openrl_rm_requests", "Requests by status.", ["status"], registry=self.registry
-        )
-        self.failures = Counter(
-            "openrl_rm_failures", "Texts that got no score.", registry=self.registry
-        )
-        self.seconds = Histogram(
-            "openrl_rm_request_seconds", "From request to reply.", registry=self.registry
-        )
-        self.running = Gauge("openrl_rm_running", "Requests in work.", registry=self.registry)
-        self.registry.register(ScorerMetrics(scorer))
-
-
-class ScorerMetrics:
-    """The scorer's own counts, read when somebody asks."""
-
-    def __init__(self, scorer: TextScorer) -> None:
-        self.scorer = scorer
+        self.scorer, self.registry = scorer, CollectorRegistry()
+        self.registry.register(self)
+        own: dict[str, Any] = {"registry": self.registry}
+        self.requests = Counter("openrl_rm_requests", "Requests by status.", ["status"], **own)
+        self.failures = Counter("openrl_rm_failures", "Texts that got no score.", **own)
+        self.seconds = Histogram("openrl_rm_request_seconds", "From request to reply.", **own)
+        self.running = Gauge("openrl_rm_running", "Requests in work.", **own)
 
     def collect(self) -> Iterator[Metric]:
         counts = self.scorer.counts
-        yield CounterMetricFamily("openrl_rm_texts", "Texts scored.", value=counts.texts)
-        yield CounterMetricFamily(
-            "openrl_rm_batches", "Forward passes, or calls of functions.", value=counts.batches
-        )
-        yield CounterMetricFamily(
-            "openrl_rm_cut_texts", "Texts longer than --max_len.", value=counts.cut
-        )
-        yield GaugeMetricFamily(
-            "openrl_rm_waiting", "Texts that wait for a batch.", value=self.scorer.waiting
-        )
+        for name, meaning, value in (
+            ("texts", "Texts scored.", counts.texts),
+            ("batches", "Forward passes, or calls of functions.", counts.batches),
+            ("cut_texts", "Texts longer than --max_len.", counts.cut),
+        ):
+            yield CounterMetricFamily(f"openrl_rm_{name}", meaning, value=value)
+        waiting = self.scorer.waiting
+        yield GaugeMetricFamily("openrl_rm_waiting", "Texts that wait for a batch.", value=waiting)
 
 
 def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:

@@ -148,7 +148,7 @@ class JsonClient:
                 failed.args = (f"{endpoint.url}: {failed}",)
                 failed.attempts = failures
                 raise failed
-            if failed.suspect and not failed.final:
+            if failed.suspect and not failed.final:  # the URL does not rest, so this call does
                 await self.endpoints.sleep(self.endpoints.pause(failures - 1))
 
     async def close(self) -> None:
@@ -157,8 +157,10 @@ class JsonClient:
 
     async def _exchange(self, url: str, content: bytes) -> Any:
         """The JSON of one reply. Raises RequestFailed."""
-        if self._client is None:  # connections are kept; a redirect is not followed: the token
-            self._client = httpx.AsyncClient(  # is for this URL; the whole has a limit of its own
+        if self._client is None:
+            # It keeps connections. It follows no redirect: the token is for this URL. The exchange
+            # as a whole has a limit of its own.
+            self._client = httpx.AsyncClient(
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
                 headers=self._headers,
                 limits=httpx.Limits(max_connections=None),

@@ -164,6 +164,11 @@ def test_numbers_behind_the_mark(response, label, right):
     ("response", "label", "right"),
     [
         ("The answer is **34**.", "34", 1),
+        ("<answer>The answer is 25</answer>", "25", 1),
+        ("<answer>The final answer is $x+1$</answer>", "x+1", 1),
+        (r"\boxed{\text{Area} = 25}", "25", 1),
+        (r"\boxed{Area = 24}", "25", 0),
+        ("<answer>The answer is 25 or 26</answer>", "25", 0),
         ("It is 5 cm.", "5 m", 0),
         ("The answer is Evelyn.", "Evelyn", 1),
         ("The answer is nylevE.", "Evelyn", 0),

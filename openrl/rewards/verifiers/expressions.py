@@ -23,6 +23,7 @@ from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 LONGEST = 1000  # characters of an answer, and searched where none is marked; more is no answer
 SECONDS = 1.0  # of processor time for one comparison; what takes longer is wrong
 TOLERANCE = 1e-9  # of decimals
+_LEAD = re.compile(r"^(?:(?:the|final|answer|result|value|it|is)\b[\s:]*)+", re.IGNORECASE)
 _CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 
@@ -166,16 +167,19 @@ def same(label: Label, text: str, *, marked: bool = True) -> bool:
         return True
     if contradict(said, label.plain):
         return False
-    word = same_word(said if marked else _CLAIM.sub("", said), label.plain)
-    if word is not None and (marked or word):
-        return word
     number = whole_number(text) if marked else None
     if number is not None and label.number is not None:
         return equal(number, label.number, either=True)
+    word = same_word((_LEAD if marked else _CLAIM).sub("", said), label.plain)
+    if word is not None and (marked or word):
+        return word
     _library()
     try:
         with processor_time(SECONDS):
-            return _equal(label, _parse(_boxed(text) if marked else without_markup(text)))
+            return _equal(
+                label,
+                _parse(_boxed(_LEAD.sub("", text.strip())) if marked else without_markup(text)),
+            )
     except TooSlow:
         return False
 

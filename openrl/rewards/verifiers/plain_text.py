@@ -94,8 +94,8 @@ def same_word(answer: str, label: str) -> bool | None:
 
 def _is_word(text: str) -> bool:
     """Whether it begins with letters that are no product of variables: more than three, or
-    capitals."""
-    first = re.match(r"[A-Za-z']*(?![^ ])", text.strip("()"))
+    capitals; an equation is none."""
+    first = None if "=" in text else re.match(r"[A-Za-z']*(?![^ ])", text.strip("()"))
     word = first[0] if first else ""
     return word not in _FUNCTIONS.split() and (
         len(word) > 3 or (len(word) > 1 and not word.islower())
