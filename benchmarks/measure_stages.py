@@ -1,7 +1,6 @@
 """Stage times of steps of several shapes, for ``simulate_placement --metrics`` and its test.
 
-    python -m benchmarks.measure_stages --output steps.jsonl --shapes 16x48 64x16 32x32 64x40
-    --rounds 5
+    python -m benchmarks.measure_stages --output steps.jsonl --shapes 16x48 64x16 --rounds 5
 
 runs the real pipeline of ``step_breakdown`` on a CPU, one step of each shape (prompts x tokens of
 every response) after the other, so that a busy machine slows all shapes alike. Writes the metrics

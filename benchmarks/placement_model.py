@@ -1,24 +1,32 @@
 """A run's time as arithmetic: what stages cost, on which GPUs they run, and when, by the trainer's
-own schedules.
+own rollout buffer.
 
 Engines share their time among the sequences they decode: while n are live, each gains a token in
 ``decode_base + n * decode_per_sequence`` seconds. Training and log-prob passes take seconds of a
-GPU per token, sending weights and putting engines to sleep a number of seconds. Prompts' prefill is
-not modelled. Time is that of ``virtual_clock``; who waits for whom is decided by
-``openrl.trainer.schedules``, the code that drives a real run."""
+GPU per token, sending weights and putting engines to sleep a number of seconds. Prefill is modelled
+only where interrupted answers go on. Time is that of ``virtual_clock``. Which prompts are played
+when, on which engine, and who waits for whom is decided by ``openrl.trainer.rollout_buffer`` and
+``openrl.trainer.rollouts``, the code that drives a real run."""
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.virtual_clock import run_virtually
-from openrl.trainer.schedules import OnPolicy, RunAhead, Schedule
+from openrl.cluster.gate import Gate
+from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.trainer.residency import Residency
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.types import Group, Prompt, Sampling
 
 DONE = 1e-6  # tokens; what rounding leaves of a sequence that has ended
 
@@ -31,10 +39,9 @@ class Costs:
     decode_per_sequence: float  # and for each live sequence
     train_per_token: float  # GPU-seconds
     logprobs_per_token: float = 0.0  # GPU-seconds of all passes before the update
+    prefill_per_token: float = 0.0  # GPU-seconds, of answers that go on under new weights
     sync: float = 0.0  # from trained weights to engines that decode with them
-    switch: float = (
-        0.0  # engines to sleep and awake again, once a step, where they share GPUs with training
-    )
+    switch: float = 0.0  # engines to sleep and awake, once a step, where training has their GPUs
 
 
 @dataclass(frozen=True)
@@ -59,196 +66,257 @@ class Workload:
 
     costs: Costs
     lengths: Lengths
-    samples: int  # answers a step
+    samples: int  # answers between two weight syncs
+    per_prompt: int = 1  # answers to a prompt, which one engine decodes
     engine_gpus: int = 1  # GPUs of one engine
-    rollouts: int = 1  # parts that are collected and trained one by one before weights are sent
+    steps_per_sync: int = 1  # training steps that the samples are cut into
+
+    @property
+    def prompts(self) -> int:
+        """Of one training step."""
+        return self.samples // self.steps_per_sync // self.per_prompt
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Who runs where. ``rollout_gpus`` None: everything on all GPUs in turns."""
+    """Who runs where, and when. ``rollout_gpus`` None: everything on all GPUs in turns."""
 
     gpus: int
     rollout_gpus: int | None = None
-    max_lag: int | None = None  # rollouts ahead; None: on policy
+    steps_ahead: int = 0  # training steps that generation runs ahead (--async_queue_size)
+    max_staleness: int | None = None  # weight syncs; None: as many as steps ahead
+    partial: bool = False  # a sync interrupts answers, which go on afterwards
+    oversample: float = 1.0  # prompts that run at a time, as a multiple of those of a step
 
     @property
     def name(self) -> str:
-        if self.rollout_gpus is None:
-            return "colocated"
-        return "separate" if self.max_lag is None else f"asynchronous, lag {self.max_lag}"
+        place = "colocated" if self.rollout_gpus is None else "separate"
+        if self.steps_ahead:
+            place = f"asynchronous, {self.steps_ahead} ahead"
+        more = f", oversample {self.oversample:g}" if self.oversample > 1 else ""
+        return place + (", partial" if self.partial else "") + more
 
-    @property
-    def schedule(self) -> Schedule:
-        return OnPolicy() if self.max_lag is None else RunAhead(self.max_lag)
+    def limits(self, wanted: int) -> BufferLimits:
+        """What the trainer makes of the flags; a step of ``wanted`` prompts."""
+        least = self.steps_ahead or int(self.partial)
+        return BufferLimits(
+            wanted,
+            running=math.ceil(self.oversample * wanted) if self.oversample > 1 else 0,
+            steps_ahead=self.steps_ahead,
+            max_staleness=least if self.max_staleness is None else self.max_staleness,
+            carries_over=bool(self.partial or self.steps_ahead),
+        )
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a placement comes to, per step once it runs evenly."""
+    """What a placement comes to, per weight sync once it runs evenly."""
 
     placement: Placement
     step_seconds: float
     # share of the rollout GPUs' time without a sequence, or of all GPUs' without any work
     rollout_idle: float
     train_idle: float
-    age_mean: float  # weight versions between the start of an answer and its training
+    age_mean: float  # weight syncs between the sampling of a token and its training
     age_max: int
 
 
-class Fleet:
-    """The rollout engines. Sequences of one call are dealt to them one by one."""
+@dataclass(eq=False)
+class _Playing:
+    """A prompt whose answers are being decoded."""
 
-    def __init__(self, engines: int, costs: Costs) -> None:
-        self.costs, self.busy = costs, 0.0  # engine-seconds with a live sequence
-        self._left = np.zeros((engines, 0))  # tokens that each sequence still lacks
-        self._call = np.zeros((engines, 0), dtype=np.int64)
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+    left: int  # answers
+    done: asyncio.Future[None]
+
+
+class Engine:
+    """A rollout worker whose answers are numbers of tokens. As many engines share ``run``."""
+
+    def __init__(self, context: WorkerContext, run: ModelledRun) -> None:
+        self.run, self.costs, self.gate = run, run.work.costs, Gate()
+        self.busy = 0.0  # seconds with a live sequence
+        self.tokens = 0.0  # that a sequence which never ends would have by now
+        self.syncs: list[float] = []  # ``tokens`` at each weight sync
+        self._live: list[tuple[float, int, float, _Playing]] = []  # heap of (end, n, begin, whose)
         self._loop = asyncio.get_running_loop()
-        self._then, self._calls, self._timer = self._loop.time(), 0, None
+        self._then, self._count, self._computes = self._loop.time(), 0, True
+        self._timer: asyncio.TimerHandle | None = None
+        run.engines.append(self)
 
-    async def generate(self, lengths: np.ndarray) -> None:
-        """Returns when a sequence of each length has been decoded."""
-        self._advance()
-        engines, self._calls = len(self._left), self._calls + 1
-        width = -(-len(lengths) // engines)
-        dealt = np.zeros(width * engines)
-        dealt[: len(lengths)] = lengths
-        self._left = np.hstack([self._left, dealt.reshape(width, engines).T])
-        self._call = np.hstack([self._call, np.full((engines, width), self._calls)])
-        self._waiting[self._calls] = done = self._loop.create_future()
-        self._set_timer()
-        await done
+    async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
+        """Returns when all answers have been decoded."""
+        async with self.gate:
+            self._advance()
+            work, begin, version = self.run.work, self.tokens, len(self.syncs)
+            lengths = work.lengths.draw(work.per_prompt, seed=int(prompt.id))
+            playing = _Playing(len(lengths), self._loop.create_future())
+            for length in lengths.tolist():
+                self._count += 1
+                heapq.heappush(self._live, (begin + length, self._count, begin, playing))
+            self._set_timer()
+            await playing.done
+        # tokens of each answer that were sampled before each sync since it began
+        marks = [mark - begin for mark in self.syncs[version:]]
+        by_version = [float(np.minimum(lengths, mark).sum()) for mark in marks]
+        by_version.append(float(lengths.sum()))
+        self.run.sampled[prompt.id] = version, np.diff(by_version, prepend=0.0)
+        return Group(prompt, [])
 
-    def pause(self, seconds: float) -> None:
-        """No engine decodes for so long."""
+    async def pause(self, finish_running: bool) -> None:
+        if finish_running:
+            await self.gate.shut()
+        else:
+            self._advance()
+            self._computes = False
+            self._set_timer()
+
+    async def resume(self, finish_running: bool) -> None:
+        if finish_running:
+            await self.gate.open()
+            return
         self._advance()
-        self._then += seconds
+        known = sum(self.tokens - begin for _, _, begin, _ in self._live)
+        prefill = known * self.costs.prefill_per_token / self.run.work.engine_gpus
+        self.busy += prefill
+        self._then, self._computes = self._loop.time() + prefill, True
         self._set_timer()
+
+    def synced(self) -> None:
+        self._advance()
+        self.syncs.append(self.tokens)
+
+    @property
+    def _pace(self) -> float:
+        """Seconds of a token of every live sequence."""
+        return self.costs.decode_base + len(self._live) * self.costs.decode_per_sequence
 
     def _advance(self) -> None:
         """Decode up to now."""
         elapsed, self._then = self._loop.time() - self._then, max(self._then, self._loop.time())
-        if elapsed <= 0 or not self._left.shape[1]:
-            return
-        wanted, ends = self._ends()
-        self.busy += float(np.minimum(ends[:, -1], elapsed).sum())
-        passed = (ends <= elapsed).sum(1)  # sequences of each engine that have ended
-        rows, live = np.arange(len(wanted)), wanted.shape[1] - passed
-        before = np.maximum(passed - 1, 0)
-        since = elapsed - np.where(passed > 0, ends[rows, before], 0.0)
-        pace = self.costs.decode_base + np.maximum(live, 1) * self.costs.decode_per_sequence
-        gained = np.where(passed > 0, wanted[rows, before], 0.0) + np.where(
-            live > 0, since / pace, 0.0
-        )
-        self._left = np.maximum(self._left - gained[:, None], 0.0)
-        self._left[self._left < DONE] = 0.0
-        keep = self._left.any(0)
-        self._left, self._call = self._left[:, keep], self._call[:, keep]
-
-    def _ends(self) -> tuple[np.ndarray, np.ndarray]:
-        """(engines, sequences), by what is left of them: tokens left, and seconds until they
-        end."""
-        wanted = np.sort(self._left, axis=1)
-        live = wanted.shape[1] - np.arange(wanted.shape[1])
-        pace = self.costs.decode_base + live * self.costs.decode_per_sequence
-        return wanted, (np.diff(wanted, axis=1, prepend=0.0) * pace).cumsum(1)
+        if elapsed > 0 and self._live and self._computes:
+            self.busy += elapsed
+            self.tokens += elapsed / self._pace
 
     def _set_timer(self) -> None:
-        """Wake up when the next call ends."""
+        """Wake up when the next answer ends."""
         if self._timer is not None:
             self._timer.cancel()
-        ends = {call: self._end_of(call) for call in self._waiting}
-        if ends:
-            self._timer = self._loop.call_at(
-                self._then + min(ends.values()) + 1e-9, self._end_calls
-            )
+        if self._live and self._computes:
+            left = max(self._live[0][0] - self.tokens, 0.0)
+            self._timer = self._loop.call_at(self._then + left * self._pace + 1e-9, self._end)
 
-    def _end_of(self, call: int) -> float:
-        """Seconds until the last sequence of a call ends."""
-        mine = np.where(self._call == call, self._left, 0.0)
-        if not mine.any():
-            return 0.0
-        wanted, ends = self._ends()
-        last = mine.max(1)
-        position = (wanted < last[:, None] - DONE).sum(1).clip(max=wanted.shape[1] - 1)
-        return float(np.where(last > 0, ends[np.arange(len(ends)), position], 0.0).max())
-
-    def _end_calls(self) -> None:
+    def _end(self) -> None:
         self._advance()
-        for call in [c for c in self._waiting if not self._left[self._call == c].any()]:
-            self._waiting.pop(call).set_result(None)
+        while self._live and self._live[0][0] <= self.tokens + DONE:
+            _, _, _, playing = heapq.heappop(self._live)
+            playing.left -= 1
+            if not playing.left:
+                playing.done.set_result(None)
         self._set_timer()
 
 
-@dataclass(frozen=True)
-class _Rollout:
-    tokens: float
-    version: int
+class Prompts:
+    """Endless, and all different."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def take(self, count: int) -> list[Prompt]:
+        self.taken += count
+        return [Prompt(str(n), [], "") for n in range(self.taken - count + 1, self.taken + 1)]
 
 
 @dataclass(frozen=True)
 class _Report:
+    """Of a training step."""
+
     seconds: float  # on the clock
     rollout_busy: float  # GPU-seconds so far
     train_busy: float
-    age: int
+    ages: np.ndarray  # (versions,) tokens trained that are 0, 1, ... syncs old
 
 
 class ModelledRun:
-    """The stages of a step, as ``schedules.Stages`` wants them; all they do is take time."""
+    """A run whose rollouts and training only take time."""
 
     def __init__(self, work: Workload, placement: Placement) -> None:
         self.work, self.costs = work, work.costs
         self.colocated = placement.rollout_gpus is None
         rollout_gpus = placement.gpus if placement.rollout_gpus is None else placement.rollout_gpus
         self.train_gpus = placement.gpus if self.colocated else placement.gpus - rollout_gpus
-        self.fleet = Fleet(rollout_gpus // work.engine_gpus, work.costs)
+        self.engines: list[Engine] = []
+        self.sampled: dict[str, tuple[int, np.ndarray]] = {}  # prompt -> first version, tokens
+        engines = LocalGroup.create("vllm", rollout_gpus // work.engine_gpus, Engine, self)
+        self.rollouts = Rollouts(
+            engines,
+            RolloutBuffer(Prompts(), placement.limits(work.prompts)),
+            Residency(),
+            RolloutSettings(
+                RolloutRequest(work.per_prompt, Sampling(1)), None, 1.0, placement.partial
+            ),
+        )
         self.version, self.train_busy = 0, 0.0
 
-    async def collect(self, step: int) -> _Rollout:
-        version, count = self.version, self.work.samples // self.work.rollouts
-        lengths = self.work.lengths.draw(count, seed=step)
-        await self.fleet.generate(lengths)
-        return _Rollout(float(lengths.sum()) + count * self.work.lengths.prompt, version)
+    async def steps(self, count: int) -> list[_Report]:
+        """The loop of ``RLTrainer``, without anything else."""
+        reports = []
+        async with AsyncExitStack() as whole_run:
+            if self.rollouts.buffer.limits.steps_ahead:
+                await whole_run.enter_async_context(self.rollouts.generating())
+            for step in range(1, count + 1):
+                async with self.rollouts.generating():
+                    taken = await self.rollouts.take(lambda done, total: None)
+                ages = await self.train([group.prompt.id for group in taken.groups])
+                if step % self.work.steps_per_sync == 0:
+                    await self.sync()
+                await self.rollouts.published(self.version)
+                busy = sum(engine.busy for engine in self.engines) * self.work.engine_gpus
+                now = asyncio.get_running_loop().time()
+                reports.append(_Report(now, busy, self.train_busy, ages))
+        await self.rollouts.close()
+        return reports
 
-    async def learn(self, rollout: _Rollout, step: int) -> _Report:
-        age, costs = self.version - rollout.version, self.costs
-        work = rollout.tokens * (costs.train_per_token + costs.logprobs_per_token)
-        await asyncio.sleep(work / self.train_gpus)
-        self.train_busy += work
-        if step % self.work.rollouts == 0:
-            self.fleet.pause(costs.sync)
-            await asyncio.sleep(costs.sync + costs.switch * self.colocated)
+    async def train(self, prompts: list[str]) -> np.ndarray:
+        """Tokens by their age."""
+        ages = np.zeros(self.version + 1)
+        for first, tokens in map(self.sampled.pop, prompts):
+            ages[self.version - first - np.arange(len(tokens))] += tokens
+        prompt_tokens = len(prompts) * self.work.per_prompt * self.work.lengths.prompt
+        per_token = self.costs.train_per_token + self.costs.logprobs_per_token
+        seconds = (float(ages.sum()) + prompt_tokens) * per_token
+        self.train_busy += seconds
+        await asyncio.sleep(seconds / self.train_gpus)
+        return ages
+
+    async def sync(self) -> None:
+        async with self.rollouts.held():
+            await asyncio.sleep(self.costs.sync + self.costs.switch * self.colocated)
             self.version += 1
-        return _Report(
-            asyncio.get_running_loop().time(),
-            self.fleet.busy * self.work.engine_gpus,
-            self.train_busy,
-            age,
-        )
+            for engine in self.engines:
+                engine.synced()
 
 
 def simulate(work: Workload, placement: Placement, steps: int = 12) -> Outcome:
-    """Run at least ``steps`` training steps on a virtual clock, after some that are not counted.
+    """Run at least ``steps`` weight syncs on a virtual clock, after some that are not counted.
 
     Rollouts that begin together may end together, so whole rounds of those under way at a time are
     counted."""
-    together = 1 + (placement.max_lag or 0)
+    together = 1 + placement.steps_ahead
+    per_sync = work.steps_per_sync
     first, counted = (
-        math.ceil(rollouts / together) * together
-        for rollouts in (4 * work.rollouts + 2 * together - 2, steps * work.rollouts)
+        math.ceil(n / (together * per_sync)) * together * per_sync
+        for n in (4 * per_sync + 2 * together - 2, steps * per_sync)
     )
 
     async def run() -> list[_Report]:
-        async with aclosing(
-            placement.schedule.run(ModelledRun(work, placement), range(1, first + counted + 1))
-        ) as reports:
-            return [report async for report in reports]
+        return await ModelledRun(work, placement).steps(first + counted)
 
     reports = run_virtually(run())
     begin, end = reports[first - 1], reports[-1]
-    seconds, ages = end.seconds - begin.seconds, [r.age for r in reports[first:]]
+    seconds = end.seconds - begin.seconds
+    by_age = np.zeros(max(len(r.ages) for r in reports))
+    for report in reports[first:]:
+        by_age[: len(report.ages)] += report.ages
     rollout, train = end.rollout_busy - begin.rollout_busy, end.train_busy - begin.train_busy
     if placement.rollout_gpus is None:
         idle = 1 - (rollout + train) / (seconds * placement.gpus)
@@ -262,11 +330,11 @@ def simulate(work: Workload, placement: Placement, steps: int = 12) -> Outcome:
     idle_rollout, idle_train = (max(float(share), 0.0) for share in shares)
     return Outcome(
         placement,
-        seconds / counted * work.rollouts,
+        seconds / counted * per_sync,
         idle_rollout,
         idle_train,
-        float(np.mean(ages)),
-        max(ages),
+        float(np.average(np.arange(len(by_age)), weights=by_age)),
+        int(np.flatnonzero(by_age > DONE).max()),
     )
 
 
@@ -275,14 +343,14 @@ def splits(work: Workload, gpus: int) -> list[int]:
     return list(range(work.engine_gpus, gpus, work.engine_gpus))
 
 
-def best_split(work: Workload, gpus: int, max_lag: int | None, steps: int = 12) -> Outcome:
-    """The split of ``gpus`` with the shortest step: a search by thirds, since more rollout GPUs
-    help until training is the slower side; then the neighbours of what it finds."""
-    candidates, known = splits(work, gpus), dict[int, Outcome]()
+def best_split(work: Workload, placement: Placement, steps: int = 12) -> Outcome:
+    """The ``rollout_gpus`` of ``placement`` with the shortest step: a search by thirds, since more
+    rollout GPUs help until training is the slower side; then the neighbours of what it finds."""
+    candidates, known = splits(work, placement.gpus), dict[int, Outcome]()
 
     def outcome(index: int) -> Outcome:
         if index not in known:
-            known[index] = simulate(work, Placement(gpus, candidates[index], max_lag), steps)
+            known[index] = simulate(work, replace(placement, rollout_gpus=candidates[index]), steps)
         return known[index]
 
     low, high = 0, len(candidates) - 1

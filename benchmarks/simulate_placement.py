@@ -1,12 +1,12 @@
 """Which placement? The step time, idle GPUs and age of answers of each, from 1 to 1,024 GPUs,
 without a GPU.
 
-    python -m benchmarks.simulate_placement --gpus 8 64 512 --best_split python -m
-    benchmarks.simulate_placement --metrics runs/mine/metrics.jsonl --engines 1 --train_gpus 1
+    python -m benchmarks.simulate_placement --gpus 8 64 512 --best_split
+    python -m benchmarks.simulate_placement --metrics runs/mine/metrics.jsonl --engines 1
     python -m benchmarks.simulate_placement --published
 
-The model is that of ``placement_model``: stage costs and lengths in, and the trainer's own
-schedules decide what waits for what. Costs are given by flags, or fitted to the steps of a run.
+The model is that of ``placement_model``: stage costs and lengths in, and the trainer's own rollout
+buffer decides what waits for what. Costs are given by flags, or fitted to the steps of a run.
 ``--published`` shows the model beside measurements that others have published."""
 
 from __future__ import annotations
@@ -35,21 +35,29 @@ from benchmarks.placement_model import (
 )
 
 
-def outcomes(work: Workload, gpus: int, lags: list[int], share: float | None) -> Iterator[Outcome]:
-    """Colocated, separate, and asynchronous with each lag; on ``share`` of the GPUs for rollouts,
-    None: the best split."""
-    if gpus >= work.engine_gpus:
-        yield simulate(work, Placement(gpus))
-    if not (possible := splits(work, gpus)):
-        return
-    for lag in (None, *lags):
-        if share is None:
-            yield best_split(work, gpus, lag)
-        else:
-            yield simulate(
-                work,
-                Placement(gpus, min(possible, key=lambda split: abs(split - share * gpus)), lag),
-            )
+def placements(
+    gpus: int, ahead: list[int], oversample: list[float], staleness: int
+) -> Iterator[Placement]:
+    """What is compared; ``rollout_gpus`` 0: engines have some of the GPUs for themselves."""
+    yield Placement(gpus)
+    for ratio in oversample:
+        yield Placement(gpus, partial=True, oversample=ratio, max_staleness=staleness)
+    yield Placement(gpus, rollout_gpus=0)
+    for steps in ahead:
+        yield Placement(gpus, rollout_gpus=0, steps_ahead=steps)
+        yield Placement(gpus, rollout_gpus=0, steps_ahead=steps, partial=True)
+
+
+def outcome(work: Workload, placement: Placement, share: float | None) -> Outcome | None:
+    """On ``share`` of the GPUs for rollouts, None: the best split. None if there are too few."""
+    if placement.rollout_gpus is None:
+        return simulate(work, placement) if placement.gpus >= work.engine_gpus else None
+    if not (possible := splits(work, placement.gpus)):
+        return None
+    if share is None:
+        return best_split(work, placement)
+    nearest = min(possible, key=lambda split: abs(split - share * placement.gpus))
+    return simulate(work, replace(placement, rollout_gpus=nearest))
 
 
 def table_of(found: list[Outcome]) -> Table:
@@ -65,7 +73,7 @@ def table_of(found: list[Outcome]) -> Table:
         "age",
     ):
         table.add_column(name, justify="left" if name == "placement" else "right")
-    together = {o.placement.gpus: o.step_seconds for o in found if o.placement.rollout_gpus is None}
+    together = {o.placement.gpus: o.step_seconds for o in found if o.placement.name == "colocated"}
     for o in found:
         gain = (
             together[o.placement.gpus] / o.step_seconds
@@ -80,7 +88,7 @@ def table_of(found: list[Outcome]) -> Table:
             f"{gain:.2f}",
             f"{o.rollout_idle:.0%}",
             f"{o.train_idle:.0%}",
-            f"{o.age_mean:.2g}, at most {o.age_max}",
+            f"{o.age_mean:.2f}, at most {o.age_max}",
         )
     return table
 
@@ -120,7 +128,7 @@ def costs_of(args: argparse.Namespace) -> Costs:
     return replace(costs, **given)
 
 
-EXAMPLE = Costs(0.010, 0.1e-3, 0.125e-3, 0.03e-3, sync=2.0, switch=4.0)
+EXAMPLE = Costs(0.010, 0.1e-3, 0.125e-3, 0.03e-3, 0.03e-3, sync=2.0, switch=4.0)
 """A model of 7B parameters on GPUs that train 8,000 tokens a second."""
 
 
@@ -140,6 +148,7 @@ def parser() -> argparse.ArgumentParser:
     costs.add_argument("--train_gpus", type=int, default=1, help="of those runs")
     work = made.add_argument_group("work of a step")
     work.add_argument("--samples", type=int, default=1024, help="answers")
+    work.add_argument("--samples_per_prompt", type=int, default=8, help="of these")
     work.add_argument(
         "--mean_length", type=float, default=2000, help="tokens of an answer, before the cap"
     )
@@ -150,12 +159,16 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--gpus", type=int, nargs="+", default=[1, 2, 8, 32, 128, 512, 1024])
     where.add_argument("--engine_gpus", type=int, default=1, help="GPUs of one engine")
     where.add_argument(
-        "--lag",
-        type=int,
-        nargs="*",
-        default=[1, 2],
-        help="rollouts ahead, of asynchronous placements",
+        "--steps_ahead", type=int, nargs="*", default=[1, 2], help="of asynchronous placements"
     )
+    where.add_argument(
+        "--oversample",
+        type=float,
+        nargs="*",
+        default=[1.5, 2.0],
+        help="prompts that run at a time, over those of a step, where the unfinished go on",
+    )
+    where.add_argument("--max_staleness", type=int, default=3, help="of those")
     where.add_argument(
         "--rollout_share", type=float, default=0.5, help="of the GPUs, where engines have their own"
     )
@@ -175,11 +188,13 @@ def main(words: list[str] | None = None) -> int:
         table, rows = published_table()
     else:
         lengths = Lengths(args.mean_length, args.sigma, args.cap, args.prompt_length)
-        work = Workload(costs_of(args), lengths, args.samples, args.engine_gpus)
-        share = None if args.best_split else args.rollout_share
-        found = [o for gpus in args.gpus for o in outcomes(work, gpus, args.lag, share)]
+        per_prompt, share = args.samples_per_prompt, None if args.best_split else args.rollout_share
+        work = Workload(costs_of(args), lengths, args.samples, per_prompt, args.engine_gpus)
+        settings = args.steps_ahead, args.oversample, args.max_staleness
+        asked = [p for n in args.gpus for p in placements(n, *settings)]
+        found = [o for placement in asked if (o := outcome(work, placement, share))]
         table, rows = table_of(found), [asdict(o) | {"name": o.placement.name} for o in found]
-    Console(width=120).print(table)
+    Console(width=140).print(table)
     if args.json:
         args.json.write_text(json.dumps(rows, indent=2) + "\n")
     return 0

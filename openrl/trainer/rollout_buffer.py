@@ -199,9 +199,11 @@ class RolloutBuffer:
         chosen = await self._until(self._selected)
         self._asked, self._unsent = False, True
         self.steps, self._draws, self._tried_again = self.steps + 1, 0, 0
-        self._slots = [slot for slot in self._slots if slot not in chosen]
-        given_up = [] if self.limits.steps_ahead or self.limits.carries_over else self._slots
-        self._slots = [slot for slot in self._slots if slot not in given_up]
+        leaving = set(chosen)
+        self._slots = [slot for slot in self._slots if slot not in leaving]
+        given_up: list[Slot] = []
+        if not self.limits.steps_ahead and not self.limits.carries_over:
+            given_up, self._slots = self._slots, []
         came = [*self._turned_down, *((s.ordinal, s.group) for s in chosen if s.group)]
         taken = Taken(
             groups=[slot.group for slot in chosen if slot.group and slot.kept],
@@ -216,6 +218,8 @@ class RolloutBuffer:
 
     def _selected(self) -> list[Slot] | None:
         """The slots of the next step, or None while some are awaited."""
+        if self.complete < self.limits.wanted:
+            return None
         candidates = self._slots[: self.limits.wanted + self.limits.surplus]
         # what was dropped once is not overtaken again, or it might never be trained
         candidates.sort(key=lambda slot: (not slot.drops, slot.ordinal))
@@ -226,7 +230,7 @@ class RolloutBuffer:
             return None
         if not self.limits.carries_over:
             return chosen
-        left = [slot for slot in self._slots if slot not in chosen]
+        left = sorted(set(self._slots) - set(chosen), key=lambda slot: slot.ordinal)
         behind = self.limits.wanted  # those left behind move up once this step is trained
         in_time = all(
             self._in_time(behind + place, slot.version)

@@ -8,6 +8,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from benchmarks.placement_cases import cases
 from benchmarks.placement_model import (
     Costs,
-    Fleet,
+    Engine,
     Lengths,
     Placement,
     Workload,
@@ -26,9 +27,10 @@ from benchmarks.placement_model import (
 )
 from benchmarks.simulate_placement import main
 from benchmarks.virtual_clock import run_virtually
+from openrl.types import Prompt
 
 COSTS = Costs(0.01, 0.2e-3, 0.3e-3, 0.1e-3, sync=3.0, switch=5.0)
-EQUAL = Workload(COSTS, Lengths(500, prompt=100), samples=256)  # every answer has 500 tokens
+EQUAL = Workload(COSTS, Lengths(500, prompt=100), 256, per_prompt=8)  # all answers: 500 tokens
 
 MEASURED = Path(__file__).parents[2] / "benchmarks/measured/in_process.jsonl"
 
@@ -61,11 +63,12 @@ def test_separate_is_the_sum_and_each_side_waits_for_the_other():
 def test_asynchronous_is_the_slower_side():
     """Training's: the rollout is hidden. Rollouts': two of them share the engines, which do not
     decode in a sync."""
-    by_training = simulate(EQUAL, Placement(8, rollout_gpus=4, max_lag=1))
+    by_training = simulate(EQUAL, Placement(8, rollout_gpus=4, steps_ahead=1))
     assert decoding(4) < training(4) and by_training.step_seconds == pytest.approx(training(4) + 3)
     assert (by_training.age_mean, by_training.age_max) == (1, 1)
     slow = replace(EQUAL, costs=replace(COSTS, decode_base=0.0, decode_per_sequence=2e-3))
-    by_rollouts = simulate(slow, Placement(8, rollout_gpus=1, max_lag=3), steps=40)
+    ahead = Placement(8, rollout_gpus=1, steps_ahead=3, partial=True)
+    by_rollouts = simulate(slow, ahead, steps=20)
     assert by_rollouts.step_seconds == pytest.approx(256 * 500 * 2e-3 + 3, rel=2e-3)
     assert by_rollouts.rollout_idle == pytest.approx(3 / by_rollouts.step_seconds, abs=3e-3)
 
@@ -79,7 +82,8 @@ def test_more_gpus_than_the_tail_can_use():
     """From 16 to 1,024 GPUs the longest answer sets the time of a rollout."""
     work = Workload(COSTS, Lengths(500, 1.0, 4000), samples=64)
     seconds = [simulate(work, Placement(gpus)).step_seconds for gpus in (16, 64, 1024)]
-    longest = np.mean([work.lengths.draw(64, step).max() for step in range(5, 17)])
+    drawn = [work.lengths.draw(1, seed=n)[0] for n in range(1, 16 * 64 + 1)]
+    longest = np.reshape(drawn, (16, 64))[4:].max(axis=1).mean()
     assert seconds[2] == pytest.approx(longest * (0.01 + 0.2e-3) + 8, rel=0.01)
     assert seconds[0] > seconds[1] > seconds[2] > 0.6 * seconds[0]
 
@@ -117,13 +121,18 @@ def test_decoding_agrees_with_one_event_after_the_other(seed):
         time += draw.expovariate(0.2)
         arrivals.append((time, call, [draw.randint(1, 400) for _ in range(draw.randint(1, 12))]))
 
+    class Drawn:
+        def draw(self, count, seed):
+            return np.array(arrivals[seed][2], dtype=float)
+
     async def scenario():
-        fleet = Fleet(1, replace(COSTS, decode_base=0.01, decode_per_sequence=0.002))
-        ends = {}
+        costs = replace(COSTS, decode_base=0.01, decode_per_sequence=0.002)
+        run = SimpleNamespace(work=Workload(costs, Drawn(), 1), engines=[], sampled={})
+        engine, ends = Engine(None, run), {}
 
         async def call(start, number, lengths):
             await asyncio.sleep(start)
-            await fleet.generate(np.array(lengths, dtype=float))
+            await engine.play(Prompt(str(number), [], ""), None)
             ends[number] = asyncio.get_running_loop().time()
 
         await asyncio.gather(*(call(*arrival) for arrival in arrivals))
@@ -139,16 +148,59 @@ def test_decoding_agrees_with_one_event_after_the_other(seed):
 # -- ages, splits ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("max_lag", [0, 1, 2, 4])
-def test_no_answer_is_older_than_the_lag(max_lag):
+@pytest.mark.parametrize("partial", [False, True])
+@pytest.mark.parametrize("ahead", [1, 2, 4])
+def test_no_token_is_older_than_the_steps_ahead(ahead, partial):
+    work = Workload(COSTS, Lengths(500, 1.2, 8000), samples=64, per_prompt=4)
+    found = simulate(work, Placement(8, 4, ahead, partial=partial))
+    assert found.age_max == ahead and found.age_mean <= ahead
+
+
+def test_ahead_by_no_sync_takes_as_long_as_separate():
     work = Workload(COSTS, Lengths(500, 1.2, 8000), samples=64)
-    found = simulate(work, Placement(8, 4, max_lag), steps=20)
-    assert found.age_max == max_lag and found.age_mean <= max_lag
-    if max_lag == 0:
-        assert found.step_seconds == simulate(work, Placement(8, 4), steps=20).step_seconds
+    in_step = simulate(work, Placement(8, 4, steps_ahead=1, max_staleness=0))
+    assert in_step.step_seconds == pytest.approx(
+        simulate(work, Placement(8, 4)).step_seconds, rel=0.05
+    )
+    assert in_step.age_max == 0
 
 
-@pytest.mark.parametrize("seed", range(25))
+def test_an_interrupted_answer_pays_a_prefill_and_has_tokens_of_both_weights():
+    """Two steps of one answer each on one GPU: 400 tokens are decoded in 4 s; a sync after 2 of the
+    4 s of another takes 3 s, and its 200 tokens are computed again in 1 s."""
+
+    async def scenario():
+        costs = Costs(0.01, 0.0, 0.0, prefill_per_token=0.005)
+        run = SimpleNamespace(work=Workload(costs, Lengths(400), 1), engines=[], sampled={})
+        engine = Engine(None, run)
+        playing = asyncio.create_task(engine.play(Prompt("1", [], ""), None))
+        await asyncio.sleep(2)
+        await engine.pause(finish_running=False)
+        engine.synced()
+        await asyncio.sleep(3)
+        await engine.resume(finish_running=False)
+        await playing
+        first, tokens = run.sampled["1"]
+        return asyncio.get_running_loop().time(), engine.busy, first, list(tokens)
+
+    seconds, busy, first, tokens = run_virtually(scenario())
+    assert (seconds, busy, first) == (pytest.approx(8), pytest.approx(5), 0)
+    assert tokens == [pytest.approx(200), pytest.approx(200)]
+
+
+def test_what_is_unfinished_goes_on_while_others_are_trained():
+    """Colocated, half as many prompts more than a step needs: the longest answers are decoded
+    beside those of the next steps, not alone."""
+    work = Workload(COSTS, Lengths(500, 1.2, 8000), samples=64)
+    on_policy, partial = (
+        simulate(work, p, steps=20)
+        for p in (Placement(8), Placement(8, partial=True, oversample=1.5, max_staleness=2))
+    )
+    assert partial.step_seconds < 0.8 * on_policy.step_seconds
+    assert partial.age_max == 2 and 0 < partial.age_mean < 1
+
+
+@pytest.mark.parametrize("seed", range(8))
 def test_the_best_split_is_within_5_percent_of_trying_all(seed):
     draw = random.Random(seed)
     costs = Costs(
@@ -159,14 +211,14 @@ def test_the_best_split_is_within_5_percent_of_trying_all(seed):
         draw.uniform(0, 10),
     )
     lengths = Lengths(draw.uniform(100, 3000), draw.uniform(0, 1.2), 16000)
-    work = Workload(costs, lengths, samples=draw.choice([64, 256]), engine_gpus=draw.choice([1, 2]))
-    gpus, lag = draw.choice([4, 16, 24]), draw.choice([None, 1, 2])
-    steps = 6
+    work = Workload(costs, lengths, samples=draw.choice([64, 128]), engine_gpus=draw.choice([1, 2]))
+    gpus, ahead, steps = draw.choice([4, 16]), draw.choice([0, 1, 2]), 6
+    placement = Placement(gpus, steps_ahead=ahead, partial=ahead > 0)
     brute = min(
-        simulate(work, Placement(gpus, split, lag), steps).step_seconds
+        simulate(work, replace(placement, rollout_gpus=split), steps).step_seconds
         for split in splits(work, gpus)
     )
-    assert brute <= best_split(work, gpus, lag, steps).step_seconds <= 1.05 * brute
+    assert brute <= best_split(work, placement, steps).step_seconds <= 1.05 * brute
 
 
 # -- measurements ----------------------------------------------------------------------------------
@@ -224,24 +276,18 @@ def test_published_ratios(case):
 
 
 def test_the_command_prints_a_table_and_writes_json(tmp_path, capsys):
-    words = [
-        "--gpus",
-        "1",
-        "4",
-        "--samples",
-        "64",
-        "--mean_length",
-        "100",
-        "--cap",
-        "500",
-        "--lag",
-        "1",
-        "--best_split",
-    ]
-    assert main([*words, "--train_per_token", "1e-3", "--json", str(tmp_path / "out.json")]) == 0
-    assert "asynchronous, lag 1" in capsys.readouterr().out
+    words = "--gpus 1 4 --samples 64 --mean_length 100 --cap 500 --steps_ahead 1 --oversample 1.5"
+    out = str(tmp_path / "out.json")
+    assert main([*words.split(), "--best_split", "--train_per_token", "1e-3", "--json", out]) == 0
+    assert "asynchronous, 1 ahead, partial" in capsys.readouterr().out
     rows = json.loads((tmp_path / "out.json").read_text())
     assert [(r["placement"]["gpus"], r["name"]) for r in rows] == [
-        (1, "colocated"), (4, "colocated"), (4, "separate"), (4, "asynchronous, lag 1")
-    ]  # fmt: skip
+        (1, "colocated"),
+        (1, "colocated, partial, oversample 1.5"),
+        (4, "colocated"),
+        (4, "colocated, partial, oversample 1.5"),
+        (4, "separate"),
+        (4, "asynchronous, 1 ahead"),
+        (4, "asynchronous, 1 ahead, partial"),
+    ]
     assert all(math.isfinite(r["step_seconds"]) and 0 <= r["rollout_idle"] < 1 for r in rows)

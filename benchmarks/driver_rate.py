@@ -1,0 +1,99 @@
+"""How many trajectories a second the driver carries, if engines and training took no time.
+
+    python -m benchmarks.driver_rate
+
+runs what one process does for all: the rollout buffer admits prompts, ``Rollouts`` hands them to
+engines, groups are collated to a batch and the batch is cut into optimizer steps and dealt to
+ranks. Engines answer at once with answers of one length that stand ready; nothing is trained. What
+Ray takes to carry answers between processes is left out. One thread; seconds are those of the
+processor, so that other work on the machine does not count. Prints the median of the steps."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from statistics import median
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from openrl.algorithms.batching import collate, plan_steps
+from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.data.prompts import PromptStream
+from openrl.trainer.residency import Residency
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+
+
+class Engine:
+    """Has every answer ready."""
+
+    def __init__(self, context: WorkerContext, tokens: int) -> None:
+        self.token_ids, self.logprobs = list(range(tokens)), [-0.5] * tokens
+        self.versions = (VersionSpan(0, tokens, 1),)
+
+    async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
+        rows = [
+            Segment.answer(prompt.token_ids, self.token_ids, self.logprobs, self.versions)
+            for _ in range(request.n_samples)
+        ]
+        return Group(prompt, [Trajectory(prompt, [r], End.STOP, score=Score(1.0)) for r in rows])
+
+
+async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
+    """Processor seconds of each stage of each step."""
+    prompts = [Prompt(str(n), list(range(200)), "") for n in range(4 * args.prompts)]
+    ahead = args.steps_ahead
+    limits = BufferLimits(args.prompts, steps_ahead=ahead, max_staleness=ahead)
+    rollouts = Rollouts(
+        LocalGroup.create("vllm", args.engines, Engine, args.tokens),
+        RolloutBuffer(PromptStream(prompts, seed=0), limits),
+        Residency(),
+        RolloutSettings(RolloutRequest(args.samples, Sampling(args.tokens)), run_seed=0),
+    )
+    steps = []
+    async with rollouts.generating():
+        for version in range(1, args.steps + 2):
+            times = [time.process_time()]
+            taken = await rollouts.take(lambda done, total: None)
+            times.append(time.process_time())
+            batch = collate(taken.groups, pad_id=0)
+            times.append(time.process_time())
+            plan_steps(batch, args.ranks, len(batch), 8)
+            times.append(time.process_time())
+            await rollouts.published(version)
+            # what runs ahead is played within the next step: it is counted there
+            names = ("buffer and rollouts", "collate", "plan")
+            steps.append({n: times[i + 1] - times[i] for i, n in enumerate(names)})
+    await rollouts.close()
+    return steps[1:]  # the first one warms up
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--prompts", type=int, default=512, help="of a step")
+    parser.add_argument("--samples", type=int, default=16, help="of a prompt")
+    parser.add_argument("--tokens", type=int, default=1000, help="of an answer")
+    parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument("--ranks", type=int, default=64, help="that are trained on")
+    parser.add_argument("--steps_ahead", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    steps = asyncio.run(measure(args))
+    trajectories = args.prompts * args.samples
+    table = Table("stage", "seconds", "trajectories/s", title=f"{trajectories} a step")
+    for name in (*steps[0], "all"):
+        seconds = median(sum(s.values()) if name == "all" else s[name] for s in steps)
+        table.add_row(name, f"{seconds:.3f}", f"{trajectories / seconds:,.0f}")
+    Console(width=100).print(table)
+
+
+if __name__ == "__main__":
+    main()
