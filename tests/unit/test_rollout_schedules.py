@@ -230,7 +230,7 @@ class Learner:
     def __init__(self, run):
         self.run, self.residency = run, Residency()
 
-    async def learn(self, groups, step, stage):
+    async def learn(self, groups, version, step, stage):
         await self.run.seconds("learn", step)
         return {}
 
