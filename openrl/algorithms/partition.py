@@ -101,7 +101,8 @@ def capped_parts(
 
     ``parts`` must be at least the number of bins that ``first_fit`` takes.
     """
-    loads, rooms, bins = [0.0] * parts, [cap] * parts, [[] for _ in range(parts)]  # type: ignore[var-annotated]
+    loads, rooms = [0.0] * parts, [cap] * parts
+    bins: list[list[int]] = [[] for _ in range(parts)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
         open_bins = [b for b in range(parts) if rooms[b] >= sizes[i]]
         if not open_bins:  # like loads left no room: fill bins one after the other

@@ -45,8 +45,8 @@ class RewardFunctionFlags:
     )
     reward_num_workers: int = flag(
         16,
-        "Processes of each source that run reward functions and verifiers, over all engines; started"
-        " when needed.",
+        "Processes of each source that run reward functions and verifiers, over all engines;"
+        " started when needed.",
         bounds="> 0",
     )
     reward_memory_gb: float = flag(

@@ -147,7 +147,8 @@ def _by_kernel(
         0,
     )  # tokens to the left and to the right; without any this is causal
     grouped = key.shape[1] != heads
-    out = varlen_attn(*tensors, *ends, scale=scaling, window_size=span, enable_gqa=grouped)  # type: ignore[arg-type]
+    how: dict[str, Any] = {"scale": scaling, "window_size": span, "enable_gqa": grouped}
+    out = varlen_attn(*tensors, *ends, **how)
     assert isinstance(out, Tensor)
     return out.view(rows, length, heads, -1)
 

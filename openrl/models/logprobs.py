@@ -148,7 +148,9 @@ class _Chunked(torch.autograd.Function):
     directions."""
 
     @staticmethod
-    def forward(ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference):  # type: ignore[no-untyped-def]
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, states, weight, bias, targets, transform, chunk_size, entropy, reference
+    ):
         parts, kls = [], []
         for rows in _chunks(len(targets), chunk_size):
             logits = transform(F.linear(states[rows], weight, bias))

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -203,7 +204,8 @@ def attend_backward(
             0.0,
             block.causal,
         )
-        return torch.ops.aten._flash_attention_backward(*args, state, state[:0], scale=scale)  # type: ignore[no-any-return]
+        backward: Any = torch.ops.aten._flash_attention_backward
+        return backward(*args, state, state[:0], scale=scale)
     of_query, of_key, of_value = (
         torch.zeros(x.shape, dtype=lse.dtype, device=x.device) for x in (query, key, value)
     )
