@@ -6,14 +6,15 @@ runs what one process does for all: the rollout buffer admits prompts, ``Rollout
 engines, groups are collated to a batch and the batch is cut into optimizer steps and dealt to
 ranks. Engines answer at once with answers of one length that stand ready; nothing is trained. What
 Ray takes to carry answers between processes is left out. One thread; seconds are those of the
-processor, so that other work on the machine does not count. Prints the median of the steps."""
+processor, so that other work on the machine does not count. Prints means of the steps."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import time
-from statistics import median
+from itertools import pairwise
+from statistics import mean
 
 import torch
 from rich.console import Console
@@ -66,9 +67,11 @@ async def measure(args: argparse.Namespace) -> list[dict[str, float]]:
             plan_steps(batch, args.ranks, len(batch), 8)
             times.append(time.process_time())
             await rollouts.published(version)
-            # what runs ahead is played within the next step: it is counted there
-            names = ("buffer and rollouts", "collate", "plan")
-            steps.append({n: times[i + 1] - times[i] for i, n in enumerate(names)})
+            times.append(time.process_time())
+            take, collating, planning, publish = (b - a for a, b in pairwise(times))
+            steps.append(
+                {"buffer and rollouts": take + publish, "collate": collating, "plan": planning}
+            )
     await rollouts.close()
     return steps[1:]  # the first one warms up
 
@@ -77,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--prompts", type=int, default=512, help="of a step")
+    parser.add_argument("--prompts", type=int, default=256, help="of a step")
     parser.add_argument("--samples", type=int, default=16, help="of a prompt")
     parser.add_argument("--tokens", type=int, default=1000, help="of an answer")
     parser.add_argument("--engines", type=int, default=64)
@@ -90,7 +93,7 @@ def main() -> None:
     trajectories = args.prompts * args.samples
     table = Table("stage", "seconds", "trajectories/s", title=f"{trajectories} a step")
     for name in (*steps[0], "all"):
-        seconds = median(sum(s.values()) if name == "all" else s[name] for s in steps)
+        seconds = mean(sum(s.values()) if name == "all" else s[name] for s in steps)
         table.add_row(name, f"{seconds:.3f}", f"{trajectories / seconds:,.0f}")
     Console(width=100).print(table)
 
