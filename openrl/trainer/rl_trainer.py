@@ -155,13 +155,27 @@ class RLTrainer:
         return Learned(step, taken.generated, measured | self.learner.residency.metrics())
 
     async def report(self, learned: Learned) -> None:
-        """The end of a step: evaluation and checkpoint if they are due, then logs."""
-        self.step = learned.step
+        """The end of a step: evaluation if it is due, logs, then a checkpoint if that is due. A run
+        that is killed before its checkpoint is whole logs the step again when it resumes.
+
+        Before an evaluation or a checkpoint the engines get the weights of the step: to be judged,
+        and because a resume sends them what was saved."""
+        step, checkpoint = learned.step, self.settings.checkpoint
+        self.step = step
         values = to_floats(learned.metrics) | self.pace(learned.metrics)
-        values |= await self.periodic(learned.step)
-        self.trackers.log(learned.step, values)
-        self.trackers.log_samples(learned.step, learned.groups)
-        self.progress.advance(learned.step, values)
+        evaluates = due(step, self.settings.evaluation.eval_steps, self.progress.total)
+        saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
+        if (evaluates or saves) and (measured := await self.sync()):
+            await self.rollouts.published(self.publisher.version)
+            values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
+        if evaluates:
+            values |= await self.evaluate()
+        self.trackers.log(step, values)
+        self.trackers.log_samples(step, learned.groups)
+        if saves:
+            with self.progress.stage("checkpoint"):
+                await self.save(step, values.get(checkpoint.best_metric_key))
+        self.progress.advance(step, values)
 
     async def sync(self) -> dict[str, Metric]:
         """Give the engines what was trained since they last got weights; what that took, empty if
@@ -173,25 +187,6 @@ class RLTrainer:
                 measured = await self.publisher.publish()
         self.unsent = 0
         return measured
-
-    async def periodic(self, step: int) -> dict[str, float]:
-        """Evaluation and checkpoint when they are due; returns the evaluation's figures.
-
-        Before either the engines get the weights of the step: to be judged, and because a resume
-        sends them what was saved."""
-        checkpoint = self.settings.checkpoint
-        evaluates = due(step, self.settings.evaluation.eval_steps, self.progress.total)
-        saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
-        values: dict[str, float] = {}
-        if (evaluates or saves) and (measured := await self.sync()):
-            await self.rollouts.published(self.publisher.version)
-            values |= to_floats(measured) | {"sync/out_of_turn": 1.0}
-        if evaluates:
-            values |= await self.evaluate()
-        if saves:
-            with self.progress.stage("checkpoint"):
-                await self.save(step, values.get(checkpoint.best_metric_key))
-        return values
 
     def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
         """Seconds of this step by stage, and its throughput."""

@@ -81,22 +81,17 @@ class SupervisedTrainer:
         values |= self.totals.add(
             self.batch.train_batch_size, int(batch.loss_mask.sum()), self.progress.lap()
         )
-        values |= await self.periodic()
-        self.trackers.log(step, values)
-        self.progress.advance(step, values)
-
-    async def periodic(self) -> dict[str, float]:
-        """Evaluation and checkpoint when they are due; returns the evaluation's figures."""
-        values: dict[str, float] = {}
-        if self.examples.evaluation and due(
-            self.step, self.evaluation.eval_steps, self.total_steps
-        ):
+        evaluated = self.examples.evaluation
+        if evaluated and due(step, self.evaluation.eval_steps, self.total_steps):
             with self.progress.stage("evaluation") as tell:
-                values = self.measured = await self.model.evaluate(self.examples.evaluation, tell)
-        if self.checkpoint.save_steps > 0 and self.step % self.checkpoint.save_steps == 0:
+                self.measured = await self.model.evaluate(evaluated, tell)
+            values |= self.measured
+        # a run that is killed before its checkpoint is whole logs the step again when it resumes
+        self.trackers.log(step, values)
+        if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
             with self.progress.stage("checkpoint"):
                 await self.save()
-        return values
+        self.progress.advance(step, values)
 
     # -- leaving and returning ---------------------------------------------------------------------
 

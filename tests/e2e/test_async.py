@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from openrl.config.placement import ENGINES
 from tests.e2e.bench import Bench, started
 from tests.e2e.runs import make_task, metrics, ppo_flags, run, start, untimed
+from tests.patience import PATIENCE
 
 SMALL = {
     "rollout_backend": "hf",
@@ -147,15 +149,34 @@ def test_killed_at_any_moment_a_run_goes_on_with_the_same_prompts(tmp_path, flag
     for _ in range(KILLS):
         process = start("train_ppo_ray", words)
         steps_before = steps_in(tmp_path / "cut")
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE
         while steps_in(tmp_path / "cut") == steps_before and process.poll() is None:
-            assert time.monotonic() < deadline, "no step within two minutes"
+            assert time.monotonic() < deadline, "no step in a long time"
             time.sleep(0.05)
         time.sleep(moments.random() * 2)  # any moment of the steps that follow
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     run("train_ppo_ray", words)
     assert prompts_of_steps(tmp_path / "cut") == prompts_of_steps(whole)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
+    """Interrupted in mid-step, with answers under way; the run goes on from its checkpoint."""
+    task = make_task(tmp_path / "task", rows=100)
+    settings = SMALL | {"async_train": True, "advantage_estimator": "group_norm", "save_steps": 1}
+    words = ppo_flags(task, tmp_path / "out", **settings, load_checkpoint=True)
+    process = start("train_ppo_ray", words)
+    children: list[psutil.Process] = []
+    while steps_in(tmp_path / "out") < 2:
+        assert process.poll() is None, process.stdout.read()
+        children = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130 and "interrupted" in output
+    assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
+    assert "resumed from" in run("train_ppo_ray", words)
 
 
 def steps_in(out: Path) -> int:
