@@ -132,7 +132,7 @@ def test_evaluation_beside_rollouts_is_of_one_version(bench, tmp_path):
     assert versions == {2: 3, 4: 5, 5: 6}  # the first publish is version 1
 
 
-KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 2
+KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 1
 
 
 @pytest.mark.slow
