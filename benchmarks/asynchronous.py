@@ -76,6 +76,7 @@ def config(args: argparse.Namespace, folder: Path, seed: int, **changes: object)
         "use_kl_loss": None,
         "kl_estimator": None,
         "init_kl_coef": 0.0,
+        "packing_samples": True,
         "generate_max_len": CAP,
         "train_batch_size": args.prompts * args.samples,
         "actor_learning_rate": 1e-3,

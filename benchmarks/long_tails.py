@@ -12,7 +12,7 @@ from openrl.agents.single_turn import SingleTurn
 from openrl.cluster import model_worker, rollout_worker
 from openrl.types import Prompt, Sampling, Trajectory
 
-MEDIAN, SIGMA, CAP = 24.0, 1.0, 320  # tokens
+MEDIAN, SIGMA, CAP = 20.0, 1.0, 220  # tokens
 TRAINER_CORE, ENGINE_CORE = 0, 1
 
 
