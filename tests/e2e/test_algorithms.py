@@ -199,10 +199,14 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
 
 
 LAYOUTS = {
-    3: (
-        "pipeline.kl.coef pipeline.rewards.count pipeline.rewards.mean pipeline.rewards.squares"
-        " pipeline.version step stream.data stream.epoch stream.position stream.seed stream.shuffle"
-        " stream.size totals.eval_pass_after totals.eval_pass_before totals.samples totals.tokens"
+    4: (
+        "learner.kl.coef learner.rewards.count learner.rewards.mean"
+        " learner.rewards.squares rollouts.admitted rollouts.draws rollouts.dropped"
+        " rollouts.prompts.data rollouts.prompts.epoch rollouts.prompts.position"
+        " rollouts.prompts.seed rollouts.prompts.shuffle rollouts.prompts.size"
+        " rollouts.slots rollouts.steps rollouts.tried_again rollouts.turned_down step"
+        " totals.eval_pass_after totals.eval_pass_before totals.samples totals.tokens"
+        " version"
     )
 }
 """What state.json holds, by schema version. When it changes, raise SCHEMA_VERSION and add the new
@@ -287,7 +291,9 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
         json.loads((tmp_path / run / "checkpoints/step_000004/state.json").read_text())
         for run in ("whole", "again")
     ]
-    assert states[0]["stream"]["epoch"] > 1 and all(s["totals"].pop("seconds") for s in states)
+    assert states[0]["rollouts"]["prompts"]["epoch"] > 1 and all(
+        s["totals"].pop("seconds") for s in states
+    )
     assert states[0] == states[1]
     assert sorted(leaves(states[0])) == LAYOUTS[SCHEMA_VERSION].split()
     expected, found = (

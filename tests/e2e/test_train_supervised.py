@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
 import socket
 import subprocess
@@ -199,7 +200,8 @@ def test_two_ranks_of_torchrun(task, whole, tmp_path):
         "openrl.cli.train_dpo",
         *flags_of(task, tmp_path / "out", "kto"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+    wide = {**os.environ, "COLUMNS": "400"}  # paths of tests are long, and lines are counted
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=wide)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("49 rated answers") == 2, (
         "the first rank alone shows: one line each for --dataset and --eval_dataset"
