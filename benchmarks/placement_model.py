@@ -246,7 +246,8 @@ class ModelledRun:
         self.train_gpus = placement.gpus if self.colocated else placement.gpus - rollout_gpus
         self.engines: list[Engine] = []
         self.sampled: dict[str, tuple[int, np.ndarray]] = {}  # prompt -> first version, tokens
-        engines = LocalGroup.create("vllm", rollout_gpus // work.engine_gpus, Engine, self)
+        count = rollout_gpus // work.engine_gpus
+        engines = LocalGroup.create("vllm", count, Engine, self, timeout=None)  # virtual hours
         self.rollouts = Rollouts(
             engines,
             RolloutBuffer(Prompts(), placement.limits(work.prompts)),

@@ -162,6 +162,7 @@ def test_batch_arithmetic_from_prompts_to_optimizer_steps():
 
 def test_a_plan_says_how_many_prompts_are_under_way():
     words = "--async_train --async_queue_size 2 --rollout_batch_size 8 --train_batch_size 8"
+    words += " --enable_vllm_is_correction"
     plan = plan_placement([RoleRequest("actor", 1, 2)], "cpu", [])
     rows = {what: rest for what, *rest in batch_rows(ppo(f"{PPO} {words}"), 41, plan)}
     said = ["at most 24", "tokens at most 2 weight syncs old (wait)"]
