@@ -75,8 +75,9 @@ def full_kl(logits: Tensor, ids: Tensor | None, ref_logprobs: Tensor) -> Tensor:
     inequality). Unlike the estimators of single tokens it is not limited.
 
     Args:
-        logits: (..., V) of the policy, divided by the temperature. ids, ref_logprobs: of
-            ``reference_support``; or None and (..., V) for the whole vocabulary in order.
+        logits: (..., V) of the policy, divided by the temperature.
+        ids, ref_logprobs: of ``reference_support``; or None and (..., V) for the whole vocabulary
+            in order.
     """
     logprobs = support_logprobs(logits, ids)
     return (logprobs.exp() * (logprobs - ref_logprobs)).sum(-1)

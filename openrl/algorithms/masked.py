@@ -51,9 +51,10 @@ def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tenso
     """Mean, unbiased standard deviation and size of each value's group, as float64; (n,) each.
 
     Args:
-        values: (n,). index: (n,) integers, equal for values of one group; groups may differ in size
-            and stand in any order. valid: (n,) bool; the others read their group's figures and do
-            not count in them.
+        values: (n,).
+        index: (n,) integers, equal for values of one group; groups may differ in size and stand in
+            any order.
+        valid: (n,) bool; the others read their group's figures and do not count in them.
     """
     _, index = index.unique(return_inverse=True)
     size = torch.zeros(len(index), dtype=torch.float64)
@@ -93,12 +94,15 @@ def step_loss(
     Trajectories without a trained token count nowhere.
 
     Args:
-        per_token: (b, T) losses. loss_mask: (b, T) bool. mode: token-mean divides by trained
-            tokens, the others by trajectories, a trajectory being one sequence however many rows it
-            has; seq-mean-token-mean also by each one's trained tokens, seq-mean-token-sum-norm (Dr.
-            GRPO, https://arxiv.org/abs/2503.20783) by ``norm_const``.
+        per_token: (b, T) losses.
+        loss_mask: (b, T) bool.
+        mode: token-mean divides by trained tokens, the others by trajectories, a trajectory being
+            one sequence however many rows it has; seq-mean-token-mean also by each one's trained
+            tokens, seq-mean-token-sum-norm (Dr. GRPO, https://arxiv.org/abs/2503.20783) by
+            ``norm_const``.
         norm_const: tokens, e.g. the longest response allowed; needed by seq-mean-token-sum-norm
-            alone. weights: (b,) factor of each row's loss; the denominators do not change.
+            alone.
+        weights: (b,) factor of each row's loss; the denominators do not change.
         trajectory_tokens: (b,) trained tokens of each row's trajectory in all its rows; None: each
             row is a trajectory.
     """

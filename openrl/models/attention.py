@@ -92,13 +92,16 @@ def varlen_attention(
     """Causal attention within each sequence, for transformers' ``AttentionInterface``.
 
     Args:
-        query: (R, heads, S, D); key and value may have fewer heads. attention_mask: never made for
-            this attention; right padding needs none. sliding_window: tokens that each looks at,
-            itself included. cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and
-            the end; None: each row is one. cu_seq_lens_k: the same of their keys. A sequence with
-            more keys than queries goes on where others ended. max_length_q, max_length_k: tokens of
-            the longest. key_places: (K,) int64, where in the row the keys of all sequences stand,
-            one after the other; None: as they are.
+        query: (R, heads, S, D); key and value may have fewer heads.
+        attention_mask: never made for this attention; right padding needs none.
+        sliding_window: tokens that each looks at, itself included.
+        cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and the end; None: each
+            row is one.
+        cu_seq_lens_k: the same of their keys. A sequence with more keys than queries goes on where
+            others ended.
+        max_length_q, max_length_k: tokens of the longest.
+        key_places: (K,) int64, where in the row the keys of all sequences stand, one after the
+            other; None: as they are.
 
     Returns:
         (R, S, heads, D), and no weights. Raises UserError for what it does not know.

@@ -71,8 +71,8 @@ class LogprobHead(nn.Module):
 
         Args:
             hidden: (R, S, H); targets (R, S) int64, the next token of each; predicts (R, S) bool,
-                whether it is predicted. reference: columns of the reference for the N predicted
-                tokens, (N, ...).
+                whether it is predicted.
+            reference: columns of the reference for the N predicted tokens, (N, ...).
         """
         states = hidden[predicts]
         of_reference = distributions(reference, self.reference_head) if "full_kl" in want else None
@@ -114,11 +114,13 @@ def token_logprobs(
     """log p of each target given the hidden state that predicts it.
 
     Args:
-        states: (N, H) hidden states. weight, bias: (V, H) and (V,) or None, the output head.
-            targets: (N,) int64. chunk_size: tokens whose logits exist at a time; in the backward
-            pass they are computed again. 0: all at once. entropy: also give the entropy of each
-            distribution, in nats. reference: also give the KL of each distribution to the
-            reference's.
+        states: (N, H) hidden states.
+        weight, bias: (V, H) and (V,) or None, the output head.
+        targets: (N,) int64.
+        chunk_size: tokens whose logits exist at a time; in the backward pass they are computed
+            again. 0: all at once.
+        entropy: also give the entropy of each distribution, in nats.
+        reference: also give the KL of each distribution to the reference's.
 
     Returns:
         (N,) log-probs, entropies or None, KL or None; fp32, or fp64 for fp64 states.
