@@ -95,7 +95,7 @@ def verl(
             gpus, gpus // 2, steps_ahead=1, max_staleness=6, partial=True, oversample=5.0
         ),
         published=published,
-        tolerance=0.30 if gpus == 128 else 0.20,
+        tolerance=0.20,
         inputs=(
             "gen, old_log_prob, update_actor of the colocated run; update_actor of the"
             " asynchronous one"

@@ -15,7 +15,7 @@ MOST_FAILURES = 16  # a step
 
 class SampleLog:
     """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any;
-    then rollouts whose reward failed, MOST_FAILURES at most."""
+    then rollouts that failed or whose reward did, MOST_FAILURES at most."""
 
     name = "samples"
 
@@ -25,7 +25,7 @@ class SampleLog:
 
     def log(self, step: int, groups: list[Group]) -> None:
         rows = list(_across(groups))
-        failed = [t for t in rows[self.per_step :] if t.score and t.score.failure]
+        failed = [t for t in rows[self.per_step :] if _failure(t)]
         for trajectory in [*rows[: self.per_step], *failed[:MOST_FAILURES]]:
             self._writer.write({"step": step, **sample_record(trajectory)})
 
@@ -38,6 +38,11 @@ def _across(groups: list[Group]) -> Iterable[Trajectory]:
     return (
         t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None
     )
+
+
+def _failure(trajectory: Trajectory) -> str | None:
+    """Why there is nothing to train on: the infrastructure's reason, else the reward's."""
+    return trajectory.failure or (trajectory.score.failure if trajectory.score else None)
 
 
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:
@@ -53,7 +58,7 @@ def sample_record(trajectory: Trajectory) -> dict[str, Any]:
         "reward": score.reward if score else None,
         "parts": score.parts if score else {},
         "passed": score.passed if score else None,
-        "failure": score.failure if score else None,
+        "failure": _failure(trajectory),
         "finish": trajectory.end.value,
         "tokens": trajectory.response_length,
         "turns": trajectory.turns,

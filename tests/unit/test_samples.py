@@ -71,6 +71,15 @@ def test_failed_rewards_are_logged_beyond_the_limit(tmp_path):
     ]
 
 
+def test_a_sample_that_the_infrastructure_failed_says_why(tmp_path):
+    made = groups()
+    made[0].trajectories[0].end = End.ENGINE_ERROR
+    made[0].trajectories[0].failure = "request 4 broke"
+    SampleLog(tmp_path / "samples.jsonl", 0).log(1, made)
+    (row,) = read(tmp_path / "samples.jsonl")
+    assert (row["finish"], row["failure"]) == ("engine_error", "request 4 broke")
+
+
 def test_resume_drops_the_samples_of_later_steps(tmp_path):
     first = SampleLog(tmp_path / "samples.jsonl", 1)
     for step in (1, 2, 3):
