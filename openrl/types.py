@@ -17,6 +17,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+Message = dict[str, Any]
+"""A message of a chat, as chat templates take it: "role", "content" and what a template knows
+besides."""
+
 
 class End(str, Enum):
     """Why a completion or a trajectory ended."""
@@ -67,6 +71,7 @@ class Prompt:
     token_ids: list[int]
     text: str
     label: Any = None  # whatever --label_key holds, handed to rewards unchanged
+    messages: tuple[Message, ...] = ()  # what ``text`` was rendered from, if it was a chat
     source: str = "default"  # data source or tag; splits metrics
     difficulty: float | None = None  # in [0, 1], the column --difficulty_key
     meta: dict[str, Any] = field(default_factory=dict)
@@ -123,6 +128,11 @@ class Segment:
     state: str | None = None  # key of the observation that it answers; None: that of its prompt
 
     @property
+    def context_length(self) -> int:
+        """Tokens before the first sampled one; all of them if there is none."""
+        return self.loss_mask.index(True) if True in self.loss_mask else len(self.token_ids)
+
+    @property
     def sampled_ids(self) -> list[int]:
         return [i for i, mine in zip(self.token_ids, self.loss_mask, strict=True) if mine]
 
@@ -157,6 +167,7 @@ class Trajectory:
     end: End
     text: str = ""  # the response, decoded
     turns: int = 1
+    agent: str = ""  # who played it, where several agents share an episode
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     replays: int = 0  # times that it was played again because the infrastructure had failed
@@ -169,10 +180,10 @@ class Trajectory:
 
     @property
     def response_ids(self) -> list[int]:
-        """All that came after the prompt; of later segments, which begin with what is known
+        """All from the first sampled token on; of later segments, which begin with what is known
         already, the sampled tokens."""
         first, *later = self.segments
-        after_prompt = first.token_ids[len(self.prompt.token_ids) :]
+        after_prompt = first.token_ids[first.context_length :]
         return [*after_prompt, *(i for segment in later for i in segment.sampled_ids)]
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -20,6 +19,7 @@ from openrl.rewards.build import build_reward
 from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
+from openrl.seeds import seed_of
 from openrl.types import Completion, End, Group, Prompt, Sampling, Segment, Trajectory
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
@@ -41,8 +41,7 @@ def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int 
     ``draw`` numbers the prompts of a step in the order in which they were drawn. A prompt has no
     seed of its own: over the end of a pass one step may draw it twice, and its answers are to
     differ. So are those of a second ``attempt``."""
-    key = f"{run_seed}/{step}/{draw}/{sample}" + (f"/{attempt}" if attempt else "")
-    return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1
+    return seed_of(run_seed, step, draw, sample, *([attempt] if attempt else []))
 
 
 class EngineError(RuntimeError):

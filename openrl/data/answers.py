@@ -18,10 +18,11 @@ from openrl.config.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import Datasets, Report, load_blend
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import BadRow, Message, require_column
+from openrl.data.rows import BadRow, require_column
 from openrl.data.shapes import binary_columns
 from openrl.data.templates import Templates
 from openrl.errors import UserError
+from openrl.types import Message
 
 Example = TypeVar("Example")
 

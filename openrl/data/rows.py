@@ -12,9 +12,9 @@ from datasets import Dataset
 
 from openrl.config.data import JINJA_SUFFIXES
 from openrl.errors import UserError
+from openrl.types import Message
 
 MISSING = object()
-Message = dict[str, Any]
 
 
 class BadRow(Exception):

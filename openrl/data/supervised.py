@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.order import OrderState, SeededOrder, fingerprint
-from openrl.data.rows import BadRow, Message, as_chat, as_text, value_of
-from openrl.types import ExperienceBatch
+from openrl.data.rows import BadRow, as_chat, as_text, value_of
+from openrl.types import ExperienceBatch, Message
 
 
 class SupervisedBuilder(ExampleBuilder[SupervisedRow]):

@@ -14,9 +14,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
-from openrl.data.rows import BadRow, Message, as_chat, as_messages, as_text, text_or_file
+from openrl.data.rows import BadRow, as_chat, as_messages, as_text, text_or_file
 from openrl.data.tokenizer import leading_ids, require_chat_template
 from openrl.errors import UserError
+from openrl.types import Message
 
 
 @dataclass(frozen=True)

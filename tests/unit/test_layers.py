@@ -19,14 +19,16 @@ LAYERS = (
     ("cluster",),
     ("rollout", "training"),
     ("weights",),
-    ("agents", "data", "models", "rewards", "tracking"),
+    ("agents",),
+    ("data", "models", "rewards", "tracking"),
     ("algorithms",),
     ("types",),
     ("config",),
     ("extension_points",),
     ("flags",),
     ("registry",),
-    ("errors", "files"),
+    ("processes",),
+    ("errors", "files", "seeds"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
@@ -40,8 +42,8 @@ HOMES = {  # heavy library -> the parts that may import it
     "wandb": {"tracking"},
     "tensorboard": {"tracking"},
     "torch.utils.tensorboard": {"tracking"},
-    "fastapi": {"inference"},
-    "uvicorn": {"inference"},
+    "fastapi": {"inference", "agents"},
+    "uvicorn": {"inference", "agents"},
     "prometheus_client": {"inference"},
     "peft": {"models"},
 }

@@ -1,0 +1,72 @@
+"""Chats as text and tokens: by a chat template, or for models without one as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.data.tokenizer import leading_ids
+from openrl.types import Message
+
+Schemas = Sequence[Mapping[str, Any]]
+_BEFORE = 4  # tokens in front of those that are decoded: how a token reads depends on the last ones
+
+
+class TemplateError(Exception):
+    """The chat template refuses these messages."""
+
+
+class ChatFormat:
+    """Without ``chat`` the text of a chat is that of its messages, one behind the other."""
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, chat: bool, kwargs: Mapping[str, Any]
+    ) -> None:
+        """``kwargs`` are the chat template's."""
+        self.tokenizer, self.chat, self.kwargs = tokenizer, chat, kwargs
+        self._leading = [] if chat else leading_ids(tokenizer)
+        self._anchor = tokenizer.eos_token
+        self._anchor_ids = tokenizer(self._anchor, add_special_tokens=False).input_ids
+        self._special = {*tokenizer.all_special_ids}
+
+    def render(self, messages: Sequence[Message], tools: Schemas | None = None) -> str:
+        """The text up to where the assistant begins to write. Raises TemplateError."""
+        if not self.chat:
+            return "".join(message["content"] for message in messages)
+        try:
+            return self.tokenizer.apply_chat_template(
+                list(messages),
+                tools=list(tools) if tools else None,
+                tokenize=False,
+                add_generation_prompt=True,
+                **self.kwargs,
+            )
+        except Exception as error:  # templates raise what they like, e.g. that roles must alternate
+            raise TemplateError(f"the chat template refuses it: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text that begins a row."""
+        return self._leading + self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def encode_after(self, text: str) -> list[int]:
+        """The tokens of a text that goes on behind others. Tokenizers treat the start of a text in
+        their own ways, so one special token stands in front."""
+        ids = self.tokenizer(self._anchor + text, add_special_tokens=False).input_ids
+        return ids[len(self._anchor_ids) :]
+
+    def decode_after(self, before: list[int], ids: list[int]) -> str:
+        """The text of ``ids``, special tokens included, where they follow ``before``."""
+        context = before[-_BEFORE:]
+        return self._decode(context + ids)[len(self._decode(context)) :]
+
+    def content(self, before: list[int], ids: list[int]) -> str:
+        """What an assistant said by these tokens: without the special token that ends its turn."""
+        ends = bool(ids) and ids[-1] in self._special
+        return self.decode_after(before, ids[:-1] if ends else ids)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )

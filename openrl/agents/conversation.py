@@ -1,0 +1,197 @@
+"""The token rows of an episode. What was sampled is never tokenised again.
+
+A row is a text and its tokens. The next turn's chat is rendered as a whole; if its text begins with
+that of a row, the rest is tokenised and appended to the row. If it does not (a template that drops
+earlier reasoning, a context that was compacted), the turn starts a row of its own: a fork."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from openrl.agents.base import Generate
+from openrl.agents.chat import ChatFormat, Schemas
+from openrl.seeds import seed_of
+from openrl.types import (
+    Completion,
+    End,
+    Message,
+    Prompt,
+    Sampling,
+    Score,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
+
+
+class EpisodeOver(Exception):
+    """The episode cannot go on; ``end`` says why."""
+
+    def __init__(self, end: End) -> None:
+        super().__init__(end.value)
+        self.end = end
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One turn of the policy."""
+
+    text: str  # without the token that ends the turn
+    prompt_ids: list[int]  # what the engine was given
+    completion: Completion
+
+    @property
+    def message(self) -> Message:
+        """As it goes into the chat: the text as it was sampled."""
+        return {"role": "assistant", "content": self.text}
+
+
+@dataclass(eq=False)
+class _Row:
+    """A segment that grows."""
+
+    text: str = ""
+    segment: Segment = field(default_factory=lambda: Segment([], [], []))
+    rewards: dict[int, float] = field(default_factory=dict)  # by the last token of a turn
+    busy: bool = False  # a reply is sampled from it now
+
+    def extend(self, text: str, ids: list[int], sampled: Completion | None = None) -> None:
+        row, start = self.segment, len(self.segment.token_ids)
+        self.text += text
+        row.token_ids += ids
+        row.loss_mask += [sampled is not None] * len(ids)
+        row.rollout_logprobs += sampled.logprobs if sampled else [0.0] * len(ids)
+        for span in sampled.versions if sampled else ():
+            moved = VersionSpan(span.start + start, span.end + start, span.version)
+            row.versions = (*row.versions, moved)
+
+    def as_context(self) -> _Row:
+        """A row that begins with the tokens of this one, none of them to be trained."""
+        ids = self.segment.token_ids
+        return _Row(self.text, Segment(ids[:], [False] * len(ids), [0.0] * len(ids)))
+
+
+class Conversation:
+    """Asks the policy for replies and keeps the rows of an episode.
+
+    ``sampling.max_tokens`` bounds all that follows the first turn's prompt, and ``max_len`` every
+    row. With ``row_per_turn`` every turn has a row of its own, whose earlier turns are context."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        chat: ChatFormat,
+        generate: Generate,
+        sampling: Sampling,
+        max_tokens_per_turn: int | None = None,
+        row_per_turn: bool = False,
+    ) -> None:
+        self.prompt, self.chat, self.generate, self.sampling = prompt, chat, generate, sampling
+        self.max_tokens_per_turn, self.row_per_turn = max_tokens_per_turn, row_per_turn
+        self.turns, self.forks = 0, 0
+        self._rows: list[_Row] = []
+        self._last: _Row | None = None  # of the last turn
+        self._longest = sampling.max_len or 2**31  # tokens of a row
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Schemas | None = None,
+        state: str | None = None,
+    ) -> Reply:
+        """The policy's answer to a chat that ends with somebody else's message. ``state`` is the
+        key of what the policy sees, for a row that begins with this turn.
+
+        Raises EpisodeOver if there is no room for a token, and TemplateError."""
+        text = self.chat.render(messages, tools)
+        row = self._row_for(text)
+        held, rest = row.segment.token_ids, text[len(row.text) :]
+        context = self.chat.encode_after(rest) if held else self.chat.encode(rest)
+        asked = [*held, *context]
+        sampling, row.busy = self._sampling(len(asked)), True
+        try:
+            completion = await self.generate(asked, sampling)
+        finally:
+            row.busy = False
+        if row not in self._rows:
+            row.segment.state = state
+            self.forks += bool(self._rows) and not held
+            self._rows.append(row)
+        row.extend(rest, context)
+        row.extend(
+            self.chat.decode_after(asked, completion.token_ids), completion.token_ids, completion
+        )
+        self.turns += 1
+        self._last = row
+        return Reply(self.chat.content(asked, completion.token_ids), asked, completion)
+
+    def _row_for(self, text: str) -> _Row:
+        """The longest row that ``text`` goes on from, or a new one."""
+        fitting = [row for row in self._rows if not row.busy and text.startswith(row.text)]
+        if not fitting:
+            return _Row()
+        row = max(fitting, key=lambda row: len(row.text))
+        return row.as_context() if self.row_per_turn else row
+
+    def _sampling(self, asked: int) -> Sampling:
+        """Of the next turn, which follows ``asked`` tokens."""
+        if not self._rows:  # a second call at the same time may be the first one, too
+            self._longest = min(self._longest, asked + self.sampling.max_tokens)
+        left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
+        if left < 1:
+            raise EpisodeOver(End.LENGTH)
+        seed = self.sampling.seed
+        return replace(
+            self.sampling,
+            max_tokens=min(left, self.max_tokens_per_turn or left),
+            max_len=None,
+            # with one seed for all its turns a policy repeats itself
+            seed=seed_of(seed, self.turns) if seed is not None and self.turns else seed,
+        )
+
+    @property
+    def sampled(self) -> int:
+        """Tokens of all turns."""
+        return sum(sum(row.segment.loss_mask) for row in self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        """The last turn was cut because the episode has no room for another token."""
+        longest = max((len(row.segment.token_ids) for row in self._rows), default=0)
+        return self.sampled >= self.sampling.max_tokens or longest >= self._longest
+
+    def credit(self, reward: float) -> None:
+        """What the last turn has earned, on its last token."""
+        assert self._last is not None, "no turn to credit"
+        at = len(self._last.segment.token_ids) - 1
+        self._last.rewards[at] = self._last.rewards.get(at, 0.0) + reward
+
+    def trajectory(
+        self, end: End, score: Score | None = None, metrics: Mapping[str, float] | None = None
+    ) -> Trajectory:
+        """What was played. ``score`` takes the turns' rewards with it."""
+        rows = self._rows or [_Row("", Segment.answer(self.prompt.token_ids, []))]
+        if score is not None and any(row.rewards for row in rows) and self.turns > 1:
+            earned = [
+                row.rewards.get(at, 0.0) for row in rows for at in range(len(row.segment.token_ids))
+            ]
+            score = replace(score, token_rewards=earned)
+        counted = {"turns": float(self.turns), "forked_segments": float(self.forks)}
+        return Trajectory(
+            self.prompt,
+            [row.segment for row in rows],
+            end,
+            text=self._text(),
+            turns=self.turns,
+            score=score,
+            metrics={**counted, **(metrics or {})},
+        )
+
+    def _text(self) -> str:
+        """From the first reply on, environment included; of later rows what they add."""
+        parts = []
+        for row in self._rows:
+            ids, first = row.segment.token_ids, row.segment.context_length
+            parts.append(self.chat.decode_after(ids[:first], ids[first:]))
+        return "".join(parts)
