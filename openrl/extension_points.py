@@ -34,3 +34,4 @@ preference_losses: Registry[Any] = Registry(
     "preference_loss", home="openrl.algorithms.preference_losses"
 )
 verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")
+environments: Registry[Any] = Registry("environment", home="openrl.agents.environments.builtin")

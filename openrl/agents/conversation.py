@@ -178,8 +178,12 @@ class Conversation:
             ]
             score = replace(score, token_rewards=earned)
         counted = {"turns": float(self.turns), "forked_segments": float(self.forks)}
+        prompt = self.prompt
+        if not prompt.token_ids and self._rows:  # a seed: this is what came of it
+            ids = rows[0].segment.token_ids[: rows[0].segment.context_length]
+            prompt = replace(prompt, token_ids=ids, text=self.chat.decode_after([], ids))
         return Trajectory(
-            self.prompt,
+            prompt,
             [row.segment for row in rows],
             end,
             text=self._text(),

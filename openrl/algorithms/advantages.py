@@ -298,7 +298,7 @@ def turn_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor,
     return returns, returns
 
 
-@advantage_estimators.register("step_reinforce", options=TurnOptions)
+@advantage_estimators.register("step_reinforce", options=TurnOptions, needs=("steps",))
 @from_tokens
 def step_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor, Tensor]:
     """Returns to go with a discount between the steps of an agent; a step is a segment."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
 from typing import Self
@@ -20,7 +20,7 @@ from openrl.types import ExperienceBatch, Group, Score, Segment, StepCounts, Ste
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     """One row per segment, right padded to the longest; rows of a trajectory share a
-    ``trajectory_ids`` value, those of a group a ``group_ids`` value.
+    ``trajectory_ids`` value, those of one agent's trajectories in a group a ``group_ids`` value.
 
     A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
     keeps its rows and loses its loss mask: it is not trained and counts in no statistic. Without a
@@ -41,7 +41,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         loss_mask=loss_mask,
         rollout_logprobs=pad([s.rollout_logprobs for s in segments], width, 0.0, torch.float32),
         trajectory_ids=_numbered([id(t) for t in trajectories]),
-        group_ids=torch.tensor([number for number, *_ in rows], dtype=torch.long),
+        group_ids=_numbered([(number, t.agent) for number, _, t, _ in rows]),
         rewards=torch.tensor(
             [0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]
         ),
@@ -120,7 +120,7 @@ def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
     return {name: torch.tensor([s.parts.get(name, math.nan) for s in scores]) for name in names}
 
 
-def _numbered(keys: list[str | int]) -> Tensor:
+def _numbered(keys: Sequence[Hashable]) -> Tensor:
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
 

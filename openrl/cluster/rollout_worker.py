@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import nullcontext
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
-from openrl.agents.single_turn import SingleTurn
+from openrl.agents.build import AgentSetup, open_agent
 from openrl.cluster.gate import Gate
 from openrl.cluster.group import WorkerContext
 from openrl.config.model import ModelFlags
-from openrl.config.reward import RewardFlags
-from openrl.config.reward_plan import RewardPlan
+from openrl.config.reward_plan import FLAG
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse, memory_use, settle
-from openrl.rewards.build import build_reward
+from openrl.rewards.build import RewardSetup, build_reward
 from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
@@ -33,6 +34,7 @@ class RolloutRequest:
     seed: tuple[int, int, int] | None = None  # (run seed, step, number in it); None: any
     scored: bool = True
     greedy: bool = False  # also one answer at temperature 0
+    redundancy: int = 0  # samples beyond n_samples, which are those that end first
 
 
 def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int = 0) -> int:
@@ -48,6 +50,49 @@ class EngineError(RuntimeError):
     """A request failed for reasons that are not the policy's."""
 
 
+class UnequalStart(RuntimeError):
+    """An environment ignores its seed."""
+
+
+def check_starts(played: list[Trajectory], starts: dict[str, list[int]]) -> None:
+    """Raises UnequalStart if an environment does not show an agent what its siblings were shown:
+    they could not be compared. The first of them to end says what that is."""
+    for trajectory in played:
+        if "seed" in trajectory.prompt.meta and trajectory.response_length:
+            shown = trajectory.segments[0].token_ids[: trajectory.segments[0].context_length]
+            if starts.setdefault(trajectory.agent, shown) != shown:
+                raise UnequalStart(
+                    f"the environment {trajectory.prompt.source} ignores its seed"
+                    f" {trajectory.prompt.meta['seed']}: siblings begin with other observations"
+                )
+
+
+async def first_sound(
+    episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
+) -> list[Trajectory]:
+    """The trajectories of the first ``wanted`` episodes that end without a failure, in their order;
+    the others are given up. Too few of them: those that failed, too."""
+    tasks = [asyncio.create_task(episode) for episode in episodes]
+    sound: set[int] = set()
+    try:
+        for ended in asyncio.as_completed(tasks):
+            await ended
+            sound = {
+                i
+                for i, task in enumerate(tasks)
+                if task.done() and not any(t.end.is_failure for t in task.result())
+            }
+            if len(sound) >= wanted:
+                break
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    done = [i for i, task in enumerate(tasks) if not task.cancelled()]
+    chosen = sorted(done, key=lambda i: (i not in sound, i))[:wanted]
+    return [trajectory for i in sorted(chosen) for trajectory in tasks[i].result()]
+
+
 class RolloutWorker:
     """All methods are coroutines: playing, syncing and checks share one event loop."""
 
@@ -57,78 +102,95 @@ class RolloutWorker:
         backend: str,
         spec: EngineSpec,
         model: ModelFlags,
-        reward: RewardFlags,
-        plan: RewardPlan,
-        token: str | None = None,
+        agents: AgentSetup,
+        rewards: RewardSetup,
         max_inflight: int = 0,
     ) -> None:
-        """``token`` is the bearer token of reward servers; ``max_inflight`` the most requests under
-        way, 0: any number."""
-        self.context, self.backend = context, backend
+        """``max_inflight`` is the most requests under way, 0: any number."""
+        self.context, self.backend, self.agents, self.rewards = context, backend, agents, rewards
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
-        self.tokenizer = policy_tokenizer(model, None)
+        self.tokenizer = policy_tokenizer(model, agents.templates.tokenizer_chat_template)
         self.inflight = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
         self.gate = Gate()
-        self.agent = SingleTurn(self.tokenizer.decode)
         self.reward = build_reward(
-            reward,
-            plan,
-            self.tokenizer,
-            engines=context.world_size,
-            plugins=context.plugins,
-            token=token,
+            rewards, self.tokenizer, engines=context.world_size, plugins=context.plugins
         )
+        self._open = AsyncExitStack()
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
+        agent = open_agent(self.agents, self.tokenizer, self.context.rank)
+        self.agent = await self._open.enter_async_context(agent)
         settle()
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
         """The prompt's trajectories, scored by the sources of rewards beside the engine.
 
         RuntimeError if the infrastructure failed all of them twice."""
+        starts: dict[str, list[int]] = {}
         greedy = replace(request.sampling, temperature=0.0)
-        playing = [
-            self._sample(prompt, request, i, request.sampling) for i in range(request.n_samples)
-        ]
-        if request.greedy:
-            playing.append(self._sample(prompt, request, 0, greedy))
-        played = await asyncio.gather(*playing)
+        sampling = [request.sampling] * (request.n_samples + request.redundancy)
+        once = range(request.greedy)
+        played, alone = await asyncio.gather(
+            first_sound(
+                [self._sample(prompt, request, i, s, starts) for i, s in enumerate(sampling)],
+                request.n_samples,
+            ),
+            first_sound([self._sample(prompt, request, 0, greedy, {}) for _ in once], 1),
+        )
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
-        if self.reward is not None and request.scored:
-            await asyncio.gather(
-                self._score(prompt, played[: request.n_samples]),
-                self._score(prompt, played[request.n_samples :]),
-            )
-        return Group(prompt, played[: request.n_samples], played[-1] if request.greedy else None)
+        if request.scored:
+            # the greedy answer is scored by itself: it is no sibling of the others
+            await asyncio.gather(self._score(played), self._score(alone))
+        return Group(played[0].prompt, played, alone[0] if alone else None)
 
-    async def _score(self, prompt: Prompt, played: list[Trajectory]) -> None:
-        """The greedy answer is scored by itself: it is no sibling of the others."""
-        assert self.reward is not None
+    async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]
-        scores = await self.reward.score(Group(prompt, sound)) if sound else []
-        for trajectory, score in zip(sound, scores, strict=True):
+        if any(t.score for t in sound) and self.rewards.plan.sources:
+            raise UserError(
+                "the agent returns rewards, and there are sources of rewards besides",
+                f"leave --{FLAG[self.rewards.plan.sources[0].kind]} out",
+            )
+        unscored = [t for t in sound if t.score is None]
+        if self.reward is None or not unscored:
+            return
+        scores = await self.reward.score(Group(unscored[0].prompt, unscored))
+        for trajectory, score in zip(unscored, scores, strict=True):
             trajectory.score = score
 
     async def _sample(
-        self, prompt: Prompt, request: RolloutRequest, sample: int, sampling: Sampling
-    ) -> Trajectory:
-        """One trajectory. If the infrastructure fails it, it is played once more; after a second
-        failure it stays in its group, where nothing is trained on it."""
+        self,
+        prompt: Prompt,
+        request: RolloutRequest,
+        sample: int,
+        sampling: Sampling,
+        starts: dict[str, list[int]],
+    ) -> list[Trajectory]:
+        """What one episode leaves: a trajectory of each agent. If the infrastructure fails it, it
+        is played once more; after a second failure it stays in its group, where nothing is trained
+        on it. ``starts`` has what each agent was first shown, equal for all siblings."""
         for attempt in range(2):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
             async with self.gate:
-                trajectory = await self._attempt(prompt, sampling)
-            trajectory.replays = attempt
-            if not trajectory.end.is_failure:
+                played = await self._attempt(prompt, sampling, starts)
+            for trajectory in played:
+                trajectory.replays = attempt
+            if not any(t.end.is_failure for t in played):
                 break
-        return trajectory
+        return played
 
-    async def _attempt(self, prompt: Prompt, sampling: Sampling) -> Trajectory:
+    async def _attempt(
+        self, prompt: Prompt, sampling: Sampling, starts: dict[str, list[int]]
+    ) -> list[Trajectory]:
+        longest = self.spec.max_model_len
+        sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
         try:
-            return await self.agent.run(prompt, self.generate, sampling)
+            played = await self.agent.run(prompt, self.generate, sampling)
+            played = played if isinstance(played, list) else [played]
+            check_starts(played, starts)
+            return played
         except UserError:
             raise
         except EngineError as error:
@@ -136,7 +198,7 @@ class RolloutWorker:
         except Exception as error:
             end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
         nothing = Segment.answer(prompt.token_ids, [])
-        return Trajectory(prompt, [nothing], end, failure=failure)
+        return [Trajectory(prompt, [nothing], end, failure=failure)]
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         """The engine's, once it has room for another request."""
@@ -188,6 +250,7 @@ class RolloutWorker:
         return replace(await self.engine.memory(), host=memory_use("cpu").host)
 
     async def close(self) -> None:
+        await self._open.aclose()
         if self.reward:
             await self.reward.close()
         await self.engine.close()

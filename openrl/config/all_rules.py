@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openrl.config import foreign  # noqa: F401
 from openrl.config.rules import (  # noqa: F401
+    agents,
     algorithm,
     asynchrony,
     batches,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.algorithm import (
     AlgorithmFlags,
     KLFlags,
@@ -83,7 +84,7 @@ from openrl.config.run import (
 )
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
-from openrl.flags.schema import absent, chosen_options, given, part
+from openrl.flags.schema import REQUIRED, absent, chosen_options, given, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,8 @@ class PPOConfig:
     ptx: PtxFlags = part(PtxFlags)
     kl: KLFlags = part(KLFlags)
     reward: RewardFlags = part(RewardFlags)
+    agents: AgentFlags = part(AgentFlags)
+    environments: EnvironmentFlags = part(EnvironmentFlags)
     shaping: RewardShapingFlags = part(RewardShapingFlags)
     filtering: DynamicFilteringFlags = part(DynamicFilteringFlags)
     correction: RolloutCorrectionFlags = part(RolloutCorrectionFlags)
@@ -237,7 +240,7 @@ class EvaluateConfig:
 
     evaluate: EvaluateFlags = part(EvaluateFlags)
     model: ModelFlags = part(ModelFlags)
-    data: EvaluateDataFlags = part(EvaluateDataFlags)
+    data: EvaluateDataFlags = part(EvaluateDataFlags, prompt_data=REQUIRED)
     templates: TemplateFlags = part(TemplateFlags)
     device: DeviceFlags = part(DeviceFlags)
     engine: ChosenEngineFlags = part(ChosenEngineFlags)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from openrl.config.agents import AGENT
 from openrl.config.conditions import PAIRS
 from openrl.flags.schema import REQUIRED, absent, flag, given, group
 
@@ -21,7 +22,9 @@ PLAIN_DIALOGUE = "User: {}\nAssistant: "
 
 @group("Data")
 class PromptDataFlags:
-    prompt_data: str = flag(REQUIRED, f"Prompts, {SOURCES}")
+    prompt_data: str | None = flag(
+        None, f"Prompts, {SOURCES} None: with --env_tags, which makes prompts, or --eval_only."
+    )
     prompt_data_probs: str | None = flag(
         None,
         "Comma list of sampling probabilities, one per --prompt_data item, scaled to 1: items are"
@@ -191,7 +194,7 @@ def probabilities(text: str) -> list[float]:
     return [number / sum(numbers) for number in numbers]
 
 
-@group("Evaluation", only_if=given("eval_dataset"))
+@group("Evaluation", only_if=given("eval_dataset") | given("env_tags"))
 class PromptEvalFlags:
     eval_dataset: str | None = flag(
         None,
@@ -220,8 +223,15 @@ class PromptEvalFlags:
     eval_only: bool = flag(False, "Evaluate once and end; nothing is trained.")
     eval_max_samples: int | None = flag(
         None,
-        "Use at most this many evaluation rows, the same ones each time. None: all.",
+        "Use at most this many evaluation rows, the same ones each time. None: all; of --env_tags"
+        " 64 seeds, none of them trained on.",
         bounds="> 0",
+    )
+    render_save_dir: str | None = flag(
+        None,
+        "Directory for the evaluated episodes of agents: a transcript, a page, and where the"
+        " environment draws its state a GIF. None: none.",
+        only_if=AGENT,
     )
 
 

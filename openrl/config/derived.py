@@ -16,6 +16,7 @@ from openrl.extension_points import advantage_estimators, policy_losses, prefere
 from openrl.registry import Entry
 
 if TYPE_CHECKING:  # the groups below take their conditions from here
+    from openrl.config.agents import EnvironmentFlags
     from openrl.config.algorithm import KLFlags, LossAggMode
     from openrl.config.commands import (
         BatchInferenceConfig,
@@ -58,7 +59,7 @@ def optimizer_steps_per_rollout(batch: RolloutBatchFlags) -> int:
 
 def prompts_running(config: PPOConfig) -> int:
     """Prompts that run or are complete at a time, for one training step."""
-    size = config.collecting.vllm_generate_batch_size
+    size = config.collecting.vllm_generate_batch_size or config.environments.env_groups
     return size or math.ceil(config.asynchrony.oversample_ratio * config.batch.rollout_batch_size)
 
 
@@ -170,9 +171,23 @@ def longest_sequence(config: PPOConfig) -> int:
     return max(lengths.both, lengths.prompt + evaluated) if evaluated else lengths.both
 
 
+def evaluates(config: PPOConfig) -> bool:
+    """Whether anything asks for an evaluation."""
+    flags = config.evaluation
+    return flags.eval_steps > 0 or flags.eval_before_train or flags.eval_only
+
+
 def data_seed(config: Any) -> int:
     """Seed of the row order of any command: --data_seed, else --seed."""
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
+
+
+def groups_per_tag(flags: EnvironmentFlags, groups: int) -> dict[str, int]:
+    """How many of ``groups`` each of --env_tags gets: as given, else evenly, the first ones one
+    more."""
+    tags = flags.env_tags
+    even = tuple(groups // len(tags) + (place < groups % len(tags)) for place in range(len(tags)))
+    return dict(zip(tags, flags.env_groups_per_tag or even, strict=True))
 
 
 # -- models ----------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ class Foreign:
 
 
 DEAD = Foreign("OpenRLHF reads it nowhere")
-AGENTS = Foreign("agents are not supported", "--remote_rm_url FILE.py scores answers of one turn")
 VISION = Foreign("models read text only", "a model and data without images")
 ALONE = Foreign("one process holds the whole model", commands=(BatchInferenceConfig,))
 
@@ -56,7 +55,6 @@ FOREIGN = {
     "wandb_group": Foreign(
         "Weights & Biases takes it from the environment", "export WANDB_RUN_GROUP"
     ),
-    "agent_func_path": AGENTS,
     "image_key": VISION,
     "max_images_per_prompt": VISION,
     "freeze_visual_encoder": VISION,

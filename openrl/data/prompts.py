@@ -19,7 +19,7 @@ from openrl.data.rows import MISSING, BadRow, column, value_of
 from openrl.data.shapes import Columns, binary_columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
-from openrl.types import Prompt
+from openrl.types import Message, Prompt
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[
     """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of
     each source."""
     flags = builder.flags
+    assert flags.prompt_data is not None
     datasets = Datasets(
         flags.prompt_data,
         flags.prompt_split,
@@ -83,6 +84,15 @@ class ReadPrompt:
     prompt: Prompt | None  # None: too long, left out
     length: int  # tokens, before any shortening
     shortened: bool = False
+
+
+@dataclass(frozen=True)
+class _Fitting:
+    """A prompt within --prompt_max_len."""
+
+    text: str
+    token_ids: list[int]
+    messages: tuple[Message, ...]  # what ``text`` was rendered from, if it was a chat
 
 
 class PromptBuilder:
@@ -148,10 +158,11 @@ class PromptBuilder:
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
                 continue
-            prompt = fitting and self._prompt(f"{prefix}:{number}", row, *fitting, columns, tag)
-            chunk.items.append(
-                ReadPrompt(prompt, len(ids), shortened=fitting is not None and fitting[0] != text)
-            )
+            if fitting is None:
+                chunk.items.append(ReadPrompt(None, len(ids)))
+                continue
+            prompt = self._prompt(f"{prefix}:{number}", row, fitting, columns, tag)
+            chunk.items.append(ReadPrompt(prompt, len(ids), shortened=fitting.text != text))
         return chunk
 
     def _parts(self, row: dict[str, Any], columns: Columns) -> PromptParts:
@@ -170,10 +181,10 @@ class PromptBuilder:
             for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
         ]
 
-    def _fit(self, parts: PromptParts, text: str, ids: list[int]) -> tuple[str, list[int]] | None:
+    def _fit(self, parts: PromptParts, text: str, ids: list[int]) -> _Fitting | None:
         """The prompt within --prompt_max_len: as it is, shortened, or None. Raises BadRow."""
         if len(ids) <= self.limit:
-            return text, ids
+            return _Fitting(text, ids, tuple(parts.messages(parts.content)))
         if self.flags.prompt_overflow == "error":
             raise BadRow(
                 f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error"
@@ -188,22 +199,22 @@ class PromptBuilder:
         if content is None:
             return None
         shorter = parts.render(content)
-        return shorter, self._tokenise([shorter])[0]
+        return _Fitting(shorter, self._tokenise([shorter])[0], tuple(parts.messages(content)))
 
     def _prompt(
         self,
         id: str,
         row: dict[str, Any],
-        text: str,
-        token_ids: list[int],
+        fitting: _Fitting,
         columns: Columns,
         tag: str,
     ) -> Prompt:
         rest = row.keys() - {columns.input_key, columns.label_key}
         return Prompt(
             id=id,
-            token_ids=token_ids,
-            text=text,
+            token_ids=fitting.token_ids,
+            text=fitting.text,
+            messages=fitting.messages,
             label="" if columns.label_key is None else value_of(row, columns.label_key),
             source=self._source(row, tag),
             meta={

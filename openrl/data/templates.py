@@ -26,6 +26,9 @@ class PromptParts:
 
     content: str  # the row's own text, or that of the last user message; empty where there is none
     render: Callable[[str], str]  # content -> the text that the model sees. Raises BadRow
+    messages: Callable[[str], list[Message]] = (
+        lambda content: []
+    )  # content -> the chat, if it is one
 
     def text(self) -> str:
         """The whole prompt. Raises BadRow."""
@@ -64,13 +67,15 @@ class Templates:
         last = _last_user(messages)
         if last is not None and not messages[last]["content"].strip():
             raise BadRow("empty")
-        if last is None:
-            return PromptParts("", lambda _: self.render(messages, generate=True))
+
+        def with_content(content: str) -> list[Message]:
+            return messages if last is None else _with_content(messages, last, self.wrap(content))
 
         def render(content: str) -> str:
-            return self.render(_with_content(messages, last, self.wrap(content)), generate=True)
+            return self.render(with_content(content), generate=True)
 
-        return PromptParts(messages[last]["content"], render)
+        shortened = "" if last is None else messages[last]["content"]
+        return PromptParts(shortened, render, with_content)
 
     def dialogue(self, value: Any) -> list[Message]:
         """A row's chat, --system_prompt before it if it has none; text is one user message. Raises

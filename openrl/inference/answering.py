@@ -30,7 +30,7 @@ from openrl.inference.output import Output, Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device, resolve_device
 from openrl.rewards.base import Reward
-from openrl.rewards.build import build_reward, check_reward_sources
+from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
 from openrl.rollout.build import check_engine_kwargs, sampling_of, start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
@@ -178,14 +178,8 @@ async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward
                 normalize=flags.normalize_reward,
             )
             models[source.name] = ModelScorer(model, batch_size=size, name=source.name)
-    reward = build_reward(
-        flags,
-        inputs.plan,
-        inputs.tokenizer,
-        plugins=config.debug.plugin,
-        token=bearer_token(),
-        models=models,
-    )
+    setup = RewardSetup(flags, inputs.plan, bearer_token())
+    reward = build_reward(setup, inputs.tokenizer, plugins=config.debug.plugin, models=models)
     try:
         yield reward
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,19 +26,27 @@ from openrl.rewards.worker import FileTarget, Target, VerifierTarget
 from openrl.types import Prompt
 
 
+@dataclass(frozen=True)
+class RewardSetup:
+    """What is told to those who ask for rewards."""
+
+    flags: RewardFlags
+    plan: RewardPlan
+    token: str | None = None  # the bearer token of reward servers
+
+
 def build_reward(
-    flags: RewardFlags,
-    plan: RewardPlan,
+    setup: RewardSetup,
     tokenizer: PreTrainedTokenizerBase,
     *,
     engines: int = 1,
     plugins: tuple[str, ...] = (),
-    token: str | None = None,
     models: Mapping[str, Source] | None = None,
 ) -> Reward | None:
     """The sources that are asked beside the engine, which is one of ``engines``: all but reward
-    models, unless they are here as ``models``. None if there is none. ``token`` is the bearer token
-    of HTTP. Starts nothing before the first call."""
+    models, unless they are here as ``models``. None if there is none. Starts nothing before the
+    first call."""
+    flags, plan, token = setup.flags, setup.plan, setup.token
     size = max(1, flags.reward_num_workers // engines)
     executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
     sources: dict[str, Source] = {

@@ -137,7 +137,11 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
 
 
 def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner) -> Rollouts:
-    stream = PromptStream(inputs.prompts, derived.data_seed(config), shuffle=config.order.shuffle)
+    stream = PromptStream(
+        inputs.prompts or inputs.eval_prompts,  # the latter with --eval_only
+        derived.data_seed(config),
+        shuffle=config.order.shuffle and not config.environments.env_tags,
+    )
     wanted, running = config.batch.rollout_batch_size, derived.prompts_running(config)
     limits = BufferLimits(
         wanted,
@@ -155,6 +159,7 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
             config.batch.n_samples_per_prompt,
             training_sampling(config),
             greedy="greedy_rewards" in derived.estimator(config).needs,
+            redundancy=config.environments.env_group_redundancy,
         ),
         run_seed=config.debug.seed if config.debug.full_determinism else None,
         max_failure_rate=config.reward.max_reward_failure_rate,

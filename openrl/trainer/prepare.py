@@ -23,6 +23,7 @@ from openrl.config.rules.parallel import shards_divide
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
+from openrl.data.environments import environment_prompts
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered, UserError
@@ -45,6 +46,8 @@ from openrl.trainer.ptx import load_ptx
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
+
+EVALUATED_SEEDS = 64  # of --env_tags, unless --eval_max_samples says another number
 
 
 @dataclass(frozen=True)
@@ -124,16 +127,17 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
         config.sampling.lengths.prompt,
         workers=config.order.preprocess_num_workers,
     )
-    shaping, gathered = config.shaping, Gathered()
+    gathered = Gathered()
     eval_prompts: list[Prompt] = []
     eval_reports: list[Report] = []
     with gathered:
-        prompts, reports = load_prompts(builder, derived.data_seed(config))
-        if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
-            prompts = with_difficulty(prompts, shaping.difficulty_key, config.data.prompt_data)
+        prompts, reports = training_prompts(config, builder)
     with gathered:
         if config.evaluation.eval_dataset:
             eval_prompts, eval_reports = load_eval_prompts(builder, config.evaluation)
+        elif config.environments.env_tags and derived.evaluates(config):
+            count = config.evaluation.eval_max_samples or EVALUATED_SEEDS
+            eval_prompts = seed_prompts(config, count, "eval")
     with gathered:
         ptx_rows, ptx_reports = load_ptx(config, tokenizer)
     gathered.raise_all()
@@ -142,15 +146,39 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     )
 
 
+def training_prompts(
+    config: PPOConfig, builder: PromptBuilder
+) -> tuple[list[Prompt], list[Report]]:
+    """Of --prompt_data, or seeds of --env_tags; none where nothing is trained."""
+    shaping, data = config.shaping, config.data
+    if config.environments.env_tags:
+        of_steps = config.batch.max_steps * config.batch.rollout_batch_size
+        count = min(data.max_samples, of_steps) if of_steps > 0 else data.max_samples
+        return seed_prompts(config, count, "train"), []
+    if data.prompt_data is None:
+        return [], []
+    prompts, reports = load_prompts(builder, derived.data_seed(config))
+    if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
+        prompts = with_difficulty(prompts, shaping.difficulty_key, data.prompt_data)
+    return prompts, reports
+
+
+def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:
+    groups = derived.groups_per_tag(config.environments, derived.prompts_running(config))
+    return environment_prompts(groups, count, derived.data_seed(config), kind)
+
+
 def check_steps(config: PPOConfig, prompts: int) -> None:
     """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is
     trained."""
+    if config.evaluation.eval_only:
+        return
     asked = {"rollout_batch_size": config.batch.rollout_batch_size}
     asked["vllm_generate_batch_size"] = config.collecting.vllm_generate_batch_size or 0
     for name, size in asked.items():
         if prompts < size:
             raise UserError(
-                f"--{name} {size} prompts a step, but --prompt_data has {prompts}",
+                f"--{name} {size} prompts a step, but there are {prompts}",
                 f"--{name} {prompts} or less, or more prompts",
             )
     steps = derived.total_steps(config.batch, prompts)

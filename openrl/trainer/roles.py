@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from openrl.agents.build import AgentSetup
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
@@ -24,6 +25,7 @@ from openrl.config.placement import ENGINES, parallel_sizes
 from openrl.config.reward import bearer_token
 from openrl.models.device import Device
 from openrl.models.memory import settle
+from openrl.rewards.build import RewardSetup
 from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
@@ -162,7 +164,8 @@ def workers(
         table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
     places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan else ()
     engine = run_engine_spec(config, device, *places)
-    sources = (config.reward, derived.rewards(config), bearer_token())
+    agents = AgentSetup(config.agents, config.environments, config.templates)
+    rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
     limit = config.collecting.vllm_max_inflight_per_engine
     return table | {
         ENGINES: (
@@ -170,7 +173,8 @@ def workers(
             config.engine.rollout_backend,
             engine,
             config.model,
-            *sources,
+            agents,
+            rewards,
             limit,
         )
     }

@@ -23,14 +23,25 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
             sum(not _trained(t, g) for g in groups for t in g.trajectories)
         ),
         "rollout/tokens": Sum(sum(lengths)),
-        "rollout/prompt_length": mean(len(g.prompt.token_ids) for g in groups),
+        "rollout/prompt_length": mean(t.segments[0].context_length for t in rows),
         "rollout/response_length": mean(lengths),
         "rollout/response_length_max": Max(max(lengths)),
         "rollout/truncated_share": mean(t.end.is_truncated for t in rows),
     }
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
-    return metrics | end_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
+    others = agent_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
+    return metrics | end_metrics(rows) | others
+
+
+def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
+    """Means of what agents measured, over the trajectories where they did. A name without a
+    namespace gets rollout/."""
+    measured = [t.metrics for t in trajectories if not t.end.is_failure]
+    return {
+        name if "/" in name else f"rollout/{name}": mean(m[name] for m in measured if name in m)
+        for name in sorted({name for metrics in measured for name in metrics})
+    }
 
 
 def end_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:

@@ -23,7 +23,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.tokenizer import load_tokenizer
-from openrl.rewards.build import build_reward
+from openrl.rewards.build import RewardSetup, build_reward
 from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.rows import forward_rows
 from openrl.types import End, Group, Prompt, Segment, Trajectory
@@ -73,7 +73,7 @@ async def rewards_over_http(url: str, tokenizer, groups: list[Group]) -> list[li
     flags = RewardFlags(
         remote_rm_url=f"{url}/get_reward", reward_failure_policy="fail", reward_max_retries=2
     )
-    reward = build_reward(flags, reward_plan(flags), tokenizer, token=TOKEN)
+    reward = build_reward(RewardSetup(flags, reward_plan(flags), TOKEN), tokenizer)
     try:
         scores = await asyncio.gather(*map(reward.score, groups))
     finally:

@@ -13,15 +13,19 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from openrl.agents.build import AgentSetup
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutWorker
+from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.data import TemplateFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.config.rollout import EngineFlags
 from openrl.errors import UserError
+from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.publisher import Publisher
 from openrl.trainer.roles import Roles
@@ -60,10 +64,12 @@ def policy_of(path: Path, lora: LoRAFlags | None = None) -> tuple[LocalGroup, Mo
 
 def engines_of(path: Path, count: int, backend: str = "hf", **fields: Any) -> Counted:
     spec = EngineSpec(str(path), dtype="fp32", max_model_len=64, **fields)
-    rewards = (RewardFlags(), reward_plan(RewardFlags()))
+    rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
+    agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
     contexts = [WorkerContext("vllm", rank, count, rank) for rank in range(count)]
     workers = [
-        RolloutWorker(c, backend, spec, ModelFlags(pretrain=str(path)), *rewards) for c in contexts
+        RolloutWorker(c, backend, spec, ModelFlags(pretrain=str(path)), agents, rewards)
+        for c in contexts
     ]
     group = Counted("vllm", workers)
     group.calls = Counter()

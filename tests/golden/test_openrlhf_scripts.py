@@ -289,7 +289,6 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
         ("train_ppo_ray --margin_loss", "--margin_loss: no flag of this command, but of train_rm"),
         ("train_ppo_ray --learning_rate 1", "two models learn\n       try: --actor_learning_rate"),
         ("train_ppo_ray --dataset d", "its data are prompts\n       try: --prompt_data"),
-        ("train_ppo_ray --agent_func_path a.py", "agents are not supported\n       try: --remote_rm_url FILE.py"),
         ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n       try: --enable_vllm_is_correction"),
         ("train_ppo_ray --actor.num_nodes 1", "no such flag\n       try: --actor_num_nodes"),
         ("train_dpo --ref_offload", "the reference stays where the policy is\n       try: --lora_rank 16"),

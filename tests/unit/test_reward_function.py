@@ -14,7 +14,7 @@ import pytest
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
-from openrl.rewards.build import build_reward, check_reward_sources
+from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 from tests.patience import PATIENCE
 from tests.tiny import tiny_tokenizer
@@ -36,7 +36,7 @@ def reward_of(source, **flags):
     given = RewardFlags(
         **{"remote_rm_url": str(source), "reward_timeout": 20.0, "reward_num_workers": 1} | flags
     )
-    return build_reward(given, reward_plan(given), TOKENIZER)
+    return build_reward(RewardSetup(given, reward_plan(given)), TOKENIZER)
 
 
 def score(source, *groups, **flags):

@@ -14,7 +14,7 @@ from openrl.algorithms.filtering import group_mean, keep
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs
 from openrl.errors import UserError
-from openrl.rewards.build import build_reward, check_prompts, check_reward_sources
+from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check_reward_sources
 from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure
 from openrl.tracking.metrics import to_floats
@@ -199,7 +199,7 @@ def test_a_verifier_that_cannot_judge_a_row_fails_that_row():
     flags = RewardFlags(reward_funcs=("countdown",), reward_num_workers=1)
 
     async def run():
-        reward = build_reward(flags, reward_plan(flags), tiny_tokenizer())
+        reward = build_reward(RewardSetup(flags, reward_plan(flags)), tiny_tokenizer())
         try:
             return await reward.score(group("3*8", label="no numbers"))
         finally:

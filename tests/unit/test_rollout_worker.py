@@ -6,11 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from openrl.agents.build import AgentSetup
+from openrl.agents.single_turn import SingleTurn
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
+from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.data import TemplateFlags
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
+from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
 from openrl.types import Completion, End, Prompt, Sampling, Score, Segment, Trajectory
 from tests.tiny import tiny_model_dir
@@ -40,12 +45,12 @@ class Engine:
 
 def made(path, max_inflight=0):
     spec = EngineSpec(path, dtype="fp32", max_model_len=64)
-    rewards = (RewardFlags(), reward_plan(RewardFlags()))
     model = ModelFlags(pretrain=path)
-    worker = RolloutWorker(
-        WorkerContext("vllm"), "hf", spec, model, *rewards, max_inflight=max_inflight
-    )
+    agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
+    rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
+    worker = RolloutWorker(WorkerContext("vllm"), "hf", spec, model, agents, rewards, max_inflight)
     worker.engine = Engine()
+    worker.agent = SingleTurn(worker.tokenizer.decode)
     return worker
 
 

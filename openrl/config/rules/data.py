@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig, TrainingConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
+from openrl.config.derived import evaluates
 from openrl.flags.checks import Given, Problem, Problems, check
 
 
@@ -22,10 +23,20 @@ def template_has_a_place(config: TrainingConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
+def there_are_prompts(config: PPOConfig, given: Given) -> Problems:
+    others = config.environments.env_tags or config.evaluation.eval_only
+    if config.data.prompt_data is None and not others:
+        yield Problem(("prompt_data",), "is required", "--prompt_data FILE")
+    if config.data.prompt_data is not None and config.environments.env_tags:
+        message = "prompts come from the resets of environments, or from data"
+        yield Problem(("env_tags", "prompt_data"), message, "leave one out")
+
+
+@check(PPOConfig)
 def probabilities_match_prompt_data(config: PPOConfig, given: Given) -> Problems:
-    yield from probability_problems(
-        "prompt_data", config.data.prompt_data, config.data.prompt_data_probs
-    )
+    names = config.data.prompt_data
+    if names is not None:
+        yield from probability_problems("prompt_data", names, config.data.prompt_data_probs)
 
 
 @check(*SUPERVISED)
@@ -54,17 +65,13 @@ def probability_problems(flag: str, names: str, text: str | None) -> Problems:
 @check(PPOConfig)
 def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
     evaluation = config.evaluation
-    if evaluation.eval_dataset is None:
+    if evaluation.eval_dataset is None and not config.environments.env_tags:
         if evaluation.eval_only:
             yield Problem(
                 ("eval_only", "eval_dataset"), "there is nothing to evaluate", "--eval_dataset FILE"
             )
         return
-    if (
-        evaluation.eval_steps == -1
-        and not evaluation.eval_before_train
-        and not evaluation.eval_only
-    ):
+    if evaluation.eval_dataset is not None and not evaluates(config):
         flags = ("eval_dataset", "eval_steps")
         yield Problem(flags, "nothing asks for an evaluation", "--eval_steps 10", fatal=False)
     if evaluation.eval_temperature == 0 and evaluation.eval_n_samples_per_prompt > 1:

@@ -16,9 +16,17 @@ SOURCES = ("remote_rm_url", "reward_funcs", "reward_pretrain")
 
 @check(PPOConfig)
 def there_is_a_reward(config: PPOConfig, given: Given) -> Problems:
-    if not any(
-        (config.reward.remote_rm_url, config.reward.reward_funcs, config.others.reward_pretrain)
-    ):
+    sources = (
+        config.reward.remote_rm_url,
+        config.reward.reward_funcs,
+        config.others.reward_pretrain,
+    )
+    agents = (
+        config.agents.agent_func_path,
+        config.agents.agent_command,
+        config.environments.env_tags,
+    )
+    if not any((*sources, *agents)):
         yield Problem(SOURCES, "no source of rewards", "--remote_rm_url FILE.py")
 
 

@@ -1,0 +1,177 @@
+"""Rules of agents, their tools and their environments."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+from pathlib import Path
+
+from openrl.config.agents import read_env_config
+from openrl.config.commands import PPOConfig
+from openrl.config.derived import estimator, prompts_running
+from openrl.config.rules.rewards import SOURCES
+from openrl.errors import UserError
+from openrl.extension_points import environments
+from openrl.flags.checks import Given, Problem, Problems, check
+
+PLAYERS = ("agent_func_path", "agent_command", "env_tags")
+
+
+def players(config: PPOConfig) -> list[str]:
+    """The flags that say who plays."""
+    asked = {
+        "agent_func_path": config.agents.agent_func_path,
+        "agent_command": config.agents.agent_command,
+        "env_tags": config.environments.env_tags,
+        "tools": config.agents.tools,
+    }
+    return [name for name, value in asked.items() if value]
+
+
+@check(PPOConfig)
+def one_plays(config: PPOConfig, given: Given) -> Problems:
+    asked = players(config)
+    if len(asked) < 2:
+        return
+    if "tools" in asked:
+        others = tuple(name for name in asked if name != "tools")
+        message = "the agent brings its own tools and cannot use these"
+        yield Problem(("tools", *others), message, "leave --tools out")
+    else:
+        yield Problem(tuple(asked), "each plays the whole episode", "leave one out")
+
+
+@check(PPOConfig)
+def environments_reward(config: PPOConfig, given: Given) -> Problems:
+    sources = (
+        config.reward.remote_rm_url,
+        config.reward.reward_funcs,
+        config.others.reward_pretrain,
+    )
+    asked = tuple(name for name, value in zip(SOURCES, sources, strict=True) if value)
+    if config.environments.env_tags and asked:
+        message = "environments give the rewards themselves"
+        yield Problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
+
+
+@check(PPOConfig)
+def tools_have_a_template(config: PPOConfig, given: Given) -> Problems:
+    if config.agents.tools and not config.templates.apply_chat_template:
+        message = "tools are described to the model by its chat template"
+        yield Problem(("tools",), message, "--apply_chat_template")
+
+
+@check(PPOConfig)
+def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
+    turns, tokens = config.agents.max_turns, config.sampling.lengths.response
+    if turns is not None and turns > tokens:
+        message = f"{tokens} tokens for {turns} turns leave less than one for each"
+        yield Problem(
+            ("max_turns", "generate_max_len"), message, f"--generate_max_len {64 * turns}"
+        )
+
+
+@check(PPOConfig)
+def steps_are_rows(config: PPOConfig, given: Given) -> Problems:
+    needs = "steps" in estimator(config).needs
+    if needs and players(config) and config.agents.agent_sample_unit == "trajectory":
+        flags = ("advantage_estimator", "agent_sample_unit")
+        message = f"{estimator(config).name} compares the steps of an agent, each a row"
+        yield Problem(flags, message, "--agent_sample_unit step")
+
+
+# -- environments ----------------------------------------------------------------------------------
+
+
+@check(PPOConfig)
+def tags_are_known(config: PPOConfig, given: Given) -> Problems:
+    for tag in config.environments.env_tags:
+        try:
+            environments[tag]
+        except KeyError as error:
+            yield Problem(("env_tags",), error.args[0])
+    if len({*config.environments.env_tags}) < len(config.environments.env_tags):
+        yield Problem(("env_tags",), "a tag is given twice", "--env_groups_per_tag for its share")
+
+
+@check(PPOConfig)
+def groups_add_up(config: PPOConfig, given: Given) -> Problems:
+    flags, running = config.environments, prompts_running(config)
+    per_tag, tags = flags.env_groups_per_tag, flags.env_tags
+    if not tags:
+        return
+    if per_tag is None:
+        if running < len(tags):
+            message = f"{running} groups leave some of {len(tags)} tags without one"
+            yield Problem(("env_groups", "env_tags"), message, f"--env_groups {len(tags)}")
+    elif len(per_tag) != len(tags):
+        message = f"{len(per_tag)} numbers for {len(tags)} tags"
+        yield Problem(("env_groups_per_tag", "env_tags"), message, "one for each")
+    elif sum(per_tag) != running:
+        message = f"{' + '.join(map(str, per_tag))} is not {running}"
+        fix = f"--env_groups {sum(per_tag)}"
+        yield Problem(("env_groups_per_tag", "env_groups"), message, fix)
+    most, wanted = flags.env_max_trajectories, config.batch.rollout_batch_size
+    if most > 0 and most * running < wanted:
+        message = (
+            f"{running} groups of environments that play {most} each are fewer than the {wanted}"
+            " of a rollout"
+        )
+        fix = f"--env_max_trajectories {-(-wanted // running)}"
+        yield Problem(("env_max_trajectories", "rollout_batch_size"), message, fix)
+
+
+@check(PPOConfig)
+def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
+    endless = config.batch.max_steps <= 0 and "max_samples" not in given
+    if config.environments.env_tags and endless and not config.evaluation.eval_only:
+        message = "environments have no last row: nothing says when the run is over"
+        yield Problem(("env_tags", "max_steps"), message, "--max_steps 200")
+
+
+@check(PPOConfig, environment=True)
+def environment_settings_are_known(config: PPOConfig, given: Given) -> Problems:
+    if config.environments.env_config is None:
+        return
+    try:
+        read_env_config(config.environments.env_config, config.environments.env_tags)
+    except UserError as error:
+        yield Problem(("env_config",), error.message, error.remedy)
+
+
+# -- files, programs and ports ---------------------------------------------------------------------
+
+
+@check(PPOConfig, environment=True)
+def agents_exist(config: PPOConfig, given: Given) -> Problems:
+    path, command = config.agents.agent_func_path, config.agents.agent_command
+    if path is not None and "://" not in path:
+        file = path.partition(".py")[0] + ".py"
+        if not path.partition(":")[0].endswith(".py"):
+            fix = "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT"
+            yield Problem(("agent_func_path",), f"{path} is no Python file", fix)
+        elif not Path(file).expanduser().is_file():
+            yield Problem(("agent_func_path",), f"no such file: {file}")
+    if command is not None:
+        try:
+            program = (shlex.split(command) or [""])[0]
+        except ValueError as error:
+            yield Problem(("agent_command",), f"cannot be split into words: {error}")
+            return
+        if shutil.which(program) is None:
+            yield Problem(("agent_command",), f"no such program: {program!r}")
+
+
+@check(PPOConfig, environment=True)
+def endpoint_port_is_free(config: PPOConfig, given: Given) -> Problems:
+    port = config.agents.agent_endpoint_port
+    if not port:
+        return
+    try:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", port))
+    except OSError as error:
+        message = f"port {port} of 127.0.0.1 cannot be had: {error.strerror}"
+        yield Problem(("agent_endpoint_port",), message, "--agent_endpoint_port 0: a free one")
