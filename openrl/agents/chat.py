@@ -27,9 +27,8 @@ class ChatFormat:
         """``kwargs`` are the chat template's."""
         self.tokenizer, self.chat, self.kwargs = tokenizer, chat, kwargs
         self._leading = [] if chat else leading_ids(tokenizer)
-        self._anchor = tokenizer.eos_token
-        self._anchor_ids = tokenizer(self._anchor, add_special_tokens=False).input_ids
-        self._special = {*tokenizer.all_special_ids}
+        added = tokenizer.added_tokens_decoder
+        self._special = {i for i, token in added.items() if token.special}
 
     def render(self, messages: Sequence[Message], tools: Schemas | None = None) -> str:
         """The text up to where the assistant begins to write. Raises TemplateError."""
@@ -50,21 +49,29 @@ class ChatFormat:
         """The tokens of a text that begins a row."""
         return self._leading + self.tokenizer(text, add_special_tokens=False).input_ids
 
-    def encode_after(self, text: str) -> list[int]:
-        """The tokens of a text that goes on behind others. Tokenizers treat the start of a text in
-        their own ways, so one special token stands in front."""
-        ids = self.tokenizer(self._anchor + text, add_special_tokens=False).input_ids
-        return ids[len(self._anchor_ids) :]
+    def encode_after(self, before: list[int], text: str) -> list[int]:
+        """The tokens of a text that goes on behind ``before``. Tokenizers treat the start of a text
+        in their own ways, so a special token stands in front: the last one if it is special, for
+        some swallow the spaces behind them."""
+        special = before[-1] if before[-1] in self._special else self.tokenizer.eos_token_id
+        anchor = self.tokenizer.convert_ids_to_tokens(special)
+        return self.tokenizer(anchor + text, add_special_tokens=False).input_ids[1:]
 
     def decode_after(self, before: list[int], ids: list[int]) -> str:
         """The text of ``ids``, special tokens included, where they follow ``before``."""
         context = before[-_BEFORE:]
         return self._decode(context + ids)[len(self._decode(context)) :]
 
-    def content(self, before: list[int], ids: list[int]) -> str:
+    def said(self, before: list[int], ids: list[int]) -> str:
         """What an assistant said by these tokens: without the special token that ends its turn."""
         ends = bool(ids) and ids[-1] in self._special
         return self.decode_after(before, ids[:-1] if ends else ids)
+
+    def message(self, before: list[int], ids: list[int]) -> Message:
+        """As it goes into the chat. A template ends the turn itself; without one the text ends as
+        it was sampled."""
+        text = self.said(before, ids) if self.chat else self.decode_after(before, ids)
+        return {"role": "assistant", "content": text}
 
     def _decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(

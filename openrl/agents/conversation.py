@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from openrl.agents.base import Generate
-from openrl.agents.chat import ChatFormat, Schemas
+from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.seeds import seed_of
 from openrl.types import (
     Completion,
@@ -38,13 +38,9 @@ class Reply:
     """One turn of the policy."""
 
     text: str  # without the token that ends the turn
+    message: Message  # as it goes into the chat
     prompt_ids: list[int]  # what the engine was given
     completion: Completion
-
-    @property
-    def message(self) -> Message:
-        """As it goes into the chat: the text as it was sampled."""
-        return {"role": "assistant", "content": self.text}
 
 
 @dataclass(eq=False)
@@ -90,6 +86,7 @@ class Conversation:
         self.prompt, self.chat, self.generate, self.sampling = prompt, chat, generate, sampling
         self.max_tokens_per_turn, self.row_per_turn = max_tokens_per_turn, row_per_turn
         self.turns, self.forks = 0, 0
+        self._calls = 0  # turns that were asked for
         self._rows: list[_Row] = []
         self._last: _Row | None = None  # of the last turn
         self._longest = sampling.max_len or 2**31  # tokens of a row
@@ -107,7 +104,7 @@ class Conversation:
         text = self.chat.render(messages, tools)
         row = self._row_for(text)
         held, rest = row.segment.token_ids, text[len(row.text) :]
-        context = self.chat.encode_after(rest) if held else self.chat.encode(rest)
+        context = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
         asked = [*held, *context]
         sampling, row.busy = self._sampling(len(asked)), True
         try:
@@ -118,13 +115,22 @@ class Conversation:
             row.segment.state = state
             self.forks += bool(self._rows) and not held
             self._rows.append(row)
+        ids = completion.token_ids
         row.extend(rest, context)
-        row.extend(
-            self.chat.decode_after(asked, completion.token_ids), completion.token_ids, completion
-        )
+        row.extend(self.chat.decode_after(asked, ids), ids, completion)
         self.turns += 1
         self._last = row
-        return Reply(self.chat.content(asked, completion.token_ids), asked, completion)
+        said, message = self.chat.said(asked, ids), self.chat.message(asked, ids)
+        return Reply(said, message, asked, completion)
+
+    def goes_on(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
+        """Whether these messages go on from the row of the last turn: the next turn would not
+        fork."""
+        try:
+            text = self.chat.render(messages, tools)
+        except TemplateError:
+            return False
+        return self._last is not None and text.startswith(self._last.text)
 
     def _row_for(self, text: str) -> _Row:
         """The longest row that ``text`` goes on from, or a new one."""
@@ -141,13 +147,14 @@ class Conversation:
         left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
         if left < 1:
             raise EpisodeOver(End.LENGTH)
-        seed = self.sampling.seed
+        seed, call = self.sampling.seed, self._calls
+        self._calls += 1
         return replace(
             self.sampling,
             max_tokens=min(left, self.max_tokens_per_turn or left),
             max_len=None,
             # with one seed for all its turns a policy repeats itself
-            seed=seed_of(seed, self.turns) if seed is not None and self.turns else seed,
+            seed=seed_of(seed, call) if seed is not None and call else seed,
         )
 
     @property

@@ -1,0 +1,36 @@
+"""A policy that says what a test has written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from openrl.agents.chat import ChatFormat
+from openrl.types import Completion, End, Sampling, VersionSpan
+
+
+class ScriptedPolicy:
+    """Replies one behind the other; what does not fit into ``max_tokens`` is cut off.
+
+    ``odd`` samples characters one by one, which no tokenizer would do."""
+
+    def __init__(self, chat: ChatFormat, replies: Iterable[str], odd: bool = False) -> None:
+        self.chat, self.replies, self.odd = chat, list(replies), odd
+        self.asked: list[list[int]] = []  # what it was given
+        self.given: list[list[int]] = []  # what it sampled
+        self.sampling: list[Sampling] = []
+
+    async def __call__(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        text = self.replies[len(self.given)]
+        ids = self._odd(token_ids, text) if self.odd else self.chat.encode_after(token_ids, text)
+        kept = ids[: sampling.max_tokens]
+        self.asked.append(list(token_ids))
+        self.given.append(kept)
+        self.sampling.append(sampling)
+        end = End.STOP if kept == ids else End.LENGTH
+        turn = float(len(self.given))
+        return Completion(kept, [-turn] * len(kept), end, (VersionSpan(0, len(kept), 1),))
+
+    def _odd(self, before: list[int], text: str) -> list[int]:
+        end = self.chat.tokenizer.eos_token
+        pieces = [*text.removesuffix(end), *([end] if text.endswith(end) else [])]
+        return [i for piece in pieces for i in self.chat.encode_after(before, piece)]
