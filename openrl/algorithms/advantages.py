@@ -65,11 +65,16 @@ def sum_from_the_end(tokens: SampledTokens, options: Any) -> tuple[Tensor, Tenso
     return returns, returns
 
 
+def as_rewarded(outcomes: Outcomes, options: Any) -> Tensor:
+    """The shaped rewards as scores, (N,): nothing is compared."""
+    return outcomes.rewards
+
+
 @dataclass(frozen=True)
 class Estimator:
     """How rewards become advantages, in two steps around the shaping of token rewards."""
 
-    scores: ScoreFn = lambda outcomes, options: outcomes.rewards
+    scores: ScoreFn = as_rewarded
     credit: CreditFn = sum_from_the_end  # from batch.token_rewards
 
 
@@ -298,7 +303,7 @@ def turn_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor,
     return returns, returns
 
 
-@advantage_estimators.register("step_reinforce", options=TurnOptions, needs=("steps",))
+@advantage_estimators.register("step_reinforce", options=TurnOptions, needs=("step_rows",))
 @from_tokens
 def step_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor, Tensor]:
     """Returns to go with a discount between the steps of an agent; a step is a segment."""
@@ -331,7 +336,7 @@ def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor,
     states = batch.group_ids * (batch.state_ids.max() + 1) + batch.state_ids
     among_steps = standardise(returns, states, batch.valid)
     rows = batch.scores + options.gigpo_step_weight * among_steps
-    penalties = batch.token_rewards - place_scores(batch, batch.scores)
+    penalties = batch.token_rewards - place_scores(batch, batch.scores, on_the_way=False)
     to_go, _ = sum_from_the_end(batch.replace(token_rewards=penalties), options)
     advantages = to_go + rows[:, None] * batch.loss_mask
     return advantages, advantages
@@ -353,5 +358,5 @@ def step_returns(batch: ExperienceBatch, gamma: float) -> Tensor:
 
 
 advantage_estimators.register(
-    "gigpo", options=GiGPOOptions, needs=("siblings", "steps", "no_reward_norm")
+    "gigpo", options=GiGPOOptions, needs=("siblings", "steps", "step_rows", "no_reward_norm")
 )(Estimator(gigpo_scores, gigpo_credit))

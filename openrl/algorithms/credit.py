@@ -11,8 +11,8 @@ Per trajectory:
  7. --reward_norm_clip
 
 Per token:
- 8. each score on its trajectory's last sampled token (process rewards where they were earned),
-    minus the KL where the KL is in the reward
+ 8. each score on its trajectory's last sampled token (process rewards where they were earned,
+    unless step 6 compared or normalised), minus the KL where the KL is in the reward
  9. --token_reward_clip
 10. --whiten_rewards
 11. the estimator's credit: advantages and returns
@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrl.algorithms.advantages import Estimator
+from openrl.algorithms.advantages import Estimator, as_rewarded
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import (
     RunningMoments,
@@ -94,7 +94,9 @@ def assign_credit(
     metrics |= more
     batch = batch.replace(shaped=trajectories.spread(clipped), scores=trajectories.spread(scores))
 
-    rewards = token_rewards(batch, kl_coef, plan.kl_estimator)
+    # what was compared or normalised is one number; its parts on the way are on another scale
+    on_the_way = estimator.scores is as_rewarded and set(plan.norm_scopes) == {"none"}
+    rewards = token_rewards(batch, kl_coef, plan.kl_estimator, on_the_way)
     if flags.token_reward_clip is not None:
         limited = rewards.clamp(-flags.token_reward_clip, flags.token_reward_clip)
         metrics["token_reward_clip_fraction"] = _share(limited != rewards, batch.loss_mask)

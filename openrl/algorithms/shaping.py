@@ -135,23 +135,26 @@ def _moments(
 # -- rewards of tokens, (B, T) ---------------------------------------------------------------------
 
 
-def place_scores(batch: ExperienceBatch, scores: Tensor) -> Tensor:
+def place_scores(batch: ExperienceBatch, scores: Tensor, on_the_way: bool = True) -> Tensor:
     """(B, T): each score on the last sampled token of its trajectory; those without one get none.
 
-    With process rewards these stay where they were earned and the last token gets the rest, so that
-    a trajectory still sums to its score. ``scores`` (B,), equal on the rows of a trajectory."""
+    ``on_the_way``: process rewards stay where they were earned and the last token gets the rest, so
+    that a trajectory still sums to its score. ``scores`` (B,), equal on the rows of a
+    trajectory."""
     mask, trajectories = batch.loss_mask, Trajectories.of(batch)
     earned = torch.zeros(mask.shape, dtype=scores.dtype)
-    if batch.process_rewards is not None:
+    if on_the_way and batch.process_rewards is not None:
         earned = batch.process_rewards.to(scores.dtype).masked_fill(~mask, 0)
     rest = scores - trajectories.spread(trajectories.total(earned.sum(-1)))
     return torch.where(trajectories.last, earned + rest[:, None], earned)
 
 
-def token_rewards(batch: ExperienceBatch, kl_coef: float, kl_estimator: str) -> Tensor:
-    """(B, T): ``batch.scores`` on the last sampled token, minus ``kl_coef`` times the KL to the
-    reference on each."""
-    rewards = place_scores(batch, batch.scores)
+def token_rewards(
+    batch: ExperienceBatch, kl_coef: float, kl_estimator: str, on_the_way: bool = True
+) -> Tensor:
+    """(B, T): ``batch.scores`` as ``place_scores`` places them, minus ``kl_coef`` times the KL to
+    the reference on each sampled token."""
+    rewards = place_scores(batch, batch.scores, on_the_way)
     if kl_coef:
         kl = reference_kl(batch, kl_estimator)
         if kl is None:

@@ -182,6 +182,17 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
+def agents_of(config: PPOConfig) -> list[str]:
+    """The flags that say who plays; none: the policy answers once."""
+    asked = {
+        "agent_func_path": config.agents.agent_func_path,
+        "agent_command": config.agents.agent_command,
+        "env_tags": config.environments.env_tags,
+        "tools": config.agents.tools,
+    }
+    return [name for name, value in asked.items() if value]
+
+
 def groups_per_tag(flags: EnvironmentFlags, groups: int) -> dict[str, int]:
     """How many of ``groups`` each of --env_tags gets: as given, else evenly, the first ones one
     more."""

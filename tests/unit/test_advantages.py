@@ -302,12 +302,15 @@ def obvious_step(batch, row, options):
     return options.gigpo_step_weight * standard(returns[row], list(returns.values()))
 
 
+AS_REWARDED = ("gae", "reinforce", "reinforce_pp", "turn_reinforce", "step_reinforce")
+
+
 def obvious_tokens(batch, name, row, kl, kl_coef, options):
     """{(row, index): advantage} of the sampled tokens of one trajectory."""
     tokens, score = batch.tokens[row], obvious_score(batch, name, row, options)
-    gained = earned(batch, row, score)
-    if name == "gigpo":  # rewards on the way count in steps alone
-        gained = dict.fromkeys(tokens, 0.0) | {tokens[-1]: score}
+    gained = dict.fromkeys(tokens, 0.0) | {tokens[-1]: score}
+    if name in AS_REWARDED:  # a score that is a comparison is one number
+        gained = earned(batch, row, score)
     rewards = {(r, t): v - kl_coef * kl[r][t] for (r, t), v in gained.items()}
     gamma = options.gamma if name in ("gae", "reinforce") else 1.0
     result = {}

@@ -9,29 +9,16 @@ from pathlib import Path
 
 from openrl.config.agents import read_env_config
 from openrl.config.commands import PPOConfig
-from openrl.config.derived import estimator, prompts_running
+from openrl.config.derived import agents_of, prompts_running
 from openrl.config.rules.rewards import SOURCES
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.checks import Given, Problem, Problems, check
 
-PLAYERS = ("agent_func_path", "agent_command", "env_tags")
-
-
-def players(config: PPOConfig) -> list[str]:
-    """The flags that say who plays."""
-    asked = {
-        "agent_func_path": config.agents.agent_func_path,
-        "agent_command": config.agents.agent_command,
-        "env_tags": config.environments.env_tags,
-        "tools": config.agents.tools,
-    }
-    return [name for name, value in asked.items() if value]
-
 
 @check(PPOConfig)
 def one_plays(config: PPOConfig, given: Given) -> Problems:
-    asked = players(config)
+    asked = agents_of(config)
     if len(asked) < 2:
         return
     if "tools" in asked:
@@ -70,15 +57,6 @@ def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
         yield Problem(
             ("max_turns", "generate_max_len"), message, f"--generate_max_len {64 * turns}"
         )
-
-
-@check(PPOConfig)
-def steps_are_rows(config: PPOConfig, given: Given) -> Problems:
-    needs = "steps" in estimator(config).needs
-    if needs and players(config) and config.agents.agent_sample_unit == "trajectory":
-        flags = ("advantage_estimator", "agent_sample_unit")
-        message = f"{estimator(config).name} compares the steps of an agent, each a row"
-        yield Problem(flags, message, "--agent_sample_unit step")
 
 
 # -- environments ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from openrl.config.commands import PPOConfig
 from openrl.config.derived import (
+    agents_of,
     estimator,
     kl_controller_acts,
     kl_in_loss,
@@ -51,6 +52,12 @@ NEEDS = {
         ("reward_norm_mean", "reward_norm_std"),
         "has a baseline of its own, which a normalisation would replace",
         "leave --reward_norm_mean and --reward_norm_std out",
+    ),
+    "step_rows": Need(
+        lambda config: not agents_of(config) or config.agents.agent_sample_unit == "step",
+        ("agent_sample_unit",),
+        "takes each turn of an agent for a step, which is a row",
+        "--agent_sample_unit step",
     ),
     "sequence_mean": Need(
         lambda config: loss_agg_mode(config) != "token-mean",
