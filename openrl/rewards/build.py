@@ -15,14 +15,16 @@ from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
+from openrl.processes.child import ChildProcess, Limits
+from openrl.processes.pool import ProcessPool
+from openrl.processes.worker import Target
 from openrl.rewards.base import Reward
 from openrl.rewards.combined import CombinedReward, Weighing
 from openrl.rewards.http import HttpSource
 from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
-from openrl.rewards.pool import Limits, RewardPool, RewardProcess
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.verifiers.base import compares
-from openrl.rewards.worker import FileTarget, Target, VerifierTarget
+from openrl.rewards.worker import FileTarget, VerifierTarget
 from openrl.types import Prompt
 
 
@@ -76,13 +78,14 @@ def process_sources(
     calls at a time."""
     made: dict[str, ProcessSource] = {}
     for target, names in targets(flags, sources, plugins):
-        pool = RewardPool(target, size, limits(flags), executor)
+        pool = ProcessPool(target, size, limits(flags), "reward", executor)
         made |= {name: ProcessSource(name, pool) for name in names}
     return made
 
 
 def limits(flags: RewardSourceFlags) -> Limits:
-    return Limits(flags.reward_timeout, int(flags.reward_memory_gb * 2**30))
+    memory = int(flags.reward_memory_gb * 2**30)
+    return Limits(flags.reward_timeout, memory, "--reward_timeout", "--reward_memory_gb")
 
 
 def targets(
@@ -107,7 +110,7 @@ def check_reward_sources(
     its arguments, or if none of the URLs can be reached."""
     problems = []
     for target, _ in targets(flags, sources, plugins):
-        process = RewardProcess(target, limits(flags))
+        process = ChildProcess(target, limits(flags), "reward")
         try:
             process.start()
         except UserError as error:

@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Protocol
 
-from openrl.rewards.pool import CallFailed, RewardPool
+from openrl.processes.child import CallFailed
+from openrl.processes.pool import ProcessPool
+from openrl.processes.worker import Failed
 from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.rewards.reward_rows import RewardRows
-from openrl.rewards.worker import Call, Failed, RowValues, Values
+from openrl.rewards.worker import Call, RowValues, Values
 from openrl.types import Score
 
 Results = list[Score | Failure]
@@ -32,16 +34,17 @@ class Source(Protocol):
 class ProcessSource:
     """A reward file, or one verifier, in the processes of a pool."""
 
-    def __init__(self, name: str, pool: RewardPool) -> None:
+    def __init__(self, name: str, pool: ProcessPool) -> None:
         self.name, self._pool = name, pool
 
     async def score(self, rows: RewardRows) -> Results:
         results = await self._attempt(rows)
-        return await retry_failed(self._attempt, rows, results, together=self._pool.together)
+        return await retry_failed(self._attempt, rows, results, together=bool(self._pool.facts))
 
     async def _attempt(self, rows: RewardRows) -> Results:
         try:
-            reply = await self._pool.call(Call(self.name, rows))
+            async with self._pool.lease() as process:
+                reply = await process.call(Call(self.name, rows))
         except CallFailed as failed:
             return [Failure(str(failed))] * len(rows)
         if isinstance(reply, RowValues):

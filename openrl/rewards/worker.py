@@ -1,26 +1,17 @@
-"""The process that runs reward code. Standard library only: it starts fast and loads what the code
-loads.
+"""Reward code in a process of its own: what is loaded there, and what a call gives.
 
-``main`` runs with the argument FD and talks over the connection FD. It receives a ``Target`` and
-says ``Ready`` or ``Failed`` once, then answers each ``Call`` with ``Values``, one ``RowValues`` or
-``Failed``. When the other end goes away it exits, even in the middle of a call."""
+Standard library only, as all that such a process imports before the code does."""
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import os
-import queue
-import sys
-import threading
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
+from openrl.processes.worker import Ask, Failed, Loaded, describe, load_module
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Scorer, recognise
 
@@ -36,14 +27,6 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Ready:
-    """The target is loaded. ``together``: it compares siblings, so they are never scored one by
-    one."""
-
-    together: bool = False
-
-
-@dataclass(frozen=True)
 class Values:
     """What the function returned for all rows, in the shape that ``protocol.read_reply`` reads."""
 
@@ -51,28 +34,10 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The code failed; ``message`` is for the person who wrote it."""
-
-    message: str
-
-
-@dataclass(frozen=True)
 class RowValues:
     """The reply of what scores one row at a time."""
 
     rows: list[Values | Failed]
-
-
-Loaded = Callable[[str, RewardRows], Values | RowValues]
-
-
-class Target(Protocol):
-    """What a process runs. Picklable."""
-
-    def load(self) -> tuple[Ready, Loaded]:
-        """Import the code, and check that it can be called. Any error is reported to the other
-        end."""
 
 
 @dataclass(frozen=True)
@@ -86,12 +51,17 @@ class FileTarget:
     def __str__(self) -> str:
         return f"--remote_rm_url: {self.path}" + (f":{self.function}" if self.function else "")
 
-    def load(self) -> tuple[Ready, Loaded]:
-        module = load_module(self.path)
+    def load(self) -> Loaded:
+        """The fact is whether it compares siblings, so that they are never scored one by one."""
+        module = load_module(self.path, "reward_file")
         scorer = recognise(
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
         )
-        return Ready(scorer.together), lambda name, rows: call(scorer, rows, str(self.path))
+
+        def answer(asked: Call, ask: Ask) -> Values | RowValues:
+            return call(scorer, asked.rows, str(self.path))
+
+        return Loaded(answer, facts=scorer.together)
 
 
 @dataclass(frozen=True)
@@ -104,7 +74,7 @@ class VerifierTarget:
     def __str__(self) -> str:
         return f"--reward_funcs: {', '.join(self.options)}"
 
-    def load(self) -> tuple[Ready, Loaded]:
+    def load(self) -> Loaded:
         from openrl.extension_points import verifiers
         from openrl.registry import load_plugins
         from openrl.rewards.verifiers.base import read_options
@@ -114,17 +84,11 @@ class VerifierTarget:
             n: (verifiers[n].component, read_options(n, dict(given)))
             for n, given in self.options.items()
         }
-        return Ready(), lambda name, rows: verify(*chosen[name], rows)
 
+        def answer(asked: Call, ask: Ask) -> RowValues:
+            return verify(*chosen[asked.name], asked.rows)
 
-def load_module(path: Path) -> ModuleType:
-    sys.path.insert(0, str(path.parent))  # the file may import its neighbours
-    spec = importlib.util.spec_from_file_location("reward_file", path)
-    assert spec is not None and spec.loader is not None  # as for every path that ends in .py
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+        return Loaded(answer, facts=False)
 
 
 def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
@@ -175,40 +139,3 @@ def _one(score: Callable[[RewardRows], Any], row: RewardRows, path: str) -> Valu
         return Values(score(row))
     except Exception as error:
         return Failed(describe(error, path))
-
-
-def describe(error: BaseException, path: str) -> str:
-    """The error with its last place in the user's file: "ValueError: no digits (reward.py, line
-    12)"."""
-    places = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
-    where = f" ({Path(path).name}, line {places[-1].lineno})" if places else ""
-    return f"{type(error).__name__}: {error}{where}"
-
-
-def _receive(connection: Connection, calls: queue.SimpleQueue[Call]) -> None:
-    try:
-        while True:
-            calls.put(connection.recv())
-    except (EOFError, OSError):
-        os._exit(0)  # nobody waits for an answer; the main thread may hang in the user's code
-
-
-def main() -> None:
-    connection = Connection(int(sys.argv[1]))
-    target = connection.recv()
-    path = str(getattr(target, "path", ""))
-    calls: queue.SimpleQueue[Call] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, calls), daemon=True).start()
-    try:
-        ready, loaded = target.load()
-    except Exception as error:
-        connection.send(Failed(describe(error, path)))
-        return
-    connection.send(ready)
-    while True:
-        asked = calls.get()
-        try:
-            reply: Values | RowValues | Failed = loaded(asked.name, asked.rows)
-        except Exception as error:
-            reply = Failed(describe(error, path))
-        connection.send(reply)

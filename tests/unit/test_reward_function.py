@@ -23,7 +23,9 @@ TOKENIZER = tiny_tokenizer()
 
 
 def group(*responses, prompt="1 2:", label="3", source="default", meta=None):
-    made = Prompt("train:7", TOKENIZER(prompt).input_ids, prompt, label, source, meta=meta or {})
+    made = Prompt(
+        "train:7", TOKENIZER(prompt).input_ids, prompt, label, source=source, meta=meta or {}
+    )
     rows = []
     for response in responses:
         ids = TOKENIZER(response).input_ids
@@ -295,7 +297,7 @@ def test_close_ends_a_call_that_still_runs(write, tmp_path):
         return pid, await task
 
     pid, score = asyncio.run(run())
-    assert values(score) == ["reward: rewards are closed"]
+    assert values(score) == ["reward: the reward processes are closed"]
     assert _is_gone(pid)
 
 
@@ -306,11 +308,11 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
         f"import os; open({str(sign)!r}, 'w').write(str(os.getpid()))\n    while True: pass"
     )
     program = (
-        "from pathlib import Path; from openrl.rewards.pool import Limits, RewardProcess;"
+        "from pathlib import Path; from openrl.processes.child import ChildProcess, Limits;"
         "from openrl.rewards.reward_rows import RewardRows; from openrl.rewards.worker import Call, FileTarget;"
         f"target = FileTarget(Path({str(path)!r}), None, {{}});"
         "rows = RewardRows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}]);"
-        "RewardProcess(target, Limits(1000.0, 2**33)).call(Call('reward', rows))"
+        "ChildProcess(target, Limits(1000.0, 2**33, '', ''), 'reward').call(Call('reward', rows))"
     )
     root = Path(__file__).parents[2]
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=root)

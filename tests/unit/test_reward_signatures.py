@@ -5,9 +5,9 @@ import asyncio
 
 import pytest
 
+from openrl.processes.worker import load_module
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import recognise
-from openrl.rewards.worker import load_module
 from openrl.types import Score
 from tests.unit.test_reward_function import group, score, values
 
@@ -249,7 +249,7 @@ def test_functions_that_cannot_be_called_are_refused(function, kwargs, problem):
 def test_a_file_is_loaded_by_its_own_directory(tmp_path):
     (tmp_path / "helper.py").write_text("X = 3")
     (tmp_path / "mine.py").write_text("from helper import X")
-    assert load_module(tmp_path / "mine.py").X == 3
+    assert load_module(tmp_path / "mine.py", "mine").X == 3
 
 
 def test_coroutines_run_outside_of_any_event_loop():

@@ -1,0 +1,245 @@
+"""Processes that run code of others: it may hang, crash, print or eat memory, and the process
+beside it goes on.
+
+Calls block a thread each, never the event loop. A call that outlives its time or outgrows its
+memory is killed with everything it started. Memory is watched (resident bytes of the process and
+its children) rather than limited by the kernel: a limit on addresses breaks libraries that reserve
+far more than they use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+
+import openrl
+from openrl.errors import UserError
+from openrl.processes.worker import Answer, Failed, Question, Reply, Target
+
+START_TIMEOUT = 120.0  # seconds; the file may import large libraries
+WATCH_INTERVAL = 0.2  # seconds between looks at the memory
+_MAIN = (  # not -m: what is pickled must not live in __main__
+    "from openrl.processes.worker import main; main()"
+)
+_MARK = "OPENRL_PROCESS"  # variable that a process and all that it starts carry
+
+Answers = Callable[[Any], "Future[Any]"]
+"""Answers what the code asks in the middle of a call."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one call may take, and the flags that say so."""
+
+    timeout: float  # seconds in which nobody waits for an answer of ours; 0: as long as it wants
+    memory: int  # bytes, of the process and what it started
+    timeout_flag: str
+    memory_flag: str
+
+
+class CallFailed(Exception):
+    """A call gave no value; the message says why."""
+
+
+class ChildProcess:
+    """One process, started when first needed and again after it was killed. One thread calls at a
+    time; any thread may interrupt it."""
+
+    def __init__(self, target: Target, limits: Limits, kind: str) -> None:
+        """``kind`` is the word for it in messages: "reward" makes "the reward process"."""
+        self.target, self.limits, self.kind = target, limits, kind
+        self.facts: Any = None  # the target's, known once it has started
+        self._process: subprocess.Popen[bytes] | None = None
+        self._mark = ""
+        self._starting, self._interrupted = threading.Lock(), False
+        self._sending, self._open = threading.Lock(), set[Future[Any]]()
+        self._looked = 0.0  # when its memory was looked at
+
+    @property
+    def interrupted(self) -> bool:
+        """Somebody has ended it since it was last called."""
+        return self._interrupted
+
+    def start(self) -> None:
+        """Start it and load the target. Raises UserError if that fails, and CallFailed if somebody
+        interrupts it."""
+        self._connection, theirs = Pipe()
+        try:
+            self._spawn(theirs.fileno())
+            theirs.close()
+            self._connection.send(self.target)
+            self.facts = self._receive(START_TIMEOUT, None)
+        except (CallFailed, OSError) as failure:
+            interrupted = self._interrupted
+            self.kill()
+            if interrupted:
+                raise CallFailed(f"the {self.kind} process was given up") from None
+            raise UserError(f"{self.target}: cannot use it: {failure}") from None
+
+    def _spawn(self, line: int) -> None:
+        root = str(Path(openrl.__path__[0]).parent)
+        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+        self._mark = uuid4().hex
+        with self._starting:
+            if self._interrupted:
+                raise CallFailed("it was given up")
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(line)],
+                pass_fds=[line],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"PYTHONPATH": path, _MARK: self._mark},
+                start_new_session=True,  # so that one signal reaches nearly all that it starts
+            )
+
+    def call(self, value: Any, answers: Answers | None = None) -> Any:
+        """What the target returns. Raises CallFailed, and UserError if it does not load."""
+        if self._process is None:
+            self.start()
+        try:
+            self._send(value)
+            return self._receive(self.limits.timeout, answers)
+        except OSError:
+            raise CallFailed(f"the {self.kind} process {self._ending()}") from None
+        finally:
+            for future in tuple(self._open):
+                future.cancel()
+
+    def interrupt(self) -> None:
+        """End the process and all that it started; a call that waits in another thread fails."""
+        with self._starting:
+            self._interrupted = True
+            if (started := self._process) is None:
+                return
+        family = _family(started.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(started.pid, signal.SIGKILL)
+        for process in [*family, *_marked(self._mark)]:  # those that left its session
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def kill(self) -> None:
+        """``interrupt``, and free what it held; the next call starts it again."""
+        if self._process is not None:
+            self.interrupt()
+            self._process.wait()
+            self._connection.close()
+            self._process = None
+        self._interrupted = False
+
+    def _send(self, message: Any) -> None:
+        with self._sending:
+            self._connection.send(message)
+
+    def _receive(self, timeout: float, answers: Answers | None) -> Any:
+        """The value that comes back, once all questions before it are answered."""
+        idle = time.monotonic()  # since when the code waits for nobody
+        try:
+            while True:
+                left = idle + timeout - time.monotonic() if timeout else WATCH_INTERVAL
+                if self._connection.poll(max(0.0, min(left, WATCH_INTERVAL))):
+                    message = self._connection.recv()
+                    if not isinstance(message, Question):
+                        break
+                    assert answers is not None, "nobody answers this target"
+                    self._answer_later(message.id, answers(message.value))
+                self._check_memory()
+                if self._open:
+                    idle = time.monotonic()
+                elif left <= 0:
+                    self._give_up(timeout)
+        except (EOFError, OSError):
+            raise CallFailed(f"the {self.kind} process {self._ending()}") from None
+        if isinstance(message, Failed):
+            raise CallFailed(message.message)
+        return message.value
+
+    def _answer_later(self, question: int, future: Future[Any]) -> None:
+        def send() -> None:
+            self._open.discard(future)
+            if future.cancelled():  # the call has ended
+                return
+            error = future.exception()
+            reply = Failed(str(error)) if error else Reply(future.result())
+            with contextlib.suppress(OSError):  # the process has ended
+                self._send(Answer(question, reply))
+
+        self._open.add(future)
+        # in a thread: who has the answer must not wait for a process that does not read
+        future.add_done_callback(lambda _: threading.Thread(target=send, daemon=True).start())
+
+    def _check_memory(self) -> None:
+        assert self._process is not None
+        if (now := time.monotonic()) - self._looked < WATCH_INTERVAL:
+            return
+        self._looked = now
+        if (used := resident_bytes(self._process.pid)) > self.limits.memory:
+            self.kill()
+            raise CallFailed(
+                f"it took {used / 2**30:.1f} GiB of memory, {self.limits.memory / 2**30:g} are"
+                f" allowed ({self.limits.memory_flag}); the process was killed"
+            )
+
+    def _give_up(self, timeout: float) -> None:
+        loading = timeout == START_TIMEOUT
+        self.kill()
+        raise CallFailed(
+            f"nothing came back within {timeout:g} s"
+            + ("" if loading else f" ({self.limits.timeout_flag})")
+            + "; the process was killed"
+        )
+
+    def _ending(self) -> str:
+        """How it ended by itself."""
+        assert self._process is not None
+        try:
+            code = self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.kill()
+        if code is None:
+            return "closed its connection"
+        return (
+            f"was killed by {signal.Signals(-code).name}"
+            if code < 0
+            else f"exited with status {code}"
+        )
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        first = psutil.Process(pid)
+        return [first, *first.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    """Processes that carry the mark, wherever their parents went."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get(_MARK) == mark:
+                found.append(process)
+    return found
+
+
+def resident_bytes(pid: int) -> int:
+    """Resident memory of a process and its descendants; 0 if it has ended."""
+    total = 0
+    for process in _family(pid):
+        with contextlib.suppress(psutil.Error):
+            total += process.memory_info().rss
+    return total
