@@ -135,7 +135,8 @@ class ChildProcess:
         if self._process is not None:
             self.interrupt()
             self._process.wait()
-            self._connection.close()
+            with self._sending:  # what was on its way fails now that nobody reads
+                self._connection.close()
             self._process = None
         self._interrupted = False
 
