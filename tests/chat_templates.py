@@ -13,6 +13,8 @@ import trl
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from openrl.agents.chat import ChatFormat
+
 TRL = Path(trl.__file__).parent / "chat_templates"
 
 CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -155,3 +157,7 @@ def family_tokenizer(name: str) -> PreTrainedTokenizerFast:
         chat_template=family.template,
         clean_up_tokenization_spaces=False,
     )
+
+
+def chat_of(family: str) -> ChatFormat:
+    return ChatFormat(family_tokenizer(family), chat=True, kwargs={})

@@ -8,7 +8,7 @@ import pytest
 from openrl.agents.chat import ChatFormat, TemplateError
 from openrl.agents.conversation import Conversation, EpisodeOver
 from openrl.types import End, Prompt, Sampling, Score
-from tests.chat_templates import FAMILIES, TOOLS, family_tokenizer
+from tests.chat_templates import FAMILIES, TOOLS, chat_of
 from tests.scripted_policy import ScriptedPolicy
 from tests.tiny import tiny_tokenizer
 
@@ -17,10 +17,6 @@ GOES_ON = {"role": "user", "content": "And then?"}
 RESULT = {"role": "tool", "name": "add", "tool_call_id": "000000001", "content": "4"}
 PROMPT = Prompt("train:0", [1, 2], "What is 2 + 2?")
 ROOM = Sampling(max_tokens=10_000, seed=7)
-
-
-def chat_of(family):
-    return ChatFormat(family_tokenizer(family), chat=True, kwargs={})
 
 
 def plain():

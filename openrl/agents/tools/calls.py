@@ -1,0 +1,53 @@
+"""Calls of tools: what a policy's reply asks for, and how it goes back into the chat."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.types import Message
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class ParsedReply:
+    """A reply without an error and without calls is an answer."""
+
+    content: str  # what is written before the calls, reasoning included
+    calls: tuple[ToolCall, ...] = ()
+    error: str | None = None  # why a call cannot be read; then there are none
+
+
+def call_ids(first: int, count: int) -> list[str]:
+    """Ids of the calls ``first``, ``first + 1``, ...: nine letters or digits, as Mistral's templates
+    demand."""
+    return [f"call{number:05d}" for number in range(first, first + count)]
+
+
+def message_forms(sampled: Message, parsed: ParsedReply, ids: Sequence[str]) -> list[Message]:
+    """The message of a reply with calls in the forms that chat templates know, best first:
+    structured, structured with arguments as JSON text (DeepSeek, OpenAI), and as it was sampled.
+
+    Templates write structured calls in their own way, which may not be what was sampled:
+    ``Conversation.goes_on`` tells."""
+    as_objects = [dict(call.arguments) for call in parsed.calls]
+    as_text = [json.dumps(arguments, ensure_ascii=False) for arguments in as_objects]
+    forms: list[Message] = []
+    for written in (as_objects, as_text):
+        calls = [
+            {"id": i, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+            for i, call, arguments in zip(ids, parsed.calls, written, strict=True)
+        ]
+        forms.append({"role": "assistant", "content": parsed.content, "tool_calls": calls})
+    return [*forms, sampled]
+
+
+def result_message(name: str, call_id: str, content: str) -> Message:
+    return {"role": "tool", "name": name, "tool_call_id": call_id, "content": content}

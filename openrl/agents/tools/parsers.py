@@ -1,0 +1,251 @@
+"""What a reply calls, in the formats of families of models.
+
+``parse(text, schemas)`` takes a whole reply without the token that ends it. Where a format writes
+arguments without saying their types, the tools' schemas do. What follows no format is an error that
+the policy is told; if one call of several cannot be read, none is made."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.agents.chat import Schemas
+from openrl.agents.tools.calls import ParsedReply, ToolCall
+from openrl.errors import UserError
+from openrl.extension_points import tool_parsers
+
+Parse = Callable[[str, Schemas], ParsedReply]
+Reader = Callable[[str, Schemas], tuple[str, list[ToolCall]]]
+_ARGUMENTS = ("arguments", "parameters")
+_JSON = json.JSONDecoder()
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """A parser and the marks by which a chat template of its family is known; with none it has to
+    be chosen by name."""
+
+    parse: Parse
+    marks: tuple[str, ...] = ()
+
+
+class Malformed(Exception):
+    """A call that cannot be read, and why."""
+
+
+def parser_for(name: str | None, chat_template: str | None) -> Parse:
+    """The parser of that name; without one, that of the chat template. Raises UserError."""
+    chosen = name or detect(chat_template or "")
+    try:
+        return tool_parsers[chosen].component.parse
+    except KeyError as error:
+        raise UserError(f"--tool_parser: {error.args[0]}") from None
+
+
+def detect(chat_template: str) -> str:
+    """The name of the format that the template writes calls in. Raises UserError if it is none."""
+    fitting = {
+        entry.name: len(entry.component.marks)
+        for entry in tool_parsers.entries()
+        if entry.component.marks and all(m in chat_template for m in entry.component.marks)
+    }
+    if not fitting:
+        raise UserError(
+            "--tools: the chat template writes calls of tools in no format that is known here",
+            f"--tool_parser, one of {', '.join(tool_parsers.names())}",
+        )
+    return max(fitting, key=lambda name: fitting[name])
+
+
+def call_format(name: str, *marks: str) -> Callable[[Reader], Reader]:
+    """Registers a function that reads calls behind the reasoning and raises Malformed."""
+
+    def add(read: Reader) -> Reader:
+        def parse(text: str, schemas: Schemas = ()) -> ParsedReply:
+            thought, closed, rest = text.rpartition("</think>")
+            if not closed and "<think>" in text:  # all of it is reasoning
+                return ParsedReply(text)
+            try:
+                content, calls = read(rest, schemas)
+            except Malformed as error:
+                return ParsedReply(text, error=str(error))
+            whole = thought + closed + content
+            return ParsedReply(whole.rstrip() if calls else whole, tuple(calls))
+
+        tool_parsers.register(name)(CallFormat(parse, marks))
+        return read
+
+    return add
+
+
+@call_format("hermes", "<tool_call>")
+def hermes(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """Hermes, Qwen 2.5, Qwen 3: ``<tool_call>{"name": .., "arguments": ..}</tool_call>``."""
+    content, blocks = _between(text, "<tool_call>", "</tool_call>")
+    return content, [_call(_value(block)) for block in blocks]
+
+
+@call_format("glm", "<tool_call>", "<arg_key>")
+def glm(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """GLM 4: a name, then ``<arg_key>`` and ``<arg_value>`` for each argument."""
+    content, blocks = _between(text, "<tool_call>", "</tool_call>")
+    pair = re.compile(r"\s*<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>\s*", re.DOTALL)
+    calls = []
+    for block in blocks:
+        name, mark, rest = block.partition("<arg_key>")
+        pairs = _all(pair, mark + rest, "<arg_key>..</arg_key><arg_value>..</arg_value>")
+        calls.append(_typed_call(name.strip(), pairs, schemas))
+    return content, calls
+
+
+@call_format("qwen3_coder", "<tool_call>", "<function=")
+def qwen3_coder(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """Qwen 3 Coder, Qwen 3.5: ``<function=..>`` with ``<parameter=..>`` for each argument."""
+    content, blocks = _between(text, "<tool_call>", "</tool_call>")
+    pair = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>\s*", re.DOTALL)
+    calls = []
+    for block in blocks:
+        function = re.fullmatch(r"\s*<function=([^>]+)>(.*)</function>\s*", block, re.DOTALL)
+        if not function:
+            raise Malformed("a call is <function=name>..</function>")
+        pairs = _all(pair, function[2], "<parameter=name>..</parameter>")
+        calls.append(_typed_call(function[1].strip(), pairs, schemas))
+    return content, calls
+
+
+@call_format("deepseek", "<｜tool▁calls▁begin｜>")
+def deepseek(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """DeepSeek: R1 and V3 write a type, the name and a block of JSON; V3.1 the name and JSON."""
+    content, _, rest = text.partition("<｜tool▁calls▁begin｜>")
+    _, blocks = _between(rest, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
+    calls = []
+    for block in blocks:
+        first, separator, second = block.partition("<｜tool▁sep｜>")
+        if not separator:
+            raise Malformed("a call has <｜tool▁sep｜> behind its type or name")
+        fenced = re.fullmatch(r"([^\n]*)\n```json\n(.*)\n```\s*", second, re.DOTALL)
+        name, arguments = (fenced[1], fenced[2]) if fenced else (first, second)
+        calls.append(_call({"name": name.strip(), "arguments": _value(arguments)}))
+    if rest and not calls:
+        raise Malformed("<｜tool▁calls▁begin｜> without a call")
+    return content, calls
+
+
+@call_format("mistral", "[TOOL_CALLS]")
+def mistral(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """Mistral: ``[TOOL_CALLS] [{..}, ..]``, later ``[TOOL_CALLS]name{..}`` or ``name[ARGS]{..}``
+    for each call."""
+    content, *parts = text.split("[TOOL_CALLS]")
+    named = re.compile(r"([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
+    calls = []
+    for part in map(str.strip, parts):
+        name = named.fullmatch(part)
+        if name:
+            calls.append(_call({"name": name[1], "arguments": _value(name[2])}))
+        else:
+            calls += _calls(_value(part))
+    return content, calls
+
+
+@call_format("llama3", "<|start_header_id|>", '"parameters": ')
+def llama3(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """Llama 3: ``{"name": .., "parameters": ..}``, several with ``;`` between, perhaps behind
+    ``<|python_tag|>``."""
+    content, tag, rest = text.partition("<|python_tag|>")
+    return (content, list(_objects(rest))) if tag else plain_json(text, schemas)
+
+
+@call_format("json")
+def plain_json(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+    """``{"name": .., "arguments": ..}``, several in a list or one behind the other, perhaps in a
+    fenced block."""
+    start = re.search(r'(?:```(?:json)?\s*)?(?:\[\s*)?\{\s*"name"\s*:', text)
+    if not start:
+        return text, []
+    body = re.sub(r"^```(?:json)?|```\s*$", "", text[start.start() :].strip())
+    return text[: start.start()], list(_objects(body))
+
+
+def _between(text: str, start: str, end: str) -> tuple[str, list[str]]:
+    """What stands before the first block, and the blocks; the last may be open."""
+    content, *blocks = text.split(start)
+    return content, [block.partition(end)[0] for block in blocks]
+
+
+def _all(pattern: re.Pattern[str], text: str, form: str) -> list[tuple[str, str]]:
+    """The pairs of which the text consists."""
+    pairs, at = [], 0
+    while match := pattern.match(text, at):
+        pairs.append((match[1].strip(), match[2]))
+        at = match.end()
+    if text[at:].strip():
+        raise Malformed(f"an argument is {form}, not {_short(text[at:])}")
+    return pairs
+
+
+def _objects(text: str) -> Iterator[ToolCall]:
+    at = 0
+    while at < len(text):
+        value, at = _decode(text, at)
+        yield from _calls(value)
+        at += len(text[at:]) - len(text[at:].lstrip(" \n\t;,"))
+
+
+def _calls(value: Any) -> list[ToolCall]:
+    return [_call(one) for one in (value if isinstance(value, list) else [value])]
+
+
+def _call(value: Any) -> ToolCall:
+    """``value`` holds a name, and arguments as an object or as its JSON text."""
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
+        raise Malformed(f'a call is {{"name": .., "arguments": {{..}}}}, not {_short(str(value))}')
+    arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
+    if isinstance(arguments, str):
+        arguments = _value(arguments)
+    if not isinstance(arguments, dict):
+        raise Malformed(f"the arguments of {value['name']} are not an object")
+    return ToolCall(value["name"], arguments)
+
+
+def _typed_call(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> ToolCall:
+    """Arguments that are written as text: strings as they are, others as JSON."""
+    if not name:
+        raise Malformed("a call has no name")
+    functions = (schema["function"] for schema in schemas)
+    properties: dict[str, Any] = next(
+        (f["parameters"].get("properties", {}) for f in functions if f["name"] == name), {}
+    )
+    return ToolCall(name, {key: _typed(properties.get(key, {}), text) for key, text in pairs})
+
+
+def _typed(schema: dict[str, Any], text: str) -> Any:
+    if schema.get("type") == "string":
+        return text
+    try:
+        return _value(text)
+    except Malformed:
+        return text
+
+
+def _value(text: str) -> Any:
+    """The JSON value that the text is."""
+    value, end = _decode(text, 0)
+    if text[end:].strip():
+        raise Malformed(f"behind the JSON stands {_short(text[end:])}")
+    return value
+
+
+def _decode(text: str, at: int) -> tuple[Any, int]:
+    at += len(text[at:]) - len(text[at:].lstrip())
+    try:
+        return _JSON.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not JSON: {_short(text[at:])} ({error})") from None
+
+
+def _short(text: str, most: int = 80) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= most else text[:most] + "...")
