@@ -157,6 +157,17 @@ class Segment:
         )
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A turn for people: what the policy saw, and what it did. The last one of an episode has seen
+    its end and done nothing."""
+
+    messages: tuple[Message, ...]  # new in this turn
+    frame: Any | None = None  # uint8 (height, width, 3)
+    action: str | None = None
+    reward: float = 0.0
+
+
 @dataclass
 class Trajectory:
     """One playing of a prompt. Usually one segment; an agent whose context does not only grow
@@ -172,6 +183,7 @@ class Trajectory:
     metrics: dict[str, float] = field(default_factory=dict)
     replays: int = 0  # times that it was played again because the infrastructure had failed
     failure: str | None = None  # what failed at last, in words
+    shown: tuple[Shown, ...] = ()  # its turns for people, if somebody asked for them
 
     @property
     def response_length(self) -> int:

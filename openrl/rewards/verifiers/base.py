@@ -27,8 +27,7 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
-from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
-from openrl.flags.values import Quoted, convert, show, within
+from openrl.flags.settings import read_settings
 
 _END_TOKEN = re.compile(
     r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z"
@@ -145,47 +144,4 @@ def read_options(name: str, settings: dict[str, Any]) -> Any:
         entry = verifiers[name]
     except KeyError as error:
         raise UserError(str(error.args[0])) from None
-    specs = (
-        {s.name: s for s in flags_of(entry.options, part_name="", section="")}
-        if entry.options
-        else {}
-    )
-    problems = [f"it has no option {key!r}" for key in settings if key not in specs]
-    problems += [
-        f"{key} must be given"
-        for key, s in specs.items()
-        if s.default is REQUIRED and key not in settings
-    ]
-    values = {}
-    for key in [key for key in settings if key in specs]:
-        try:
-            values[key] = _read(settings[key], specs[key])
-        except ValueError as error:
-            problems.append(f"{key}: {error}")
-    if not problems and entry.options:
-        try:
-            return entry.options(**values)
-        except ValueError as error:
-            problems.append(str(error))
-    if problems:
-        raise UserError(
-            f"verifier {name}: " + "; ".join(problems),
-            f"its options are {', '.join(specs) or 'none'}",
-        )
-    return None
-
-
-def _read(value: Any, spec: FlagSpec) -> Any:
-    value = convert(_as_text(value), spec.type)
-    if not within(value, spec.bounds):
-        raise ValueError(f"must be {spec.bounds}, got {show(value)}")
-    return value
-
-
-def _as_text(value: Any) -> Any:
-    """``convert`` reads text, None and lists of them; what was text stays text."""
-    if isinstance(value, (list, tuple)):
-        return [_as_text(item) for item in value]
-    if isinstance(value, str):
-        return Quoted(value)
-    return value if value is None or isinstance(value, dict) else str(value)
+    return read_settings(f"verifier {name}", entry.options, settings)

@@ -1,0 +1,198 @@
+"""The agent that plays an environment, turn by turn."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+from openrl.agents.base import Environment, Generate, Step, TurnLimits
+from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Conversation, EpisodeOver
+from openrl.agents.reductions import reduce_metrics
+from openrl.seeds import seed_of
+from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+
+LONGEST_OBSERVATION = 1_000_000  # characters
+_SHOWN_ACTIONS = 1000  # characters of the actions that a failure names
+
+T = TypeVar("T")
+
+
+class EnvironmentFailure(Exception):
+    """The environment broke its promises: the episode is nobody's to judge."""
+
+
+class EnvironmentAgent:
+    """Plays the environment that ``make`` gives for a prompt.
+
+    ``prompt.meta`` may hold "seed", that of its environment, equal for all its samples, and
+    "shown", which asks for the turns for people."""
+
+    def __init__(
+        self,
+        make: Callable[[Prompt], Environment],
+        chat: ChatFormat,
+        limits: TurnLimits,
+        row_per_turn: bool = False,
+    ) -> None:
+        self.make, self.chat, self.limits = make, chat, limits
+        self.row_per_turn = row_per_turn
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises EnvironmentFailure if the environment fails, hangs or gives what is none."""
+        conversation = Conversation(
+            prompt,
+            self.chat,
+            generate,
+            sampling,
+            self.limits.max_tokens_per_turn,
+            self.row_per_turn,
+        )
+        game = _Guarded(self.make(prompt), prompt, self.limits.step_timeout)
+        episode = _Episode(conversation, game, self.limits)
+        try:
+            end = await episode.play()
+        finally:
+            await game.close()
+        return episode.trajectory(end)
+
+
+class _Guarded:
+    """An environment whose failures say which episode it was."""
+
+    def __init__(self, environment: Environment, prompt: Prompt, timeout: float) -> None:
+        self.environment, self.prompt, self.timeout = environment, prompt, timeout
+        self.seed = prompt.meta.get("seed", seed_of(prompt.id))
+        self.actions: list[str] = []
+
+    async def reset(self) -> list[Message]:
+        first = await self._call(self.environment.reset(self.seed, self.prompt))
+        return self._messages(first)
+
+    async def step(self, action: str) -> tuple[Step, list[Message]]:
+        """What came of it, and what the policy is told next."""
+        self.actions.append(action)
+        step = await self._call(self.environment.step(action))
+        numbers = {"the reward": step.reward, **step.metrics}
+        for name, value in numbers.items():
+            if not math.isfinite(value):
+                raise self._failure(f"{name} is {value}")
+        return step, self._messages(step.observation)
+
+    async def frame(self) -> Any | None:
+        return await self._call(self.environment.frame())
+
+    async def close(self) -> None:
+        await self._call(self.environment.close())
+
+    async def _call(self, answer: Awaitable[T]) -> T:
+        limit = asyncio.timeout(self.timeout or None)
+        try:
+            async with limit:
+                return await answer
+        except Exception as error:
+            if limit.expired():
+                raise self._failure(f"no answer within {self.timeout:g} s") from None
+            raise self._failure(f"{type(error).__name__}: {error}") from error
+
+    def _messages(self, observation: str | Sequence[Message]) -> list[Message]:
+        if isinstance(observation, str):
+            observation = [{"role": "user", "content": observation}]
+        length = sum(len(str(message["content"])) for message in observation)
+        if length > LONGEST_OBSERVATION:
+            raise self._failure(f"an observation of {length} characters")
+        return list(observation)
+
+    def _failure(self, what: str) -> EnvironmentFailure:
+        actions = repr(self.actions)
+        if len(actions) > _SHOWN_ACTIONS:
+            actions = f"... {actions[-_SHOWN_ACTIONS:]}"
+        return EnvironmentFailure(
+            f"environment {self.prompt.source}, seed {self.seed}: {what}; actions: {actions}"
+        )
+
+
+class _Episode:
+    def __init__(self, conversation: Conversation, game: _Guarded, limits: TurnLimits) -> None:
+        self.conversation, self.game, self.limits = conversation, game, limits
+        self.steps: list[Step] = []
+        self.shown: list[Shown] = []
+        self.passed: float | None = None
+
+    async def play(self) -> End:
+        try:
+            async with _deadline(self.limits.episode_timeout):
+                return await self._turns()
+        except EpisodeOver as over:
+            return over.end
+
+    async def _turns(self) -> End:
+        chat = new = await self.game.reset()
+        state = _state(None, new)
+        while not self.limits.max_turns or self.conversation.turns < self.limits.max_turns:
+            async with _deadline(self.limits.turn_timeout):
+                step, action, after = await self._turn(chat, new, state)
+            chat, new, state = [*chat, action, *after], after, _state(step.state, after)
+            if step.done or step.truncated:
+                await self._show(new)
+                return End.STOP if step.done else End.MAX_TURNS
+        await self._show(new)
+        return End.MAX_TURNS
+
+    async def _turn(
+        self, chat: list[Message], new: list[Message], state: str
+    ) -> tuple[Step, Message, list[Message]]:
+        """One action, and what came of it. Raises EpisodeOver if there is none to take."""
+        await self._show(new)
+        reply = await self.conversation.reply(chat, state=state)
+        if reply.completion.end.is_failure:
+            raise EpisodeOver(reply.completion.end)
+        if reply.completion.end is End.LENGTH and self.conversation.is_full:
+            raise EpisodeOver(End.LENGTH)
+        step, after = await self.game.step(reply.text)
+        self.conversation.credit(step.reward)
+        self.steps.append(step)
+        self.passed = self.passed if step.passed is None else step.passed
+        return step, reply.message, after
+
+    async def _show(self, new: list[Message]) -> None:
+        if self.conversation.prompt.meta.get("shown"):
+            self.shown.append(Shown(tuple(new), await self.game.frame()))
+
+    def trajectory(self, end: End) -> Trajectory:
+        if self.passed is None and end.is_truncated:
+            self.passed = 0.0  # cut before any verdict
+        reward = math.fsum(step.reward for step in self.steps)
+        trajectory = self.conversation.trajectory(end, Score(reward, self.passed), self._metrics())
+        trajectory.shown = tuple(self.shown)
+        return trajectory
+
+    def _metrics(self) -> dict[str, float]:
+        steps = [{"action_is_valid": float(s.valid), **s.metrics} for s in self.steps]
+        reduced = reduce_metrics(steps, self.game.environment.reductions)
+        if self.passed is not None:
+            reduced["success"] = self.passed
+        tag = self.conversation.prompt.source
+        named = {f"env/{tag}/{name}": value for name, value in reduced.items()}
+        return {"invalid_actions": float(sum(not s.valid for s in self.steps)), **named}
+
+
+def _state(given: str | None, new: list[Message]) -> str:
+    """The key of the state that the policy now sees: what it is shown, if nobody names it."""
+    return given if given is not None else str(new[-1]["content"])
+
+
+@asynccontextmanager
+async def _deadline(seconds: float) -> AsyncIterator[None]:
+    """Ends the episode after so many seconds; 0: never."""
+    limit = asyncio.timeout(seconds or None)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise EpisodeOver(End.TIMEOUT) from None
+        raise

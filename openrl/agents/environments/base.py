@@ -1,0 +1,134 @@
+"""A game in text, with gym's ``reset`` and ``step``, registered by name:
+
+    @environments.register("coin", options=GameOptions)
+    class Coin(Game[GameOptions]):
+        rules = "Guess heads or tails: <answer>heads</answer>."
+
+        def begin(self) -> None:
+            self.side = self.random.choice(["heads", "tails"])
+
+        def look(self) -> str:
+            return "The coin lies under a cup."
+
+        def play(self, tag: str, said: str) -> Turn:
+            if said not in ("heads", "tails"):
+                raise Unreadable("heads or tails?")
+            return Turn(float(said == self.side), done=True, success=said == self.side)
+
+``reset(seed)`` returns the first observation and ``info``; ``step(action)``, which takes all that
+the policy wrote, the observation, the reward, whether the game is over, whether it was given up,
+and ``info``: "action_is_valid", "success", "state" and "metrics"; of ``reset`` "state" and
+"env_instruction". Equal seeds make equal games, in every process."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
+
+from openrl.flags.schema import Options, flag
+from openrl.rewards.verifiers.extract import after_thinking
+from openrl.seeds import seed_of
+
+INVALID = "This is no action."
+
+
+@dataclass(frozen=True)
+class GameOptions(Options):
+    max_steps: int = flag(
+        10, "Actions until the game is given up, unreadable ones among them.", bounds="> 0"
+    )
+    think: bool = flag(False, "An action counts only behind </think>.")
+    instruction: str | None = flag(
+        None, "What the system message says. None = the rules of the game; '' = no system message."
+    )
+
+
+O = TypeVar("O", bound=GameOptions)  # noqa: E741
+
+
+class Unreadable(Exception):
+    """What was said is no action of the game; the message is what the policy reads."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What an action did. ``text`` is said before the new state is shown."""
+
+    reward: float = 0.0
+    done: bool = False
+    success: bool = False
+    text: str = ""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Game(Generic[O]):
+    rules: ClassVar[str]
+    tags: ClassVar[tuple[str, ...]] = ("answer",)
+    """An action stands between <tag> and </tag> of one of them."""
+    reductions: ClassVar[Mapping[str, str]] = {}
+    """How the metrics of steps become those of the episode; the mean of what is not named."""
+
+    def __init__(self, options: O) -> None:
+        self.options = options
+
+    def begin(self) -> None:
+        """Draws a new game from ``self.random``."""
+        raise NotImplementedError
+
+    def look(self) -> str:
+        """What the policy sees now."""
+        raise NotImplementedError
+
+    def play(self, tag: str, said: str) -> Turn:
+        """Raises Unreadable, and has changed nothing, if ``said`` is no action."""
+        raise NotImplementedError
+
+    def render(self) -> Any | None:
+        """The state as a picture, uint8 (height, width, 3); None if there is none."""
+        return None
+
+    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+        self.random = random.Random(seed_of(type(self).__name__, seed))
+        self.steps = 0
+        self.begin()
+        given = self.options.instruction
+        rules = self.rules if given is None else given
+        return self.look(), {"state": self.look(), "env_instruction": rules}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        valid = True
+        try:
+            turn = self.play(*read_action(action, self.tags, think=self.options.think))
+        except Unreadable as error:
+            turn, valid = Turn(text=str(error)), False
+        shown = self.look()
+        info = {
+            "action_is_valid": valid,
+            "success": turn.success,
+            "state": shown,
+            "metrics": dict(turn.metrics),
+        }
+        truncated = not turn.done and self.steps >= self.options.max_steps
+        text = f"{turn.text}\n{shown}" if turn.text else shown
+        return text, turn.reward, turn.done, truncated, info
+
+
+def read_action(text: str, tags: tuple[str, ...], *, think: bool = False) -> tuple[str, str]:
+    """The tag and the content of the first action behind the thinking; what a policy writes behind
+    it, it writes without having seen what comes of it. Raises Unreadable.
+
+    >>> read_action("<think>left?</think> <answer> Up </answer>", ("answer",))
+    ('answer', 'Up')
+    """
+    if think and "</think>" not in text:
+        raise Unreadable(INVALID)
+    text = after_thinking(text)
+    opening = re.search(f"<({'|'.join(tags)})>", text)
+    end = text.find(f"</{opening[1]}>", opening.end()) if opening else -1
+    if opening is None or end < 0:
+        raise Unreadable(INVALID)
+    return opening[1], text[opening.end() : end].strip()

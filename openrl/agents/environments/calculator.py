@@ -1,0 +1,67 @@
+"""Arithmetic that is too long to do in one's head, with a calculator to ask."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from openrl.agents.environments.base import INVALID, Game, GameOptions, Turn, Unreadable
+from openrl.extension_points import environments
+from openrl.flags.schema import flag
+from openrl.rewards.verifiers.countdown import evaluate, parse
+
+_WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
+
+
+@dataclass(frozen=True)
+class CalculatorOptions(GameOptions):
+    max_steps: int = flag(4, "Calls and answers until the game is given up.", bounds="> 0")
+    terms: int = flag(3, "Numbers in a problem.", bounds="[2, 10]")
+    largest: int = flag(99, "Largest number.", bounds="> 0")
+    operators: str = flag("+-*", "Operators of a problem, of + - *.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.operators or not set(self.operators) <= set("+-*"):
+            raise ValueError(f"operators must be some of + - *, got {self.operators!r}")
+
+
+@environments.register("calculator", options=CalculatorOptions)
+class Calculator(Game[CalculatorOptions]):
+    """1 for the right answer, 0 for a wrong one, which ends the game."""
+
+    rules = (
+        "Work out the value. A calculator knows whole numbers, + - * / and parentheses; ask it like"
+        " this: <calculator>12*(3+4)</calculator> and give the value like this:"
+        " <answer>84</answer>"
+    )
+    tags = ("calculator", "answer")
+    reductions = {"calls": "sum"}
+
+    def begin(self) -> None:
+        terms = [self.random.randint(1, self.options.largest) for _ in range(self.options.terms)]
+        signs = [self.random.choice(self.options.operators) for _ in terms[1:]]
+        pairs = zip(signs, terms[1:], strict=True)
+        self.problem = f"{terms[0]}{''.join(f'{sign}{term}' for sign, term in pairs)}"
+        self.result = ""
+
+    def look(self) -> str:
+        return self.result or f"What is {self.problem}?"
+
+    def play(self, tag: str, said: str) -> Turn:
+        if tag == "answer":
+            return self._answer(said)
+        try:
+            value = evaluate(parse(said))
+        except ValueError:
+            raise Unreadable(INVALID) from None
+        except ZeroDivisionError:
+            raise Unreadable("It divides by zero.") from None
+        self.result = f"{said} = {value}"
+        return Turn(metrics={"calls": 1.0})
+
+    def _answer(self, said: str) -> Turn:
+        if not _WHOLE_NUMBER.fullmatch(said):
+            raise Unreadable(INVALID)
+        right = int(said) == evaluate(parse(self.problem))
+        return Turn(float(right), done=True, success=right, metrics={"calls": 0.0})

@@ -1,0 +1,48 @@
+"""What games on a grid share: moves, cells and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from openrl.agents.environments.base import INVALID, Unreadable
+
+Cell = tuple[int, int]  # row, column
+Colour = tuple[int, int, int]
+
+MOVES: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
+_TILE = 24  # pixels
+
+
+def read_move(said: str) -> Cell:
+    """Raises Unreadable."""
+    step = MOVES.get(said.capitalize())
+    if step is None:
+        raise Unreadable(INVALID)
+    return step
+
+
+def beyond(cell: Cell, step: Cell, times: int = 1) -> Cell:
+    return cell[0] + times * step[0], cell[1] + times * step[1]
+
+
+def reachable(start: Cell, free: Iterable[Cell]) -> set[Cell]:
+    """The cells of ``free`` that one can walk to."""
+    open_cells, seen, edge = set(free), {start}, [start]
+    while edge:
+        cell = edge.pop()
+        for step in MOVES.values():
+            if (near := beyond(cell, step)) in open_cells - seen:
+                seen.add(near)
+                edge.append(near)
+    return seen
+
+
+def draw(rows: list[str], colours: Mapping[str, Colour]) -> Any:
+    """uint8 (height, width, 3): a square of its colour for each character."""
+    import numpy as np
+
+    cells = np.array([[colours[mark] for mark in row] for row in rows], dtype=np.uint8)
+    picture = cells.repeat(_TILE, axis=0).repeat(_TILE, axis=1)
+    picture[::_TILE] = picture[:, ::_TILE] = 200  # lines between the squares
+    return picture

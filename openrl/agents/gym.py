@@ -1,0 +1,108 @@
+"""Classes with gym's ``reset`` and ``step`` as environments: Gymnasium's 5-tuples, the old 4-tuples,
+GEM's games, ours; their methods may be async.
+
+Of ``info`` are read "action_is_valid", "success", "state", "metrics" {name: number} and, from
+``reset``, "env_instruction", which becomes a system message. A class attribute ``reductions``
+{metric: mean | sum | min | max | first | last} says how metrics of steps become one of the
+episode.
+
+Methods that are not async run in place, and nothing else meanwhile: what takes long belongs in a
+process of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openrl.agents.base import Environment, Step
+from openrl.agents.reductions import REDUCTIONS
+from openrl.errors import UserError
+from openrl.extension_points import environments
+from openrl.flags.settings import read_settings
+from openrl.types import Message, Prompt
+
+
+def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
+    """The registered environment ``name``. Raises UserError for a name or settings that nobody
+    knows, and for a class that is no environment."""
+    try:
+        entry = environments[name]
+    except KeyError as error:
+        raise UserError(f"--env_tags: {error.args[0]}") from None
+    options = read_settings(f"environment {name}", entry.options, settings)
+    return GymEnvironment(entry.component(options) if entry.options else entry.component())
+
+
+def check_gym_class(game: Any, name: str) -> None:
+    """Raises UserError if ``game``, a class or an object, has not the methods of gym."""
+    for method, arguments in {"reset": {"seed": 0}, "step": {}}.items():
+        function = getattr(game, method, None)
+        takes = ("step(action)", ["action"]) if method == "step" else ("reset(seed)", [])
+        ours = [game, *takes[1]] if isinstance(game, type) else takes[1]
+        try:
+            inspect.signature(function).bind(*ours, **arguments)  # type: ignore[arg-type]
+        except TypeError:
+            raise UserError(
+                f"environment {name} has no method {takes[0]}",
+                "reset(seed) -> (observation, info) and step(action) -> (observation, reward,"
+                " terminated, truncated, info)",
+            ) from None
+
+
+class GymEnvironment:
+    """An ``openrl.agents.base.Environment`` made of a gym class's object."""
+
+    def __init__(self, game: Any) -> None:
+        name = type(game).__name__
+        check_gym_class(game, name)
+        self.reductions: Mapping[str, str] = getattr(game, "reductions", {})
+        wrong = {how for how in self.reductions.values() if how not in REDUCTIONS}
+        if wrong:
+            raise UserError(
+                f"environment {name} reduces by {', '.join(sorted(wrong))}",
+                f"one of {', '.join(REDUCTIONS)}",
+            )
+        self._game = game
+
+    async def reset(self, seed: int, prompt: Prompt) -> Sequence[Message]:
+        found = await _result(self._game.reset(seed=seed))
+        observation, info = found if isinstance(found, tuple) else (found, {})
+        rules = info.get("env_instruction")
+        system = [{"role": "system", "content": rules}] if rules else []
+        return [*system, {"role": "user", "content": _text(observation)}]
+
+    async def step(self, action: str) -> Step:
+        found = await _result(self._game.step(action))
+        if not isinstance(found, tuple) or len(found) not in (4, 5):
+            raise TypeError(f"step gave {type(found).__name__}, not gym's 5 or 4 values")
+        observation, reward, done, *rest = found
+        info, success = rest[-1], rest[-1].get("success")
+        return Step(
+            _text(observation),
+            reward=float(reward),
+            done=bool(done),
+            truncated=bool(rest[0]) if len(rest) == 2 else False,
+            valid=bool(info.get("action_is_valid", True)),
+            metrics={name: float(value) for name, value in info.get("metrics", {}).items()},
+            state=info.get("state"),
+            passed=None if success is None else float(success),
+        )
+
+    async def frame(self) -> Any | None:
+        render = getattr(self._game, "render", None)
+        return await _result(render()) if render else None
+
+    async def close(self) -> None:
+        if close := getattr(self._game, "close", None):
+            await _result(close())
+
+
+async def _result(value: Any) -> Any:
+    return await value if inspect.isawaitable(value) else value
+
+
+def _text(observation: Any) -> str:
+    if not isinstance(observation, str):
+        raise TypeError(f"an observation is text, this one is {type(observation).__name__}")
+    return observation

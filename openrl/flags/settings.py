@@ -1,0 +1,62 @@
+"""The settings of one component as plain values, of JSON or YAML, read as its options."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.errors import UserError
+from openrl.flags.schema import REQUIRED, FlagSpec, flags_of
+from openrl.flags.values import Quoted, convert, show, within
+
+
+def read_settings(owner: str, options: type | None, settings: Mapping[str, Any]) -> Any:
+    """``settings`` as ``options``, a frozen dataclass of flags; None if that is None.
+
+    Raises UserError that begins with ``owner``, e.g. "verifier number", and names all that is
+    wrong."""
+    specs = {s.name: s for s in flags_of(options, part_name="", section="")} if options else {}
+    problems = [_unknown(key, list(specs)) for key in settings if key not in specs]
+    problems += [
+        f"{key} must be given"
+        for key, s in specs.items()
+        if s.default is REQUIRED and key not in settings
+    ]
+    values = {}
+    for key in [key for key in settings if key in specs]:
+        try:
+            values[key] = _read(settings[key], specs[key])
+        except ValueError as error:
+            problems.append(f"{key}: {error}")
+    if not problems and options:
+        try:
+            return options(**values)
+        except ValueError as error:
+            problems.append(str(error))
+    if problems:
+        raise UserError(
+            f"{owner}: " + "; ".join(problems), f"its options are {', '.join(specs) or 'none'}"
+        )
+    return None
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(str(key), known, n=1)
+    return f"it has no option {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+
+
+def _read(value: Any, spec: FlagSpec) -> Any:
+    value = convert(_as_text(value), spec.type)
+    if not within(value, spec.bounds):
+        raise ValueError(f"must be {spec.bounds}, got {show(value)}")
+    return value
+
+
+def _as_text(value: Any) -> Any:
+    """``convert`` reads text, None and lists of them; what was text stays text."""
+    if isinstance(value, (list, tuple)):
+        return [_as_text(item) for item in value]
+    if isinstance(value, str):
+        return Quoted(value)
+    return value if value is None or isinstance(value, dict) else str(value)
