@@ -6,12 +6,14 @@ import asyncio
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from openrl.agents.base import Environment, Generate, Step, TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver
 from openrl.agents.reductions import reduce_metrics
+from openrl.errors import UserError
 from openrl.seeds import seed_of
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
@@ -76,7 +78,7 @@ class _Guarded:
         """What came of it, and what the policy is told next."""
         self.actions.append(action)
         step = await self._call(self.environment.step(action))
-        numbers = {"the reward": step.reward, **step.metrics}
+        numbers = {"the reward": step.reward, "success": step.passed or 0.0, **step.metrics}
         for name, value in numbers.items():
             if not math.isfinite(value):
                 raise self._failure(f"{name} is {value}")
@@ -93,6 +95,8 @@ class _Guarded:
         try:
             async with limit:
                 return await answer
+        except UserError:
+            raise
         except Exception as error:
             if limit.expired():
                 raise self._failure(f"no answer within {self.timeout:g} s") from None
@@ -148,11 +152,13 @@ class _Episode:
         """One action, and what came of it. Raises EpisodeOver if there is none to take."""
         await self._show(new)
         reply = await self.conversation.reply(chat, state=state)
+        self._show_action(reply.text)
         if reply.completion.end.is_failure:
             raise EpisodeOver(reply.completion.end)
         if reply.completion.end is End.LENGTH and self.conversation.is_full:
             raise EpisodeOver(End.LENGTH)
         step, after = await self.game.step(reply.text)
+        self._show_action(reply.text, step.reward)
         self.conversation.credit(step.reward)
         self.steps.append(step)
         self.passed = self.passed if step.passed is None else step.passed
@@ -161,6 +167,10 @@ class _Episode:
     async def _show(self, new: list[Message]) -> None:
         if self.conversation.prompt.meta.get("shown"):
             self.shown.append(Shown(tuple(new), await self.game.frame()))
+
+    def _show_action(self, text: str, reward: float = 0.0) -> None:
+        if self.shown:
+            self.shown[-1] = replace(self.shown[-1], action=text, reward=reward)
 
     def trajectory(self, end: End) -> Trajectory:
         if self.passed is None and end.is_truncated:

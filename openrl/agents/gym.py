@@ -1,5 +1,5 @@
-"""Classes with gym's ``reset`` and ``step`` as environments: Gymnasium's 5-tuples, the old 4-tuples,
-GEM's games, ours; their methods may be async.
+"""Classes with gym's ``reset`` and ``step`` as environments: Gymnasium's 5-tuples, the old
+4-tuples, GEM's games, ours; their methods may be async.
 
 Of ``info`` are read "action_is_valid", "success", "state", "metrics" {name: number} and, from
 ``reset``, "env_instruction", which becomes a system message. A class attribute ``reductions``
@@ -29,7 +29,7 @@ def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
     try:
         entry = environments[name]
     except KeyError as error:
-        raise UserError(f"--env_tags: {error.args[0]}") from None
+        raise UserError(str(error.args[0])) from None
     options = read_settings(f"environment {name}", entry.options, settings)
     return GymEnvironment(entry.component(options) if entry.options else entry.component())
 

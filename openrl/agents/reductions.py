@@ -21,8 +21,6 @@ def reduce_metrics(
     """Each metric over the steps that have it; the mean where ``reductions`` does not name it."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {
-        name: float(
-            REDUCTIONS[reductions.get(name, "mean")]([s[name] for s in steps if name in s])
-        )
+        name: float(REDUCTIONS[reductions.get(name, "mean")]([s[name] for s in steps if name in s]))
         for name in names
     }

@@ -54,9 +54,20 @@ def _read(value: Any, spec: FlagSpec) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """``convert`` reads text, None and lists of them; what was text stays text."""
+    """``convert`` reads text, None, and lists and objects; what was text stays text."""
     if isinstance(value, (list, tuple)):
         return [_as_text(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _quoted(item) for key, item in value.items()}
     if isinstance(value, str):
         return Quoted(value)
-    return value if value is None or isinstance(value, dict) else str(value)
+    return None if value is None else str(value)
+
+
+def _quoted(value: Any) -> Any:
+    """A value inside an object, whose numbers stay numbers."""
+    if isinstance(value, (list, tuple)):
+        return [_quoted(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _quoted(item) for key, item in value.items()}
+    return Quoted(value) if isinstance(value, str) else value

@@ -80,14 +80,14 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
 
 
 def _json_value(raw: Any) -> Any:
-    """A value inside a YAML mapping, whose scalars are still text: what JSON makes of it, else the
-    text."""
+    """A value inside a mapping. The scalars of a YAML file are still text: what JSON makes of it,
+    else the text."""
     if isinstance(raw, dict):
         return {key: _json_value(value) for key, value in raw.items()}
     if isinstance(raw, list):
         return [_json_value(value) for value in raw]
-    if raw is None or isinstance(raw, Quoted):
-        return None if raw is None else str(raw)
+    if isinstance(raw, Quoted) or not isinstance(raw, str):
+        return str(raw) if isinstance(raw, Quoted) else raw
     with contextlib.suppress(json.JSONDecodeError):
         return json.loads(raw)
     return raw

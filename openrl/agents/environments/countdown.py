@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
-from fractions import Fraction
 
 from openrl.agents.environments.base import INVALID, Game, GameOptions, Turn, Unreadable
 from openrl.extension_points import environments
@@ -70,11 +69,11 @@ def _problem(drawn: random.Random, given: CountdownGameOptions) -> tuple[list[in
     """Numbers and a target that some of their expressions reach."""
     while True:
         numbers = [drawn.randint(1, given.largest_number) for _ in range(given.numbers)]
-        terms = [Fraction(number) for number in numbers]
+        terms = [*numbers]
         while len(terms) > 1:
             left, right = (terms.pop(drawn.randrange(len(terms))) for _ in range(2))
             sign = drawn.choice(given.operators)
             made = left + right if sign == "+" else left - right if sign == "-" else left * right
             terms.append(made)
         if 1 <= terms[0] <= given.largest_target:
-            return numbers, int(terms[0])
+            return numbers, terms[0]
