@@ -6,7 +6,7 @@ earlier reasoning, a context that was compacted), the turn starts a row of its o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from openrl.agents.base import Generate
@@ -72,7 +72,9 @@ class Conversation:
     """Asks the policy for replies and keeps the rows of an episode.
 
     ``sampling.max_tokens`` bounds all that follows the first turn's prompt, and ``max_len`` every
-    row. With ``row_per_turn`` every turn has a row of its own, whose earlier turns are context."""
+    row; with ``any_prompt``, where chats begin as they like, ``max_tokens`` bounds what is sampled
+    alone. With ``row_per_turn`` every turn has a row of its own, whose earlier turns are
+    context."""
 
     def __init__(
         self,
@@ -82,9 +84,11 @@ class Conversation:
         sampling: Sampling,
         max_tokens_per_turn: int | None = None,
         row_per_turn: bool = False,
+        any_prompt: bool = False,
     ) -> None:
         self.prompt, self.chat, self.generate, self.sampling = prompt, chat, generate, sampling
         self.max_tokens_per_turn, self.row_per_turn = max_tokens_per_turn, row_per_turn
+        self.any_prompt = any_prompt
         self.turns, self.forks = 0, 0
         self._calls = 0  # turns that were asked for
         self._rows: list[_Row] = []
@@ -96,17 +100,48 @@ class Conversation:
         messages: Sequence[Message],
         tools: Schemas | None = None,
         state: str | None = None,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
     ) -> Reply:
         """The policy's answer to a chat that ends with somebody else's message. ``state`` is the
-        key of what the policy sees, for a row that begins with this turn.
+        key of what the policy sees, for a row that begins with this turn. ``max_tokens`` and
+        ``stop`` are further bounds of this turn.
 
         Raises EpisodeOver if there is no room for a token, and TemplateError."""
         text = self.chat.render(messages, tools)
-        row = self._row_for(text)
+        row = self._row_for(lambda row: text.startswith(row.text))
         held, rest = row.segment.token_ids, text[len(row.text) :]
         context = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
-        asked = [*held, *context]
-        sampling, row.busy = self._sampling(len(asked)), True
+        sampling = self._sampling(len(held) + len(context), max_tokens, stop)
+        return await self._turn(row, rest, context, sampling, state)
+
+    async def reply_to_tokens(
+        self, token_ids: list[int], max_tokens: int | None = None, stop: tuple[str, ...] = ()
+    ) -> Reply:
+        """The policy's answer to a chat that is tokens already. Raises EpisodeOver."""
+
+        def is_held(row: _Row) -> bool:
+            held = row.segment.token_ids
+            return token_ids[: len(held)] == held
+
+        row = self._row_for(is_held)
+        held = row.segment.token_ids
+        context = token_ids[len(held) :]
+        text = self.chat.decode_after(held, context)
+        sampling = self._sampling(len(token_ids), max_tokens, stop)
+        return await self._turn(row, text, context, sampling)
+
+    async def _turn(
+        self,
+        row: _Row,
+        text: str,
+        context: list[int],
+        sampling: Sampling,
+        state: str | None = None,
+    ) -> Reply:
+        """Samples behind the row and ``context``, which has this text."""
+        held = row.segment.token_ids
+        asked, row.busy = [*held, *context], True
         try:
             completion = await self.generate(asked, sampling)
         finally:
@@ -116,7 +151,7 @@ class Conversation:
             self.forks += bool(self._rows) and not held
             self._rows.append(row)
         ids = completion.token_ids
-        row.extend(rest, context)
+        row.extend(text, context)
         row.extend(self.chat.decode_after(asked, ids), ids, completion)
         self.turns += 1
         self._last = row
@@ -132,27 +167,30 @@ class Conversation:
             return False
         return self._last is not None and text.startswith(self._last.text)
 
-    def _row_for(self, text: str) -> _Row:
-        """The longest row that ``text`` goes on from, or a new one."""
-        fitting = [row for row in self._rows if not row.busy and text.startswith(row.text)]
+    def _row_for(self, is_held: Callable[[_Row], bool]) -> _Row:
+        """The longest row that the turn goes on from, or a new one."""
+        fitting = [row for row in self._rows if not row.busy and is_held(row)]
         if not fitting:
             return _Row()
         row = max(fitting, key=lambda row: len(row.text))
         return row.as_context() if self.row_per_turn else row
 
-    def _sampling(self, asked: int) -> Sampling:
+    def _sampling(self, asked: int, max_tokens: int | None, stop: tuple[str, ...]) -> Sampling:
         """Of the next turn, which follows ``asked`` tokens."""
-        if not self._rows:  # a second call at the same time may be the first one, too
+        if not self._rows and not self.any_prompt:
+            # a second call at the same time may be the first one, too
             self._longest = min(self._longest, asked + self.sampling.max_tokens)
         left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
         if left < 1:
             raise EpisodeOver(End.LENGTH)
         seed, call = self.sampling.seed, self._calls
         self._calls += 1
+        bounds = (left, self.max_tokens_per_turn, max_tokens)
         return replace(
             self.sampling,
-            max_tokens=min(left, self.max_tokens_per_turn or left),
+            max_tokens=min(bound for bound in bounds if bound),
             max_len=None,
+            stop=(*self.sampling.stop, *stop),
             # with one seed for all its turns a policy repeats itself
             seed=seed_of(seed, call) if seed is not None and call else seed,
         )

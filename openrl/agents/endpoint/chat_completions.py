@@ -1,0 +1,134 @@
+"""OpenAI's chat completions, with the ids and log-probs that vLLM adds when it is asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from openrl.agents.endpoint.records import (
+    MODEL,
+    Answer,
+    Ask,
+    Call,
+    Dialect,
+    Json,
+    Refusal,
+    arguments_of,
+    distribution,
+    function_schema,
+    logprob_items,
+    most_tokens,
+    objects,
+    stop_texts,
+    take,
+    text_of,
+)
+from openrl.types import Message
+
+
+def read(body: Json) -> Ask:
+    if take(body, "n", int, 1) != 1:
+        raise Refusal(400, "'n' must be 1: ask as often as replies are wanted")
+    choice = body.get("tool_choice")
+    tools = [] if choice == "none" else objects(body, "tools", [])
+    return Ask(
+        [read_message(message) for message in objects(body, "messages")],
+        tools=[function_schema(take(tool, "function", dict)) for tool in tools] or None,
+        max_tokens=most_tokens(body, "max_completion_tokens", "max_tokens"),
+        stop=stop_texts(body),
+        distribution=distribution(body, choice if choice not in ("none", "auto") else None),
+    )
+
+
+def read_message(message: Json) -> Message:
+    role = take(message, "role", str)
+    read: Message = {
+        "role": "system" if role == "developer" else role,
+        "content": text_of(message.get("content")),
+    }
+    if calls := objects(message, "tool_calls", []):
+        read["tool_calls"] = [_read_call(call) for call in calls]
+    return read | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+
+
+def _read_call(call: Json) -> Json:
+    function = take(call, "function", dict)
+    written = {"name": take(function, "name", str), "arguments": arguments_of(function)}
+    return {"id": call.get("id"), "type": "function", "function": written}
+
+
+def write(body: Json, answer: Answer) -> Json:
+    message: Json = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.calls:
+        message |= {
+            "content": answer.content or None,
+            "tool_calls": [_write_call(call) for call in answer.calls],
+        }
+    choice: Json = {
+        "index": 0,
+        "message": message,
+        "finish_reason": _finish(answer),
+        "logprobs": {"content": logprob_items(answer)} if body.get("logprobs") else None,
+    }
+    reply = {
+        "id": f"chatcmpl-{answer.id}",
+        "object": "chat.completion",
+        "created": answer.created,
+        "model": body.get("model") or MODEL,
+        "choices": [choice],
+        "usage": usage(answer),
+    }
+    if body.get("return_token_ids"):
+        reply["prompt_token_ids"] = answer.prompt_ids
+        choice["token_ids"] = answer.completion.token_ids
+    return reply
+
+
+def _write_call(call: Call) -> Json:
+    written = {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)}
+    return {"id": call.id, "type": "function", "function": written}
+
+
+def _finish(answer: Answer) -> str:
+    if answer.was_cut:
+        return "length"
+    return "tool_calls" if answer.calls else "stop"
+
+
+def usage(answer: Answer) -> Json:
+    asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
+    return {
+        "prompt_tokens": asked,
+        "completion_tokens": sampled,
+        "total_tokens": asked + sampled,
+    }
+
+
+def events(body: Json, reply: Json) -> Iterator[Json]:
+    """The whole reply in one chunk, its end in another; the usage in a third if it is wanted."""
+    head = {key: reply[key] for key in ("id", "created", "model")}
+    head["object"] = "chat.completion.chunk"
+    (choice,) = reply["choices"]
+    delta = dict(choice["message"])
+    if calls := delta.get("tool_calls"):
+        delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+    said: Json = {**choice, "delta": delta, "finish_reason": None}
+    del said["message"]
+    ids = {key: reply[key] for key in ("prompt_token_ids",) if key in reply}
+    yield {**head, **ids, "choices": [said]}
+    end = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
+    yield {**head, "choices": [end]}
+    if take(body, "stream_options", dict, {}).get("include_usage"):
+        yield {**head, "choices": [], "usage": reply["usage"]}
+
+
+def error(refusal: Refusal) -> Json:
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    said: dict[str, Any] = {"message": refusal.message, "type": kind, "param": None}
+    return {"error": {**said, "code": refusal.code}}
+
+
+CHAT_COMPLETIONS = Dialect(
+    "/v1/chat/completions", read, write, error, events, closing="data: [DONE]\n\n"
+)

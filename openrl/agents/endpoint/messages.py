@@ -1,0 +1,135 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from openrl.agents.endpoint.records import (
+    CONTEXT_LENGTH,
+    MODEL,
+    Answer,
+    Ask,
+    Dialect,
+    Json,
+    Refusal,
+    distribution,
+    function_schema,
+    most_tokens,
+    objects,
+    stop_texts,
+    take,
+    text_of,
+)
+from openrl.types import Message
+
+_KINDS = {400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large"}
+_HIDDEN = ("thinking", "redacted_thinking")  # blocks that others' models write, and no template has
+
+
+def read(body: Json) -> Ask:
+    choice = take(body, "tool_choice", dict, {}).get("type")
+    tools = [] if choice == "none" else objects(body, "tools", [])
+    messages = [read for message in objects(body, "messages") for read in read_message(message)]
+    if system := text_of(body.get("system")):
+        messages = [{"role": "system", "content": system}, *messages]
+    return Ask(
+        messages,
+        tools=[_schema(tool) for tool in tools] or None,
+        max_tokens=most_tokens(body, "max_tokens"),
+        stop=stop_texts(body, "stop_sequences"),
+        distribution=distribution(body, choice if choice not in ("none", "auto") else None),
+    )
+
+
+def _schema(tool: Json) -> Json:
+    if tool.get("type") not in (None, "custom"):
+        raise Refusal(400, f"tools of the type {tool['type']!r} run at their vendor's")
+    return function_schema(tool, "input_schema")
+
+
+def read_message(message: Json) -> Iterator[Message]:
+    """The results of tools, which come in a user's message, as messages of their own."""
+    role, content = take(message, "role", str), message.get("content")
+    if isinstance(content, str):
+        yield {"role": role, "content": content}
+        return
+    blocks = [b for b in objects(message, "content") if b.get("type") not in _HIDDEN]
+    for block in blocks:
+        if block.get("type") == "tool_result":
+            called = take(block, "tool_use_id", str)
+            text = text_of(block.get("content"))
+            yield {"role": "tool", "tool_call_id": called, "content": text}
+    calls = [_read_call(block) for block in blocks if block.get("type") == "tool_use"]
+    texts = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
+    if texts or calls or not blocks:
+        said: Message = {"role": role, "content": text_of(texts)}
+        yield said | ({"tool_calls": calls} if calls else {})
+
+
+def _read_call(block: Json) -> Json:
+    function = {"name": take(block, "name", str), "arguments": take(block, "input", dict)}
+    return {"id": take(block, "id", str), "type": "function", "function": function}
+
+
+def write(body: Json, answer: Answer) -> Json:
+    said: list[Json] = [{"type": "text", "text": answer.content}] if answer.content else []
+    calls = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.arguments}
+        for call in answer.calls
+    ]
+    return {
+        "id": f"msg_{answer.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": body.get("model") or MODEL,
+        "content": said + calls,
+        "stop_reason": _stop_reason(answer),
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": len(answer.prompt_ids),
+            "output_tokens": len(answer.completion.token_ids),
+        },
+    }
+
+
+def _stop_reason(answer: Answer) -> str:
+    if answer.was_cut:
+        return "max_tokens"
+    return "tool_use" if answer.calls else "end_turn"
+
+
+def events(body: Json, reply: Json) -> Iterator[Json]:
+    usage = {**reply["usage"], "output_tokens": 0}
+    opened = {**reply, "content": [], "stop_reason": None, "usage": usage}
+    yield {"type": "message_start", "message": opened}
+    for i, block in enumerate(reply["content"]):
+        empty, delta = _in_two(block)
+        yield {"type": "content_block_start", "index": i, "content_block": empty}
+        yield {"type": "content_block_delta", "index": i, "delta": delta}
+        yield {"type": "content_block_stop", "index": i}
+    ended = {key: reply[key] for key in ("stop_reason", "stop_sequence")}
+    yield {"type": "message_delta", "delta": ended, "usage": reply["usage"]}
+    yield {"type": "message_stop"}
+
+
+def _in_two(block: Json) -> tuple[Json, Json]:
+    """A block as it begins, and what is then added."""
+    if block["type"] == "text":
+        return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
+    written = json.dumps(block["input"], ensure_ascii=False)
+    return {**block, "input": {}}, {"type": "input_json_delta", "partial_json": written}
+
+
+def error(refusal: Refusal) -> Json:
+    message = refusal.message
+    if refusal.code == CONTEXT_LENGTH:
+        message = f"prompt is too long: {message}"  # the words that its clients look for
+    kind: Any = _KINDS.get(
+        refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error"
+    )
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+MESSAGES = Dialect("/v1/messages", read, write, error, events)

@@ -1,0 +1,180 @@
+"""OpenAI's responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from openrl.agents.endpoint.chat_completions import error
+from openrl.agents.endpoint.records import (
+    MODEL,
+    Answer,
+    Ask,
+    Call,
+    Dialect,
+    Json,
+    Refusal,
+    arguments_of,
+    distribution,
+    function_schema,
+    most_tokens,
+    objects,
+    take,
+    text_of,
+)
+from openrl.types import Message
+
+
+def read(body: Json) -> Ask:
+    choice = body.get("tool_choice")
+    tools = [] if choice == "none" else objects(body, "tools", [])
+    given = take(body, "input", (str, list))
+    if isinstance(given, str):
+        messages: list[Message] = [{"role": "user", "content": given}]
+    else:
+        messages = read_items(objects(body, "input"))
+    return Ask(
+        messages,
+        tools=[_schema(tool) for tool in tools] or None,
+        max_tokens=most_tokens(body, "max_output_tokens"),
+        distribution=distribution(body, choice if choice not in ("none", "auto") else None),
+        after=_answer_id(take(body, "previous_response_id", str, "")),
+        instructions=take(body, "instructions", str, ""),
+    )
+
+
+def _answer_id(response: str) -> str | None:
+    return response.removeprefix("resp_") or None
+
+
+def _schema(tool: Json) -> Json:
+    if tool.get("type") != "function":
+        raise Refusal(400, f"tools of the type {tool.get('type')!r} run at their vendor's")
+    return function_schema(tool)
+
+
+def read_items(items: list[Json]) -> list[Message]:
+    """The chat that they make; what an assistant wrote and called in a row is one message."""
+    messages: list[Message] = []
+    for item in items:
+        message = _read_item(item)
+        if message is None:
+            continue
+        called = message.get("tool_calls")
+        if called and messages and messages[-1]["role"] == "assistant":
+            calls = [*messages[-1].get("tool_calls", []), *called]
+            messages[-1] = {**messages[-1], "tool_calls": calls}
+        else:
+            messages.append(message)
+    return messages
+
+
+def _read_item(item: Json) -> Message | None:
+    kind = item.get("type", "message")
+    if kind == "message":
+        role = take(item, "role", str)
+        content = text_of(item.get("content"))
+        return {"role": "system" if role == "developer" else role, "content": content}
+    if kind == "function_call":
+        function = {"name": take(item, "name", str), "arguments": arguments_of(item)}
+        call = {"id": take(item, "call_id", str), "type": "function", "function": function}
+        return {"role": "assistant", "content": "", "tool_calls": [call]}
+    if kind == "function_call_output":
+        called = take(item, "call_id", str)
+        return {"role": "tool", "tool_call_id": called, "content": text_of(item.get("output"))}
+    if kind == "reasoning":  # that of others' models: no template has a place for it
+        return None
+    raise Refusal(400, f"items of the type {kind!r} are not known")
+
+
+def write(body: Json, answer: Answer) -> Json:
+    status = "incomplete" if answer.was_cut else "completed"
+    asked, sampled = len(answer.prompt_ids), len(answer.completion.token_ids)
+    output = [_write_text(answer, status)] if answer.content or not answer.calls else []
+    return {
+        "id": f"resp_{answer.id}",
+        "object": "response",
+        "created_at": answer.created,
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if answer.was_cut else None,
+        "model": body.get("model") or MODEL,
+        "output": output + [_write_call(call) for call in answer.calls],
+        "usage": {
+            "input_tokens": asked,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": sampled,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": asked + sampled,
+        },
+        "instructions": body.get("instructions"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": body.get("parallel_tool_calls", True),
+        "previous_response_id": body.get("previous_response_id"),
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": body.get("tools") or [],
+        "temperature": body.get("temperature"),
+        "top_p": body.get("top_p"),
+    }
+
+
+def _write_text(answer: Answer, status: str) -> Json:
+    part = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}
+    return {
+        "type": "message",
+        "id": f"msg_{answer.id}",
+        "role": "assistant",
+        "status": status,
+        "content": [part],
+    }
+
+
+def _write_call(call: Call) -> Json:
+    return {
+        "type": "function_call",
+        "id": f"fc_{call.id}",
+        "call_id": call.id,
+        "name": call.name,
+        "arguments": json.dumps(call.arguments, ensure_ascii=False),
+        "status": "completed",
+    }
+
+
+def events(body: Json, reply: Json) -> Iterator[Json]:
+    for number, event in enumerate(_events(reply)):
+        yield {**event, "sequence_number": number}
+
+
+def _events(reply: Json) -> Iterator[Json]:
+    opened = {**reply, "status": "in_progress", "output": [], "usage": None}
+    opened["incomplete_details"] = None
+    yield {"type": "response.created", "response": opened}
+    yield {"type": "response.in_progress", "response": opened}
+    for i, item in enumerate(reply["output"]):
+        empty: Json = {"content": []} if item["type"] == "message" else {"arguments": ""}
+        begun = {**item, **empty, "status": "in_progress"}
+        yield {"type": "response.output_item.added", "output_index": i, "item": begun}
+        at = {"output_index": i, "item_id": item["id"]}
+        yield from _text_events(item, at) if item["type"] == "message" else _call_events(item, at)
+        yield {"type": "response.output_item.done", "output_index": i, "item": item}
+    yield {"type": f"response.{reply['status']}", "response": reply}
+
+
+def _text_events(item: Json, at: Json) -> Iterator[Json]:
+    (part,) = item["content"]
+    at = {**at, "content_index": 0}
+    said = {**at, "logprobs": []}
+    yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+    yield {"type": "response.output_text.delta", **said, "delta": part["text"]}
+    yield {"type": "response.output_text.done", **said, "text": part["text"]}
+    yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _call_events(item: Json, at: Json) -> Iterator[Json]:
+    written = item["arguments"]
+    yield {"type": "response.function_call_arguments.delta", **at, "delta": written}
+    done = {"name": item["name"], "arguments": written}
+    yield {"type": "response.function_call_arguments.done", **at, **done}
+
+
+RESPONSES = Dialect("/v1/responses", read, write, error, events)

@@ -1,0 +1,238 @@
+"""The HTTP server beside the engine, for agents that nobody wrote for us.
+
+A rollout has a key of its own, which its agent sends as any key of these APIs, or in the path:
+``/s/<key>/v1/...``. Nobody beyond this machine is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from openrl.agents.base import Generate
+from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
+from openrl.agents.endpoint.messages import MESSAGES
+from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, Refusal, ended
+from openrl.agents.endpoint.responses import RESPONSES
+from openrl.agents.endpoint.retries import Exchange, Sender
+from openrl.agents.endpoint.session import Play, Session
+from openrl.agents.endpoint.tokens import TOKENS
+from openrl.errors import UserError
+from openrl.types import Prompt, Sampling
+
+HOST = "127.0.0.1"
+MAX_BODY = 64 * 2**20  # bytes
+BODY_TIMEOUT = 60.0  # seconds for a client to send its request
+DIALECTS = (CHAT_COMPLETIONS, RESPONSES, MESSAGES, TOKENS)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An open session, and where a client finds it."""
+
+    session: Session
+    root: str  # for the clients of Anthropic, which add /v1 themselves
+    key: str
+
+    @property
+    def base_url(self) -> str:
+        """For the clients of OpenAI."""
+        return f"{self.root}/v1"
+
+    @property
+    def keyed_root(self) -> str:
+        """For clients that cannot be given a key; their base URL is this and /v1."""
+        return f"{self.root}/s/{self.key}"
+
+
+class Endpoint:
+    """``await start()`` before the first ``open``."""
+
+    def __init__(self, play: Play, port: int = 0) -> None:
+        """Port 0 is any free one. Raises UserError if the port is taken."""
+        self.play, self._sessions = play, dict[str, Session]()
+        self._listener = _bind(port)
+        config = uvicorn.Config(self._app(), lifespan="off", log_level="warning", access_log=False)
+        self._server = _Server(config)
+
+    @property
+    def root(self) -> str:
+        return f"http://{HOST}:{self._listener.getsockname()[1]}"
+
+    async def start(self) -> None:
+        self._serving = asyncio.create_task(self._server.serve([self._listener]))
+        ready = asyncio.create_task(self._server.ready.wait())
+        await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+        if not ready.done():
+            ready.cancel()
+            await self._serving
+            raise RuntimeError("the endpoint's server ended before it answered")
+
+    async def close(self) -> None:
+        self._server.should_exit = self._server.force_exit = True
+        await self._serving
+
+    @asynccontextmanager
+    async def open(
+        self, prompt: Prompt, generate: Generate, sampling: Sampling
+    ) -> AsyncIterator[Opened]:
+        """A session for one playing of the prompt. At its end whoever still asks is refused, and
+        what is still sampled for it is given up."""
+        session = Session(self.play, prompt, generate, sampling)
+        self._sessions[session.key] = session
+        try:
+            yield Opened(session, self.root, session.key)
+        finally:
+            del self._sessions[session.key]
+            await session.close()
+
+    def _app(self) -> FastAPI:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        for prefix in ("", "/s/{key}"):
+            for dialect in DIALECTS:
+                app.add_route(prefix + dialect.path, self._handler(dialect), methods=["POST"])
+            app.add_route(f"{prefix}/v1/reward", self._reward, methods=["POST"])
+            app.add_route(f"{prefix}/v1/models", self._models, methods=["GET"])
+        return app
+
+    def _handler(self, dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
+        async def handle(request: Request) -> Response:
+            try:
+                return await self._reply(request, dialect)
+            except Refusal as refusal:
+                return JSONResponse(dialect.error(refusal), refusal.status)
+            except Exception as error:  # in the client's own form, so that it can say what failed
+                log.exception("%s failed", dialect.path)
+                failed = Refusal(500, f"{type(error).__name__}: {error}")
+                return JSONResponse(dialect.error(failed), failed.status)
+
+        return handle
+
+    async def _reply(self, request: Request, dialect: Dialect) -> Response:
+        session, raw = self._session(request), await _read_body(request)
+        body = _parse(raw)
+        ask = dialect.read(body)
+        sender = Sender.of(dialect.path, raw, request.headers)
+        reply = dialect.write(body, await _wait(request, session.ask(ask, sender)))
+        if not body.get("stream") or dialect.events is None:
+            return JSONResponse(reply)
+        lines = (_line(event) for event in dialect.events(body, reply))
+        content = "".join(lines) + dialect.closing
+        return StreamingResponse(iter([content]), media_type="text/event-stream")
+
+    async def _reward(self, request: Request) -> Response:
+        try:
+            self._session(request).reward(_parse(await _read_body(request)))
+        except Refusal as refusal:
+            return JSONResponse(CHAT_COMPLETIONS.error(refusal), refusal.status)
+        return JSONResponse({"status": "ok"})
+
+    async def _models(self, request: Request) -> Response:
+        try:
+            self._session(request)
+        except Refusal as refusal:
+            return JSONResponse(CHAT_COMPLETIONS.error(refusal), refusal.status)
+        one = {"id": MODEL, "object": "model", "created": 0, "owned_by": "openrl"}
+        return JSONResponse({"object": "list", "data": [one]})
+
+    def _session(self, request: Request) -> Session:
+        """Raises Refusal."""
+        if "origin" in request.headers:  # what a browser could be made to send by a foreign page
+            raise Refusal(403, "no pages of browsers are answered")
+        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
+        named = request.path_params.get("key")
+        keys = [named] if named else [bearer, request.headers.get("x-api-key", "")]
+        for key in keys:
+            if key in self._sessions:
+                return self._sessions[key]
+        raise ended()
+
+
+async def _wait(request: Request, exchange: Exchange) -> Answer:
+    """The reply. If the client leaves, it is sampled to its end all the same. Raises Refusal."""
+    left = asyncio.create_task(_disconnected(request))
+    try:
+        await asyncio.wait({exchange.reply, left}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        left.cancel()
+    if not exchange.reply.done():
+        exchange.abandoned = True
+        raise Refusal(499, "the client left")
+    if exchange.reply.cancelled():
+        raise ended()
+    return exchange.reply.result()
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _read_body(request: Request) -> bytes:
+    """Raises Refusal if it is too large or does not come."""
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > MAX_BODY:
+                    raise Refusal(413, f"the body has more than {MAX_BODY} bytes")
+    except TimeoutError:
+        raise Refusal(408, f"the body did not arrive within {BODY_TIMEOUT:g} s") from None
+    return bytes(body)
+
+
+def _parse(raw: bytes) -> Json:
+    """Raises Refusal."""
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is no JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise Refusal(400, "the body must be a JSON object")
+    return body
+
+
+def _line(event: Json) -> str:
+    """One event of a stream; those that have a type are named by it, too."""
+    name = f"event: {event['type']}\n" if "type" in event else ""
+    return f"{name}data: {json.dumps(event)}\n\n"
+
+
+def _bind(port: int) -> socket.socket:
+    listener = socket.socket()
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"the endpoint's port {port}: {error.strerror}", "port 0 takes any free one"
+        ) from error
+    return listener
+
+
+class _Server(uvicorn.Server):
+    """Says when it answers, and leaves signals to the process that it is a part of."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,179 @@
+"""One rollout that a client plays: its conversation, and what its trajectory will say."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openrl.agents.base import Generate, TurnLimits
+from openrl.agents.chat import ChatFormat, TemplateError
+from openrl.agents.conversation import Conversation, EpisodeOver, Reply
+from openrl.agents.endpoint.records import (
+    CONTEXT_LENGTH,
+    Answer,
+    Ask,
+    Call,
+    Json,
+    Refusal,
+    ended,
+    take,
+)
+from openrl.agents.endpoint.resent import SampledMessages
+from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
+from openrl.agents.tools.calls import ParsedReply, call_ids
+from openrl.agents.tools.parsers import Parse
+from openrl.rewards.protocol import BadReply, Failure, read_reply
+from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
+
+
+@dataclass(frozen=True)
+class Play:
+    """How every session of a run is played."""
+
+    chat: ChatFormat
+    parse: Parse  # the tool calls in a sampled text
+    limits: TurnLimits = TurnLimits()
+    row_per_turn: bool = False
+
+
+class Session:
+    """Rows may begin with any prompt, so that ``sampling.max_len`` alone bounds them; without it
+    as many tokens as the prompt has, and ``sampling.max_tokens``."""
+
+    def __init__(self, play: Play, prompt: Prompt, generate: Generate, sampling: Sampling) -> None:
+        self.key = secrets.token_hex(16)
+        self.play, self.prompt, self.sampling = play, prompt, sampling
+        longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
+        self.conversation = Conversation(
+            prompt,
+            play.chat,
+            generate,
+            replace(sampling, max_len=longest),
+            play.limits.max_tokens_per_turn,
+            play.row_per_turn,
+            any_prompt=True,
+        )
+        self.exchanges = Exchanges()
+        self.score: Score | None = None  # as the client gave it
+        self.over: End | None = None  # why the last request was refused
+        self.overrides, self.unreadable = 0, 0  # requests, replies
+        self._closed = False
+        self._calls = 0  # of tools
+        self._failures: dict[str, Exception] = {}  # of requests that were not repeated with success
+        self._sampled = SampledMessages()
+        self._chats: dict[str, list[Message]] = {}  # by the id of the answer that they end with
+
+    def ask(self, ask: Ask, sender: Sender) -> Exchange:
+        """Begins to sample the answer, or finds it if the request is a repetition. Raises
+        Refusal."""
+        if self._closed:  # while the request was read
+            raise ended()
+        return self.exchanges.take(sender, self._answer(ask, sender))
+
+    async def _answer(self, ask: Ask, sender: Sender) -> Answer:
+        """Raises Refusal."""
+        if self.conversation.turns >= (self.play.limits.max_turns or 2**31):
+            raise self._refuse(End.MAX_TURNS)
+        self.overrides += _differs(ask.distribution, self.sampling)
+        messages = [*self._earlier(ask.after), *map(self._sampled.restore, ask.messages)]
+        try:
+            reply = await self._sample(ask, messages)
+        except EpisodeOver as over:
+            raise self._refuse(over.end) from over
+        except TemplateError as error:
+            raise Refusal(400, str(error)) from error
+        except Exception as error:
+            self._failures[sender.name] = error
+            raise Refusal(500, f"no reply: {type(error).__name__}: {error}") from error
+        self._failures.pop(sender.name, None)
+        answer = self._read(reply, ask)
+        self._sampled.keep(answer, reply.message)
+        self._chats[answer.id] = [*messages, reply.message]
+        return answer
+
+    async def _sample(self, ask: Ask, messages: list[Message]) -> Reply:
+        limits: dict[str, Any] = {"max_tokens": ask.max_tokens, "stop": ask.stop}
+        if ask.instructions:
+            messages = [{"role": "system", "content": ask.instructions}, *messages]
+        if ask.token_ids is not None:
+            return await self.conversation.reply_to_tokens(ask.token_ids, **limits)
+        return await self.conversation.reply(messages, ask.tools, **limits)
+
+    def _refuse(self, end: End) -> Refusal:
+        self.over = end
+        if end is not End.LENGTH:
+            return Refusal(400, f"the episode is over: {end.value}", "episode_over")
+        return Refusal(400, "the episode has no room for another token", CONTEXT_LENGTH)
+
+    def _earlier(self, answer: str | None) -> list[Message]:
+        if answer is not None and answer not in self._chats:
+            raise Refusal(404, "there is no earlier response of this id", "not_found")
+        return self._chats[answer] if answer is not None else []
+
+    def _read(self, reply: Reply, ask: Ask) -> Answer:
+        """The reply as clients understand it, up to the first of the client's stop texts."""
+        found = [at for at in map(reply.text.find, ask.stop) if at >= 0]
+        text = reply.text[: min(found)] if found else reply.text
+        parsed = self.play.parse(text, ask.tools) if ask.tools else ParsedReply(text)
+        self.unreadable += parsed.error is not None
+        ids = call_ids(self._calls, len(parsed.calls))
+        self._calls += len(ids)
+        calls = (
+            Call(id_, call.name, dict(call.arguments))
+            for id_, call in zip(ids, parsed.calls, strict=True)
+        )
+        content = text if parsed.error is not None else parsed.content
+        return Answer(
+            id=secrets.token_hex(16),
+            created=int(time.time()),
+            content=content,
+            calls=tuple(calls),
+            prompt_ids=reply.prompt_ids,
+            completion=reply.completion,
+        )
+
+    def reward(self, body: Json) -> None:
+        """{"reward": number, "scores": in [0, 1], "extra_logs": {name: number}}, as reward servers
+        reply for one answer. The last one counts. Raises Refusal."""
+        reply: Json = {"rewards": [take(body, "reward", (int, float))]}
+        if body.get("scores") is not None:
+            reply["scores"] = [take(body, "scores", (int, float))]
+        reply["extra_logs"] = take(body, "extra_logs", dict, {})
+        try:
+            score = read_reply(reply, 1)[0]
+        except BadReply as error:
+            raise Refusal(400, str(error)) from error
+        if isinstance(score, Failure):
+            raise Refusal(400, score.message)
+        self.score = score
+
+    async def close(self) -> None:
+        """Nobody is answered any more, and what is still sampled is given up."""
+        self._closed = True
+        await self.exchanges.cancel()
+
+    def check(self) -> None:
+        """Raises what failed and left the client without a reply. RuntimeError without a turn."""
+        for failure in self._failures.values():
+            raise failure
+        if not self.conversation.turns and self.over is None:
+            raise RuntimeError("the agent asked the endpoint for nothing")
+
+    def trajectory(self, end: End | None = None) -> Trajectory:
+        """What was played. ``end`` None: the agent ended it, or the room for tokens did."""
+        full = End.LENGTH if self.conversation.is_full else End.STOP
+        counted = {
+            "sampling_overrides": float(self.overrides),
+            "replayed_replies": float(self.exchanges.replays),
+            "unreadable_calls": float(self.unreadable),
+        }
+        return self.conversation.trajectory(end or self.over or full, self.score, counted)
+
+
+def _differs(named: Json, sampling: Sampling) -> bool:
+    """Whether these values are another distribution than the run's, which is sampled from."""
+    neutral = {"presence_penalty": 0, "frequency_penalty": 0, "response_format": {"type": "text"}}
+    ours = {name: getattr(sampling, name, neutral.get(name)) for name in named}
+    return any(value and value != ours[name] for name, value in named.items())

@@ -1,0 +1,54 @@
+"""vLLM's tokens in, tokens out."""
+
+from __future__ import annotations
+
+from openrl.agents.endpoint.chat_completions import error, usage
+from openrl.agents.endpoint.records import (
+    MODEL,
+    Answer,
+    Ask,
+    Dialect,
+    Json,
+    Refusal,
+    distribution,
+    logprob_items,
+    most_tokens,
+    stop_texts,
+    take,
+)
+
+
+def read(body: Json) -> Ask:
+    ids, sampling = take(body, "token_ids", list), take(body, "sampling_params", dict, {})
+    if not ids or not all(type(token) is int and token >= 0 for token in ids):
+        raise Refusal(400, "'token_ids' must hold the ids of one token or more")
+    if body.get("stream") or take(sampling, "n", int, 1) != 1:
+        raise Refusal(400, "one reply at a time, and no streams")
+    return Ask(
+        [],
+        token_ids=ids,
+        max_tokens=most_tokens(sampling, "max_tokens"),
+        stop=stop_texts(sampling),
+        distribution=distribution(sampling),
+    )
+
+
+def write(body: Json, answer: Answer) -> Json:
+    wanted = take(body, "sampling_params", dict, {}).get("logprobs")
+    choice = {
+        "index": 0,
+        "token_ids": answer.completion.token_ids,
+        "finish_reason": "length" if answer.was_cut else "stop",
+        "stop_reason": None,
+        "logprobs": None if wanted is None else {"content": logprob_items(answer)},
+    }
+    return {
+        "request_id": body.get("request_id") or answer.id,
+        "model": body.get("model") or MODEL,
+        "prompt_token_ids": answer.prompt_ids,
+        "choices": [choice],
+        "usage": usage(answer),
+    }
+
+
+TOKENS = Dialect("/inference/v1/generate", read, write, error)

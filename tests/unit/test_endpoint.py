@@ -1,0 +1,316 @@
+"""The endpoint below its clients: keys, ends, repetitions, refusals, rewards, tokens in and out."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import httpx
+import openai
+import pytest
+
+from openrl.agents.base import TurnLimits
+from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.session import Play
+from openrl.agents.tools.parsers import parser_for
+from openrl.errors import UserError
+from openrl.types import Sampling
+from tests.endpoint import (
+    PROMPT,
+    ROOM,
+    Row,
+    endpoint,
+    hermes_chat,
+    opened,
+    policy_of,
+    rows_of,
+    run,
+)
+from tests.unit.test_endpoint_openai import ASKS, GOES_ON, chat, client_of
+
+BODY = {"model": "policy", "messages": [ASKS]}
+PATH = "/v1/chat/completions"
+
+
+class Gate:
+    """A policy that says when it is asked, and replies once it may."""
+
+    def __init__(self, policy):
+        self.policy, self.asked, self.may = policy, asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, token_ids, sampling):
+        self.asked.set()
+        await self.may.wait()
+        return await self.policy(token_ids, sampling)
+
+
+class Broken:
+    """A policy whose engine fails so many times."""
+
+    def __init__(self, policy, failures):
+        self.policy, self.failures = policy, failures
+
+    async def __call__(self, token_ids, sampling):
+        if self.failures:
+            self.failures -= 1
+            raise RuntimeError("the engine is gone")
+        return await self.policy(token_ids, sampling)
+
+
+def http(session, **headers):
+    headers = {"authorization": f"Bearer {session.key}"} | headers
+    return httpx.AsyncClient(base_url=session.root, headers=headers, timeout=30)
+
+
+def content_of(reply):
+    assert reply.status_code == 200, reply.text
+    return reply.json()["choices"][0]["message"]["content"]
+
+
+def test_after_the_end_and_of_another_rollout():
+    policy = policy_of("a", "b")
+
+    async def main():
+        async with endpoint() as server:
+            async with (
+                server.open(PROMPT, policy, ROOM) as first,
+                server.open(PROMPT, policy, ROOM) as second,
+                client_of(first) as client,
+            ):
+                await chat(client, [ASKS])
+                assert first.session.trajectory().turns == 1
+                assert second.session.trajectory().turns == 0
+            async with client_of(first) as client:
+                with pytest.raises(openai.AuthenticationError, match="it has ended"):
+                    await chat(client, [ASKS])
+
+    asyncio.run(main())
+    assert len(policy.given) == 1
+
+
+def test_what_runs_at_the_end_is_given_up():
+    async def main():
+        policy = Gate(policy_of("never"))
+        async with endpoint() as server:
+            async with server.open(PROMPT, policy, ROOM) as session:
+                client = http(session)
+                asking = asyncio.create_task(client.post(PATH, json=BODY))
+                await policy.asked.wait()
+            assert (await asking).status_code == 401
+            await client.aclose()
+        assert session.session.trajectory().turns == 0
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+
+
+def test_the_path_selects_the_rollout():
+    policy = policy_of("a", "b")
+
+    async def talk(session):
+        base_url = f"{session.keyed_root}/v1"
+        async with client_of(session, api_key="EMPTY", base_url=base_url) as client:
+            await chat(client, [ASKS])
+            assert [model.id async for model in client.models.list()] == ["policy"]
+
+    assert run(talk, policy).session.trajectory().turns == 1
+
+
+def test_a_retry_gets_the_reply_of_the_first():
+    policy = policy_of("a", "b", "c")
+
+    async def talk(session):
+        async with http(session) as client:
+            first = await client.post(PATH, json=BODY)
+            retry = {"x-stainless-retry-count": "1"}
+            second = await client.post(PATH, json=BODY, headers=retry)
+            assert first.json() == second.json()
+            other = await client.post(PATH, json={**BODY, "messages": [GOES_ON]}, headers=retry)
+            again = await client.post(PATH, json=BODY)  # wanted anew
+            assert [content_of(r) for r in (first, other, again)] == ["a", "b", "c"]
+
+    assert run(talk, policy).session.trajectory().metrics["replayed_replies"] == 1
+
+
+def test_an_idempotency_key():
+    policy = policy_of("a", "b")
+
+    async def talk(session):
+        async with http(session) as client:
+            keyed = [
+                await client.post(PATH, json=BODY, headers={"idempotency-key": key})
+                for key in ("x", "x", "y")
+            ]
+            assert [content_of(reply) for reply in keyed] == ["a", "a", "b"]
+
+    run(talk, policy)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_a_client_that_leaves_and_comes_back(finished):
+    script = policy_of("a", "b")
+
+    async def talk(session):
+        policy = session.session.conversation.generate
+        async with http(session) as client:
+            asking = asyncio.create_task(client.post(PATH, json=BODY))
+            await policy.asked.wait()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+            (exchange,) = next(iter(session.session.exchanges._all.values()))
+            await asyncio.wait_for(until(lambda: exchange.abandoned), 30)
+            if finished:
+                policy.may.set()
+                await exchange.reply
+            asking = asyncio.create_task(client.post(PATH, json=BODY))
+            policy.may.set()
+            assert content_of(await asking) == "a"
+            assert content_of(await client.post(PATH, json=BODY)) == "b"
+
+    async def main():
+        async with opened(Gate(script)) as session:
+            await asyncio.wait_for(talk(session), 60)
+        return session
+
+    session = asyncio.run(main())
+    assert session.session.trajectory().turns == 2
+
+
+async def until(condition):
+    """Asks again whenever the loop has gone round."""
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def test_an_engine_that_fails_once_and_for_good():
+    async def talk(session):
+        async with client_of(session) as client:  # asks twice again
+            await chat(client, [ASKS])
+
+    mended = run(talk, Broken(policy_of("a"), 1)).session
+    mended.check()
+    assert mended.trajectory().turns == 1
+    with pytest.raises(openai.InternalServerError, match="the engine is gone"):
+        run(talk, Broken(policy_of("a"), 9))
+
+    async def and_more(session):
+        async with client_of(session, max_retries=0) as client:
+            with pytest.raises(openai.InternalServerError):
+                await chat(client, [ASKS])
+            await chat(client, [GOES_ON])
+
+    lost = run(and_more, Broken(policy_of("a"), 1)).session
+    with pytest.raises(RuntimeError, match="the engine is gone"):
+        lost.check()
+
+
+def test_an_agent_that_asked_nothing():
+    async def nothing(session):
+        pass
+
+    with pytest.raises(RuntimeError, match="asked the endpoint for nothing"):
+        run(nothing, policy_of()).session.check()
+
+
+@pytest.mark.parametrize(
+    "limits, sampling, code, end",
+    [
+        (TurnLimits(), Sampling(max_tokens=4, max_len=100), "context_length_exceeded", "length"),
+        (TurnLimits(max_turns=1), ROOM, "episode_over", "max_turns"),
+    ],
+)
+def test_no_room_for_another_turn(limits, sampling, code, end):
+    policy = policy_of("It is 4.", "b")
+
+    async def talk(session):
+        async with client_of(session) as client:
+            said = (await chat(client, [ASKS])).choices[0].message
+            with pytest.raises(openai.BadRequestError) as refused:
+                await chat(client, [ASKS, said, GOES_ON])
+            assert refused.value.code == code
+
+    session = run(talk, policy, limits=limits, sampling=sampling).session
+    assert (session.trajectory().end, session.trajectory().turns) == (end, 1)
+    session.check()
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (b"{", "no JSON"),
+        (b"[]", "must be a JSON object"),
+        (b'{"messages": 3}', "'messages' is missing"),
+        (b'{"messages": [3]}', "'messages' must hold objects"),
+        (b'{"messages": [{"role": "user", "content": 3}]}', "must be text or a list"),
+        (b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "text only"),
+        (b'{"messages": [], "n": 2}', "'n' must be 1"),
+        (b'{"messages": [], "max_tokens": 0}', "must be 1 or more"),
+        (b'{"messages": [], "tools": [{"type": "x"}]}', "'function' is missing"),
+    ],
+)
+def test_what_is_no_request(body, said):
+    async def talk(session):
+        async with http(session) as client:
+            reply = await client.post(PATH, content=body)
+            assert reply.status_code == 400 and said in reply.json()["error"]["message"]
+
+    assert run(talk, policy_of()).session.trajectory().turns == 0
+
+
+def test_a_page_of_a_browser_gets_nothing():
+    async def talk(session):
+        async with http(session, origin="http://evil.example") as client:
+            assert (await client.post(PATH, json=BODY)).status_code == 403
+
+    run(talk, policy_of())
+
+
+@pytest.mark.parametrize(
+    "body, status, score",
+    [
+        ({"reward": 1}, 200, (1.0, None, {})),
+        ({"reward": -0.5, "scores": 0.25, "extra_logs": {"steps": 3}}, 200, (-0.5, 0.25, {"steps": 3.0})),
+        ({}, 400, None),
+        ({"reward": "high"}, 400, None),
+        ({"reward": None}, 400, None),
+    ],
+)  # fmt: skip
+def test_rewards(body, status, score):
+    async def talk(session):
+        async with http(session) as client:
+            assert (await client.post("/v1/reward", json=body)).status_code == status
+
+    given = run(talk, policy_of()).session.score
+    assert score == (given and (given.reward, given.passed, given.parts))
+
+
+def test_tokens_in_tokens_out():
+    policy, chat_format = policy_of("a", "b"), hermes_chat()
+    path, replies = "/inference/v1/generate", []
+
+    async def talk(session):
+        async with http(session) as client:
+            ids = chat_format.encode(chat_format.render([ASKS]))
+            sampling = {"temperature": 1.0, "max_tokens": 9, "logprobs": 0}
+            for more in ("", "\n<|im_start|>user\nAnd?<|im_end|>\n<|im_start|>assistant\n"):
+                ids = [*ids, *(chat_format.encode_after(ids, more) if more else [])]
+                body = {"token_ids": ids, "sampling_params": sampling}
+                replies.append((await client.post(path, json=body)).json())
+                ids = [*ids, *replies[-1]["choices"][0]["token_ids"]]
+
+    trajectory = run(talk, policy).session.trajectory()
+    (row,) = trajectory.segments
+    assert [Row.of(row)] == rows_of(policy)
+    assert trajectory.metrics["sampling_overrides"] == 0
+    choice = replies[0]["choices"][0]
+    assert choice["token_ids"] == policy.given[0] and choice["finish_reason"] == "stop"
+    item = choice["logprobs"]["content"][0]
+    assert (item["token"], item["logprob"]) == (f"token_id:{item['token_id']}", -1.0)
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port}: Address already in use"):
+            Endpoint(Play(hermes_chat(), parser_for("hermes", None)), port)

@@ -1,0 +1,209 @@
+"""The client of OpenAI against the endpoint: what it gets, and that rows hold what was sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import openai
+import pytest
+
+from tests.chat_templates import TOOLS
+from tests.endpoint import CALL, ROOM, Row, policy_of, rows_of, run
+
+ASKS = {"role": "user", "content": "What is 2 + 2?"}
+GOES_ON = {"role": "user", "content": "And then?"}
+FLAT_TOOLS = [{"type": "function", **tool["function"]} for tool in TOOLS]
+
+
+def client_of(session, **settings):
+    settings = {"api_key": session.key, "base_url": session.base_url, "timeout": 30} | settings
+    return openai.AsyncOpenAI(**settings)
+
+
+async def chat(client, messages, **settings):
+    return await client.chat.completions.create(model="policy", messages=messages, **settings)
+
+
+def trained_as_sampled(session, policy, rows=1):
+    segments = session.session.trajectory().segments
+    assert [Row.of(segment) for segment in segments] == rows_of(policy)
+    assert len(segments) == rows
+    return segments
+
+
+def test_two_turns_are_one_row():
+    policy, replies = policy_of("It is 4. ", "Nothing."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            first = await chat(client, [ASKS])
+            replies.append(first)
+            said = first.choices[0].message
+            replies.append(await chat(client, [ASKS, said, GOES_ON]))
+
+    session = run(talk, policy)
+    trained_as_sampled(session, policy)
+    assert [r.choices[0].message.content for r in replies] == ["It is 4. ", "Nothing."]
+    assert [r.choices[0].finish_reason for r in replies] == ["stop", "stop"]
+    for reply, asked, given in zip(replies, policy.asked, policy.given, strict=True):
+        used = reply.usage
+        assert (used.prompt_tokens, used.completion_tokens) == (len(asked), len(given))
+        assert used.total_tokens == len(asked) + len(given)
+    trajectory = session.session.trajectory()
+    assert trajectory.turns == 2 and trajectory.end == "stop"
+    assert trajectory.metrics["sampling_overrides"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_tools_and_their_results(stream):
+    spaced = CALL.replace('"a": 2', '"a":  2')  # as no serialiser writes it
+    policy, replies = policy_of(f"I add. {spaced}\n{CALL}", "It is 4."), []
+
+    async def ask(client, messages):
+        if not stream:
+            reply = await chat(client, messages, tools=TOOLS)
+        else:
+            async with client.chat.completions.stream(
+                model="policy", messages=messages, tools=TOOLS
+            ) as events:
+                async for _ in events:
+                    pass
+                reply = await events.get_final_completion()
+        replies.append(reply.choices[0])
+        return reply.choices[0].message
+
+    async def talk(session):
+        async with client_of(session) as client:
+            said = await ask(client, [ASKS])
+            again = {
+                "role": "assistant",
+                "content": said.content,
+                "tool_calls": [
+                    {
+                        "id": call.id,
+                        "type": "function",
+                        "function": {
+                            "name": call.function.name,
+                            "arguments": json.dumps(json.loads(call.function.arguments), indent=1),
+                        },
+                    }
+                    for call in said.tool_calls
+                ],
+            }
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": "4"}
+                for call in said.tool_calls
+            ]
+            await ask(client, [ASKS, again, *results])
+
+    session = run(talk, policy)
+    trained_as_sampled(session, policy)
+    called, ended = replies
+    assert (called.finish_reason, ended.finish_reason) == ("tool_calls", "stop")
+    assert called.message.content == "I add."
+    functions = [call.function for call in called.message.tool_calls]
+    assert [(f.name, json.loads(f.arguments)) for f in functions] == [("add", {"a": 2, "b": 2})] * 2
+    assert len({call.id for call in called.message.tool_calls}) == 2
+    shown = session.session.conversation.chat.tokenizer.decode(policy.asked[1])
+    assert shown.count("<tool_response>\n4\n</tool_response>") == 2
+
+
+def test_a_stream_says_the_same():
+    policy, chunks = policy_of("It is 4."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            wanted = {"stream": True, "stream_options": {"include_usage": True}}
+            chunks.extend([chunk async for chunk in await chat(client, [ASKS], **wanted)])
+
+    session = run(talk, policy)
+    trained_as_sampled(session, policy)
+    said = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert said == "It is 4."
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "stop"
+    assert chunks[-1].usage.completion_tokens == len(policy.given[0])
+
+
+def test_ids_and_logprobs():
+    policy, replies = policy_of("It is 4."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            extra = {"return_token_ids": True}
+            replies.append(await chat(client, [ASKS], logprobs=True, extra_body=extra))
+
+    run(talk, policy)
+    (reply,) = replies
+    assert reply.prompt_token_ids == policy.asked[0]
+    assert reply.choices[0].token_ids == policy.given[0]
+    items = reply.choices[0].logprobs.content
+    assert [item.token for item in items] == [f"token_id:{i}" for i in policy.given[0]]
+    assert [item.token_id for item in items] == policy.given[0]
+    assert [item.logprob for item in items] == [-1.0] * len(items)
+
+
+def test_responses_with_tools():
+    policy, replies = policy_of(f"I add. {CALL}", "It is 4.", "Bye."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            settings = {"model": "policy", "tools": FLAT_TOOLS, "instructions": "Be brief."}
+            first = await client.responses.create(input=[ASKS], **settings)
+            (call,) = [item for item in first.output if item.type == "function_call"]
+            result = {"type": "function_call_output", "call_id": call.call_id, "output": "4"}
+            items = [ASKS, *(item.model_dump() for item in first.output), result]
+            async with client.responses.stream(input=items, **settings) as events:
+                async for _ in events:
+                    pass
+                second = await events.get_final_response()
+            third = await client.responses.create(
+                input="Bye.", previous_response_id=second.id, **settings
+            )
+            replies.extend([first, second, third])
+
+    session = run(talk, policy)
+    trained_as_sampled(session, policy)
+    first, second, third = replies
+    assert first.output_text == "I add."
+    assert json.loads(first.output[1].arguments) == {"a": 2, "b": 2}
+    assert (second.output_text, third.output_text) == ("It is 4.", "Bye.")
+    assert {reply.status for reply in replies} == {"completed"}
+    assert first.usage.input_tokens == len(policy.asked[0])
+    assert first.usage.output_tokens == len(policy.given[0])
+
+
+def test_limits_of_the_client():
+    policy, replies = policy_of("It is 4.", "It is 4. Next: 5", "It is 4."), []
+
+    async def talk(session):
+        async with client_of(session) as client:
+            replies.append(await chat(client, [ASKS], max_completion_tokens=3))
+            replies.append(await chat(client, [GOES_ON], stop=["Next:"], temperature=0.2))
+            cut = await client.responses.create(model="policy", input="?", max_output_tokens=1)
+            assert cut.status == "incomplete"
+            assert cut.incomplete_details.reason == "max_output_tokens"
+
+    session = run(talk, policy)
+    trained_as_sampled(session, policy, rows=3)
+    cut, stopped = (reply.choices[0] for reply in replies)
+    assert (cut.finish_reason, cut.message.content) == ("length", "It ")
+    assert (stopped.finish_reason, stopped.message.content) == ("stop", "It is 4. ")
+    assert [s.max_tokens for s in policy.sampling] == [3, ROOM.max_len - len(policy.asked[1]), 1]
+    assert policy.sampling[1].stop == ("Next:",) and policy.sampling[1].temperature == 1.0
+    trajectory = session.session.trajectory()
+    assert trajectory.metrics["sampling_overrides"] == 1 and trajectory.end == "stop"
+
+
+def test_requests_at_the_same_time():
+    policy = policy_of(*["It is 4."] * 3)
+
+    async def talk(session):
+        async with client_of(session) as client:
+            await asyncio.gather(*(chat(client, [ASKS]) for _ in range(3)))
+
+    session = run(talk, policy)
+    segments = session.session.trajectory().segments  # equal requests are answered anew
+    assert [Row.of(s) for s in segments] == [Row.of(segments[0])] * 3
+    assert len({s.seed for s in policy.sampling}) == 3
+    assert session.session.trajectory().metrics["replayed_replies"] == 0
