@@ -91,7 +91,8 @@ class GymEnvironment:
 
     async def frame(self) -> Any | None:
         render = getattr(self._game, "render", None)
-        return await _result(render()) if render else None
+        frame = await _result(render()) if render else None
+        return frame if _is_picture(frame) else None  # gym's may be text
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):
@@ -100,6 +101,10 @@ class GymEnvironment:
 
 async def _result(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
+
+
+def _is_picture(frame: Any) -> bool:
+    return getattr(frame, "ndim", 0) == 3 and frame.shape[2] == 3 and str(frame.dtype) == "uint8"
 
 
 def _text(observation: Any) -> str:

@@ -1,0 +1,112 @@
+"""Episodes for people: a transcript, a GIF of the frames, and one HTML page that needs no other
+file."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+from collections.abc import Iterable, Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from openrl.files import write_atomically
+from openrl.types import Group, Shown, Trajectory
+
+_FRAME_MS = 500
+_LAST_MS = 1500
+
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto }}
+section {{ display: flex; gap: 1rem; align-items: flex-start; padding: 1rem }}
+section + section {{ border-top: 1px solid #ccc }}
+section > div {{ flex: 1; min-width: 0 }}
+img {{ image-rendering: pixelated; max-width: 15rem }}
+h2 {{ font-size: 0.8rem; color: #666; margin: 0.5rem 0 0 }}
+pre {{ white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }}
+.assistant pre {{ background: #eef4fb; padding: 0.3rem 0.6rem }}
+</style></head><body><h1>{title}</h1><p>{outcome}</p>
+{turns}
+</body></html>
+"""
+
+
+def save_episodes(directory: Path, groups: Iterable[Group]) -> None:
+    """Writes NAME.txt, NAME.html and, if there are frames, NAME.gif for each trajectory that was
+    ``shown``. Its name is made of prompt, number and reward."""
+    for group in groups:
+        for number, trajectory in enumerate(group.trajectories):
+            if trajectory.shown:
+                directory.mkdir(parents=True, exist_ok=True)
+                _save(directory, _name(trajectory, number), trajectory)
+
+
+def _name(trajectory: Trajectory, number: int) -> str:
+    reward = f"_reward_{trajectory.score.reward:g}" if trajectory.score else ""
+    return re.sub(r"[^\w.+-]+", "_", f"{trajectory.prompt.id}_{number}{reward}")
+
+
+def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
+    write_atomically(directory / f"{name}.txt", transcript(trajectory))
+    write_atomically(directory / f"{name}.html", page(trajectory))
+    frames = [turn.frame for turn in trajectory.shown if turn.frame is not None]
+    if frames:
+        write_atomically(directory / f"{name}.gif", gif(frames))
+
+
+def transcript(trajectory: Trajectory) -> str:
+    """All that was said, with roles and rewards."""
+    said = (f"--- {title}\n{text}\n" for turn in trajectory.shown for title, text in _said(turn))
+    return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(said)}"
+
+
+def page(trajectory: Trajectory) -> str:
+    turns = "\n".join(map(_section, trajectory.shown))
+    title, outcome = escape(trajectory.prompt.id), escape(_outcome(trajectory))
+    return _PAGE.format(title=title, outcome=outcome, turns=turns)
+
+
+def gif(frames: list[Any]) -> bytes:
+    """Of pictures, uint8 (height, width, 3)."""
+    first, *others = map(Image.fromarray, frames)
+    file = io.BytesIO()
+    times = [_FRAME_MS] * len(others) + [_LAST_MS]
+    first.save(file, "GIF", save_all=True, append_images=others, duration=times, loop=0)
+    return file.getvalue()
+
+
+def _outcome(trajectory: Trajectory) -> str:
+    score = trajectory.score
+    passed = "" if score is None or score.passed is None else f", passed {score.passed:g}"
+    reward = "" if score is None else f"reward {score.reward:g}{passed}, "
+    return f"{reward}{trajectory.turns} turns, {trajectory.end.value}"
+
+
+def _said(turn: Shown) -> Iterator[tuple[str, str]]:
+    """(who said it, what)."""
+    for message in turn.messages:
+        yield message["role"], str(message["content"])
+    if turn.action is not None:
+        yield f"assistant, reward {turn.reward:g}", turn.action
+
+
+def _section(turn: Shown) -> str:
+    said = "".join(
+        f'<div class="{escape(title.partition(",")[0])}"><h2>{escape(title)}</h2>'
+        f"<pre>{escape(text)}</pre></div>"
+        for title, text in _said(turn)
+    )
+    return f"<section>{_picture(turn.frame)}<div>{said}</div></section>"
+
+
+def _picture(frame: Any | None) -> str:
+    if frame is None:
+        return ""
+    file = io.BytesIO()
+    Image.fromarray(frame).save(file, "PNG")
+    data = base64.b64encode(file.getvalue()).decode()
+    return f'<img alt="the state" src="data:image/png;base64,{data}">'
