@@ -10,7 +10,7 @@ from typing import Any
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
-from openrl.agents.endpoint.server import Endpoint, Opened
+from openrl.agents.endpoint.server import Endpoint, Opened, serve
 from openrl.agents.endpoint.session import Play
 from openrl.agents.tools.parsers import parser_for
 from openrl.types import Completion, Prompt, Sampling, Segment
@@ -34,12 +34,8 @@ def policy_of(*replies: str) -> ScriptedPolicy:
 
 @asynccontextmanager
 async def endpoint(limits: TurnLimits = TurnLimits()) -> AsyncIterator[Endpoint]:
-    server = Endpoint(Play(hermes_chat(), parser_for("hermes", None), limits))
-    await server.start()
-    try:
+    async with serve(Play(hermes_chat(), parser_for("hermes", None), limits)) as server:
         yield server
-    finally:
-        await server.close()
 
 
 @asynccontextmanager

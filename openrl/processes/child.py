@@ -34,7 +34,7 @@ WATCH_INTERVAL = 0.2  # seconds between looks at the memory
 _MAIN = (  # not -m: what is pickled must not live in __main__
     "from openrl.processes.worker import main; main()"
 )
-_MARK = "OPENRL_PROCESS"  # variable that a process and all that it starts carry
+MARK = "OPENRL_PROCESS"  # variable that a process and all that it starts carry
 
 Answers = Callable[[Any], "Future[Any]"]
 """Answers what the code asks in the middle of a call."""
@@ -100,7 +100,7 @@ class ChildProcess:
                 [sys.executable, "-c", _MAIN, str(line)],
                 pass_fds=[line],
                 stdin=subprocess.DEVNULL,
-                env=os.environ | {"PYTHONPATH": path, _MARK: self._mark},
+                env=os.environ | {"PYTHONPATH": path, MARK: self._mark},
                 start_new_session=True,  # so that one signal reaches nearly all that it starts
             )
 
@@ -123,12 +123,7 @@ class ChildProcess:
             self._interrupted = True
             if (started := self._process) is None:
                 return
-        family = _family(started.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(started.pid, signal.SIGKILL)
-        for process in [*family, *_marked(self._mark)]:  # those that left its session
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        kill_family(started.pid, self._mark)
 
     def kill(self) -> None:
         """``interrupt``, and free what it held; the next call starts it again."""
@@ -219,6 +214,17 @@ class ChildProcess:
         )
 
 
+def kill_family(pid: int, mark: str) -> None:
+    """End a process that leads its session and was not waited for, and all that it started: those
+    that left its session carry the ``mark`` in their variable MARK."""
+    family = _family(pid)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    for process in [*family, *_marked(mark)]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
 def _family(pid: int) -> list[psutil.Process]:
     try:
         first = psutil.Process(pid)
@@ -232,7 +238,7 @@ def _marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(_MARK) == mark:
+            if process.environ().get(MARK) == mark:
                 found.append(process)
     return found
 

@@ -187,7 +187,7 @@ def test_an_engine_that_fails_once_and_for_good():
             await chat(client, [ASKS])
 
     mended = run(talk, Broken(policy_of("a"), 1)).session
-    mended.check()
+    mended.raise_failures()
     assert mended.trajectory().turns == 1
     with pytest.raises(openai.InternalServerError, match="the engine is gone"):
         run(talk, Broken(policy_of("a"), 9))
@@ -200,15 +200,7 @@ def test_an_engine_that_fails_once_and_for_good():
 
     lost = run(and_more, Broken(policy_of("a"), 1)).session
     with pytest.raises(RuntimeError, match="the engine is gone"):
-        lost.check()
-
-
-def test_an_agent_that_asked_nothing():
-    async def nothing(session):
-        pass
-
-    with pytest.raises(RuntimeError, match="asked the endpoint for nothing"):
-        run(nothing, policy_of()).session.check()
+        lost.raise_failures()
 
 
 @pytest.mark.parametrize(
@@ -230,7 +222,7 @@ def test_no_room_for_another_turn(limits, sampling, code, end):
 
     session = run(talk, policy, limits=limits, sampling=sampling).session
     assert (session.trajectory().end, session.trajectory().turns) == (end, 1)
-    session.check()
+    session.raise_failures()
 
 
 @pytest.mark.parametrize(

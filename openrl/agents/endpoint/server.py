@@ -55,8 +55,19 @@ class Opened:
         return f"{self.root}/s/{self.key}"
 
 
+@asynccontextmanager
+async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
+    """An endpoint that answers until the context ends. Raises UserError if the port is taken."""
+    endpoint = Endpoint(play, port)
+    await endpoint.start()
+    try:
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
 class Endpoint:
-    """``await start()`` before the first ``open``."""
+    """Opens sessions, and answers their clients between ``start`` and ``close``."""
 
     def __init__(self, play: Play, port: int = 0) -> None:
         """Port 0 is any free one. Raises UserError if the port is taken."""

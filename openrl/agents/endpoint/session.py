@@ -154,12 +154,15 @@ class Session:
         self._closed = True
         await self.exchanges.cancel()
 
-    def check(self) -> None:
-        """Raises what failed and left the client without a reply. RuntimeError without a turn."""
+    @property
+    def is_idle(self) -> bool:
+        """Nothing was asked that could be answered."""
+        return not self.conversation.turns and self.over is None
+
+    def raise_failures(self) -> None:
+        """Raises what failed and left the client without a reply."""
         for failure in self._failures.values():
             raise failure
-        if not self.conversation.turns and self.over is None:
-            raise RuntimeError("the agent asked the endpoint for nothing")
 
     def trajectory(self, end: End | None = None) -> Trajectory:
         """What was played. ``end`` None: the agent ended it, or the room for tokens did."""

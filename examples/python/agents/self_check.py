@@ -1,0 +1,24 @@
+"""The agent of openai_client.py as openrl's own agents are written."""
+
+from openrl.agents.base import Generate
+from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Conversation, EpisodeOver
+from openrl.types import End, Prompt, Sampling, Trajectory
+
+CHECK = "Check it. What is your final answer?"
+
+
+class SelfCheck:
+    def __init__(self, chat: ChatFormat) -> None:
+        self.chat = chat
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        conversation = Conversation(prompt, self.chat, generate, sampling)
+        messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
+        try:
+            first = await conversation.reply(messages)
+            check = {"role": "user", "content": CHECK}
+            await conversation.reply([*messages, first.message, check])
+        except EpisodeOver as over:
+            return conversation.trajectory(over.end)
+        return conversation.trajectory(End.LENGTH if conversation.is_full else End.STOP)

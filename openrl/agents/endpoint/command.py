@@ -1,0 +1,142 @@
+"""The agent that is a program: it is started for each episode and plays against the endpoint.
+
+Its exit ends the episode; with it all that it started ends. It finds in its variables
+
+    OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL              the endpoint, for OpenAI's clients
+    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL     and for Anthropic's
+    OPENRL_REWARD_URL        where it may POST {"reward": 1.0} with OPENAI_API_KEY as bearer token
+    OPENRL_PROMPT            the prompt: its last message, if it is a chat
+    OPENRL_MESSAGES          all its messages, as JSON
+    OPENRL_ROW               {"id", "source", "meta": other columns of the data}, as JSON
+
+The label is not among them: it belongs to the rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import tempfile
+from typing import IO
+from uuid import uuid4
+
+from openrl.agents.base import Generate
+from openrl.agents.endpoint.records import MODEL
+from openrl.agents.endpoint.server import HOST, Endpoint, Opened
+from openrl.errors import UserError
+from openrl.processes.child import MARK, kill_family
+from openrl.types import End, Prompt, Sampling, Trajectory
+
+LAST_WORDS = 2000  # bytes of a program's output that an error quotes
+AT_ONCE = 64
+THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # go with other keys
+
+
+class AgentCommand:
+    def __init__(self, command: str, endpoint: Endpoint, at_once: int = AT_ONCE) -> None:
+        """``at_once`` is the most programs that run; other episodes wait. Raises UserError for
+        what cannot be started."""
+        self.command, self.endpoint = split_command(command), endpoint
+        self._places = asyncio.Semaphore(at_once)
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises RuntimeError with the last lines of a program that failed or asked for nothing."""
+        timeout = self.endpoint.play.limits.episode_timeout or None
+        async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
+            with tempfile.TemporaryFile() as output:
+                code = await _exit_code(self.command, variables(prompt, opened), output, timeout)
+                said = _last_words(output)
+        session = opened.session
+        if code and session.over is None:
+            session.raise_failures()
+            raise RuntimeError(f"the agent {_ending(code)}: {said}")
+        session.raise_failures()
+        if session.is_idle:
+            raise RuntimeError(f"the agent asked the endpoint for nothing; it said: {said}")
+        return session.trajectory(End.TIMEOUT if code is None else None)
+
+
+def split_command(command: str) -> list[str]:
+    """Its words, as a shell would split them. Raises UserError."""
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise UserError(f"--agent_command {command!r}: {error}") from error
+    if not words or shutil.which(words[0]) is None:
+        raise UserError(f"--agent_command: there is no program {''.join(words[:1])!r}")
+    return words
+
+
+def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
+    """What the program finds of its episode."""
+    messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
+    row = {"id": prompt.id, "source": prompt.source, "meta": prompt.meta}
+    local = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST]))
+    return {
+        "OPENAI_BASE_URL": opened.base_url,
+        "OPENAI_API_KEY": opened.key,
+        "OPENAI_MODEL": MODEL,
+        "ANTHROPIC_BASE_URL": opened.root,
+        "ANTHROPIC_API_KEY": opened.key,
+        "ANTHROPIC_MODEL": MODEL,
+        "OPENRL_REWARD_URL": f"{opened.base_url}/reward",
+        "OPENRL_PROMPT": messages[-1]["content"],
+        "OPENRL_MESSAGES": json.dumps(messages, ensure_ascii=False),
+        "OPENRL_ROW": json.dumps(row, ensure_ascii=False, default=str),
+        "NO_PROXY": local,
+        "no_proxy": local,
+    }
+
+
+async def _exit_code(
+    command: list[str], environment: dict[str, str], output: IO[bytes], timeout: float | None
+) -> int | None:
+    """None if it had to be killed because its time was over. Whatever it started has ended."""
+    mark = uuid4().hex
+    inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**inherited, **environment, MARK: mark},
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(timeout):
+            await _exited(process.pid)
+        ended = True
+    except TimeoutError:
+        ended = False
+    finally:
+        await asyncio.to_thread(kill_family, process.pid, mark)
+        code = process.wait()
+    return code if ended else None
+
+
+async def _exited(pid: int) -> None:
+    """Returns when the process has ended; it is still to be waited for."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    process = os.pidfd_open(pid)
+    loop.add_reader(process, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(process)
+        os.close(process)
+
+
+def _last_words(output: IO[bytes]) -> str:
+    size = output.seek(0, os.SEEK_END)
+    output.seek(max(0, size - LAST_WORDS))
+    return output.read().decode(errors="replace").strip() or "(no output)"
+
+
+def _ending(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"
