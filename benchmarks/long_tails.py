@@ -8,6 +8,7 @@ import os
 import random
 from dataclasses import replace
 
+from openrl.agents import build
 from openrl.agents.single_turn import SingleTurn
 from openrl.cluster import model_worker, rollout_worker
 from openrl.types import Prompt, Sampling, Trajectory
@@ -31,7 +32,7 @@ def pin(core: int) -> None:
     os.sched_setaffinity(0, {cores[core % len(cores)]})
 
 
-rollout_worker.SingleTurn = LongTailed  # type: ignore[misc]
+build.SingleTurn = LongTailed  # type: ignore[misc]
 _start_model, _start_engine = model_worker.ModelWorker.start, rollout_worker.RolloutWorker.start
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.episode import EngineError, Starts, play_episode
 from openrl.cluster.gate import Gate
 from openrl.cluster.group import WorkerContext
 from openrl.config.model import ModelFlags
@@ -21,7 +22,7 @@ from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
 from openrl.seeds import seed_of
-from openrl.types import Completion, End, Group, Prompt, Sampling, Segment, Trajectory
+from openrl.types import Completion, Group, Prompt, Sampling, Trajectory
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -44,27 +45,6 @@ def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int 
     seed of its own: over the end of a pass one step may draw it twice, and its answers are to
     differ. So are those of a second ``attempt``."""
     return seed_of(run_seed, step, draw, sample, *([attempt] if attempt else []))
-
-
-class EngineError(RuntimeError):
-    """A request failed for reasons that are not the policy's."""
-
-
-class UnequalStart(RuntimeError):
-    """An environment ignores its seed."""
-
-
-def check_starts(played: list[Trajectory], starts: dict[str, list[int]]) -> None:
-    """Raises UnequalStart if an environment does not show an agent what its siblings were shown:
-    they could not be compared. The first of them to end says what that is."""
-    for trajectory in played:
-        if "seed" in trajectory.prompt.meta and trajectory.response_length:
-            shown = trajectory.segments[0].token_ids[: trajectory.segments[0].context_length]
-            if starts.setdefault(trajectory.agent, shown) != shown:
-                raise UnequalStart(
-                    f"the environment {trajectory.prompt.source} ignores its seed"
-                    f" {trajectory.prompt.meta['seed']}: siblings begin with other observations"
-                )
 
 
 async def first_sound(
@@ -127,7 +107,7 @@ class RolloutWorker:
         """The prompt's trajectories, scored by the sources of rewards beside the engine.
 
         RuntimeError if the infrastructure failed all of them twice."""
-        starts: dict[str, list[int]] = {}
+        starts: Starts = {}
         greedy = replace(request.sampling, temperature=0.0)
         sampling = [request.sampling] * (request.n_samples + request.redundancy)
         once = range(request.greedy)
@@ -165,40 +145,23 @@ class RolloutWorker:
         request: RolloutRequest,
         sample: int,
         sampling: Sampling,
-        starts: dict[str, list[int]],
+        starts: Starts,
     ) -> list[Trajectory]:
         """What one episode leaves: a trajectory of each agent. If the infrastructure fails it, it
         is played once more; after a second failure it stays in its group, where nothing is trained
-        on it. ``starts`` has what each agent was first shown, equal for all siblings."""
+        on it."""
+        longest = self.spec.max_model_len
+        sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
         for attempt in range(2):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
             async with self.gate:
-                played = await self._attempt(prompt, sampling, starts)
+                played = await play_episode(self.agent, prompt, self.generate, sampling, starts)
             for trajectory in played:
                 trajectory.replays = attempt
             if not any(t.end.is_failure for t in played):
                 break
         return played
-
-    async def _attempt(
-        self, prompt: Prompt, sampling: Sampling, starts: dict[str, list[int]]
-    ) -> list[Trajectory]:
-        longest = self.spec.max_model_len
-        sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
-        try:
-            played = await self.agent.run(prompt, self.generate, sampling)
-            played = played if isinstance(played, list) else [played]
-            check_starts(played, starts)
-            return played
-        except UserError:
-            raise
-        except EngineError as error:
-            end, failure = End.ENGINE_ERROR, str(error)
-        except Exception as error:
-            end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
-        nothing = Segment.answer(prompt.token_ids, [])
-        return [Trajectory(prompt, [nothing], end, failure=failure)]
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         """The engine's, once it has room for another request."""

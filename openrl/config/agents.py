@@ -90,15 +90,23 @@ class AgentFlags(TurnFlags):
     )
 
 
-@group("Agent", only_if=given("env_tags"))
-class EnvironmentFlags:
+@group("Agent")
+class EnvironmentTagFlags:
     env_tags: tuple[str, ...] = flag(
         (),
-        "Environments to train in: bandit, calculator, countdown, frozen_lake, number_game,"
+        "Environments to play in: bandit, calculator, countdown, frozen_lake, number_game,"
         " reasoning_gym, search, sokoban, or those of --plugin. They take the place of"
         " --prompt_data: each prompt is a seed.",
-        only_if=(),
     )
+    env_config: str | None = flag(
+        None,
+        "YAML or JSON file {tag: settings} of the environments. None: their defaults.",
+        only_if=given("env_tags"),
+    )
+
+
+@group("Agent", only_if=given("env_tags"))
+class EnvironmentFlags(EnvironmentTagFlags):
     env_groups: int | None = flag(
         None,
         "Groups of equal environments, --n_samples_per_prompt each, that run at a time. None:"
@@ -107,9 +115,6 @@ class EnvironmentFlags:
     )
     env_groups_per_tag: tuple[int, ...] | None = flag(
         None, "How many of --env_groups each tag gets. None: evenly.", bounds="> 0"
-    )
-    env_config: str | None = flag(
-        None, "YAML or JSON file {tag: settings} of the environments. None: their defaults."
     )
     env_max_trajectories: int = flag(
         -1,

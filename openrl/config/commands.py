@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.agents import AgentFlags, EnvironmentFlags, EnvironmentTagFlags
 from openrl.config.algorithm import (
     AlgorithmFlags,
     KLFlags,
@@ -84,7 +84,7 @@ from openrl.config.run import (
 )
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
-from openrl.flags.schema import REQUIRED, absent, chosen_options, given, part
+from openrl.flags.schema import absent, chosen_options, given, part
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,7 +240,7 @@ class EvaluateConfig:
 
     evaluate: EvaluateFlags = part(EvaluateFlags)
     model: ModelFlags = part(ModelFlags)
-    data: EvaluateDataFlags = part(EvaluateDataFlags, prompt_data=REQUIRED)
+    data: EvaluateDataFlags = part(EvaluateDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
     device: DeviceFlags = part(DeviceFlags)
     engine: ChosenEngineFlags = part(ChosenEngineFlags)
@@ -248,6 +248,8 @@ class EvaluateConfig:
     batch: InferenceBatchFlags = part(InferenceBatchFlags)
     rm: RewardModelFlags = part(RewardModelFlags)
     reward: RewardFlags = part(RewardFlags)
+    agents: AgentFlags = part(AgentFlags)
+    environments: EnvironmentTagFlags = part(EnvironmentTagFlags)
     debug: SeedFlags = part(SeedFlags, seed=1234)
     options: dict[str, Any] = chosen_options()
 

@@ -182,7 +182,7 @@ def data_seed(config: Any) -> int:
     return config.debug.seed if config.order.data_seed is None else config.order.data_seed
 
 
-def agents_of(config: PPOConfig) -> list[str]:
+def agents_of(config: PPOConfig | EvaluateConfig) -> list[str]:
     """The flags that say who plays; none: the policy answers once."""
     asked = {
         "agent_func_path": config.agents.agent_func_path,

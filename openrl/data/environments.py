@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from openrl.seeds import seed_of
 from openrl.types import Prompt
 
+EVALUATED_SEEDS = 64  # of an evaluation that says no other number
+
 
 def environment_prompts(
     groups: Mapping[str, int], count: int, run_seed: int, kind: str

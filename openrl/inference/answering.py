@@ -14,13 +14,16 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.single_turn import SingleTurn
+from openrl.agents.build import AgentSetup, check_environments, open_agent
+from openrl.agents.episode import Starts, play_episode
 from openrl.cluster.rollout_worker import request_seed
+from openrl.config.agents import AgentFlags, EnvironmentTagFlags
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.config.inference import InferenceSamplingFlags
 from openrl.config.placement import ParallelSizes
 from openrl.config.reward import bearer_token
 from openrl.config.reward_plan import RewardPlan, reward_plan
+from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.flags.dump import dump_yaml
@@ -92,6 +95,11 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(config.data, config.templates, tokenizer, limit)
+    if tags := agent_setup(config).environments.env_tags:
+        check_environments(agent_setup(config).environments)
+        count = min(config.data.max_samples, EVALUATED_SEEDS * len(tags))
+        prompts = environment_prompts(dict.fromkeys(tags, 1), count, config.debug.seed, "eval")
+        return Inputs(device, tokenizer, plan, builder, prompts, [])
     prompts, reports = load_prompts(builder, config.debug.seed)
     return Inputs(device, tokenizer, plan, builder, prompts, reports)
 
@@ -133,20 +141,33 @@ async def answering(
 ) -> AsyncIterator[Work]:
     """Answers the prompt of a unit ``n`` times and scores the answers. They depend on the seed and
     the unit's position, not on when a run began."""
-    agent, sampling = SingleTurn(inputs.tokenizer.decode), answer_sampling(config.sampling)
-    names = column_names(config.data)
-    async with running_reward(config, inputs) as reward, running_engine(backend, spec) as engine:
+    sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
+    names, agents = column_names(config.data), agent_setup(config)
+    async with (
+        running_reward(config, inputs) as reward,
+        running_engine(backend, spec) as engine,
+        open_agent(agents, inputs.tokenizer) as agent,
+    ):
 
-        async def answer(unit: Unit, sample: int) -> Trajectory:
+        async def answer(unit: Unit, sample: int, starts: Starts) -> list[Trajectory]:
             seed = request_seed(config.debug.seed, 0, unit.position, sample)
-            return await agent.run(unit.rows[0], engine.generate, replace(sampling, seed=seed))
+            drawn = replace(sampling, seed=seed)
+            return await play_episode(agent, unit.rows[0], engine.generate, drawn, starts)
 
         async def work(unit: Unit) -> list[Row]:
-            answers = await asyncio.gather(*(answer(unit, sample) for sample in range(n)))
-            group = await score(reward, Group(unit.rows[0], answers))
+            starts: Starts = {}
+            played = await asyncio.gather(*(answer(unit, sample, starts) for sample in range(n)))
+            answers = [trajectory for of_sample in played for trajectory in of_sample]
+            group = await score(reward, Group(answers[0].prompt, answers))
             return rows_of(unit.id, group, names, inputs.tokenizer)
 
         yield work
+
+
+def agent_setup(config: Config) -> AgentSetup:
+    if isinstance(config, EvaluateConfig):
+        return AgentSetup(config.agents, config.environments, config.templates)
+    return AgentSetup(AgentFlags(), EnvironmentTagFlags(), config.templates)
 
 
 def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:
@@ -195,7 +216,9 @@ async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward
 
 async def score(reward: Reward | None, group: Group) -> Group:
     """The group, each answer with its score if there is a reward."""
-    if reward is not None:
-        for trajectory, given in zip(group.trajectories, await reward.score(group), strict=True):
+    unscored = [t for t in group.trajectories if t.score is None and not t.end.is_failure]
+    if reward is not None and unscored:
+        scores = await reward.score(Group(group.prompt, unscored))
+        for trajectory, given in zip(unscored, scores, strict=True):
             trajectory.score = given
     return group

@@ -45,9 +45,11 @@ def rows_of(
 
 
 def reward_columns(trajectory: Trajectory) -> Row:
-    """``reward`` (null if it failed, then ``failure`` says why), ``passed`` and the reward's
-    parts."""
+    """``reward`` (null if it or the episode failed, then ``failure`` says why), ``passed`` and the
+    reward's parts."""
     given = trajectory.score
+    if trajectory.end.is_failure:
+        return {"reward": None, "failure": trajectory.failure}
     if given is None:
         return {}
     columns: Row = {"reward": None if given.dropped else given.reward}

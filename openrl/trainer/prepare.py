@@ -23,7 +23,7 @@ from openrl.config.rules.parallel import shards_divide
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
-from openrl.data.environments import environment_prompts
+from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered, UserError
@@ -46,9 +46,6 @@ from openrl.trainer.ptx import load_ptx
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
-
-EVALUATED_SEEDS = 64  # of --env_tags, unless --eval_max_samples says another number
-
 
 @dataclass(frozen=True)
 class Inputs:

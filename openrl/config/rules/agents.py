@@ -8,16 +8,18 @@ import socket
 from pathlib import Path
 
 from openrl.config.agents import read_env_config
-from openrl.config.commands import PPOConfig
+from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
 from openrl.config.rules.rewards import SOURCES
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.checks import Given, Problem, Problems, check
 
+Playing = PPOConfig | EvaluateConfig
 
-@check(PPOConfig)
-def one_plays(config: PPOConfig, given: Given) -> Problems:
+
+@check(PPOConfig, EvaluateConfig)
+def one_plays(config: Playing, given: Given) -> Problems:
     asked = agents_of(config)
     if len(asked) < 2:
         return
@@ -29,8 +31,8 @@ def one_plays(config: PPOConfig, given: Given) -> Problems:
         yield Problem(tuple(asked), "each plays the whole episode", "leave one out")
 
 
-@check(PPOConfig)
-def environments_reward(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig)
+def environments_reward(config: Playing, given: Given) -> Problems:
     sources = (
         config.reward.remote_rm_url,
         config.reward.reward_funcs,
@@ -42,8 +44,8 @@ def environments_reward(config: PPOConfig, given: Given) -> Problems:
         yield Problem(("env_tags", *asked), message, f"leave --{asked[0]} out")
 
 
-@check(PPOConfig)
-def tools_have_a_template(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig)
+def tools_have_a_template(config: Playing, given: Given) -> Problems:
     if config.agents.tools and not config.templates.apply_chat_template:
         message = "tools are described to the model by its chat template"
         yield Problem(("tools",), message, "--apply_chat_template")
@@ -62,8 +64,8 @@ def turns_have_a_token_each(config: PPOConfig, given: Given) -> Problems:
 # -- environments ----------------------------------------------------------------------------------
 
 
-@check(PPOConfig)
-def tags_are_known(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig)
+def tags_are_known(config: Playing, given: Given) -> Problems:
     for tag in config.environments.env_tags:
         try:
             environments[tag]
@@ -108,8 +110,8 @@ def environments_say_how_long(config: PPOConfig, given: Given) -> Problems:
         yield Problem(("env_tags", "max_steps"), message, "--max_steps 200")
 
 
-@check(PPOConfig, environment=True)
-def environment_settings_are_known(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig, environment=True)
+def environment_settings_are_known(config: Playing, given: Given) -> Problems:
     if config.environments.env_config is None:
         return
     try:
@@ -121,8 +123,8 @@ def environment_settings_are_known(config: PPOConfig, given: Given) -> Problems:
 # -- files, programs and ports ---------------------------------------------------------------------
 
 
-@check(PPOConfig, environment=True)
-def agents_exist(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig, environment=True)
+def agents_exist(config: Playing, given: Given) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
     if path is not None and "://" not in path:
         file = path.partition(".py")[0] + ".py"
@@ -141,8 +143,8 @@ def agents_exist(config: PPOConfig, given: Given) -> Problems:
             yield Problem(("agent_command",), f"no such program: {program!r}")
 
 
-@check(PPOConfig, environment=True)
-def endpoint_port_is_free(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig, environment=True)
+def endpoint_port_is_free(config: Playing, given: Given) -> Problems:
     port = config.agents.agent_endpoint_port
     if not port:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import SUPERVISED, TRAINING, PPOConfig, SupervisedConfig, TrainingConfig
+from openrl.config.commands import SUPERVISED, TRAINING, EvaluateConfig, PPOConfig, SupervisedConfig, TrainingConfig
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import evaluates
 from openrl.flags.checks import Given, Problem, Problems, check
@@ -22,9 +22,10 @@ def template_has_a_place(config: TrainingConfig, given: Given) -> Problems:
         yield Problem(("input_template",), message, "$'...\\n...' in bash", fatal=False)
 
 
-@check(PPOConfig)
-def there_are_prompts(config: PPOConfig, given: Given) -> Problems:
-    others = config.environments.env_tags or config.evaluation.eval_only
+@check(PPOConfig, EvaluateConfig)
+def there_are_prompts(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+    idle = isinstance(config, PPOConfig) and config.evaluation.eval_only
+    others = config.environments.env_tags or idle
     if config.data.prompt_data is None and not others:
         yield Problem(("prompt_data",), "is required", "--prompt_data FILE")
     if config.data.prompt_data is not None and config.environments.env_tags:

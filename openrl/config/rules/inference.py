@@ -153,7 +153,7 @@ def post_processing_has_rewards(config: BatchInferenceConfig, given: Given) -> P
 
 @check(EvaluateConfig)
 def evaluation_has_a_reward(config: EvaluateConfig, given: Given) -> Problems:
-    if not asks_for_rewards(config):
+    if not asks_for_rewards(config) and not {*agents_of(config)} - {"tools"}:
         yield Problem(SOURCES, "nothing says which answers are right", "--reward_funcs math_verify")
 
 

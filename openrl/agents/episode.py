@@ -1,0 +1,54 @@
+"""One attempt at an episode: what the policy did, or what failed around it."""
+
+from __future__ import annotations
+
+from openrl.agents.base import Agent, Generate
+from openrl.errors import UserError
+from openrl.types import End, Prompt, Sampling, Segment, Trajectory
+
+
+class EngineError(RuntimeError):
+    """A request failed for reasons that are not the policy's."""
+
+
+class UnequalStart(RuntimeError):
+    """An environment ignores its seed."""
+
+
+Starts = dict[str, list[int]]
+"""What each agent of a group was first shown, in tokens: equal for all siblings."""
+
+
+async def play_episode(
+    agent: Agent, prompt: Prompt, generate: Generate, sampling: Sampling, starts: Starts
+) -> list[Trajectory]:
+    """A trajectory of each agent; one without a token if the infrastructure failed, with the reason
+    in ``failure``. Raises UserError for what a user has to mend."""
+    try:
+        played = await agent.run(prompt, generate, sampling)
+        played = played if isinstance(played, list) else [played]
+        for trajectory in played:
+            check_start(trajectory, starts)
+        return played
+    except UserError:
+        raise
+    except EngineError as error:
+        end, failure = End.ENGINE_ERROR, str(error)
+    except Exception as error:
+        end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
+    nothing = Segment.answer(prompt.token_ids, [])
+    return [Trajectory(prompt, [nothing], end, failure=failure)]
+
+
+def check_start(trajectory: Trajectory, starts: Starts) -> None:
+    """Raises UnequalStart if an environment shows an agent something else than its siblings were
+    shown: they could not be compared. The first of them to end says what that is."""
+    first, meta = trajectory.segments[0], trajectory.prompt.meta
+    if "seed" not in meta or not trajectory.response_length:
+        return
+    shown = first.token_ids[: first.context_length]
+    if starts.setdefault(trajectory.agent, shown) != shown:
+        raise UnequalStart(
+            f"the environment {trajectory.prompt.source} ignores its seed {meta['seed']}: siblings"
+            " begin with other observations"
+        )
