@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.episode import EngineError, Starts, play_episode
+from openrl.agents.recording import Recording, Turn
 from openrl.cluster.gate import Gate
 from openrl.cluster.group import WorkerContext
 from openrl.config.model import ModelFlags
@@ -36,6 +37,9 @@ class RolloutRequest:
     scored: bool = True
     greedy: bool = False  # also one answer at temperature 0
     redundancy: int = 0  # samples beyond n_samples, which are those that end first
+    ordinal: int = -1  # the training prompt's number in the run; -1: it is none
+    # by sample: turns that were taken before the run was resumed
+    recorded: Mapping[int, list[Turn]] = field(default_factory=dict)
 
 
 def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int = 0) -> int:
@@ -96,6 +100,7 @@ class RolloutWorker:
             rewards, self.tokenizer, engines=context.world_size, plugins=context.plugins
         )
         self._open = AsyncExitStack()
+        self._running: dict[tuple[int, int], Recording] = {}  # by prompt's ordinal and sample
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
@@ -116,7 +121,7 @@ class RolloutWorker:
                 [self._sample(prompt, request, i, s, starts) for i, s in enumerate(sampling)],
                 request.n_samples,
             ),
-            first_sound([self._sample(prompt, request, 0, greedy, {}) for _ in once], 1),
+            first_sound([self._sample(prompt, request, -1, greedy, {}) for _ in once], 1),
         )
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
@@ -152,16 +157,33 @@ class RolloutWorker:
         on it."""
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
+        key, known = (request.ordinal, sample), list(request.recorded.get(sample, ()))
         for attempt in range(2):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
-            async with self.gate:
-                played = await play_episode(self.agent, prompt, self.generate, sampling, starts)
+            recording = self._running[key] = Recording(self.generate, [] if attempt else known)
+            try:
+                async with self.gate:
+                    played = await play_episode(
+                        self.agent, prompt, recording.generate, sampling, starts
+                    )
+            finally:
+                del self._running[key]
             for trajectory in played:
                 trajectory.replays = attempt
+            if known:
+                played[0].metrics["replayed_turns"] = float(recording.replayed)
             if not any(t.end.is_failure for t in played):
                 break
         return played
+
+    async def recorded(self) -> dict[int, dict[int, list[Turn]]]:
+        """The turns so far of the episodes that are running: by prompt's ordinal and sample."""
+        found: dict[int, dict[int, list[Turn]]] = {}
+        for (ordinal, sample), recording in self._running.items():
+            if ordinal >= 0 and recording.turns:
+                found.setdefault(ordinal, {})[sample] = list(recording.turns)
+        return found
 
     async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
         """The engine's, once it has room for another request."""

@@ -23,7 +23,7 @@ from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 from openrl.training.state import StateParts
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Raised whenever the layout of a checkpoint or of its state changes: an older one is refused,
 never half read."""
 

@@ -209,7 +209,7 @@ class RLTrainer:
         state = {
             "step": step,
             "version": self.publisher.version,
-            "rollouts": self.rollouts.buffer.state(),
+            "rollouts": await self.rollouts.state(),
             "learner": self.learner.state(),
             "totals": vars(self.totals),
         }

@@ -16,15 +16,18 @@ trained in time, and a step waits for the answers that would be too old in the n
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
+from openrl.agents.recording import Turn, turns_from_json, turns_to_json
 from openrl.trainer.saved_groups import group_from_json, group_to_json
 from openrl.types import Group, Prompt
 
 Found = TypeVar("Found")
 StalenessPolicy = Literal["wait", "drop", "mask"]
+Recorded = dict[int, list[Turn]]
+"""The turns of a prompt's unfinished episodes, by sample."""
 
 
 class Prompts(Protocol):
@@ -84,6 +87,7 @@ class Slot:
     group: Group | None = None  # complete
     kept: bool = True  # False: turned down by the filter, and nothing can be tried instead
     drops: int = 0  # times that it got too old
+    recorded: Recorded = field(default_factory=dict)  # turns of its episodes, from before a resume
 
 
 @dataclass(frozen=True)
@@ -131,7 +135,9 @@ class RolloutBuffer:
         if slot.draw is None:
             slot.draw = (self.steps + 1, self._draws)
             self._draws += 1
-        slot.version, slot.running = self.version, True
+        if not slot.recorded:
+            slot.version = self.version
+        slot.running = True
         if self._idle_since is not None:
             self._idle_seconds += asyncio.get_running_loop().time() - self._idle_since
             self._idle_since = None
@@ -173,6 +179,8 @@ class RolloutBuffer:
         )
         if not allowed:
             return None
+        if waiting and waiting.recorded and not self._in_time(position, waiting.version):
+            waiting.recorded = {}  # too old by now: its episodes begin anew
         if waiting is None:
             waiting = Slot(self._admitted, self.prompts.take(1)[0])
             self._admitted += 1
@@ -292,9 +300,10 @@ class RolloutBuffer:
 
     # -- leaving and returning ---------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
+    def state(self, recorded: Mapping[int, Recorded] | None = None) -> dict[str, Any]:
         """All that a resumed run needs to train on the same prompts in the same order. What is
-        running starts again then, with the seeds it had."""
+        running starts again then, with the seeds it had; what its episodes have sampled so far,
+        ``recorded`` by the slots' ordinals, is not sampled again."""
         return {
             "prompts": self.prompts.state(),
             "steps": self.steps,
@@ -303,7 +312,7 @@ class RolloutBuffer:
             "tried_again": self._tried_again,
             "dropped": self._dropped,
             "turned_down": [(n, group_to_json(group)) for n, group in self._turned_down],
-            "slots": [_slot_to_json(slot) for slot in self._slots],
+            "slots": [_slot_to_json(slot, recorded or {}) for slot in self._slots],
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -316,16 +325,17 @@ class RolloutBuffer:
         self._slots = [_slot_from_json(slot, known) for slot in state["slots"]]
 
 
-def _slot_to_json(slot: Slot) -> dict[str, Any]:
-    complete = slot.group is not None
+def _slot_to_json(slot: Slot, recorded: Mapping[int, Recorded]) -> dict[str, Any]:
+    turns = {} if slot.group else recorded.get(slot.ordinal, slot.recorded)
     return {
         "ordinal": slot.ordinal,
         "prompt": slot.prompt.id,
         "draw": slot.draw,
-        "version": slot.version if complete else -1,
+        "version": slot.version if slot.group or turns else -1,
         "group": group_to_json(slot.group) if slot.group else None,
         "kept": slot.kept,
         "drops": slot.drops,
+        "recorded": [(sample, turns_to_json(taken)) for sample, taken in turns.items()],
     }
 
 
@@ -338,4 +348,5 @@ def _slot_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> Slot:
         group=group_from_json(saved["group"], known) if saved["group"] else None,
         kept=saved["kept"],
         drops=saved["drops"],
+        recorded={sample: turns_from_json(turns) for sample, turns in saved["recorded"]},
     )

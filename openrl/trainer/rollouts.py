@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
@@ -80,6 +81,7 @@ class Rollouts:
 
     async def _play_slot(self, slot: Slot) -> None:
         request, run_seed = self.settings.request, self.settings.run_seed
+        request = replace(request, ordinal=slot.ordinal, recorded=slot.recorded)
         if run_seed is not None and slot.draw is not None:
             request = replace(request, seed=(run_seed, *slot.draw))
         try:
@@ -170,6 +172,11 @@ class Rollouts:
     async def _resume(self) -> None:
         await self.engines.call("resume", not self.settings.interrupts)
         self._paused = False
+
+    async def state(self) -> dict[str, Any]:
+        """Of the buffer, with the turns that running episodes have taken."""
+        of_engines = await self.engines.call("recorded")
+        return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
 
     async def close(self) -> None:
         """Leave no task behind."""

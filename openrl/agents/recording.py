@@ -1,0 +1,61 @@
+"""What running episodes have sampled so far, so that a resumed run can take their turns again
+without an engine: the environment gets the same actions, and the policy the same tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from openrl.agents.base import Generate
+from openrl.types import Completion, End, Sampling, VersionSpan
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request of an agent, by its tokens' digest, and the engine's reply."""
+
+    asked: str
+    completion: Completion
+
+
+@dataclass
+class Recording:
+    """``generate`` of one episode: replays ``known`` turns where the agent asks for them again, and
+    asks the engine for the rest."""
+
+    engine: Generate
+    known: list[Turn] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)  # all of this episode
+    replayed: int = 0
+
+    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+        asked = digest(token_ids)
+        turn = next((turn for turn in self.known if turn.asked == asked), None)
+        if turn is None:
+            turn = Turn(asked, await self.engine(token_ids, sampling))
+        else:
+            self.known.remove(turn)
+            self.replayed += 1
+        self.turns.append(turn)
+        return turn.completion
+
+
+def digest(token_ids: list[int]) -> str:
+    text = ",".join(map(str, token_ids))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def turns_to_json(turns: Sequence[Turn]) -> list[dict[str, Any]]:
+    return [asdict(turn) for turn in turns]
+
+
+def turns_from_json(saved: Sequence[Mapping[str, Any]]) -> list[Turn]:
+    turns = []
+    for turn in saved:
+        reply = turn["completion"]
+        spans = tuple(VersionSpan(**span) for span in reply["versions"])
+        known = Completion(reply["token_ids"], reply["logprobs"], End(reply["end"]), spans)
+        turns.append(Turn(turn["asked"], known))
+    return turns
