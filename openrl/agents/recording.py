@@ -20,7 +20,7 @@ class Turn:
     completion: Completion
 
 
-@dataclass
+@dataclass(eq=False)
 class Recording:
     """``generate`` of one episode: replays ``known`` turns where the agent asks for them again, and
     asks the engine for the rest."""

@@ -100,7 +100,7 @@ class RolloutWorker:
             rewards, self.tokenizer, engines=context.world_size, plugins=context.plugins
         )
         self._open = AsyncExitStack()
-        self._running: dict[tuple[int, int], Recording] = {}  # by prompt's ordinal and sample
+        self._running: dict[Recording, tuple[int, int]] = {}  # prompt's ordinal and sample
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
@@ -157,18 +157,19 @@ class RolloutWorker:
         on it."""
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
-        key, known = (request.ordinal, sample), list(request.recorded.get(sample, ()))
+        known = list(request.recorded.get(sample, ()))
         for attempt in range(2):
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
-            recording = self._running[key] = Recording(self.generate, [] if attempt else known)
+            recording = Recording(self.generate, [] if attempt else known)
+            self._running[recording] = (request.ordinal, sample)
             try:
                 async with self.gate:
                     played = await play_episode(
                         self.agent, prompt, recording.generate, sampling, starts
                     )
             finally:
-                del self._running[key]
+                del self._running[recording]
             for trajectory in played:
                 trajectory.replays = attempt
             if known:
@@ -180,7 +181,7 @@ class RolloutWorker:
     async def recorded(self) -> dict[int, dict[int, list[Turn]]]:
         """The turns so far of the episodes that are running: by prompt's ordinal and sample."""
         found: dict[int, dict[int, list[Turn]]] = {}
-        for (ordinal, sample), recording in self._running.items():
+        for recording, (ordinal, sample) in self._running.items():
             if ordinal >= 0 and recording.turns:
                 found.setdefault(ordinal, {})[sample] = list(recording.turns)
         return found

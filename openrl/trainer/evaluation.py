@@ -8,6 +8,7 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.tracking.metrics import Last, Mean, Metric, Sum
 from openrl.trainer.reward_failures import failed_rewards
+from openrl.trainer.rollout_metrics import agent_metrics
 from openrl.trainer.rollouts import Rollouts, Tell
 from openrl.types import Group, Prompt, Sampling
 
@@ -85,4 +86,5 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     metrics[PASS_RATE] = Mean(sum(everything), len(everything))
     metrics[LENGTH] = Mean(sum(lengths), len(lengths))
     metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))
-    return metrics
+    played = agent_metrics([t for group in groups for t in group.trajectories])
+    return metrics | {f"eval/{name.removeprefix('rollout/')}": m for name, m in played.items()}

@@ -47,6 +47,7 @@ from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
 
+
 @dataclass(frozen=True)
 class Inputs:
     """What an RL run starts from."""

@@ -33,11 +33,8 @@ def one_plays(config: Playing, given: Given) -> Problems:
 
 @check(PPOConfig, EvaluateConfig)
 def environments_reward(config: Playing, given: Given) -> Problems:
-    sources = (
-        config.reward.remote_rm_url,
-        config.reward.reward_funcs,
-        config.others.reward_pretrain,
-    )
+    models = (config.others if isinstance(config, PPOConfig) else config.rm).reward_pretrain
+    sources = (config.reward.remote_rm_url, config.reward.reward_funcs, models)
     asked = tuple(name for name, value in zip(SOURCES, sources, strict=True) if value)
     if config.environments.env_tags and asked:
         message = "environments give the rewards themselves"

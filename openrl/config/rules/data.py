@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import SUPERVISED, TRAINING, EvaluateConfig, PPOConfig, SupervisedConfig, TrainingConfig
+from openrl.config.commands import (
+    SUPERVISED,
+    TRAINING,
+    EvaluateConfig,
+    PPOConfig,
+    SupervisedConfig,
+    TrainingConfig,
+)
 from openrl.config.data import JINJA_SUFFIXES, data_items, probabilities
 from openrl.config.derived import evaluates
 from openrl.flags.checks import Given, Problem, Problems, check

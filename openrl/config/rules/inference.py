@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, MergeConfig, ServeConfig
+from openrl.config.derived import agents_of
 from openrl.config.reward import TOKEN_VARIABLE, bearer_token, split
 from openrl.config.reward_plan import reward_sources
 from openrl.config.rules import data, engines, environment
