@@ -178,11 +178,11 @@ class Trajectory:
     end: End
     text: str = ""  # the response, decoded
     turns: int = 1
-    agent: str = ""  # who played it, where several agents share an episode
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     replays: int = 0  # times that it was played again because the infrastructure had failed
     failure: str | None = None  # what failed at last, in words
+    agent: str = ""  # who played it, where several agents share an episode
     shown: tuple[Shown, ...] = ()  # its turns for people, if somebody asked for them
 
     @property

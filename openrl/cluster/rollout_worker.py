@@ -172,7 +172,7 @@ class RolloutWorker:
                 del self._running[recording]
             for trajectory in played:
                 trajectory.replays = attempt
-            if known:
+            if sample in request.recorded:
                 played[0].metrics["replayed_turns"] = float(recording.replayed)
             if not any(t.end.is_failure for t in played):
                 break

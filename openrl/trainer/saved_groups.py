@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
-    """Lists and numbers alone; the prompt by its id. Floats come back as they were."""
+    """Lists and numbers alone; the prompt by its id, and what an environment made of its seed.
+    Floats come back as they were. What a trajectory shows to people is left out."""
+    prompt, made = group.prompt, "seed" in group.prompt.meta
     return {
-        "prompt": group.prompt.id,
+        "prompt": prompt.id,
+        "made": {"token_ids": prompt.token_ids, "text": prompt.text} if made else {},
         "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
         "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
     }
@@ -19,7 +22,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
 
 def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
     """The inverse; ``prompts`` by id."""
-    prompt, greedy = prompts[saved["prompt"]], saved["greedy"]
+    prompt, greedy = replace(prompts[saved["prompt"]], **saved["made"]), saved["greedy"]
     return Group(
         prompt,
         [_trajectory_from_json(t, prompt) for t in saved["trajectories"]],
@@ -31,6 +34,7 @@ def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value}
     fields["segments"] = [asdict(segment) for segment in trajectory.segments]
     fields["score"] = asdict(trajectory.score) if trajectory.score else None
+    del fields["shown"]
     return fields
 
 

@@ -2,14 +2,21 @@
 sampled ones."""
 
 import asyncio
+import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 
+from openrl.agents.base import Step, TurnLimits
 from openrl.agents.build import AgentSetup
+from openrl.agents.chat import ChatFormat
+from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.recording import turns_from_json, turns_to_json
 from openrl.agents.single_turn import SingleTurn
+from openrl.algorithms.batching import collate
 from openrl.cluster.group import WorkerContext
-from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
+from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker, request_seed
 from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.data import TemplateFlags
 from openrl.config.model import ModelFlags
@@ -17,6 +24,7 @@ from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
+from openrl.seeds import seed_of
 from openrl.types import Completion, End, Prompt, Sampling, Score, Segment, Trajectory
 from tests.tiny import tiny_model_dir
 
@@ -152,3 +160,123 @@ def test_a_pause_lets_samples_end_and_holds_back_others(worker):
         return ended, held, len(worker.engine.asked)
 
     assert asyncio.run(scenario()) == (True, 1, 2)
+
+
+class Guess:
+    """Says a number and wants it back; ``ignores`` its seed in the episodes of these numbers."""
+
+    reductions: dict = {}
+    made = 0
+    ignores: tuple = ()
+
+    async def reset(self, seed, prompt):
+        type(self).made += 1
+        return f"{seed}" if type(self).made not in self.ignores else "another"
+
+    async def step(self, action):
+        return Step("on", reward=1.0)
+
+    async def close(self):
+        pass
+
+
+SEEDED = Prompt("train:guess:0", [], "", source="guess", meta={"seed": 5})
+
+
+def playing(worker, **changes):
+    """Lets the worker play three turns of ``Guess``."""
+    game = type("Guess", (Guess,), changes)
+    chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
+    worker.agent = EnvironmentAgent(lambda prompt: game(), chat, TurnLimits(max_turns=3))
+    return worker
+
+
+def test_a_resumed_episode_takes_its_turns_again_without_the_engine(worker):
+    """The run is left in the third turn of one sample and the second of the other; the resumed run
+    asks the engine for what is missing, and has the tokens of a run that was never left."""
+    whole = playing(worker)
+    request = RolloutRequest(2, Sampling(30), seed=(0, 1, 0), ordinal=4)
+    (expected,) = play(whole, request, prompt=SEEDED)
+
+    left = playing(made(worker.spec.model))
+    turns_left = {0: 2, 1: 1}
+    taken = asyncio.run(recorded_when_left(left, request, turns_left))
+    taken = json.loads(json.dumps([(s, turns_to_json(turns)) for s, turns in taken.items()]))
+    assert {sample: len(turns) for sample, turns in taken} == turns_left
+
+    resumed = playing(made(worker.spec.model))
+    known = {sample: turns_from_json(turns) for sample, turns in taken}
+    (group,) = play(resumed, replace(request, recorded=known), prompt=SEEDED)
+    assert len(resumed.engine.asked) == 6 - 3
+    assert [t.segments for t in group.trajectories] == [t.segments for t in expected.trajectories]
+    assert [t.metrics["replayed_turns"] for t in group.trajectories] == [2, 1]
+
+
+async def recorded_when_left(worker, request, turns_left):
+    """What the worker has recorded when each sample has taken so many turns and waits for more."""
+    samples = {request_seed(*request.seed, sample): sample for sample in turns_left}
+    sample_of = samples | {
+        seed_of(seed, turn): n for seed, n in samples.items() for turn in range(1, 3)
+    }
+    answer, asked, waiting, all_wait = worker.engine.generate, Counter(), [], asyncio.Event()
+
+    async def generate(token_ids, sampling):
+        sample = sample_of[sampling.seed]
+        asked[sample] += 1
+        if asked[sample] > turns_left[sample]:
+            waiting.append(sample)
+            if len(waiting) == len(turns_left):
+                all_wait.set()
+            await asyncio.Event().wait()
+        return await answer(token_ids, sampling)
+
+    worker.engine.generate = generate
+    task = asyncio.create_task(worker.play(SEEDED, request))
+    await all_wait.wait()
+    taken = await worker.recorded()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return taken[request.ordinal]
+
+
+def test_an_environment_that_ignores_its_seed_costs_its_sample(worker):
+    """Played again it keeps to the seed in the one case and does not in the other."""
+    worker = playing(worker, ignores=(2, 4, 5))
+    (group,) = play(worker, RolloutRequest(3, Sampling(30)), prompt=SEEDED)
+    assert sorted(t.replays for t in group.trajectories) in ([0, 0, 1], [0, 1, 1])
+    lost = [t for t in group.trajectories if t.failed]
+    assert all("ignores its seed 5" in t.failure for t in lost)
+
+
+def test_a_group_is_complete_with_the_first_that_end(worker):
+    """Two of four episodes never end; those are given up, and nothing of them is left."""
+
+    async def run(prompt, generate, sampling):
+        number = next(numbers)
+        if number in (0, 2):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                given_up.append(number)
+        reply = await generate([5], sampling)
+        return Trajectory(prompt, [Segment.answer([5], reply.token_ids)], End.STOP, str(number))
+
+    numbers, given_up = iter(range(4)), []
+    worker.agent = type("Slow", (), {"run": staticmethod(run)})()
+    (group,) = play(worker, RolloutRequest(2, Sampling(4), redundancy=2))
+    assert [t.text for t in group.trajectories] == ["1", "3"] and given_up == [0, 2]
+
+
+def test_every_agent_of_an_episode_leaves_a_trajectory(worker):
+    async def run(prompt, generate, sampling):
+        played = []
+        for name in ("solver", "critic"):
+            reply = await generate([5], sampling)
+            row = Segment.answer([5], reply.token_ids, reply.logprobs)
+            played.append(Trajectory(prompt, [row], End.STOP, agent=name))
+        return played
+
+    worker.agent = type("Two", (), {"run": staticmethod(run)})()
+    (group,) = play(worker, RolloutRequest(2, Sampling(4)))
+    assert [t.agent for t in group.trajectories] == ["solver", "critic"] * 2
+    assert collate([group], 0).group_ids.tolist() == [0, 1, 0, 1]
