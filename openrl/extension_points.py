@@ -36,3 +36,4 @@ preference_losses: Registry[Any] = Registry(
 verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")
 environments: Registry[Any] = Registry("environment", home="openrl.agents.environments.builtin")
 tool_parsers: Registry[Any] = Registry("tool_parser", home="openrl.agents.tools.parsers")
+trackers: Registry[Any] = Registry("tracker", home="openrl.tracking.trackers")

@@ -13,6 +13,7 @@ from openrl.config.rules import (  # noqa: F401
     engines,
     environment,
     inference,
+    logging,
     model,
     parallel,
     placement,

@@ -19,6 +19,7 @@ from openrl.config.derived import (
     preference_reference,
     rated,
     reward_norm_scopes,
+    trackers,
     under_ray,
     whiten_advantages,
 )
@@ -62,6 +63,14 @@ RESUME = given("load_checkpoint") | given("resume_from_checkpoint")
 SEVERAL_STEPS = Condition(
     lambda config: optimizer_steps_per_rollout(config.batch) > 1,
     "with several optimizer steps per rollout",
+)
+
+# -- logging
+
+WANDB = Condition(lambda config: "wandb" in trackers(config.logging), "with --use_wandb")
+PROJECTS = Condition(
+    lambda config: not {"tensorboard"}.issuperset(trackers(config.logging)),
+    "with --use_wandb or --track_with",
 )
 
 # -- the KL to the reference

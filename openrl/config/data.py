@@ -227,6 +227,11 @@ class PromptEvalFlags:
         " 64 seeds, none of them trained on.",
         bounds="> 0",
     )
+    eval_generations_to_log: int = flag(
+        0,
+        "Answers of each evaluation written to eval_samples.jsonl, of the same prompts each time.",
+        bounds=">= 0",
+    )
     render_save_dir: str | None = flag(
         None,
         "Directory for the evaluated episodes of agents: a transcript, a page, and where the"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # the groups below take their conditions from here
         RankFlags,
         SleepState,
     )
+    from openrl.config.run import LoggingFlags
     from openrl.config.shaping import NormScope
 
 COMPLETE_CHECKPOINTS = "step_*/manifest.json"
@@ -393,3 +394,10 @@ def whiten_advantages(config: PPOConfig) -> bool:
     """--whiten_advantages, else what the estimator suggests, else no."""
     chosen = config.algorithm.whiten_advantages
     return estimator(config).suggests.get("whiten_advantages", False) if chosen is None else chosen
+
+
+def trackers(flags: LoggingFlags) -> tuple[str, ...]:
+    """Every tracker that a flag asks for, once."""
+    switches = {"tensorboard": flags.use_tensorboard is not None, "wandb": flags.use_wandb}
+    asked = [name for name, on in switches.items() if on]
+    return tuple(dict.fromkeys([*asked, *flags.track_with]))

@@ -51,10 +51,6 @@ FOREIGN = {
     "dataset": Foreign("its data are prompts", "--prompt_data", (PPOConfig,)),
     "learning_rate": Foreign("two models learn", "--actor_learning_rate", (PPOConfig,)),
     "load_model": Foreign("models are directories or Hub names", "--pretrain DIRECTORY"),
-    "wandb_org": Foreign("Weights & Biases takes it from the environment", "export WANDB_ENTITY"),
-    "wandb_group": Foreign(
-        "Weights & Biases takes it from the environment", "export WANDB_RUN_GROUP"
-    ),
     "image_key": VISION,
     "max_images_per_prompt": VISION,
     "freeze_visual_encoder": VISION,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Literal
 
-from openrl.config.conditions import CRITIC, EVALUATES, RESUME
+from openrl.config.conditions import CRITIC, EVALUATES, PROJECTS, RESUME, WANDB
 from openrl.flags.schema import absent, flag, given, group
 
 
@@ -91,11 +92,15 @@ class RLCheckpointFlags(CheckpointFlags):
 @group("Logging")
 class LoggingFlags:
     exp_name: str | None = flag(
-        None,
-        "Name of the run in titles and trackers. None: command and start time.",
-        alias=("wandb_run_name",),
+        None, "Name of the run in titles and trackers. None: command and start time."
     )
     logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
+    track_with: tuple[str, ...] = flag(
+        (), "Trackers beside metrics.jsonl: tensorboard, wandb, swanlab, mlflow, trackio."
+    )
+    tracker_kwargs: dict[str, Any] = flag(
+        {}, 'More arguments for trackers that run: {"wandb": {"tags": ["a"]}}.'
+    )
     use_tensorboard: str | None = flag(
         None, "Directory for TensorBoard; the run is a sub-directory named --exp_name. None: off."
     )
@@ -106,7 +111,20 @@ class LoggingFlags:
         secret="WANDB_API_KEY",
     )
     wandb_project: str | None = flag(
-        None, "Weights & Biases project. None: openrl.", only_if=given("use_wandb")
+        None, "Project of the run in any tracker that has projects. None: openrl.", only_if=PROJECTS
+    )
+    wandb_org: str | None = flag(None, "User or team that the project belongs to.", only_if=WANDB)
+    wandb_group: str | None = flag(None, "Group of the run.", only_if=WANDB)
+    wandb_run_name: str | None = flag(
+        None, "Name of the run there. None: --exp_name.", only_if=WANDB
+    )
+    wandb_dir: str | None = flag(
+        None, "Directory of what is kept here. None: --save_path.", only_if=WANDB
+    )
+    wandb_mode: Literal["online", "offline", "disabled"] | None = flag(
+        None,
+        "offline: keep everything here, for `wandb sync`. None: $WANDB_MODE, or online.",
+        only_if=WANDB,
     )
 
 

@@ -1,9 +1,7 @@
-"""Where the numbers of a run go: metrics.jsonl always, TensorBoard and Weights & Biases when asked
-for.
+"""Where the numbers of a run go: metrics.jsonl always, other trackers when asked for.
 
-A tracker that cannot start is an error before anything is trained. One that fails later never stops
-the training: it is reported once, and from then on ``tracking/<name>_failures`` counts what it
-missed."""
+A tracker that fails, at its start or later, never stops the training: it is reported once, and from
+then on ``tracking/<name>_failures`` counts what it missed."""
 
 from __future__ import annotations
 
@@ -12,29 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
+from openrl.config import derived
 from openrl.config.run import LoggingFlags, SampleLoggingFlags
-from openrl.errors import UserError
+from openrl.extension_points import trackers
 from openrl.tracking.aliases import aliased
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.tracking.samples import SampleLog
+from openrl.tracking.trackers import TrackedRun, Tracker
 from openrl.types import Group
 
 logger = logging.getLogger(__name__)
 
 EVALUATION = ("eval/", "val-core/")
 """How the names of an evaluation's metrics begin."""
-
-
-class Tracker(Protocol):
-    name: str
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Take the values of one step; steps only rise."""
-
-    def close(self) -> None:
-        """Send what is pending."""
 
 
 class JsonlTracker:
@@ -69,47 +59,17 @@ class NoTracker:
         pass
 
 
-class TensorBoardTracker:
-    name = "tensorboard"
+class NotStarted:
+    """In the place of a tracker that could not start: every step counts as missed."""
 
-    def __init__(self, directory: Path, keep_until: int = -1) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        # purge_step hides what an interrupted run wrote after the step that is resumed
-        self._writer = SummaryWriter(
-            str(directory), purge_step=keep_until + 1 if keep_until >= 0 else None
-        )
+    def __init__(self, name: str, error: Exception) -> None:
+        self.name, self.error = name, error
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        raise self.error
 
     def close(self) -> None:
-        self._writer.close()
-
-
-class WandbTracker:
-    """The key and all further settings ($WANDB_MODE, $WANDB_RUN_ID, $WANDB_RESUME, ...) come from
-    the environment."""
-
-    name = "wandb"
-
-    def __init__(
-        self, project: str, run_name: str, directory: Path, config: Mapping[str, Any]
-    ) -> None:
-        import wandb
-
-        settings = wandb.Settings(silent=True, console="off")
-        self._run = wandb.init(
-            project=project, name=run_name, dir=directory, config=dict(config), settings=settings
-        )
-        self._run.define_metric("*", step_metric="step")  # our steps, not its count of calls
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log({"step": step, **values})
-
-    def close(self) -> None:
-        self._run.finish()
+        pass
 
 
 class Trackers:
@@ -124,8 +84,10 @@ class Trackers:
         others: list[Tracker] | None = None,
         samples: SampleLog | None = None,
         every: int = 1,
+        evaluated: SampleLog | None = None,
     ) -> None:
-        self.local, self.others, self.samples, self.every = local, others or [], samples, every
+        self.local, self.others, self.every = local, others or [], every
+        self.samples, self.evaluated = samples, evaluated
         self.failures: Counter[str] = Counter()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -145,11 +107,15 @@ class Trackers:
         if self.samples and step % self.every == 0:
             self._guard(self.samples.name, self.samples.log, step, groups)
 
+    def log_evaluated(self, step: int, groups: list[Group]) -> None:
+        """Write answers of an evaluation to eval_samples.jsonl, if the run keeps any."""
+        if self.evaluated:
+            self._guard(self.evaluated.name, self.evaluated.log, step, groups)
+
     def close(self) -> None:
-        for tracker in [self.local, *self.others]:
-            self._guard(tracker.name, tracker.close)
-        if self.samples:
-            self._guard(self.samples.name, self.samples.close)
+        for closing in (self.local, *self.others, self.samples, self.evaluated):
+            if closing:
+                self._guard(closing.name, closing.close)
 
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:
@@ -177,30 +143,22 @@ def build_trackers(
     config: Mapping[str, Any],
     keep_until: int = -1,
     samples: SampleLoggingFlags | None = None,
+    evaluated: int = 0,
 ) -> Trackers:
     """The trackers that the flags ask for, writing under ``run_dir``.
 
-    ``config`` is what Weights & Biases shows as the run's settings. ``keep_until`` is the step a
-    resumed run goes on from, -1 for a fresh one. Raises UserError if a tracker cannot start."""
-    others: list[Tracker] = []
-    if flags.use_tensorboard:
-        directory = Path(flags.use_tensorboard) / name
-        others.append(
-            _start(
-                "--use_tensorboard",
-                lambda: TensorBoardTracker(directory, keep_until),
-                "pip install tensorboard, or leave the flag out",
-            )
+    ``config`` is what trackers show as the run's settings. ``keep_until`` is the step a resumed run
+    goes on from, -1 for a fresh one; ``evaluated`` the answers of an evaluation to keep."""
+    others = [
+        _start(
+            trackers[other].component,
+            TrackedRun(
+                name, run_dir, config, keep_until, flags, flags.tracker_kwargs.get(other, {})
+            ),
+            other,
         )
-    if flags.use_wandb:
-        project = flags.wandb_project or "openrl"
-        others.append(
-            _start(
-                "--use_wandb",
-                lambda: WandbTracker(project, name, run_dir, config),
-                "run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline",
-            )
-        )
+        for other in derived.trackers(flags)
+    ]
     return Trackers(
         JsonlTracker(run_dir / "metrics.jsonl", keep_until),
         others,
@@ -210,13 +168,12 @@ def build_trackers(
             else None
         ),
         flags.logging_steps,
+        SampleLog(run_dir / "eval_samples.jsonl", evaluated, keep_until) if evaluated else None,
     )
 
 
-def _start(flag: str, build: Callable[[], Tracker], remedy: str) -> Tracker:
+def _start(build: Callable[[TrackedRun], Tracker], run: TrackedRun, name: str) -> Tracker:
     try:
-        return build()
-    except Exception as error:
-        raise UserError(
-            f"{flag}: the tracker did not start: {type(error).__name__}: {error}", remedy
-        ) from error
+        return build(run)
+    except Exception as error:  # a server that is down, a key that is refused
+        return NotStarted(name, error)

@@ -24,6 +24,7 @@ class Evaluation:
     ) -> None:
         self.prompts = prompts
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
+        self.answered: list[Group] = []  # by the last run
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
 
     async def run(self, rollouts: Rollouts, tell: Tell) -> dict[str, Metric]:
@@ -37,6 +38,7 @@ class Evaluation:
                 tell(first + done, len(self.prompts))
 
             groups += await rollouts.play_all(some, self.request, of_all, first)
+        self.answered = groups
         versions = {v for group in groups for t in group.trajectories for v in t.versions}
         if len(versions) > 1:
             raise RuntimeError(f"an evaluation mixes the weights of versions {sorted(versions)}")

@@ -96,6 +96,7 @@ def build_trainer(
             config=flags,
             keep_until=step_of(checkpoints.start_from),
             samples=config.samples,
+            evaluated=config.evaluation.eval_generations_to_log,
         ),
         progress,
         RunSettings(

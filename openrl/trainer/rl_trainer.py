@@ -200,6 +200,7 @@ class RLTrainer:
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
                 values = to_floats(await self.evaluation.run(self.rollouts, tell))
+        self.trackers.log_evaluated(self.step, self.evaluation.answered)
         self.totals.eval_pass_after = values.get(PASS_RATE)
         return values
 

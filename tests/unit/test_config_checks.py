@@ -466,6 +466,29 @@ def test_missing_packages(here, monkeypatch):
         assert f"the package {package} is not installed" in found
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--track_with wandbb", "unknown tracker 'wandbb'; did you mean 'wandb'?"),
+        ('--tracker_kwargs {"mlflow":{}}', "the tracker mlflow does not run"),
+        ('--track_with wandb --tracker_kwargs {"wandb":3}', "the arguments of wandb are no object"),
+    ],
+)
+def test_trackers_that_cannot_be_meant(words, message):
+    assert message in "\n".join(said(PPOConfig, f"{PPO} {words}"))
+
+
+def test_a_tracker_without_a_key_is_refused_before_the_start(here, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    found = said(PPOConfig, f"{here} --track_with wandb", environment=True)
+    assert ["Weights & Biases has no key" in problem for problem in found] == [True]
+    assert not said(PPOConfig, f"{here} --use_wandb --wandb_mode offline", environment=True)
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai password x")
+    assert not said(PPOConfig, f"{here} --use_wandb", environment=True)
+
+
 # -- derived ---------------------------------------------------------------------------------------
 
 

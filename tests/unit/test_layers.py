@@ -40,6 +40,9 @@ HOMES = {  # heavy library -> the parts that may import it
     "reasoning_gym": {"rewards"},
     "sympy": {"rewards"},
     "wandb": {"tracking"},
+    "swanlab": {"tracking"},
+    "mlflow": {"tracking"},
+    "trackio": {"tracking"},
     "tensorboard": {"tracking"},
     "torch.utils.tensorboard": {"tracking"},
     "fastapi": {"inference", "agents"},
@@ -47,6 +50,8 @@ HOMES = {  # heavy library -> the parts that may import it
     "prometheus_client": {"inference"},
     "peft": {"models"},
 }
+
+OPTIONAL = {"swanlab", "mlflow", "trackio"}  # asked for by flag: whoever wants one installs it
 
 ONLY = {  # part -> the libraries it may import beside the standard library
     "algorithms": {"torch"},
@@ -159,7 +164,8 @@ def test_every_library_that_is_imported_is_pinned():
         for line, name in imports(ast.parse(file.read_text("utf-8"))):
             top = name.split(".")[0]
             owners = {d.lower().replace("_", "-") for d in homes.get(top, [top])}
-            if top not in sys.stdlib_module_names and top != "openrl" and not owners & pinned:
+            ours = top in sys.stdlib_module_names or top in {"openrl", *OPTIONAL}
+            if not ours and not owners & pinned:
                 missing[top] = f"{file.relative_to(ROOT)}:{line}"
     assert not missing, f"imported, but not in requirements/: {missing}"
 

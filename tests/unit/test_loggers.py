@@ -1,16 +1,18 @@
 import json
 import logging
 import math
+import sqlite3
 import subprocess
 import sys
 
 import pytest
 
 from openrl.config.run import LoggingFlags, SampleLoggingFlags
-from openrl.errors import UserError
+from openrl.extension_points import trackers
 from openrl.tracking.aliases import ALIASES
 from openrl.tracking.jsonl import JsonlWriter, read_jsonl
 from openrl.tracking.loggers import JsonlTracker, Trackers, build_trackers, run_name
+from openrl.types import End, Group, Prompt, Segment, Trajectory
 
 
 class Memory:
@@ -157,38 +159,85 @@ def test_tensorboard_holds_the_values_and_a_resume_replaces_later_steps(tmp_path
     assert [(e.step, round(e.value, 3)) for e in events] == [(1, 0.9), (2, 2.1)]
 
 
-def test_wandb_offline_run_holds_the_values(tmp_path):
-    """In a process of its own: wandb keeps a service running until exit."""
-    code = (
-        "import pathlib, sys\n"
-        "from openrl.config.run import LoggingFlags\n"
-        "from openrl.tracking.loggers import build_trackers\n"
-        "flags = LoggingFlags(use_wandb=True, wandb_project='p')\n"
-        "t = build_trackers(flags, pathlib.Path(sys.argv[1]), name='n', config={'seed': 1})\n"
-        "t.log(1, {'reward': 0.625})\n"
-        "t.close()\n"
-        "sys.exit(bool(t.failures))\n"
-    )
-    env = {
-        "PATH": "",
-        "HOME": str(tmp_path),
-        "WANDB_MODE": "offline",
-        "PYTHONPATH": ":".join(filter(None, sys.path)),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code, tmp_path], env=env, check=False, capture_output=True, text=True
-    )
+def tracked(name, folder, **env):
+    """What the tracker ``name`` leaves in ``folder`` of a run with one step; in a process of its
+    own, since some keep a service running until exit."""
+    code = """
+import pathlib, sys
+import openrl.tracking.loggers as loggers
+from openrl.config.run import LoggingFlags
+name, folder = sys.argv[1:]
+kwargs = {"swanlab": {"swanlab": {"mode": "offline"}}}.get(name, {})
+flags = LoggingFlags(
+    track_with=(name,), tracker_kwargs=kwargs, wandb_project="project", wandb_mode="offline"
+)
+t = loggers.build_trackers(flags, pathlib.Path(folder), name="n", config={"seed": 7})
+t.log(3, {"reward": 0.625, "val-core/a/acc/mean@4": 0.5})
+t.close()
+sys.exit(bool(t.failures))
+"""
+    env |= {"PATH": "/usr/bin:/bin", "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio")}
+    env["PYTHONPATH"] = ":".join(filter(None, sys.path))
+    words = [sys.executable, "-c", code, name, folder]
+    done = subprocess.run(words, env=env, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_wandb_offline_run_holds_the_values(tmp_path):
+    tracked("wandb", tmp_path)
     (log,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert b"reward" in log.read_bytes() and b"0.625" in log.read_bytes()
 
 
-def test_a_tracker_that_cannot_start_is_an_error_with_a_remedy(tmp_path):
+def test_mlflow_holds_the_values(tmp_path):
+    pytest.importorskip("mlflow")
+    tracked("mlflow", tmp_path)
+    with sqlite3.connect(tmp_path / "mlflow.db") as db:
+        rows = db.execute("select key, value, step from metrics order by key").fetchall()
+        assert rows == [("reward", 0.625, 3), ("val-core/a/acc/mean_at_4", 0.5, 3)]
+        assert db.execute("select key, value from params").fetchall() == [("seed", "7")]
+
+
+def test_trackio_holds_the_values(tmp_path):
+    pytest.importorskip("trackio")
+    tracked("trackio", tmp_path)
+    with sqlite3.connect(tmp_path / "trackio" / "project.db") as db:
+        ((step, values),) = db.execute("select step, metrics from metrics").fetchall()
+    assert step == 3 and json.loads(values)["reward"] == 0.625
+
+
+def test_swanlab_holds_the_values(tmp_path):
+    pytest.importorskip("swanlab")
+    tracked("swanlab", tmp_path)
+    files = [p.read_bytes() for p in (tmp_path / "swanlab").rglob("*") if p.is_file()]
+    assert any(b"reward" in content for content in files)
+
+
+def test_a_tracker_that_cannot_start_is_counted_and_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("not a directory")
-    with pytest.raises(UserError, match="--use_tensorboard: the tracker did not start"):
-        build_trackers(
-            LoggingFlags(use_tensorboard=str(tmp_path / "file")), tmp_path, name="run", config={}
-        )
+    flags = LoggingFlags(use_tensorboard=str(tmp_path / "file"))
+    trackers = build_trackers(flags, tmp_path, name="run", config={})
+    trackers.log(1, {"reward": 0.5})
+    trackers.log(2, {"reward": 0.5})
+    trackers.close()
+    assert lines(tmp_path / "metrics.jsonl")[1]["tracking/tensorboard_failures"] == 1.0
+    assert "tensorboard failed; training goes on" in caplog.text
+
+
+def test_a_plugin_brings_a_tracker_with_arguments(tmp_path):
+    class Mine(Memory):
+        def __init__(self, run):
+            super().__init__("mine")
+            self.run = run
+
+    registered = trackers.register("of_a_test")(Mine)
+    try:
+        flags = LoggingFlags(track_with=("of_a_test",), tracker_kwargs={"of_a_test": {"a": 1}})
+        (tracker,) = build_trackers(flags, tmp_path, name="n", config={}, keep_until=4).others
+    finally:
+        del trackers._entries["of_a_test"]
+    assert isinstance(tracker, registered)
+    assert (tracker.run.arguments, tracker.run.keep_until) == ({"a": 1}, 4)
 
 
 def test_samples_are_written_only_where_asked_for(tmp_path):
@@ -198,6 +247,17 @@ def test_samples_are_written_only_where_asked_for(tmp_path):
         LoggingFlags(), tmp_path, name="run", config={}, samples=SampleLoggingFlags()
     ).log_samples(1, [])
     assert list(read_jsonl(tmp_path / "samples.jsonl")) == []
+
+
+def test_answers_of_an_evaluation_are_kept_where_asked_for(tmp_path):
+    prompt = Prompt("0", [1], "1+1=")
+    row = Segment([1, 2], [False, True], [0.0, -0.5])
+    answers = [Trajectory(prompt, [row], End.STOP, text) for text in "234"]
+    groups = [Group(prompt, answers)]
+    trackers = build_trackers(LoggingFlags(), tmp_path, name="run", config={}, evaluated=2)
+    trackers.log_evaluated(0, groups)
+    trackers.log_evaluated(4, groups)
+    assert [r["step"] for r in read_jsonl(tmp_path / "eval_samples.jsonl")] == [0, 0, 4, 4]
 
 
 def test_run_name():

@@ -73,6 +73,8 @@ class Publisher:
 
 
 class Evaluation:
+    answered = ()
+
     def __init__(self, run):
         self.of = run
 
@@ -101,7 +103,9 @@ async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
 def trainer_of(run, logged, interval=1, count=9, eval_steps=-1, save_steps=-1, learner=Learner):
     stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
     trackers = SimpleNamespace(
-        log=lambda step, values: logged.append(values), log_samples=lambda *args: None
+        log=lambda step, values: logged.append(values),
+        log_samples=lambda *args: None,
+        log_evaluated=lambda *args: None,
     )
     return RLTrainer(
         Rollouts(

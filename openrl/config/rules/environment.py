@@ -6,11 +6,13 @@ They import nothing and reach no network. What a Hub name stands for shows when 
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from openrl.config import derived
 from openrl.config.commands import (
     SUPERVISED,
     TRAINING,
@@ -22,6 +24,7 @@ from openrl.config.commands import (
 from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
 from openrl.config.reward import split
+from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
@@ -149,6 +152,7 @@ def outputs_are_writable(config: TrainingConfig, given: Given) -> Problems:
     yield from output_problems("save_path", config.checkpoint.save_path)
     yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
     yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
+    yield from output_problems("wandb_dir", config.logging.wandb_dir)
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
@@ -233,10 +237,25 @@ def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
 
 @check(*TRAINING, environment=True)
 def trackers_can_run(config: TrainingConfig, given: Given) -> Problems:
-    if config.logging.use_wandb:
-        yield from package_problems(("use_wandb",), "wandb", "pip install wandb")
-    if config.logging.use_tensorboard is not None:
-        yield from package_problems(("use_tensorboard",), "tensorboard", "pip install tensorboard")
+    flags = {"tensorboard": "use_tensorboard", "wandb": "use_wandb"}
+    for name in set(derived.trackers(config.logging)) & set(trackers.names()):
+        switch = flags.get(name, "")
+        flag = switch if name not in config.logging.track_with else "track_with"
+        for package in sorted(trackers[name].needs):
+            yield from package_problems((flag,), package, f"pip install {package}")
+
+
+@check(*TRAINING, environment=True)
+def wandb_has_a_key(config: TrainingConfig, given: Given) -> Problems:
+    flags = config.logging
+    mode = flags.wandb_mode or os.environ.get("WANDB_MODE", "online")
+    if "wandb" not in derived.trackers(flags) or mode != "online":
+        return
+    stored = [Path(name).expanduser() for name in ("~/.netrc", "~/_netrc")]
+    known = {"WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "NETRC"} & os.environ.keys()
+    if not known and not any(path.is_file() for path in stored):
+        fix = "export WANDB_API_KEY, run `wandb login`, or --wandb_mode offline"
+        yield Problem(("use_wandb",), "Weights & Biases has no key", fix)
 
 
 def package_problems(flags: tuple[str, ...], package: str, fix: str) -> Problems:

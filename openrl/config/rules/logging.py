@@ -1,0 +1,29 @@
+"""Rules about where the numbers of a run go."""
+
+from __future__ import annotations
+
+from openrl.config import derived
+from openrl.config.commands import TRAINING, TrainingConfig
+from openrl.extension_points import trackers
+from openrl.flags.checks import Given, Problem, Problems, check
+
+
+@check(*TRAINING)
+def trackers_are_known(config: TrainingConfig, given: Given) -> Problems:
+    for name in config.logging.track_with:
+        try:
+            trackers[name]
+        except KeyError as error:
+            yield Problem(("track_with",), error.args[0])
+
+
+@check(*TRAINING)
+def arguments_have_their_tracker(config: TrainingConfig, given: Given) -> Problems:
+    running = derived.trackers(config.logging)
+    for name, arguments in config.logging.tracker_kwargs.items():
+        if name not in running:
+            fix = f"--track_with {name}"
+            yield Problem(("tracker_kwargs",), f"the tracker {name} does not run", fix)
+        elif not isinstance(arguments, dict):
+            fix = f'{{"{name}": {{"tags": ["a"]}}}}'
+            yield Problem(("tracker_kwargs",), f"the arguments of {name} are no object", fix)

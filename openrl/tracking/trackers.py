@@ -1,0 +1,182 @@
+"""The trackers that ``--track_with`` names. Each library is imported when its tracker starts.
+
+A tracker is a function from a ``TrackedRun`` to a ``Tracker``; registered with ``needs``, the
+packages it imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from openrl.config.run import LoggingFlags
+from openrl.extension_points import trackers
+
+
+class Tracker(Protocol):
+    name: str
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Take the values of one step; steps only rise."""
+
+    def close(self) -> None:
+        """Send what is pending."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run when it starts."""
+
+    name: str
+    directory: Path  # of the run
+    config: Mapping[str, Any]  # the effective flags
+    keep_until: int  # the step that a resumed run goes on from, -1 for a fresh one
+    flags: LoggingFlags
+    arguments: Mapping[str, Any]  # of --tracker_kwargs, for this tracker
+
+    @property
+    def project(self) -> str:
+        return self.flags.wandb_project or "openrl"
+
+
+@trackers.register("tensorboard", needs=("tensorboard",))
+class TensorBoardTracker:
+    name = "tensorboard"
+
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        parent = run.flags.use_tensorboard or run.directory / "tensorboard"
+        # purge_step hides what an interrupted run wrote after the step that is resumed
+        purge_step = run.keep_until + 1 if run.keep_until >= 0 else None
+        defaults: dict[str, Any] = {
+            "log_dir": str(Path(parent) / run.name),
+            "purge_step": purge_step,
+        }
+        self._writer = SummaryWriter(**{**defaults, **run.arguments})
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@trackers.register("wandb", needs=("wandb",))
+class WandbTracker:
+    """What flags leave open ($WANDB_API_KEY, $WANDB_RUN_ID, ...) comes from the environment."""
+
+    name = "wandb"
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        flags = run.flags
+        defaults: dict[str, Any] = {
+            "project": run.project,
+            "entity": flags.wandb_org,
+            "group": flags.wandb_group,
+            "name": flags.wandb_run_name or run.name,
+            "dir": flags.wandb_dir or run.directory,
+            "mode": flags.wandb_mode,
+            "config": dict(run.config),
+            "settings": wandb.Settings(silent=True, console="off"),
+        }
+        self._run = wandb.init(**{**defaults, **run.arguments})
+        self._run.define_metric("*", step_metric="step")  # our steps, not its count of calls
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@trackers.register("swanlab", needs=("swanlab",))
+class SwanLabTracker:
+    """$SWANLAB_API_KEY is its key; {"mode": "offline"} keeps it on this machine."""
+
+    name = "swanlab"
+
+    def __init__(self, run: TrackedRun) -> None:
+        import swanlab
+
+        defaults: dict[str, Any] = {
+            "project": run.project,
+            "name": run.name,
+            "config": dict(run.config),
+        }
+        defaults["log_dir"] = str(run.directory / "swanlab")
+        self._run = swanlab.init(**{**defaults, **run.arguments})
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+@trackers.register("mlflow", needs=("mlflow",))
+class MLflowTracker:
+    """$MLFLOW_TRACKING_URI is its server; without one, a database in the run's directory."""
+
+    name = "mlflow"
+    LONGEST_PARAM = 6000  # characters
+
+    def __init__(self, run: TrackedRun) -> None:
+        import mlflow
+        from mlflow.entities import Param
+
+        if not mlflow.environment_variables.MLFLOW_TRACKING_URI.is_set():
+            uri = f"sqlite:///{(run.directory / 'mlflow.db').absolute()}"
+            self._client = mlflow.MlflowClient(tracking_uri=uri)
+        else:
+            self._client = mlflow.MlflowClient()
+        arguments = dict(run.arguments)
+        project = arguments.pop("experiment_name", run.project)
+        found = self._client.get_experiment_by_name(project)
+        experiment = found.experiment_id if found else self._client.create_experiment(project)
+        self._run_id = self._client.create_run(
+            experiment, **{"run_name": run.name, **arguments}
+        ).info.run_id
+        params = [Param(name, str(v)[: self.LONGEST_PARAM]) for name, v in run.config.items()]
+        for first in range(0, len(params), 100):  # the most that one call takes
+            self._client.log_batch(self._run_id, params=params[first : first + 100])
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        import time
+
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        # it has no @ in names
+        metrics = [Metric(n.replace("@", "_at_"), v, now, step) for n, v in values.items()]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run_id)
+
+
+@trackers.register("trackio", needs=("trackio",))
+class TrackioTracker:
+    """Writes to $TRACKIO_DIR, or with {"space_id": NAME} to a Space of Hugging Face."""
+
+    name = "trackio"
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        defaults: dict[str, Any] = {
+            "project": run.project,
+            "name": run.name,
+            "config": dict(run.config),
+        }
+        self._run = trackio.init(**{**defaults, **run.arguments})
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
