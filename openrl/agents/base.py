@@ -80,12 +80,19 @@ class ToolError(Exception):
 class Toolset(Protocol):
     """The tools of one episode."""
 
-    schemas: Sequence[Mapping[str, Any]]
-    """As chat templates take them: {"type": "function", "function": {"name", "description",
-    "parameters": JSON schema}}."""
+    @property
+    def schemas(self) -> Sequence[Mapping[str, Any]]:
+        """As chat templates take them: {"type": "function", "function": {"name", "description",
+        "parameters": JSON schema}}."""
+
+    async def start(self, prompt: Prompt) -> str:
+        """Before the first turn. The text is appended to what the user asks."""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result as text. Raises ToolError."""
 
+    async def reward(self) -> float | None:
+        """What the episode earned, after its last turn; None: others judge it."""
+
     async def close(self) -> None:
-        """On every way out of an episode."""
+        """On every way out of an episode; also before ``start``."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from openrl.agents.base import Environment, Generate, Step, TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver
+from openrl.agents.deadline import deadline
 from openrl.agents.reductions import reduce_metrics
 from openrl.errors import UserError
 from openrl.seeds import seed_of
@@ -128,7 +128,7 @@ class _Episode:
 
     async def play(self) -> End:
         try:
-            async with _deadline(self.limits.episode_timeout):
+            async with deadline(self.limits.episode_timeout):
                 return await self._turns()
         except EpisodeOver as over:
             return over.end
@@ -137,7 +137,7 @@ class _Episode:
         chat = new = await self.game.reset()
         state = _state(None, new)
         while not self.limits.max_turns or self.conversation.turns < self.limits.max_turns:
-            async with _deadline(self.limits.turn_timeout):
+            async with deadline(self.limits.turn_timeout):
                 step, action, after = await self._turn(chat, new, state)
             chat, new, state = [*chat, action, *after], after, _state(step.state, after)
             if step.done or step.truncated:
@@ -193,16 +193,3 @@ class _Episode:
 def _state(given: str | None, new: list[Message]) -> str:
     """The key of the state that the policy now sees: what it is shown, if nobody names it."""
     return given if given is not None else str(new[-1]["content"])
-
-
-@asynccontextmanager
-async def _deadline(seconds: float) -> AsyncIterator[None]:
-    """Ends the episode after so many seconds; 0: never."""
-    limit = asyncio.timeout(seconds or None)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if limit.expired():
-            raise EpisodeOver(End.TIMEOUT) from None
-        raise

@@ -26,8 +26,8 @@ class ParsedReply:
 
 
 def call_ids(first: int, count: int) -> list[str]:
-    """Ids of the calls ``first``, ``first + 1``, ...: nine letters or digits, as Mistral's templates
-    demand."""
+    """Ids of the calls ``first``, ``first + 1``, ...: nine letters or digits, as Mistral's
+    templates demand."""
     return [f"call{number:05d}" for number in range(first, first + count)]
 
 

@@ -150,8 +150,8 @@ def mistral(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     return content, calls
 
 
-@call_format("llama3", "<|start_header_id|>", '"parameters": ')
-def llama3(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
+@call_format("llama", "<|start_header_id|>", '"parameters": ')
+def llama(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
     """Llama 3: ``{"name": .., "parameters": ..}``, several with ``;`` between, perhaps behind
     ``<|python_tag|>``."""
     content, tag, rest = text.partition("<|python_tag|>")

@@ -1,0 +1,23 @@
+"""A limit on the time of an episode or of a part of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from openrl.agents.conversation import EpisodeOver
+from openrl.types import End
+
+
+@asynccontextmanager
+async def deadline(seconds: float) -> AsyncIterator[None]:
+    """Ends the episode after so many seconds; 0: never."""
+    limit = asyncio.timeout(seconds or None)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise EpisodeOver(End.TIMEOUT) from None
+        raise

@@ -1,0 +1,185 @@
+"""The agent that answers with the help of tools."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+
+from openrl.agents.base import Generate, ToolError, TurnLimits
+from openrl.agents.chat import ChatFormat, TemplateError
+from openrl.agents.conversation import Conversation, EpisodeOver, Reply
+from openrl.agents.deadline import deadline
+from openrl.agents.tools.calls import (
+    ParsedReply,
+    ToolCall,
+    call_ids,
+    message_forms,
+    result_message,
+)
+from openrl.agents.tools.parsers import Parse
+from openrl.agents.tools.toolbox import Toolbox
+from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+
+MOST_PARSE_ERRORS = 3  # in a row
+
+
+class ToolAgent:
+    """Plays until a reply calls no tool. ``open_tools`` makes the tools of an episode.
+
+    A call that fails is a result that says why, and so is a reply whose calls cannot be read; three
+    of these in a row end the episode. ``prompt.meta["shown"]`` asks for the turns for people."""
+
+    def __init__(
+        self,
+        open_tools: Callable[[], Toolbox],
+        parse: Parse,
+        chat: ChatFormat,
+        limits: TurnLimits,
+        row_per_turn: bool = False,
+    ) -> None:
+        self.open_tools, self.parse, self.chat = open_tools, parse, chat
+        self.limits, self.row_per_turn = limits, row_per_turn
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        conversation = Conversation(
+            prompt,
+            self.chat,
+            generate,
+            sampling,
+            self.limits.max_tokens_per_turn,
+            self.row_per_turn,
+        )
+        tools = self.open_tools()
+        episode = _Episode(conversation, tools, self.parse, self.limits)
+        try:
+            end = await episode.play()
+            return await episode.trajectory(end)
+        finally:
+            await tools.close()
+
+
+class _Episode:
+    def __init__(
+        self, conversation: Conversation, tools: Toolbox, parse: Parse, limits: TurnLimits
+    ) -> None:
+        self.conversation, self.tools, self.limits = conversation, tools, limits
+        self.parse = parse
+        self.calls, self.failed_calls, self.parse_errors = 0, 0, 0
+        self.in_a_row = 0  # parse errors
+        self.shown: list[Shown] = []
+
+    async def play(self) -> End:
+        try:
+            async with deadline(self.limits.episode_timeout):
+                return await self._turns()
+        except EpisodeOver as over:
+            return over.end
+
+    async def _turns(self) -> End:
+        prompt, most = self.conversation.prompt, self.limits.max_turns
+        messages = opening(prompt, await self.tools.start(prompt))
+        new = messages
+        while not most or self.conversation.turns < most:
+            async with deadline(self.limits.turn_timeout):
+                reply = await self.conversation.reply(messages, self.tools.schemas)
+                self.shown.append(Shown(tuple(new), action=reply.text))
+                parsed = self._parsed(reply)
+                if not parsed.calls and not parsed.error:
+                    self.shown.append(Shown(()))
+                    return reply.completion.end
+                new = await self._results(parsed)
+            messages = self._chosen(messages, self._forms(reply, parsed, new))
+            if self.in_a_row == MOST_PARSE_ERRORS:
+                return End.STOP
+        self.shown.append(Shown(tuple(new)))
+        return End.MAX_TURNS
+
+    def _parsed(self, reply: Reply) -> ParsedReply:
+        """Raises EpisodeOver if there is no reply to go on with."""
+        end = reply.completion.end
+        if end.is_failure:
+            raise EpisodeOver(end)
+        if end is End.LENGTH and self.conversation.is_full:
+            raise EpisodeOver(End.LENGTH)
+        parsed = self.parse(reply.text, self.tools.schemas)
+        self.parse_errors += parsed.error is not None
+        self.in_a_row = self.in_a_row + 1 if parsed.error else 0
+        return parsed
+
+    async def _results(self, parsed: ParsedReply) -> list[Message]:
+        """Of all calls, made at the same time."""
+        ids = call_ids(self.calls + 1, len(parsed.calls) or 1)
+        if parsed.error:
+            return [result_message("error", ids[0], f"This call cannot be read: {parsed.error}")]
+        self.calls += len(ids)
+        results = await asyncio.gather(*map(self._result, parsed.calls))
+        return [
+            result_message(call.name, i, result)
+            for i, call, result in zip(ids, parsed.calls, results, strict=True)
+        ]
+
+    async def _result(self, call: ToolCall) -> str:
+        try:
+            return await self.tools.call(call.name, call.arguments)
+        except ToolError as error:
+            self.failed_calls += 1
+            return f"Error: {error}"
+
+    def _forms(
+        self, reply: Reply, parsed: ParsedReply, after: list[Message]
+    ) -> list[list[Message]]:
+        """What may stand in the chat for a reply and what came of it, best first."""
+        if parsed.error:
+            as_user = {"role": "user", "content": after[0]["content"]}
+            return [[reply.message, *after], [reply.message, as_user]]
+        ids = [message["tool_call_id"] for message in after]
+        return [[form, *after] for form in message_forms(reply.message, parsed, ids)]
+
+    def _chosen(
+        self, messages: Sequence[Message], forms: Sequence[Sequence[Message]]
+    ) -> list[Message]:
+        """The first chat that goes on from what is held, else the first that can be rendered."""
+        chats = [[*messages, *form] for form in forms]
+        schemas = self.tools.schemas
+        for chat in chats:
+            if self.conversation.goes_on(chat, schemas):
+                return chat
+        for chat in chats[:-1]:
+            try:
+                self.conversation.chat.render(chat, schemas)
+                return chat
+            except TemplateError:
+                continue
+        return chats[-1]
+
+    async def trajectory(self, end: End) -> Trajectory:
+        """Raises ValueError if the tools' reward is no number."""
+        reward = None if end.is_failure else await self.tools.reward()
+        if reward is not None and not math.isfinite(reward):
+            raise ValueError(f"the reward of the tools is {reward}")
+        metrics = {
+            "tool_calls": float(self.calls),
+            "tool_errors": float(self.failed_calls),
+            "cut_tool_results": float(self.tools.cut),
+            "invalid_actions": float(self.parse_errors),
+        }
+        score = None if reward is None else Score(reward)
+        trajectory = self.conversation.trajectory(end, score, metrics)
+        if self.conversation.prompt.meta.get("shown"):
+            trajectory.shown = tuple(self.shown)
+        return trajectory
+
+
+def opening(prompt: Prompt, addition: str) -> list[Message]:
+    """The chat before the first turn; ``addition`` stands behind what the user says last."""
+    messages = [dict(message) for message in prompt.messages]
+    messages = messages or [{"role": "user", "content": prompt.text}]
+    users = [message for message in messages if message["role"] == "user"]
+    if addition and users:
+        said = users[-1]["content"]
+        parts = [{"type": "text", "text": addition}]
+        users[-1]["content"] = said + addition if isinstance(said, str) else [*said, *parts]
+    elif addition:
+        messages.append({"role": "user", "content": addition})
+    return messages

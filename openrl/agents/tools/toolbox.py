@@ -1,0 +1,98 @@
+"""The tools of an episode in one place: arguments are checked, calls have a time limit and results
+a longest length."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from openrl.agents.base import ToolError, Toolset
+from openrl.errors import UserError
+from openrl.types import Prompt
+
+LONGEST_RESULT = 8000  # characters
+_LONGEST_COMPLAINT = 300  # characters
+
+
+class Toolbox:
+    """Several toolsets as one. ``timeout`` is in seconds of one call, 0: no limit."""
+
+    def __init__(
+        self, toolsets: Sequence[Toolset], timeout: float, longest: int = LONGEST_RESULT
+    ) -> None:
+        """Raises UserError if two tools have one name."""
+        self.toolsets, self.timeout, self.longest = toolsets, timeout, longest
+        self.schemas = [schema for toolset in toolsets for schema in toolset.schemas]
+        self.cut = 0  # results that were too long
+        self._homes: dict[str, Toolset] = {}
+        for toolset in toolsets:
+            for schema in toolset.schemas:
+                name = schema["function"]["name"]
+                if name in self._homes:
+                    raise UserError(f"--tools: two tools are called {name}", "rename one of them")
+                self._homes[name] = toolset
+        self._parameters = {
+            schema["function"]["name"]: _strict(schema["function"].get("parameters") or {})
+            for schema in self.schemas
+        }
+
+    async def start(self, prompt: Prompt) -> str:
+        return "".join([await toolset.start(prompt) for toolset in self.toolsets])
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """The result, cut to the longest length. Raises ToolError."""
+        self._check(name, arguments)
+        limit = asyncio.timeout(self.timeout or None)
+        try:
+            async with limit:
+                result = await self._homes[name].call(name, arguments)
+        except TimeoutError:
+            if limit.expired():
+                raise ToolError(f"{name} gave no answer within {self.timeout:g} s") from None
+            raise
+        if len(result) <= self.longest:
+            return result
+        self.cut += 1
+        return f"{result[: self.longest]}\n[cut: the result has {len(result)} characters]"
+
+    async def reward(self) -> float | None:
+        """The sum over those that give one."""
+        rewards = [await toolset.reward() for toolset in self.toolsets]
+        given = [reward for reward in rewards if reward is not None]
+        return sum(given) if given else None
+
+    async def close(self) -> None:
+        results = await asyncio.gather(
+            *(toolset.close() for toolset in self.toolsets), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
+        if name not in self._homes:
+            known = ", ".join(self._homes)
+            raise ToolError(f"there is no tool {name[:_LONGEST_COMPLAINT]!r}, only {known}")
+        validator = Draft202012Validator(self._parameters[name])
+        complaints = [error.message for error in validator.iter_errors(dict(arguments))]
+        if complaints:
+            raise ToolError(f"{name}: {'; '.join(sorted(complaints))}"[:_LONGEST_COMPLAINT])
+
+
+def _strict(schema: Any) -> Any:
+    """The schema without arguments that it does not name, and with null where "nullable" says
+    so, which JSON schemas do not know."""
+    whole = _with_null(schema)
+    return {"type": "object", "additionalProperties": False, **whole}
+
+
+def _with_null(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_null(part) for part in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    plain = {key: _with_null(value) for key, value in schema.items() if key != "nullable"}
+    return {"anyOf": [plain, {"type": "null"}]} if schema.get("nullable") is True else plain

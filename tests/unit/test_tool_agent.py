@@ -1,0 +1,221 @@
+"""Episodes with tools, over the chat templates of families of models."""
+
+import asyncio
+
+import pytest
+
+from openrl.agents.base import TurnLimits
+from openrl.agents.chat import TemplateError
+from openrl.agents.tool_agent import ToolAgent, opening
+from openrl.agents.tools.build import toolbox_of
+from openrl.agents.tools.functions import FunctionTools
+from openrl.agents.tools.parsers import parser_for
+from openrl.types import End, Prompt, Sampling
+from tests.chat_templates import FAMILIES, chat_of
+from tests.scripted_policy import ScriptedPolicy
+
+QUESTION = {"role": "user", "content": "What is 2 + 2?"}
+PROMPT = Prompt("train:0", [1], "What is 2 + 2?", messages=(QUESTION,), meta={"shown": True})
+ROOM = Sampling(max_tokens=10_000, seed=3)
+
+
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+
+
+def play(chat, policy, parser=None, limits=None, tools=(add,), prompt=PROMPT, sampling=ROOM):
+    toolset = FunctionTools(tools)
+    limits = limits or TurnLimits()
+    agent = ToolAgent(
+        toolbox_of([lambda: toolset], limits.step_timeout),
+        parser_for(parser, chat.tokenizer.chat_template),
+        chat,
+        limits,
+    )
+    return asyncio.run(agent.run(prompt, policy, sampling))
+
+
+def numbers(trajectory, *names):
+    return [trajectory.metrics[name] for name in names]
+
+
+# What a call becomes in the next turn's chat, and the rows of an episode with one call. Mistral's
+# template writes calls with ids that were not sampled, DeepSeek's forgets the "<think>" that it
+# opened.
+@pytest.mark.parametrize(
+    "family, rows",
+    [("qwen2.5", 1), ("qwen3", 1), ("llama3", 1), ("glm4", 1), ("mistral", 2), ("deepseek3", 2)],
+)
+def test_an_answer_with_a_call(family, rows):
+    chat, words = chat_of(family), FAMILIES[family]
+    policy = ScriptedPolicy(
+        chat, [words.calls + (words.after_call or words.end), words.says + words.end], odd=True
+    )
+    trajectory = play(chat, policy)
+    assert trajectory.end is End.STOP and trajectory.turns == 2 and trajectory.score is None
+    assert len(trajectory.segments) == rows
+    first, last = trajectory.segments[0], trajectory.segments[-1]
+    assert first.sampled_ids[: len(policy.given[0])] == policy.given[0]
+    assert last.token_ids == policy.asked[1] + policy.given[1]
+    told = chat.tokenizer.decode(policy.asked[1])
+    assert "4" in told.rpartition("2")[2]  # behind the arguments
+    assert numbers(trajectory, "tool_calls", "tool_errors", "invalid_actions") == [1, 0, 0]
+    assert trajectory.metrics["forked_segments"] == rows - 1
+
+
+@pytest.mark.parametrize("call", [
+    '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>',
+    '<tool_call>{"arguments": {"b":2,"a":2}, "name":"add"}</tool_call>',  # nobody writes it so
+    'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>\nWait.',
+])  # fmt: skip
+def test_what_was_sampled_stays_however_a_call_is_written(call):
+    chat = chat_of("qwen2.5")
+    policy = ScriptedPolicy(chat, [call + "<|im_end|>", "It is 4.<|im_end|>"])
+    trajectory = play(chat, policy)
+    (row,) = trajectory.segments
+    assert row.sampled_ids == policy.given[0] + policy.given[1]
+    response = chat.tokenizer.decode(trajectory.response_ids)
+    assert response == (
+        f"{call}<|im_end|>\n<|im_start|>user\n<tool_response>\n4\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\nIt is 4.<|im_end|>"
+    )
+
+
+def test_calls_at_the_same_time():
+    together = asyncio.Barrier(3)
+
+    async def meet(name: str) -> str:
+        """Comes back when all have come.
+
+        Args:
+            name: Who comes.
+        """
+        await together.wait()
+        return f"{name} was there"
+
+    chat = chat_of("qwen2.5")
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": "meet", "arguments": {{"name": "{name}"}}}}\n</tool_call>'
+        for name in ("Ada", "Bo", "Cy")
+    )
+    policy = ScriptedPolicy(chat, [f"{calls}<|im_end|>", "Met.<|im_end|>"])
+    trajectory = play(chat, policy, tools=[meet], limits=TurnLimits(step_timeout=20))
+    told = chat.tokenizer.decode(policy.asked[1])
+    places = [told.index(f"{name} was there") for name in ("Ada", "Bo", "Cy")]
+    assert places == sorted(places)
+    assert numbers(trajectory, "tool_calls", "tool_errors") == [3, 0]
+    assert len(trajectory.segments) == 1
+
+
+def test_what_went_wrong_is_told():
+    async def sleeps() -> str:
+        """Sleeps."""
+        await asyncio.sleep(60)
+        return ""
+
+    def talks() -> str:
+        """Talks."""
+        return "x" * 9000
+
+    chat = chat_of("qwen2.5")
+    calls = "\n".join(
+        f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        for name, arguments in [
+            ("add", '{"a": "two", "b": 2}'), ("sleeps", "{}"), ("talks", "{}"), ("subtract", "{}"),
+        ]
+    )  # fmt: skip
+    policy = ScriptedPolicy(chat, [f"{calls}<|im_end|>", "Well.<|im_end|>"])
+    trajectory = play(chat, policy, tools=[add, sleeps, talks], limits=TurnLimits(step_timeout=0.1))
+    told = chat.tokenizer.decode(policy.asked[1])
+    assert "Error: add: 'two' is not of type 'integer'" in told
+    assert "Error: sleeps gave no answer within 0.1 s" in told
+    assert "[cut: the result has 9000 characters]" in told
+    assert "Error: there is no tool 'subtract', only add, sleeps, talks" in told
+    assert numbers(trajectory, "tool_calls", "tool_errors", "cut_tool_results") == [4, 3, 1]
+    assert trajectory.end is End.STOP
+
+
+@pytest.mark.parametrize("family", ["qwen2.5", "gemma3"])
+def test_a_call_that_cannot_be_read_is_explained_and_three_are_enough(family):
+    chat, end = chat_of(family), FAMILIES[family].end
+    broken = '<tool_call>{"name": "add"</tool_call>'
+    call = '<tool_call>{"name": "add", "arguments": {"a": 2, "b": 2}}</tool_call>'
+    policy = ScriptedPolicy(chat, [broken + end] * 4)
+    trajectory = play(chat, policy, "hermes")
+    assert (trajectory.end, trajectory.turns) == (End.STOP, 3)
+    assert numbers(trajectory, "tool_calls", "invalid_actions") == [0, 3]
+    assert "This call cannot be read: not JSON" in chat.tokenizer.decode(policy.asked[1])
+    assert len(trajectory.segments) == 1
+    if family == "qwen2.5":  # a good one between starts the count again
+        replies = [broken, broken, call, broken, broken, "It is 4."]
+        policy = ScriptedPolicy(chat, [reply + end for reply in replies])
+        trajectory = play(chat, policy)
+        assert (trajectory.end, trajectory.turns) == (End.STOP, 6)
+        assert numbers(trajectory, "tool_calls", "invalid_actions") == [1, 4]
+
+
+def test_limits():
+    chat = chat_of("qwen2.5")
+    call = FAMILIES["qwen2.5"].calls + "<|im_end|>"
+    policy = ScriptedPolicy(chat, [call] * 9)
+    trajectory = play(chat, policy, limits=TurnLimits(max_turns=2))
+    assert (trajectory.end, trajectory.turns) == (End.MAX_TURNS, 2)
+    assert trajectory.metrics["tool_calls"] == 2  # what was asked for was done
+
+    policy = ScriptedPolicy(chat, [call] * 9)
+    trajectory = play(chat, policy, sampling=Sampling(max_tokens=len(call)))
+    assert trajectory.end is End.LENGTH
+
+    policy = ScriptedPolicy(chat, ["A long answer.<|im_end|>"])
+    trajectory = play(chat, policy, limits=TurnLimits(max_tokens_per_turn=2))
+    assert (trajectory.end, trajectory.response_length) == (End.LENGTH, 2)
+
+
+@pytest.mark.parametrize("limit", ["turn_timeout", "episode_timeout"])
+def test_time_runs_out(limit):
+    async def sleeps() -> str:
+        """Sleeps."""
+        await asyncio.sleep(60)
+        return ""
+
+    chat = chat_of("qwen2.5")
+    call = '<tool_call>\n{"name": "sleeps"}\n</tool_call><|im_end|>'
+    policy = ScriptedPolicy(chat, [call])
+    trajectory = play(chat, policy, tools=[sleeps], limits=TurnLimits(**{limit: 0.2}))
+    assert trajectory.end is End.TIMEOUT
+    assert trajectory.segments[0].sampled_ids == policy.given[0]  # what was played is kept
+
+
+def test_a_template_that_takes_no_results():
+    chat = chat_of("gemma3")
+    policy = ScriptedPolicy(chat, [FAMILIES["gemma3"].calls + "<end_of_turn>"])
+    with pytest.raises(TemplateError):
+        play(chat, policy, "hermes")
+
+
+def test_turns_for_people():
+    chat, words = chat_of("qwen2.5"), FAMILIES["qwen2.5"]
+    policy = ScriptedPolicy(chat, [words.calls + words.end, words.says + words.end])
+    first, second, last = play(chat, policy).shown
+    assert first.messages == (QUESTION,) and first.action == words.calls
+    assert second.messages[0]["content"] == "4" and second.action == "It is 4."
+    assert last.messages == () and last.action is None
+
+
+def test_the_first_chat():
+    assert opening(PROMPT, "") == [QUESTION]
+    assert opening(PROMPT, " Hurry.")[0]["content"] == "What is 2 + 2? Hurry."
+    assert PROMPT.messages == (QUESTION,) and QUESTION["content"] == "What is 2 + 2?"
+    plain = Prompt("train:1", [1], "Hello")
+    assert opening(plain, "") == [{"role": "user", "content": "Hello"}]
+    parts = [{"type": "text", "text": "Look"}]
+    seen = Prompt("train:2", [1], "", messages=({"role": "user", "content": parts},))
+    assert opening(seen, "!")[0]["content"] == [*parts, {"type": "text", "text": "!"}]
+    system = Prompt("train:3", [1], "", messages=({"role": "system", "content": "Be."},))
+    assert opening(system, "Go.")[1] == {"role": "user", "content": "Go."}

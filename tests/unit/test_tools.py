@@ -1,0 +1,215 @@
+"""Python functions as tools: schemas, arguments, results, limits of time and length."""
+
+import asyncio
+import json
+import threading
+
+import pytest
+
+from openrl.agents.base import ToolError
+from openrl.agents.tools.build import open_toolbox
+from openrl.agents.tools.functions import FunctionTools
+from openrl.agents.tools.toolbox import Toolbox
+from openrl.errors import UserError
+
+TOOLS = '''
+import asyncio
+import math as _math
+from pathlib import Path
+
+calls = []
+
+def area(width: float, height: float = 1.0, unit: str | None = None) -> str:
+    """Area of a rectangle.
+
+    Args:
+        width: Its width.
+        height: Its height.
+        unit: A unit, if there is one. (choices: ["m", "km"])
+    """
+    return f"{width * height} {unit}"
+
+async def sizes(names: list[str]) -> dict:
+    """How long names are.
+
+    Args:
+        names: The names.
+    """
+    await asyncio.sleep(0)
+    return {name: len(name) for name in names}
+
+def root(x: float):
+    """A square root.
+
+    Args:
+        x: The number.
+    """
+    return _math.sqrt(x)
+
+def long(n: int) -> str:
+    """Many letters.
+
+    Args:
+        n: How many.
+    """
+    return "x" * n
+
+def _helper(x):
+    return x
+'''
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "tools.py"
+    path.write_text(TOOLS)
+    return path
+
+
+def call(toolbox, name, **arguments):
+    return asyncio.run(toolbox.call(name, arguments))
+
+
+def test_the_public_functions_of_a_file(file):
+    toolbox = open_toolbox(str(file), 0.0)()
+    assert [s["function"]["name"] for s in toolbox.schemas] == ["area", "sizes", "root", "long"]
+    assert toolbox.schemas[0]["function"] == {
+        "name": "area",
+        "description": "Area of a rectangle.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "width": {"type": "number", "description": "Its width."},
+                "height": {"type": "number", "description": "Its height."},
+                "unit": {
+                    "type": "string",
+                    "nullable": True,
+                    "enum": ["m", "km"],
+                    "description": "A unit, if there is one.",
+                },
+            },
+            "required": ["width"],
+        },
+        "return": {"type": "string"},
+    }
+
+
+def test_results_are_text(file):
+    toolbox = open_toolbox(str(file), 0.0)()
+    assert call(toolbox, "area", width=2, height=2.5, unit="m") == "5.0 m"
+    assert call(toolbox, "area", width=2, unit=None) == "2.0 None"
+    assert call(toolbox, "sizes", names=["é", "ab"]) == '{"é": 1, "ab": 2}'
+    assert call(toolbox, "root", x=9) == "3.0"
+
+
+@pytest.mark.parametrize(
+    "name, arguments, says",
+    [
+        ("area", {}, "area: 'width' is a required property"),
+        ("area", {"width": "2"}, "area: '2' is not of type 'number'"),
+        ("area", {"width": 2, "depth": 3}, "'depth' was unexpected"),
+        ("area", {"width": 2, "unit": "mile"}, "not valid under any of the given schemas"),
+        ("sizes", {"names": ["a", 1]}, "sizes: 1 is not of type 'string'"),
+        ("aera", {}, "there is no tool 'aera', only area, sizes, root, long"),
+        ("root", {"x": -1}, "ValueError: "),
+    ],
+)
+def test_calls_that_are_wrong(file, name, arguments, says):
+    with pytest.raises(ToolError, match=says):
+        call(open_toolbox(str(file), 0.0)(), name, **arguments)
+
+
+def test_a_long_result_is_cut_and_says_so(file):
+    toolbox = open_toolbox(str(file), 0.0)()
+    assert call(toolbox, "long", n=8000) == "x" * 8000 and toolbox.cut == 0
+    assert call(toolbox, "long", n=9000) == "x" * 8000 + "\n[cut: the result has 9000 characters]"
+    assert toolbox.cut == 1
+
+
+def test_a_call_that_hangs_holds_up_nobody():
+    hold = threading.Event()
+
+    def hangs() -> str:
+        """Waits."""
+        hold.wait(60)
+        return "late"
+
+    async def waits() -> str:
+        """Waits."""
+        await asyncio.sleep(60)
+        return "late"
+
+    def quick() -> str:
+        """Does not."""
+        return "done"
+
+    toolbox = Toolbox([FunctionTools([hangs, waits, quick])], timeout=0.2)
+
+    async def all_at_once():
+        names = ["hangs"] * 40 + ["waits", "quick"]
+        return await asyncio.gather(
+            *(toolbox.call(name, {}) for name in names), return_exceptions=True
+        )
+
+    *late, done = asyncio.run(all_at_once())
+    hold.set()
+    assert {str(error) for error in late} == {
+        "hangs gave no answer within 0.2 s",
+        "waits gave no answer within 0.2 s",
+    }
+    assert done == "done"
+
+
+def test_what_a_tool_says_of_its_own_timeout_is_its_error():
+    def asks() -> str:
+        """Asks."""
+        raise TimeoutError("the server is slow")
+
+    with pytest.raises(ToolError, match="TimeoutError: the server is slow"):
+        call(Toolbox([FunctionTools([asks])], timeout=5.0), "asks")
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("def f(x):\n    'Does.'", "f makes no tool: the parameter x has no type"),
+        ("def f(x: int):\n    'Does.'", "no description for the argument 'x'"),
+        ("def f(x: int): pass", "it has no docstring"),
+        ("class A: pass\ndef f(x: A):\n    'Does.'", "the type of x: .*A has no form in JSON"),
+        ("import torch\ndef f(x: torch.Tensor):\n    '''Does.\n\n    Args:\n        x: It.\n    '''",
+         "the type of x: torch.Tensor has no form"),
+        ("def f(*x: int):\n    'Does.'", r"\*x: int stands for any number"),
+        ("x = 1", "defines no public function"),
+        ("1 / 0", "fails: ZeroDivisionError"),
+    ],
+)  # fmt: skip
+def test_what_makes_no_tool(tmp_path, line, says):
+    path = tmp_path / "wrong.py"
+    path.write_text(line)
+    with pytest.raises(UserError, match=says) as error:
+        open_toolbox(str(path), 0.0)
+    assert error.value.remedy or "ZeroDivisionError" in says
+
+
+def test_what_is_no_source_of_tools(file, tmp_path):
+    with pytest.raises(UserError, match="there is no file"):
+        open_toolbox(str(tmp_path / "none.py"), 0.0)
+    with pytest.raises(UserError, match="'calculator' is no source of tools"):
+        open_toolbox("calculator", 0.0)
+    with pytest.raises(UserError, match="two tools are called area"):
+        open_toolbox(f"{file}, {file}", 0.0)
+
+
+def test_programs_in_the_sandbox():
+    toolbox = open_toolbox("python", 0.0)()
+    assert call(toolbox, "python", code="print(2 + 2)\nprint('é')") == "4\né"
+    assert call(toolbox, "python", code="x = 1") == "(nothing was printed)"
+    for code, says in [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("import socket; socket.socket()", "PermissionError"),
+        ("x = ' ' * 10**10", "too much memory"),
+    ]:
+        with pytest.raises(ToolError, match=says):
+            call(toolbox, "python", code=code)
+    (schema,) = toolbox.schemas
+    assert json.dumps(schema) and schema["function"]["parameters"]["required"] == ["code"]
