@@ -30,8 +30,11 @@ class ChatFormat:
         added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in added.items() if token.special}
 
-    def render(self, messages: Sequence[Message], tools: Schemas | None = None) -> str:
-        """The text up to where the assistant begins to write. Raises TemplateError."""
+    def render(
+        self, messages: Sequence[Message], tools: Schemas | None = None, to_reply: bool = True
+    ) -> str:
+        """The text up to where the assistant begins to write; without ``to_reply`` to the end of
+        the last message. Raises TemplateError."""
         if not self.chat:
             return "".join(message["content"] for message in messages)
         try:
@@ -39,11 +42,17 @@ class ChatFormat:
                 list(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
-                add_generation_prompt=True,
+                add_generation_prompt=to_reply,
                 **self.kwargs,
             )
         except Exception as error:  # templates raise what they like, e.g. that roles must alternate
             raise TemplateError(f"the chat template refuses it: {error}") from error
+
+    def template(self, tools: Schemas | None = None) -> str:
+        """The text of the chat template; "" without one."""
+        if not self.chat:
+            return ""
+        return self.tokenizer.get_chat_template(tools=list(tools) if tools else None)
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text that begins a row."""

@@ -1,0 +1,116 @@
+"""What a chat template makes of several turns, found out before a run starts.
+
+A turn starts a row of its own where the template does not repeat what the policy has written.
+Nothing is wrong with these rows, but each is computed and trained with all that stands before it.
+What a policy writes is taken to be what its template writes for the last message of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from openrl.agents.chat import ChatFormat, Schemas, TemplateError
+from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms, result_message
+from openrl.errors import UserError
+from openrl.types import Message
+
+_ASKS: Message = {"role": "user", "content": "What is two and two?"}
+_GOES_ON: Message = {"role": "user", "content": "Are you sure?"}
+_ANSWER, _REASONING, _RESULT = "It is four.", "Two and two.", "The result is four."
+_ID, _OTHER_ID = "000000001", "000000002"
+
+
+def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
+    """A sentence for all that starts a row of its own or is refused; none if all turns of an
+    episode are one row."""
+    if not chat.chat:
+        return []
+    thought = _thought(chat, tools)
+    found = [_user_after(chat, _ANSWER, "", tools)]
+    if thought and not found[0]:
+        found.append(_user_after(chat, f"{thought}\n\n{_ANSWER}", " after reasoning", tools))
+    if tools:
+        found.append(_result_after_call(chat, tools))
+    return [sentence for sentence in found if sentence]
+
+
+def require_tools(chat: ChatFormat, tools: Schemas) -> None:
+    """Raises UserError if the policy would not see the tools or their results."""
+    if not chat.chat:
+        raise UserError("--tools: a chat template describes tools", "--apply_chat_template")
+    remedy = "a template that does, by --tokenizer_chat_template FILE"
+    asked = chat.render([_ASKS], tools)
+    for schema in tools:
+        if schema["function"]["name"] not in asked:
+            name = schema["function"]["name"]
+            raise UserError(f"--tools: the chat template does not describe {name}", remedy)
+    why = "the chat template leaves out the results of tools"
+    for form in _calls(tools, "", _ID):
+        try:
+            if _RESULT in chat.render([_ASKS, form, _result(tools, _ID)], tools):
+                return
+        except TemplateError as error:
+            why = f"a tool's result cannot be told: {error}"
+    raise UserError(f"--tools: {why}", remedy)
+
+
+def _thought(chat: ChatFormat, tools: Schemas | None) -> str:
+    """Reasoning as the policy writes it; "" if it is not to reason."""
+    asked = chat.render([_ASKS], tools).rstrip()
+    if asked.endswith("</think>"):
+        return ""
+    return ("" if asked.endswith("<think>") else "<think>\n") + f"{_REASONING}\n</think>"
+
+
+def _user_after(chat: ChatFormat, content: str, after: str, tools: Schemas | None) -> str | None:
+    reply = {"role": "assistant", "content": content}
+    try:
+        later = chat.render([_ASKS, reply, _GOES_ON], tools)
+    except TemplateError as error:
+        return f"A user cannot go on{after}: {error}."
+    if later.startswith(_written(chat, reply, tools)):
+        return None
+    return (
+        f"What a user says{after} starts a row of its own: the template writes the turns before"
+        " anew."
+    )
+
+
+def _written(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
+    """The chat up to the end of the reply, as the policy writes it."""
+    asked = chat.render([_ASKS], tools)
+    whole = chat.render([_ASKS, reply], tools, to_reply=False)
+    said = [part for part in (_REASONING, _ANSWER) if part in reply["content"]]
+    if whole.startswith(asked) and all(part in whole for part in said):
+        return whole[: whole.rindex(_ANSWER) + len(_ANSWER)]
+    return asked + reply["content"]
+
+
+def _result_after_call(chat: ChatFormat, tools: Schemas) -> str | None:
+    thought = _thought(chat, tools) if "</think>" in chat.template(tools) else ""
+    asked, refused = chat.render([_ASKS], tools), ""
+    # ids differ, for the policy cannot know which it will be given
+    forms = zip(_calls(tools, thought, _ID), _calls(tools, thought, _OTHER_ID), strict=True)
+    for written, kept in forms:
+        try:
+            whole = chat.render([_ASKS, written], tools, to_reply=False)
+            later = chat.render([_ASKS, kept, _result(tools, _OTHER_ID)], tools)
+        except TemplateError as error:
+            refused = f" ({error})"
+            continue
+        if whole.startswith(asked) and later.startswith(whole):
+            return None
+    return (
+        "A tool's result starts a row of its own: the template writes calls otherwise than the"
+        f" policy does{refused}."
+    )
+
+
+def _calls(tools: Schemas, content: str, call_id: str) -> Iterator[Message]:
+    """A structured call of the first tool, in the forms that templates know."""
+    call = ToolCall(tools[0]["function"]["name"], {"text": "two and two"})
+    *structured, _ = message_forms({}, ParsedReply(content, (call,)), [call_id])
+    yield from structured
+
+
+def _result(tools: Schemas, call_id: str) -> Message:
+    return result_message(tools[0]["function"]["name"], call_id, _RESULT)
