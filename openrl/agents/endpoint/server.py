@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -95,16 +96,16 @@ class Endpoint:
 
     @asynccontextmanager
     async def open(
-        self, prompt: Prompt, generate: Generate, sampling: Sampling
+        self, prompt: Prompt, generate: Generate, sampling: Sampling, key: str | None = None
     ) -> AsyncIterator[Opened]:
-        """A session for one playing of the prompt. At its end whoever still asks is refused, and
-        what is still sampled for it is given up."""
-        session = Session(self.play, prompt, generate, sampling)
-        self._sessions[session.key] = session
+        """A session for one playing of the prompt, of a random key if none is given. At its end
+        whoever still asks is refused, and what is still sampled for it is given up."""
+        session, key = Session(self.play, prompt, generate, sampling), key or secrets.token_hex(16)
+        self._sessions[key] = session
         try:
-            yield Opened(session, self.root, session.key)
+            yield Opened(session, self.root, key)
         finally:
-            del self._sessions[session.key]
+            del self._sessions[key]
             await session.close()
 
     def _app(self) -> FastAPI:

@@ -43,7 +43,6 @@ class Session:
     as many tokens as the prompt has, and ``sampling.max_tokens``."""
 
     def __init__(self, play: Play, prompt: Prompt, generate: Generate, sampling: Sampling) -> None:
-        self.key = secrets.token_hex(16)
         self.play, self.prompt, self.sampling = play, prompt, sampling
         longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
         self.conversation = Conversation(
@@ -88,6 +87,8 @@ class Session:
             self._failures[sender.name] = error
             raise Refusal(500, f"no reply: {type(error).__name__}: {error}") from error
         self._failures.pop(sender.name, None)
+        if reply.completion.end.is_failure:
+            raise self._refuse(reply.completion.end)
         answer = self._read(reply, ask)
         self._sampled.keep(answer, reply.message)
         self._chats[answer.id] = [*messages, reply.message]

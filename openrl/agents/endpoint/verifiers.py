@@ -1,0 +1,178 @@
+"""Environments of the verifiers package, which run in their own server and ask the endpoint.
+
+    --agent_func_path verifiers:tcp://127.0.0.1:5000
+
+The server plays the episode and gives its reward; what was sampled is taken from the endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlparse
+from uuid import uuid4
+
+import zmq.asyncio
+
+from openrl.agents.base import Generate
+from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.endpoint.verifiers_wire import WIRES, Outcome, Wire, unpack
+from openrl.errors import UserError
+from openrl.types import End, Prompt, Sampling, Score, Trajectory
+
+START_TIMEOUT = 120.0  # seconds; the server may still load its environment
+PATIENCE = 60.0  # seconds without a reply after which the server is asked whether it lives
+
+
+@asynccontextmanager
+async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[VerifiersAgent]:
+    """The agent of the server at ``tcp://HOST:PORT``. Raises UserError if none answers there."""
+    if urlparse(address).hostname not in ("127.0.0.1", "localhost"):
+        raise UserError(
+            f"verifiers:{address}: the endpoint that the server asks is on this machine alone",
+            "start the environment server here",
+        )
+    server = EnvironmentServer(address)
+    try:
+        await server.start()
+        yield VerifiersAgent(server, endpoint)
+    finally:
+        await server.close()
+
+
+class VerifiersAgent:
+    def __init__(self, server: EnvironmentServer, endpoint: Endpoint) -> None:
+        self.server, self.endpoint = server, endpoint
+        self._keys: list[str] = []  # of sessions that have ended
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises RuntimeError if the environment failed."""
+        timeout = self.endpoint.play.limits.episode_timeout or None
+        with self._key() as key:
+            async with self.endpoint.open(prompt, generate, sampling, key) as opened:
+                try:
+                    async with asyncio.timeout(timeout):
+                        base_url = f"{opened.keyed_root}/v1"
+                        outcome = await self.server.run(prompt, base_url, sampling)
+                except TimeoutError:
+                    outcome = Outcome(0.0, timed_out=True)
+        session = opened.session
+        session.raise_failures()
+        if session.is_idle:
+            raise RuntimeError(f"the environment asked for nothing: {outcome.error}")
+        if outcome.error is not None and session.over is None and not outcome.timed_out:
+            raise RuntimeError(f"the environment failed: {outcome.error}")
+        session.score = Score(outcome.reward, parts=outcome.metrics)
+        return session.trajectory(End.TIMEOUT if outcome.timed_out else None)
+
+    @contextmanager
+    def _key(self) -> Iterator[str]:
+        """A key that no running session has. Servers keep a client for each base URL that they
+        were ever given, so that keys are used again, unless their episode was given up."""
+        key = self._keys.pop() if self._keys else secrets.token_hex(16)
+        yield key
+        self._keys.append(key)
+
+
+@dataclass
+class _Request:
+    reply: asyncio.Future[Any] = field(default_factory=lambda: asyncio.Future())
+    deltas: list[Any] = field(default_factory=list)
+
+
+class EnvironmentServer:
+    """The client of one server. Requests run at the same time."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._requests: dict[bytes, _Request] = {}
+
+    async def start(self) -> None:
+        """Connects, and finds out which wire the server speaks. Raises UserError."""
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
+            self._socket.setsockopt(option, 0)
+        self._socket.connect(self.address)
+        self._receiving = asyncio.create_task(self._receive())
+        pings = {asyncio.create_task(self._ask(wire.health)): wire for wire in WIRES}
+        done, late = await asyncio.wait(
+            pings, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
+        )
+        for ping in late:  # a server does not answer what it does not understand
+            ping.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        if not done:
+            raise UserError(
+                f"verifiers:{self.address}: no environment server answers within"
+                f" {START_TIMEOUT:g} s",
+                "start it before the training",
+            )
+        self._wire: Wire = pings[done.pop()]
+
+    async def close(self) -> None:
+        self._receiving.cancel()
+        await asyncio.gather(self._receiving, return_exceptions=True)
+        self._context.destroy()
+
+    async def run(self, prompt: Prompt, base_url: str, sampling: Sampling) -> Outcome:
+        """One episode against ``base_url``. It is cancelled over there if it is here. Raises
+        RuntimeError if the server is gone or refuses."""
+        id_ = _new_id()
+        request = await self._send(id_, self._wire.run(prompt, base_url, sampling))
+        try:
+            while not request.reply.done():
+                await asyncio.wait({request.reply}, timeout=PATIENCE)
+                if not request.reply.done():
+                    await self._check_alive()
+        except asyncio.CancelledError:
+            await self._socket.send_multipart(self._wire.cancel(id_))
+            raise
+        finally:
+            del self._requests[id_]
+        reply = request.reply.result()
+        if not reply.get("success"):
+            raise RuntimeError(f"the environment server refuses: {reply.get('error')}")
+        outcome = self._wire.read(reply, request.deltas)
+        if not math.isfinite(outcome.reward):
+            raise RuntimeError(f"the environment's reward is {outcome.reward}")
+        return outcome
+
+    async def _check_alive(self) -> None:
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self._ask(self._wire.health)
+        except TimeoutError:
+            raise RuntimeError(f"the environment server {self.address} is gone") from None
+
+    async def _ask(self, frames: list[bytes]) -> Any:
+        id_ = _new_id()
+        request = await self._send(id_, frames)
+        try:
+            return await request.reply
+        finally:
+            del self._requests[id_]
+
+    async def _send(self, id_: bytes, frames: list[bytes]) -> _Request:
+        request = self._requests[id_] = _Request()
+        await self._socket.send_multipart([id_, *frames])
+        return request
+
+    async def _receive(self) -> None:
+        while True:
+            id_, *kind, data = await self._socket.recv_multipart()
+            request = self._requests.get(id_)
+            if request is None or request.reply.done():  # given up
+                continue
+            if kind == [b"delta"]:
+                request.deltas.append(unpack(data))
+            else:
+                request.reply.set_result(unpack(data))
+
+
+def _new_id() -> bytes:
+    return uuid4().hex.encode()
