@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from openrl.types import Completion, Message, Prompt, Sampling, Trajectory
+if TYPE_CHECKING:  # environments run in processes that have no need of torch
+    from openrl.types import Completion, Message, Prompt, Sampling, Trajectory
 
-Generate = Callable[[list[int], Sampling], Awaitable[Completion]]
+Generate = Callable[[list[int], "Sampling"], Awaitable["Completion"]]
 """``await generate(token_ids, sampling)``: tokens in, tokens out; never text in between."""
 
 

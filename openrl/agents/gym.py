@@ -13,14 +13,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Environment, Step
 from openrl.agents.reductions import REDUCTIONS
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
-from openrl.types import Message, Prompt
+
+if TYPE_CHECKING:  # processes of environments have no need of torch
+    from openrl.types import Message, Prompt
 
 
 def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:

@@ -69,6 +69,10 @@ class ChildProcess:
         self._looked = 0.0  # when its memory was looked at
 
     @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    @property
     def interrupted(self) -> bool:
         """Somebody has ended it since it was last called."""
         return self._interrupted
@@ -89,6 +93,11 @@ class ChildProcess:
                 raise CallFailed(f"the {self.kind} process was given up") from None
             raise UserError(f"{self.target}: cannot use it: {failure}") from None
 
+    def ready(self) -> None:
+        """``start`` it if it does not run."""
+        if self._process is None:
+            self.start()
+
     def _spawn(self, line: int) -> None:
         root = str(Path(openrl.__path__[0]).parent)
         path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
@@ -106,8 +115,7 @@ class ChildProcess:
 
     def call(self, value: Any, answers: Answers | None = None) -> Any:
         """What the target returns. Raises CallFailed, and UserError if it does not load."""
-        if self._process is None:
-            self.start()
+        self.ready()
         try:
             self._send(value)
             return self._receive(self.limits.timeout, answers)

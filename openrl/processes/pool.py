@@ -32,8 +32,22 @@ class Lease:
             assert answerer is not None
             return asyncio.run_coroutine_threadsafe(_awaited(answerer(question)), loop)
 
+        return await self._do(self.process.call, value, answerer and answers)
+
+    async def start(self) -> None:
+        """Have a process that has loaded the target, so that the first call waits for nothing.
+
+        Raises CallFailed, and UserError if the target does not load."""
+        await self._do(self.process.ready)
+
+    @property
+    def is_alive(self) -> bool:
+        """The process runs and holds what earlier calls have made."""
+        return self.process.is_running and not self.process.interrupted
+
+    async def _do(self, blocking: Callable[..., Any], *arguments: Any) -> Any:
         self._pool.check_open()
-        self.last = self._pool.threads.submit(self.process.call, value, answerer and answers)
+        self.last = self._pool.threads.submit(blocking, *arguments)
         try:
             return await asyncio.wrap_future(self.last)
         except asyncio.CancelledError:

@@ -1,0 +1,86 @@
+"""From a file to the agent that plays what it brings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from openrl.agents.base import Agent, TurnLimits
+from openrl.agents.chat import ChatFormat
+from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.foreign.calls import Facts
+from openrl.agents.foreign.environment import FileAgent, RawText
+from openrl.agents.foreign.executor_agent import ExecutorAgent
+from openrl.agents.foreign.player import AgentFile
+from openrl.agents.foreign.program_agent import ProgramAgent
+from openrl.errors import UserError
+from openrl.processes.child import ChildProcess, Limits
+from openrl.processes.pool import ProcessPool
+
+SIZE = 64  # processes of one engine's worker, if nobody says how many
+MEMORY = 8 * 2**30  # bytes of one process
+
+
+def agent_file(given: str) -> AgentFile:
+    """Of --agent_func_path PATH.py[:CLASS]."""
+    path, _, name = given.partition(".py")
+    return AgentFile(Path(f"{path}.py").expanduser().absolute(), name.removeprefix(":") or None)
+
+
+def recognise(file: AgentFile) -> Facts:
+    """What the file brings; it is loaded in a process of its own. Raises UserError if it does not
+    load, or has no class that can be played."""
+    process = ChildProcess(file, process_limits(TurnLimits()), "agent")
+    try:
+        process.start()
+        return process.facts
+    finally:
+        process.kill()
+
+
+def process_limits(limits: TurnLimits, memory: int = MEMORY) -> Limits:
+    return Limits(limits.step_timeout, memory, "--env_step_timeout", "--env_memory_gb")
+
+
+@asynccontextmanager
+async def open_file_agent(
+    file: AgentFile,
+    chat: ChatFormat,
+    limits: TurnLimits,
+    *,
+    row_per_turn: bool = False,
+    size: int = SIZE,
+    memory: int = MEMORY,
+    endpoint: Endpoint | None = None,
+) -> AsyncIterator[Agent]:
+    """The agent of one engine, with up to ``size`` processes; ``endpoint`` is for a class that
+    speaks to one. Raises UserError as ``recognise``, and for a class without what it needs."""
+    threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
+    pool = ProcessPool(file, size, process_limits(limits, memory), "agent", threads)
+    try:
+        async with pool.lease() as process:
+            await process.start()
+        facts: Facts = pool.facts
+        if facts.kind == "program":
+            if endpoint is None:
+                raise UserError(
+                    f"{file}: {facts.class_name} speaks to a chat endpoint", "--agent_endpoint"
+                )
+            yield ProgramAgent(pool, endpoint)
+        elif facts.kind == "executor":
+            if row_per_turn:
+                raise UserError(
+                    f"{file}: {facts.class_name} makes the training rows itself",
+                    "--agent_sample_unit trajectory",
+                )
+            yield ExecutorAgent(pool, chat, limits)
+        else:
+            if facts.kind == "turns":
+                chat = RawText(chat.tokenizer, templated=chat.chat)
+            yield FileAgent(pool, chat, limits, row_per_turn)
+    finally:
+        await pool.close()
+        await asyncio.to_thread(threads.shutdown)

@@ -1,0 +1,94 @@
+"""Environments from files, each episode in a process of its own: what blocks, hangs, crashes or
+eats memory there costs its episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.agents.base import Generate, Step, TurnLimits
+from openrl.agents.chat import ChatFormat
+from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.foreign.calls import Call, Row
+from openrl.processes.pool import Lease, ProcessPool
+from openrl.types import Message, Prompt, Sampling, Trajectory
+
+
+class ProcessEnvironment:
+    """The environment of one episode, in a process that is lent for it."""
+
+    def __init__(self, process: Lease, sampling: Sampling) -> None:
+        self._process, self._sampling = process, sampling
+        self._begun = False
+        self.reductions: Mapping[str, str] = {}
+
+    async def reset(self, seed: int, prompt: Prompt) -> str | Sequence[Message]:
+        self._begun = True
+        return await self._told("reset", seed, row_of(prompt, self._sampling))
+
+    async def step(self, action: str) -> Step:
+        return await self._told("step", action)
+
+    async def _told(self, method: str, *arguments: Any) -> Any:
+        told, self.reductions = await self._process.call(Call(method, arguments))
+        return told
+
+    async def frame(self) -> Any | None:
+        return await self._process.call(Call("frame"))
+
+    async def close(self) -> None:
+        if self._begun and self._process.is_alive:
+            self._begun = False
+            await self._process.call(Call("close"))
+
+
+class FileAgent:
+    """Plays the environment of a file. The episode's time begins when its process is there."""
+
+    def __init__(
+        self,
+        pool: ProcessPool,
+        chat: ChatFormat,
+        limits: TurnLimits,
+        row_per_turn: bool = False,
+    ) -> None:
+        self.pool, self.chat, self.limits = pool, chat, limits
+        self.row_per_turn = row_per_turn
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises EnvironmentFailure, and UserError for a file that does not load."""
+        async with self.pool.lease() as process:
+            await process.start()
+            environment = ProcessEnvironment(process, sampling)
+            agent = EnvironmentAgent(
+                lambda _: environment, self.chat, self.limits, self.row_per_turn
+            )
+            return await agent.run(prompt, generate, sampling)
+
+
+class RawText(ChatFormat):
+    """Texts one behind the other, as OpenRLHF's agents write and read them: what an assistant said
+    ends with the special token that it sampled."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, templated: bool) -> None:
+        """``templated``: a chat template has written the prompts, special tokens included."""
+        super().__init__(tokenizer, chat=False, kwargs={})
+        if templated:
+            self._leading = []
+
+    def said(self, before: list[int], ids: list[int]) -> str:
+        return self.decode_after(before, ids)
+
+
+def row_of(prompt: Prompt, sampling: Sampling) -> Row:
+    return Row(
+        id=prompt.id,
+        text=prompt.text,
+        label=prompt.label,
+        messages=prompt.messages,
+        source=prompt.source,
+        meta=prompt.meta,
+        sampling={**vars(sampling), "stop": list(sampling.stop), "logprobs": 1},
+    )

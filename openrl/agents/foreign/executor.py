@@ -1,0 +1,117 @@
+"""OpenRLHF's ``AgentExecutor`` with an ``execute`` of its own, in the process of the file. Its
+engine asks ours, which alone says how tokens are drawn."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from openrl.agents.foreign.calls import (
+    Generated,
+    Generation,
+    Played,
+    Row,
+    TokenizerAsked,
+    numbers,
+    result,
+    scalar,
+    verdict,
+)
+from openrl.agents.foreign.text_turns import takes
+from openrl.processes.worker import Ask
+
+
+class Executor:
+    def __init__(self, executor: Any) -> None:
+        self._executor = executor
+        self._tokenizer: Any = None
+
+    async def play(self, prompt: Row, max_length: int, ask: Ask) -> Played:
+        if self._tokenizer is None:
+            self._tokenizer = await asyncio.wrap_future(ask(TokenizerAsked()))
+        given: dict[str, Any] = {
+            "prompt": prompt.text,
+            "label": prompt.label,
+            "sampling_params": SimpleNamespace(**prompt.sampling),
+            "max_length": max_length,
+            "hf_tokenizer": self._tokenizer,
+            "llm_engine": Engine(ask),
+        }
+        if takes(self._executor.execute, "images"):
+            given["images"] = prompt.meta.get("images")
+        return read(await result(self._executor.execute(**given)))
+
+
+class Engine:
+    """``await generate(token_ids, sampling_params)``, and ``generate.remote`` with the same, from
+    any thread and event loop. What comes has the shape of vLLM's outputs."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask, self._ids = ask, itertools.count()
+
+    @property
+    def generate(self) -> Any:
+        return _Remote(self._generate)
+
+    generate_from_tokens = generate_request = generate
+
+    async def _generate(
+        self, prompt_token_ids: Any, sampling_params: Any, *others: Any, **kwargs: Any
+    ) -> Any:
+        stop = getattr(sampling_params, "stop", None) or ()
+        asked = Generation(
+            [int(i) for i in prompt_token_ids],
+            getattr(sampling_params, "max_tokens", None),
+            (stop,) if isinstance(stop, str) else tuple(stop),
+        )
+        generated: Generated = await asyncio.wrap_future(self._ask(asked))
+        pairs = zip(generated.token_ids, generated.logprobs, strict=True)
+        completion = SimpleNamespace(
+            index=0,
+            text=generated.text,
+            token_ids=list(generated.token_ids),
+            logprobs=[
+                {i: SimpleNamespace(logprob=p, rank=None, decoded_token=None)} for i, p in pairs
+            ],
+            finish_reason=generated.finish_reason,
+            stop_reason=None,
+        )
+        return SimpleNamespace(
+            request_id=str(next(self._ids)),
+            prompt_token_ids=asked.token_ids,
+            outputs=[completion],
+            finished=True,
+        )
+
+
+class _Remote:
+    """A method that may be called as that of a Ray actor."""
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
+
+    remote = __call__
+
+
+def read(found: Any) -> Played:
+    """What ``execute`` returned. Raises TypeError for what has another shape."""
+    if not isinstance(found, Mapping) or not {"observation_tokens", "action_ranges"} <= {*found}:
+        raise TypeError(
+            "execute returned no dict with observation_tokens and action_ranges, but"
+            f" {sorted(found) if isinstance(found, Mapping) else type(found).__name__}"
+        )
+    reward = found.get("reward")
+    return Played(
+        None if reward is None else scalar(reward, "the reward"),
+        verdict(found.get("scores")),
+        numbers(found.get("extra_logs")),
+        bool(found.get("truncated")),
+        [int(i) for i in found["observation_tokens"]],
+        [(int(start), int(end)) for start, end in found["action_ranges"]],
+    )

@@ -1,0 +1,153 @@
+"""OpenRLHF's ``AgentExecutor`` as an agent: it plays in its process, and what it says that was
+sampled is compared with what was."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openrl.agents.base import Generate, TurnLimits
+from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Conversation, EpisodeOver, Reply
+from openrl.agents.foreign.calls import Call, Generated, Generation, Played, TokenizerAsked
+from openrl.agents.foreign.environment import row_of
+from openrl.processes.child import CallFailed
+from openrl.processes.pool import ProcessPool
+from openrl.types import End, Prompt, Sampling, Score, Segment, Trajectory
+
+
+class NotSampled(Exception):
+    """An executor wants tokens to be trained that the engine has not sampled there."""
+
+
+class ExecutorAgent:
+    """Plays what a file's ``execute`` plays."""
+
+    def __init__(self, pool: ProcessPool, chat: ChatFormat, limits: TurnLimits) -> None:
+        self.pool, self.chat, self.limits = pool, chat, limits
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises what the engine raised, CallFailed, NotSampled, and TimeoutError for an episode
+        that took too long."""
+        longest = len(prompt.token_ids) + sampling.max_tokens
+        longest = min(longest, sampling.max_len or longest)
+        conversation = Conversation(
+            prompt, self.chat, generate, sampling, self.limits.max_tokens_per_turn
+        )
+        engine = _Engine(conversation)
+        async with self.pool.lease() as process:
+            await process.start()
+            call = Call("play", (row_of(prompt, sampling), longest))
+            try:
+                async with asyncio.timeout(self.limits.episode_timeout or None):
+                    played: Played = await process.call(call, engine.answer)
+            except CallFailed:
+                if engine.failure is not None:
+                    raise engine.failure from None
+                raise
+        return trajectory(prompt, played, engine.replies, self.chat)
+
+
+class _Engine:
+    """Answers what executors ask."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+        self.replies: list[Reply] = []
+        self.failure: Exception | None = None
+
+    async def answer(self, asked: Any) -> Any:
+        if isinstance(asked, TokenizerAsked):
+            return self._conversation.chat.tokenizer
+        assert isinstance(asked, Generation)
+        try:
+            reply = await self._conversation.reply_to_tokens(
+                asked.token_ids, asked.max_tokens, asked.stop
+            )
+        except EpisodeOver:
+            raise RuntimeError("there is no room for another token: see max_length") from None
+        except Exception as error:
+            self.failure = error
+            raise
+        self.replies.append(reply)
+        said, chat = reply.completion, self._conversation.chat
+        return Generated(
+            said.token_ids,
+            said.logprobs,
+            chat.decode_after(asked.token_ids, said.token_ids),
+            "length" if said.end is End.LENGTH else "stop",
+        )
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """Tokens [start, end) of a row, which a reply begins with."""
+
+    start: int
+    end: int
+    reply: Reply
+
+
+def trajectory(
+    prompt: Prompt, played: Played, replies: list[Reply], chat: ChatFormat
+) -> Trajectory:
+    """What an executor returned, log-probs and versions from the engine's own record. Raises
+    NotSampled."""
+    assert played.token_ids is not None and played.action_ranges is not None
+    turns = _turns(played.token_ids, played.action_ranges, replies)
+    row = Segment(played.token_ids, [False] * len(played.token_ids), [0.0] * len(played.token_ids))
+    for turn in turns:
+        here, length = slice(turn.start, turn.end), turn.end - turn.start
+        row.loss_mask[here] = [True] * length
+        row.rollout_logprobs[here] = turn.reply.completion.logprobs[:length]
+        row.versions += tuple(
+            replace(s, start=s.start + turn.start, end=min(s.end, length) + turn.start)
+            for s in turn.reply.completion.versions
+            if s.start < length
+        )
+    ends = turns[-1].reply.completion.end
+    first = row.context_length
+    metrics = {f"env/{prompt.source}/{k}": v for k, v in (played.metrics or {}).items()}
+    return Trajectory(
+        prompt,
+        [row],
+        End.LENGTH if played.truncated else ends,
+        text=chat.decode_after(row.token_ids[:first], row.token_ids[first:]),
+        turns=len(turns),
+        score=None if played.reward is None else Score(played.reward, played.passed),
+        metrics={
+            "turns": float(len(turns)),
+            "untrained_replies": float(len(replies) - len(turns)),
+            **metrics,
+        },
+    )
+
+
+def _turns(
+    token_ids: list[int], ranges: list[tuple[int, int]], replies: list[Reply]
+) -> list[_Turn]:
+    if not ranges:
+        raise NotSampled("its action_ranges are empty")
+    turns, last = [], 0
+    for start, end in ranges:
+        if not last <= start < end <= len(token_ids):
+            raise NotSampled(
+                f"action_ranges {ranges} are no ascending ranges of {len(token_ids)} tokens"
+            )
+        before, said, last = token_ids[:start], token_ids[start:end], end
+        reply = next(
+            (
+                r
+                for r in replies
+                if r.prompt_ids == before and r.completion.token_ids[: len(said)] == said
+            ),
+            None,
+        )
+        if reply is None:
+            raise NotSampled(
+                f"tokens {start} to {end} of observation_tokens are not what the engine sampled"
+                " behind the tokens before them"
+            )
+        turns.append(_Turn(start, end, reply))
+    return turns

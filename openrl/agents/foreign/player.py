@@ -1,0 +1,107 @@
+"""What a process does with somebody's file: it plays one episode after the other. Standard library
+only."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrl.agents.foreign.calls import Call, Facts
+from openrl.agents.foreign.recognise import EXECUTOR, GYM, PROGRAM, SKYRL, Found, find_class
+from openrl.agents.foreign.shims import install_shims
+from openrl.processes.worker import Ask, Loaded, load_module
+
+
+@dataclass(frozen=True)
+class AgentFile:
+    """A Python file and the class in it; None looks for one that is known."""
+
+    path: Path  # absolute
+    class_name: str | None = None
+
+    def __str__(self) -> str:
+        return f"--agent_func_path {self.path}" + (f":{self.class_name}" if self.class_name else "")
+
+    def load(self) -> Loaded:
+        """The fact is ``Facts``."""
+        install_shims()
+        found = find_class(load_module(self.path, "agent_file"), self.class_name)
+        return Loaded(Player(found).call, Facts(found.kind.name, found.made.__name__))
+
+
+class Player:
+    """Its methods are what ``calls.Call`` names."""
+
+    def __init__(self, found: Found) -> None:
+        self._found = found
+        self._runner = asyncio.Runner()  # one event loop: what a file keeps may be tied to it
+        self._playing: Any = None  # the environment of an episode, or what plays all of them
+
+    def call(self, asked: Call, ask: Ask) -> Any:
+        return self._runner.run(getattr(self, asked.method)(*asked.arguments, ask))
+
+    async def reset(self, seed: int, prompt: Any, ask: Ask) -> tuple[Any, Mapping[str, str]]:
+        """The first observation, and how metrics are reduced."""
+        seed_everything(seed)
+        self._playing = _environment(self._found)
+        return await self._playing.reset(seed, prompt), self._playing.reductions
+
+    async def step(self, action: str, ask: Ask) -> tuple[Any, Mapping[str, str]]:
+        return await self._playing.step(action), self._playing.reductions
+
+    async def frame(self, ask: Ask) -> Any:
+        return await self._playing.frame()
+
+    async def close(self, ask: Ask) -> None:
+        playing, self._playing = self._playing, None
+        await playing.close()
+
+    async def play(self, prompt: Any, *rest: Any) -> Any:
+        """A whole episode of an executor or a program."""
+        if self._playing is None:
+            self._playing = await _whole(self._found)
+        return await self._playing.play(prompt, *rest)
+
+
+def seed_everything(seed: int) -> None:
+    """Code that draws from what it shares with everybody draws the same in every sibling."""
+    random.seed(seed)
+    for name, setter in {"numpy": "random.seed", "torch": "manual_seed"}.items():
+        module: Any = sys.modules.get(name)
+        for part in setter.split(".") if module else ():
+            module = getattr(module, part)
+        if module is not None:
+            module(seed)
+
+
+def _environment(found: Found) -> Any:
+    """Each kind is imported where it is played."""
+    if found.kind is GYM:
+        from openrl.agents.gym import GymEnvironment
+
+        return GymEnvironment(found.made())
+    if found.kind is SKYRL:
+        from openrl.agents.foreign.skyrl import SkyRLEnvironment
+
+        return SkyRLEnvironment(found.made)
+    from openrl.agents.foreign.text_turns import TextTurns
+
+    return TextTurns(found.made)
+
+
+async def _whole(found: Found) -> Any:
+    from openrl.agents.foreign.text_turns import construct
+
+    if found.kind is EXECUTOR:
+        from openrl.agents.foreign.executor import Executor
+
+        return Executor(await construct(found.made))
+    assert found.kind is PROGRAM
+    from openrl.agents.foreign.program import Program
+
+    return Program(found.made)

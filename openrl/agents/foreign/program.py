@@ -1,0 +1,59 @@
+"""Agents that speak to the chat endpoint, in the process of the file: ``run(data, base_url,
+api_key)``, and Molt's ``ChatAgent.run(ctx)``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from openrl.agents.foreign.calls import Played, Row, numbers, result, scalar, verdict
+from openrl.agents.foreign.shims import ChatContext
+from openrl.agents.foreign.text_turns import construct, takes
+from openrl.processes.worker import Ask
+
+
+class Program:
+    def __init__(self, made: type) -> None:
+        self._class = made
+
+    async def play(self, prompt: Row, root: str, key: str, max_length: int, ask: Ask) -> Played:
+        """``root`` is the endpoint's, without /v1; ``key`` the rollout's."""
+        agent = await construct(self._class)
+        messages = [dict(m) for m in prompt.messages] or [{"role": "user", "content": prompt.text}]
+        if takes(agent.run, "base_url"):
+            data = {**prompt.meta, "messages": messages, "prompt": prompt.text}
+            data["label"] = prompt.label
+            return read(await result(agent.run(data, base_url=f"{root}/v1", api_key=key)))
+        context = ChatContext(
+            messages=messages,
+            tools=prompt.meta.get("tools"),
+            prompt=messages[-1]["content"],
+            label=prompt.label,
+            images=prompt.meta.get("images"),
+            base_url=f"{root}/s/{key}/v1",  # its clients send no key
+            session_url=f"{root}/s/{key}",
+            model_name="policy",
+            api_key="EMPTY",
+            session_id=key,
+            sampling_params=SimpleNamespace(**prompt.sampling),
+            max_length=max_length,
+        )
+        return read(await result(agent.run(context)))
+
+
+def read(found: Any) -> Played:
+    """None, a number, {"reward", "scores"?, "extra_logs"?}, or Molt's Result."""
+    if found is None:
+        return Played(None)
+    if isinstance(found, Mapping):
+        return Played(
+            None if found.get("reward") is None else scalar(found["reward"], "the reward"),
+            verdict(found.get("scores")),
+            numbers(found.get("extra_logs")),
+        )
+    if hasattr(found, "terminated"):
+        reward = scalar(found.reward, "the reward")
+        passed = verdict(reward if found.score is None else found.score)
+        return Played(reward, passed, numbers(found.info), bool(found.truncated))
+    return Played(scalar(found, "the reward"))

@@ -1,0 +1,155 @@
+"""What somebody's file brings, told by the methods of its classes. Runs in the file's process."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from openrl.agents.foreign.shims import WRAPPED, AgentInstanceBase, Env
+
+RUNNERS = ("AgentExecutor", "AgentRunner")  # the entries of OpenRLHF's and Molt's files
+EXECUTE = ("prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine")
+_ENDINGS = ("AgentExecutor", "EnvRunner", "AgentRunner")  # of their base classes
+_STATES = ("states", "state", "state_dict")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """How a method is called."""
+
+    positional: int = 0
+    keywords: tuple[str, ...] = ()
+
+    def refuses(self, function: Callable[..., Any]) -> bool:
+        try:
+            given = [None] * (self.positional + 1)  # the object itself, too
+            inspect.signature(function).bind(*given, **dict.fromkeys(self.keywords))
+        except TypeError:
+            return True
+        return False
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One way to write an agent or an environment. A class is of the first kind whose methods it
+    has."""
+
+    name: str
+    shape: str  # for people
+    methods: Mapping[str, tuple[Signature, ...]]  # name -> the ways to call it, one of which fits
+    takes_states: bool = False  # dicts, by the name of step's parameter
+
+    def has(self, made: type) -> bool:
+        if not all(callable(getattr(made, name, None)) for name in self.methods):
+            return False
+        return not self.takes_states or _takes_states(made)
+
+    def problem(self, made: type) -> str | None:
+        """Why its methods cannot be called; None if they can."""
+        for name, signatures in self.methods.items():
+            function = getattr(made, name)
+            if all(signature.refuses(function) for signature in signatures):
+                parameters = str(inspect.signature(function)).partition(" ->")[0]
+                return f"{made.__name__}.{name}{parameters} cannot be called as {self.shape}"
+        return None
+
+
+EXECUTOR, TURNS, SKYRL, GYM, PROGRAM = KINDS = (
+    Kind(
+        "executor",
+        f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
+        {"execute": (Signature(keywords=EXECUTE),)},
+    ),
+    Kind(
+        "turns",
+        "OpenRLHF's AgentInstance or Molt's Env: async reset(states), async step(states)",
+        {"reset": (Signature(1),), "step": (Signature(1),)},
+        takes_states=True,
+    ),
+    Kind(
+        "skyrl",
+        "SkyRL's BaseTextEnv: init(prompt), step(action)",
+        {"init": (Signature(1),), "step": (Signature(1),)},
+    ),
+    Kind(
+        "gym",
+        "gym's and GEM's: reset(seed), step(action)",
+        {"reset": (Signature(keywords=("seed",)),), "step": (Signature(1),)},
+    ),
+    Kind(
+        "program",
+        "an agent of the endpoint: run(data, base_url, api_key), or Molt's ChatAgent: run(ctx)",
+        {"run": (Signature(1, ("base_url", "api_key")), Signature(1))},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Found:
+    made: type
+    kind: Kind
+
+
+class NotKnown(Exception):
+    """The file has no class that can be played, or several."""
+
+
+def find_class(module: ModuleType, name: str | None) -> Found:
+    """The class of that name; without one the file's runner, or its only class of a known kind.
+
+    Raises NotKnown."""
+    own = {
+        n: made
+        for n, made in vars(module).items()
+        if isinstance(made, type) and (made.__module__ == module.__name__ or n == name)
+    }
+    if name is not None and name not in own:
+        raise NotKnown(f"it has no class {name}, but {_listed(own)}")
+    chosen = [name] if name else [runner for runner in RUNNERS if runner in own]
+    fitting = [found for n in chosen or own if (found := _kind_of(own[n]))]
+    if not fitting and not name:  # a runner that runs nothing, as of early versions
+        fitting = [found for made in own.values() if (found := _kind_of(made))]
+    if len(fitting) > 1:
+        names = ", ".join(found.made.__name__ for found in fitting)
+        raise NotKnown(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
+    if not fitting:
+        known = "".join(f"\n  {kind.shape}" for kind in KINDS)
+        raise NotKnown(f"none of its classes is known: {_listed(own)}. Known are{known}")
+    (found,) = fitting
+    if problem := found.kind.problem(found.made):
+        raise NotKnown(problem)
+    return found
+
+
+def _kind_of(made: Any) -> Found | None:
+    """Of the class, or of the one that it runs."""
+    kind = next((kind for kind in KINDS if kind.has(made)), None)
+    if kind is EXECUTOR and made.execute.__module__ != made.__module__:
+        kind = None  # that of the other system's package, which plays what the class names
+    if kind is not None or not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
+        return Found(made, kind) if kind else None
+    try:
+        runner = made()
+    except TypeError:  # early runners are given what they need
+        return None
+    run = next((vars(runner)[name] for name in WRAPPED if name in vars(runner)), None)
+    return _kind_of(run) if run else None
+
+
+def _takes_states(made: Any) -> bool:
+    if issubclass(made, (AgentInstanceBase, Env)):
+        return True
+    first = list(inspect.signature(made.step).parameters)[1:2]
+    return first != [] and first[0] in _STATES
+
+
+def _listed(own: Mapping[str, type]) -> str:
+    def methods(made: type) -> str:
+        return ", ".join(n for n, f in vars(made).items() if inspect.isfunction(f) and n[0] != "_")
+
+    return (
+        "; ".join(f"{n} with {methods(made) or 'no method'}" for n, made in own.items()) or "none"
+    )

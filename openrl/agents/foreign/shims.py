@@ -1,0 +1,186 @@
+"""The modules that agent files of other systems import, for where these are not installed: base
+classes that say what a class is for. They replace nothing that is installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from copy import deepcopy
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+# -- OpenRLHF --------------------------------------------------------------------------------------
+
+
+class AgentInstanceBase:
+    async def reset(self, states: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return states
+
+
+class AgentExecutorBase:
+    """Its subclasses have ``execute``."""
+
+
+class MultiTurnAgentExecutor(AgentExecutorBase):
+    """Names the AgentInstance that it would play."""
+
+    def __init__(self, agent_instance_cls: type) -> None:
+        self.agent_instance_cls = agent_instance_cls
+
+
+class SingleTurnAgentExecutor(AgentExecutorBase):
+    """Plays one turn; subclasses go on from there."""
+
+    def __init__(self, remote_rm_url: Any = None) -> None:
+        assert not remote_rm_url, "rewards come from --remote_rm_url or from the executor itself"
+
+    async def execute(
+        self,
+        prompt: str,
+        label: Any,
+        sampling_params: Any,
+        max_length: int,
+        hf_tokenizer: Any,
+        llm_engine: Any,
+        images: Any = None,
+    ) -> dict[str, Any]:
+        before = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        output = await llm_engine.generate(before, deepcopy(sampling_params))
+        tokens = [*before, *output.outputs[0].token_ids]
+        return {
+            "prompt": prompt,
+            "label": label,
+            "observation_tokens": tokens,
+            "action_ranges": [(len(before), len(tokens))],
+            "rollout_log_probs": None,  # the engine's own record counts
+            "reward": None,
+            "scores": None,
+            "extra_logs": {},
+        }
+
+
+# -- Molt ------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Result:
+    reward: Any = 0.0
+    observation: str = ""
+    terminated: bool = True
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+    score: Any = None
+    images: list[Any] | None = None
+    sampling_params: Any = None
+
+
+class Env:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    async def reset(self, state: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+        return state
+
+    async def close(self) -> None:
+        pass
+
+
+class ChatAgent:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+
+class Runner:
+    """Its subclasses name what they would run."""
+
+
+class StepEnvRunner(Runner):
+    def __init__(self, env_cls: type) -> None:
+        self.env_cls = env_cls
+
+
+class ChatAgentRunner(Runner):
+    def __init__(self, agent_cls: type) -> None:
+        self.agent_cls = agent_cls
+
+
+@dataclass
+class ChatContext:
+    """What ``ChatAgent.run`` is given."""
+
+    messages: list[Any]
+    tools: list[Any] | None
+    prompt: str
+    label: Any
+    images: list[Any] | None
+    base_url: str
+    session_url: str  # without /v1
+    model_name: str
+    api_key: str
+    session_id: str
+    sampling_params: Any
+    max_length: int
+
+
+# -- SkyRL -----------------------------------------------------------------------------------------
+
+
+class BaseTextEnv:
+    def init(self, prompt: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+        return prompt, {}
+
+    def close(self) -> None:
+        pass
+
+    def get_metrics(self) -> dict[str, Any]:
+        return {}
+
+
+_OPENRLHF = {
+    "AgentExecutorBase": AgentExecutorBase,
+    "AgentInstanceBase": AgentInstanceBase,
+    "MultiTurnAgentExecutor": MultiTurnAgentExecutor,
+    "SingleTurnAgentExecutor": SingleTurnAgentExecutor,
+}
+_MOLT = {
+    "ChatAgent": ChatAgent,
+    "ChatAgentRunner": ChatAgentRunner,
+    "ChatContext": ChatContext,
+    "Env": Env,
+    "Result": Result,
+    "Runner": Runner,
+    "StepEnvRunner": StepEnvRunner,
+}
+_SKYRL = {"BaseTextEnv": BaseTextEnv, "BaseTextEnvStepOutput": dict, "ConversationType": list}
+_MODULES: dict[str, dict[str, Any]] = {
+    "openrlhf": {},
+    "openrlhf.utils": {},
+    "openrlhf.utils.agent": _OPENRLHF,
+    "openrlhf.utils.logging_utils": {"init_logger": logging.getLogger},
+    "molt": {},
+    "molt.agents": _MOLT,
+    "molt.agents.base": _MOLT,
+    "molt.agents.chat_agent": _MOLT,
+    "skyrl_gym": {},
+    "skyrl_gym.envs": {},
+    "skyrl_gym.envs.base_text_env": _SKYRL,
+}
+WRAPPED = ("agent_instance_cls", "env_cls", "agent_cls")
+"""Attributes by which the runners of these systems name the class that they run."""
+
+
+def install_shims() -> None:
+    """Put the modules of systems that are not installed in their places."""
+    tops = {name.split(".")[0] for name in _MODULES}
+    missing = {top for top in tops if importlib.util.find_spec(top) is None}
+    for name, contents in _MODULES.items():
+        if name.split(".")[0] in missing:
+            module = ModuleType(name)
+            module.__path__ = []  # so that modules may lie below it
+            vars(module).update(contents)
+            sys.modules[name] = module
+            parent, _, own = name.rpartition(".")
+            if parent:
+                setattr(sys.modules[parent], own, module)

@@ -1,0 +1,46 @@
+"""SkyRL's ``BaseTextEnv`` as an environment: ``init(prompt) -> (messages, metadata)`` and
+``step(action) -> {"observations", "reward", "done", "metadata"}``. Runs in the file's process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openrl.agents.base import Step
+from openrl.agents.foreign.calls import Row, numbers, result, scalar
+from openrl.agents.foreign.text_turns import construct
+
+
+class SkyRLEnvironment:
+    """An ``openrl.agents.base.Environment`` made of the class."""
+
+    def __init__(self, made: type) -> None:
+        self._class = made
+        self._game: Any = None
+        self.reductions: Mapping[str, str] = {}
+
+    async def reset(self, seed: int, prompt: Row) -> Sequence[Any]:
+        self._game = await construct(self._class, env_config={}, extras=dict(prompt.meta))
+        messages = [dict(m) for m in prompt.messages]
+        asked = messages or [{"role": "user", "content": prompt.text}]
+        first, _ = await result(self._game.init(asked))
+        return list(first)
+
+    async def step(self, action: str) -> Step:
+        found = await result(self._game.step(action))
+        done = bool(found["done"])
+        metrics = numbers(await result(self._game.get_metrics())) if done else {}
+        return Step(
+            list(found["observations"]),
+            reward=scalar(found["reward"], "the reward"),
+            done=done,
+            metrics=metrics,
+            state=None if found["observations"] else "",
+        )
+
+    async def frame(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        if self._game is not None:
+            await result(self._game.close())

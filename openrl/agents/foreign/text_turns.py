@@ -1,0 +1,112 @@
+"""OpenRLHF's ``AgentInstance`` and Molt's ``Env`` as an environment: ``reset`` and ``step`` take
+dicts, and texts stand one behind the other as they are. Runs in the file's process.
+
+OpenRLHF  step(states) -> {"rewards", "environment_feedback", "done", "scores"?, "extra_logs"?,
+          "sampling_params"?}
+Molt      step(state) -> Result(reward, observation, terminated, truncated, info, score)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from openrl.agents.base import Step
+from openrl.agents.foreign.calls import Row, numbers, result, scalar, verdict
+
+IGNORED = "sampling_params_ignored"  # metric: turns that asked for other values of sampling
+
+
+class TextTurns:
+    """An ``openrl.agents.base.Environment`` made of the class."""
+
+    def __init__(self, made: type) -> None:
+        self._class = made
+        self._agent: Any = None
+        self.reductions: dict[str, str] = {IGNORED: "sum"}  # of theirs the last step counts
+
+    async def reset(self, seed: int, prompt: Row) -> str:
+        self._agent = await construct(self._class)
+        self._label, self._sampling = prompt.label, dict(prompt.sampling)
+        states = {"observation": prompt.text, "prompt": prompt.text, "label": prompt.label}
+        seeded = {"seed": seed} if takes(self._agent.reset, "seed") else {}
+        found = await result(self._agent.reset(states, **seeded))
+        self._text = _text(_value(found, "observation", "reset"))
+        return self._text
+
+    async def step(self, action: str) -> Step:
+        states = {
+            "observation_text": self._text,
+            "action_text": action,
+            "label": self._label,
+            "sampling_params": SimpleNamespace(**self._sampling),
+        }
+        found = await result(self._agent.step(states))
+        step, asked = _read(found)
+        changed = asked is not None and any(
+            getattr(asked, name, value) != value for name, value in self._sampling.items()
+        )
+        assert isinstance(step.observation, str)
+        self._text += action + step.observation
+        self.reductions.update(dict.fromkeys(step.metrics, "last"))
+        return Step(**{**vars(step), "metrics": {**step.metrics, IGNORED: float(changed)}})
+
+    async def frame(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        if self._agent is not None and (close := getattr(self._agent, "close", None)):
+            await result(close())
+
+
+async def construct(made: Any, **offered: Any) -> Any:
+    """An object of the class, made with what of ``offered`` its ``__init__`` takes; that may be a
+    coroutine."""
+    agent = made.__new__(made)
+    if made.__init__ is not object.__init__:
+        given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}
+        await result(agent.__init__(**given))
+    return agent
+
+
+def takes(function: Any, name: str) -> bool:
+    """Whether it takes a keyword argument of that name."""
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _read(found: Any) -> tuple[Step, Any]:
+    """What came of an action, and the values of sampling that it asks for."""
+    if isinstance(found, Mapping):
+        step = Step(
+            _text(_value(found, "environment_feedback", "step")),
+            reward=scalar(_value(found, "rewards", "step"), "the reward"),
+            done=bool(_value(found, "done", "step")),
+            passed=verdict(found.get("scores")),
+            metrics=numbers(found.get("extra_logs")),
+        )
+        return step, found.get("sampling_params")
+    reward = scalar(found.reward, "the reward")
+    step = Step(
+        _text(found.observation),
+        reward=reward,
+        done=bool(found.terminated),
+        truncated=bool(found.truncated),
+        passed=verdict(reward if found.score is None else found.score),
+        metrics=numbers(found.info),
+    )
+    return step, found.sampling_params
+
+
+def _value(found: Any, key: str, method: str) -> Any:
+    if not isinstance(found, Mapping) or key not in found:
+        raise TypeError(f"{method} returned no dict with {key!r}")
+    return found[key]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"an observation is text, this one is {type(value).__name__}")
+    return value

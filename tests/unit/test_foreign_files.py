@@ -1,0 +1,419 @@
+"""Agent files of other systems, as these document them, are played as they are: what they see, and
+what becomes of what they say."""
+
+import asyncio
+import math
+
+import pytest
+
+from openrl.agents.base import TurnLimits
+from openrl.agents.conversation import Reply
+from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
+from openrl.agents.foreign.calls import Played
+from openrl.agents.foreign.executor_agent import NotSampled, trajectory
+from openrl.errors import UserError
+from openrl.types import Completion, End, Score
+from tests.endpoint import endpoint
+from tests.foreign_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of, sampled
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="agent.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+# -- OpenRLHF: AgentInstance -----------------------------------------------------------------------
+
+INSTANCE = """
+import random
+from typing import Any, Dict
+
+import torch
+
+from openrlhf.utils.agent import AgentInstanceBase, MultiTurnAgentExecutor
+
+
+class AgentInstance(AgentInstanceBase):
+    async def __init__(self, *args, **kwargs):
+        self.step_idx = 0
+        self.max_steps = 1
+
+    async def reset(self, states: dict, **kwargs):
+        return {"observation": states["observation"]}
+
+    async def step(self, states: dict, **kwargs) -> Dict[str, Any]:
+        done = self.step_idx >= self.max_steps
+        reward = torch.tensor([0.25]) if done else torch.tensor(0.5)
+        feedback = "\\n\\nHuman: [CORRECT]\\n</s>" if done else "\\n\\nHuman: again\\n</s>\\n\\nAssistant: "
+        self.step_idx += 1
+        return {
+            "rewards": reward,
+            "scores": reward,
+            "environment_feedback": feedback,
+            "done": done,
+            "sampling_params": states.get("sampling_params", None),
+            "extra_logs": {"dummy_scores": reward, "seen": len(states["observation_text"]),
+                           "said": float("<|im_end|>" in states["action_text"]),
+                           "temperature": states["sampling_params"].temperature,
+                           "label": float(states["label"])},
+        }
+
+
+class AgentExecutor(MultiTurnAgentExecutor):
+    def __init__(self):
+        super().__init__(AgentInstance)
+"""
+
+
+def test_openrlhf_agent_instance(write):
+    """The row is its texts one behind the other, what was sampled as it was sampled."""
+    policy = policy_of("3", "2")
+    (played,) = play(write(INSTANCE), policy)
+    again = "\n\nHuman: again\n</s>\n\nAssistant: "
+    assert policy.asked == [ids(QUESTION), ids(QUESTION) + policy.given[0] + ids(again)]
+    assert played.segments[0].token_ids == policy.asked[1] + policy.given[1]
+    assert sampled(played) == policy.given
+    assert (played.end, played.turns) == (End.STOP, 2)
+    assert played.score.reward == 0.75
+    assert played.score.passed == 0.25
+    at = [i for i, r in enumerate(played.score.token_rewards) if r]
+    assert [played.score.token_rewards[i] for i in at] == [0.5, 0.25]
+    assert played.metrics["env/sums/seen"] == len(QUESTION + f"3{END}" + again)
+    assert played.metrics["env/sums/said"] == 1.0
+    assert played.metrics["env/sums/temperature"] == 0.7
+    assert played.metrics["env/sums/label"] == 2.0
+    assert played.metrics["env/sums/sampling_params_ignored"] == 0.0
+
+
+def test_openrlhf_floats_and_other_values_of_sampling(write):
+    """Plain numbers will do, and what asks for another temperature is counted, not obeyed."""
+    text = """
+from openrlhf.utils.agent import AgentInstanceBase
+
+class AgentInstance(AgentInstanceBase):
+    async def step(self, states, **kwargs):
+        params = states["sampling_params"]
+        params.temperature = 0.1
+        return {"rewards": 1, "environment_feedback": "", "done": True, "sampling_params": params}
+"""
+    policy = policy_of("2")
+    (played,) = play(write(text), policy)
+    assert played.score == Score(1.0, None)
+    assert played.metrics["env/sums/sampling_params_ignored"] == 1.0
+    assert policy.sampling[0].temperature == 0.7
+
+
+def test_earlier_openrlhf_files_name_no_executor_of_use(write):
+    """Of the seed of that system: its executor only handed things on."""
+    text = INSTANCE.replace("MultiTurnAgentExecutor", "AgentExecutorBase").replace(
+        "def __init__(self):\n        super().__init__(AgentInstance)",
+        "def __init__(self, max_steps, max_length, llm_engine, hf_tokenizer, result_queue):\n"
+        "        super().__init__(AgentInstance, max_steps, max_length, llm_engine)",
+    )
+    assert recognise(agent_file(str(write(text)))).class_name == "AgentInstance"
+
+
+# -- OpenRLHF: AgentExecutor -----------------------------------------------------------------------
+
+EXECUTOR = """
+import asyncio
+from copy import deepcopy
+
+from openrlhf.utils.agent import AgentExecutorBase
+
+
+class AgentExecutor(AgentExecutorBase):
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine{images}):
+        tokens = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        ranges, log_probs = [], [0.0] * len(tokens)
+        for turn in range(2):
+            params = deepcopy(sampling_params)
+            params.max_tokens = max_length - len(tokens)
+            output = await llm_engine.{generate}(tokens, params)
+            action = output.outputs[0]
+            ranges.append((len(tokens), len(tokens) + len(action.token_ids)))
+            tokens = tokens + action.token_ids
+            log_probs += [l[i].logprob for i, l in zip(action.token_ids, action.logprobs)]
+            if turn == 0:
+                feedback = hf_tokenizer("\\nagain: ", add_special_tokens=False)["input_ids"]
+                tokens, log_probs = tokens + feedback, log_probs + [0.0] * len(feedback)
+        {spoil}
+        return {{
+            "prompt": prompt, "label": label, "observation_tokens": tokens, "action_ranges": ranges,
+            "rollout_log_probs": log_probs, "reward": float(label in action.text), "scores": 1.0,
+            "extra_logs": {{"text": len(action.text), "longest": max_length}}, "truncated": False,
+        }}
+"""
+
+
+def executor(images="", generate="generate.remote", spoil="pass"):
+    return EXECUTOR.format(images=images, generate=generate, spoil=spoil)
+
+
+@pytest.mark.parametrize(
+    "shape", [{"images": ", images=None"}, {"generate": "generate"}], ids=["images", "plain"]
+)
+def test_openrlhf_executor(write, shape):
+    policy = policy_of("3", "2")
+    (played,) = play(write(executor(**shape)), policy)
+    assert played.segments[0].token_ids == policy.asked[1] + policy.given[1]
+    assert sampled(played) == policy.given
+    (segment,) = played.segments
+    pairs = zip(segment.rollout_logprobs, segment.loss_mask, strict=True)
+    logprobs = [logprob for logprob, mine in pairs if mine]
+    assert logprobs == [-1.0] * len(policy.given[0]) + [-2.0] * len(policy.given[1])
+    assert [s.version for s in segment.versions] == [1, 1]
+    assert (played.end, played.turns, played.score) == (End.STOP, 2, Score(1.0, 1.0))
+    assert played.metrics["env/sums/longest"] == len(PROMPT.token_ids) + 1000
+    assert played.text == f"3{END}\nagain: 2{END}"
+    seeds = [s.seed for s in policy.sampling]
+    assert seeds[0] == 11 != seeds[1]
+    assert {s.temperature for s in policy.sampling} == {0.7}
+
+
+def test_what_the_engine_did_not_sample_is_not_trained(write):
+    spoil = "tokens = [*tokens[:-1], tokens[-1] + 1]"
+    (failure,) = play(write(executor(spoil=spoil)), policy_of("3", "2"))
+    assert isinstance(failure, NotSampled)
+    assert "not what the engine sampled" in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "ranges", "problem"),
+    [
+        ([9, 2, 3, 4, 5, 6], [(2, 4), (5, 6)], "tokens 2 to 4 of observation_tokens are not what"),
+        ([1, 2, 3, 9, 5, 6], [(2, 4), (5, 6)], "tokens 2 to 4 of observation_tokens are not what"),
+        ([1, 2, 3, 4, 9, 6], [(2, 4), (5, 6)], "tokens 5 to 6 of observation_tokens are not what"),
+        ([1, 2, 3, 4, 5, 6], [(2, 6)], "tokens 2 to 6 of observation_tokens are not what"),
+        ([1, 2, 3, 4, 5, 6], [(1, 4)], "tokens 1 to 4 of observation_tokens are not what"),
+        ([1, 2, 3, 4, 5, 6], [(3, 4)], "tokens 3 to 4 of observation_tokens are not what"),
+        ([1, 2, 3, 4, 5, 6], [(5, 6), (2, 4)], "no ascending ranges of 6 tokens"),
+        ([1, 2, 3, 4, 5, 6], [(2, 4), (5, 7)], "no ascending ranges of 6 tokens"),
+        ([1, 2, 3, 4, 5, 6], [(2, 2)], "no ascending ranges of 6 tokens"),
+        ([1, 2, 3, 4, 5, 6], [], "action_ranges are empty"),
+    ],
+)
+def test_tokens_and_ranges_must_be_the_engines(token_ids, ranges, problem):
+    """It was given 1 2 and said 3 4, then given 1 2 3 4 5 and said 6."""
+
+    def reply(asked, said):
+        return Reply("", {}, asked, Completion(said, [-1.0] * len(said), End.STOP, ()))
+
+    replies = [reply([1, 2], [3, 4]), reply([1, 2, 3, 4, 5], [6])]
+    played = Played(1.0, token_ids=[1, 2, 3, 4, 5, 6], action_ranges=[(2, 4), (5, 6)])
+    right = trajectory(PROMPT, played, replies, CHAT)
+    assert right.segments[0].loss_mask == [False, False, True, True, False, True]
+    with pytest.raises(NotSampled, match=problem):
+        wrong = Played(1.0, token_ids=token_ids, action_ranges=ranges)
+        trajectory(PROMPT, wrong, replies, CHAT)
+
+
+def test_an_executor_may_leave_replies_out_and_cut_them(write):
+    spoil = "ranges = [(ranges[1][0], ranges[1][1] - 1)]; tokens = tokens[:-1]"
+    policy = policy_of("3", "24")
+    (played,) = play(write(executor(spoil=spoil)), policy)
+    assert sampled(played) == [policy.given[1][:-1]]
+    assert played.metrics["untrained_replies"] == 1.0
+    assert played.segments[0].versions[0].end == len(played.segments[0].token_ids)
+
+
+def test_the_engines_failure_is_the_engines(write):
+    async def broken(token_ids, sampling):
+        raise ConnectionError("the engine is gone")
+
+    failed, played = play(write(executor()), broken, policy_of("3", "2"))
+    assert isinstance(failed, ConnectionError)
+    assert played.end is End.STOP
+
+
+SINGLE = """
+from openrlhf.utils.agent import SingleTurnAgentExecutor
+
+class AgentExecutor(SingleTurnAgentExecutor):
+    async def execute(self, *args, **kwargs):
+        output = await super().execute(*args, **kwargs)
+        output["reward"] = len(output["action_ranges"])
+        return output
+"""
+
+
+def test_an_executor_that_goes_on_from_one_turn(write):
+    policy = policy_of("2")
+    (played,) = play(write(SINGLE), policy)
+    assert sampled(played) == policy.given
+    assert played.score == Score(1.0)
+
+
+# -- Molt ------------------------------------------------------------------------------------------
+
+MOLT = """
+from molt.agents import Env, Result, StepEnvRunner
+
+class Sums(Env):
+    def __init__(self):
+        self.turns = 0
+
+    async def step(self, state, **kwargs):
+        self.turns += 1
+        right = state["label"] in state["action_text"]
+        return Result(reward=float(right), observation="" if right else " no: ", terminated=right,
+                      truncated=self.turns > 4, info={"turns": self.turns, "why": "text"})
+
+class AgentRunner(StepEnvRunner):
+    def __init__(self):
+        super().__init__(Sums)
+"""
+
+
+def test_molt_environment(write):
+    policy = policy_of("3", "2")
+    (played,) = play(write(MOLT), policy)
+    assert played.segments[0].token_ids == (
+        ids(QUESTION) + policy.given[0] + ids(" no: ") + policy.given[1]
+    )
+    assert (played.score.reward, played.score.passed) == (1.0, 1.0)
+    assert played.metrics["env/sums/turns"] == 2.0
+
+
+CHAT_AGENT = """
+from openai import AsyncOpenAI
+from molt.agents import ChatAgent, ChatAgentRunner, Result
+
+class Sums(ChatAgent):
+    async def run(self, ctx):
+        client = AsyncOpenAI(base_url=ctx.base_url, api_key=ctx.api_key)
+        said = await client.chat.completions.create(
+            model=ctx.model_name, messages=list(ctx.messages), max_tokens=ctx.sampling_params.max_tokens)
+        return Result(reward=float(said.choices[0].message.content == ctx.label), info={"n": 1})
+
+class AgentRunner(ChatAgentRunner):
+    def __init__(self):
+        super().__init__(Sums)
+"""
+PROGRAM = """
+from openai import OpenAI
+
+class Sums:
+    def run(self, data, base_url, api_key):
+        client = OpenAI(base_url=base_url, api_key=api_key)
+        said = client.chat.completions.create(model="policy", messages=data["messages"])
+        return float(said.choices[0].message.content == data["label"] and data["level"] == "easy")
+"""
+
+
+@pytest.mark.parametrize("text", [CHAT_AGENT, PROGRAM], ids=["molt", "ours"])
+def test_agents_that_speak_to_the_endpoint(write, text):
+    policy = policy_of("2")
+
+    async def main():
+        async with endpoint() as server:
+            file = agent_file(str(write(text)))
+            opening = open_file_agent(file, CHAT, TurnLimits(), size=1, endpoint=server)
+            async with opening as agent:
+                return await agent.run(PROMPT, policy, ROOM)
+
+    played = asyncio.run(main())
+    assert sampled(played) == policy.given
+    assert played.score.reward == 1.0
+
+
+def test_an_agent_of_the_endpoint_needs_one(write):
+    with pytest.raises(UserError, match="speaks to a chat endpoint"):
+        play(write(PROGRAM), policy_of("2"))
+
+
+# -- gym and SkyRL ---------------------------------------------------------------------------------
+
+GYM = """
+import random
+
+class Game:
+    def reset(self, seed=None):
+        self.number, self.turns = random.randint(1, 1000), 0
+        return f"a number, {self.number}", {}
+
+    def step(self, action):
+        self.turns += 1
+        return "no", 0.5, self.turns == 2, False, {"success": True, "metrics": {"turns": self.turns}}
+"""
+
+
+def test_gym(write):
+    """Observations are messages of the chat; code that draws from what all share draws the same."""
+    policies = [policy_of("3", "2"), policy_of("4", "2")]
+    one, other = play(write(GYM), *policies)
+    assert one.score.reward == 1.0
+    assert one.prompt.meta["seed"] == 5
+    assert policies[0].asked[0] == policies[1].asked[0]
+    text = CHAT.tokenizer.decode(policies[0].asked[0])
+    assert "<|im_start|>user\na number, " in text
+    assert not math.isnan(other.score.reward)
+
+
+SKYRL = """
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+class Sums(BaseTextEnv):
+    def __init__(self, env_config, extras={}):
+        super().__init__()
+        self.level = extras["level"]
+
+    def step(self, action):
+        done = action == "2"
+        said = [] if done else [{"role": "user", "content": f"{self.level}: no"}]
+        return BaseTextEnvStepOutput(observations=said, reward=float(done), done=done, metadata={})
+
+    def get_metrics(self):
+        return {"solved": True}
+"""
+
+
+def test_skyrl(write):
+    policy = policy_of("3", "2")
+    (played,) = play(write(SKYRL), policy)
+    assert "user\neasy: no" in CHAT.tokenizer.decode(policy.asked[1])
+    assert CHAT.tokenizer.decode(policy.asked[0]) == CHAT.render(PROMPT.messages)
+    assert played.score.reward == 1.0
+    assert played.metrics["env/sums/solved"] == 1.0
+
+
+# -- what is refused before anything starts --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "problem"),
+    [
+        ("x = 1", None, r"none of its classes is known: none\. Known are\n  OpenRLHF's AgentExec"),
+        ("class A:\n    def act(self): pass", None, "is known: A with act"),
+        ("class A:\n    def act(self): pass", "B", "it has no class B, but A with act"),
+        (GYM + GYM.replace("Game", "Other"), None, "several of its classes.*: Game, Other; name"),
+        (GYM.replace("seed=None", ""), None, r"Game.reset\(self\) cannot be called as gym's and"),
+        (GYM.replace(", action", ""), None, r"Game.step\(self\) cannot be called as gym's and"),
+        (
+            INSTANCE.replace("self, states: dict", "self"),
+            None,
+            r"AgentInstance.reset\(self, \*\*kwargs\) cannot be called as OpenRLHF's AgentInst",
+        ),
+        (
+            executor().replace(", max_length,", ","),
+            None,
+            r"execute\(self, prompt, label, sampling_params, hf_tokenizer, llm_engine\) cannot",
+        ),
+        ("import not_there", None, "No module named 'not_there'"),
+        ("import os; os._exit(7)", None, "the agent process exited with status 7"),
+    ],
+)
+def test_what_is_no_agent_is_said(write, text, name, problem):
+    path = write(text)
+    with pytest.raises(UserError, match=f"(?s)--agent_func_path {path}.*{problem}"):
+        recognise(agent_file(f"{path}:{name}" if name else str(path)))
+
+
+def test_a_class_may_be_named(write):
+    path = write(GYM + GYM.replace("Game", "Other"))
+    assert recognise(agent_file(f"{path}:Other")).class_name == "Other"
