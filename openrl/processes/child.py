@@ -118,7 +118,7 @@ class ChildProcess:
         self.ready()
         try:
             self._send(value)
-            return self._receive(self.limits.timeout, answers)
+            return self._receive(self.limits.timeout, answers, self.limits.timeout_flag)
         except OSError:
             raise CallFailed(f"the {self.kind} process {self._ending()}") from None
         finally:
@@ -147,8 +147,9 @@ class ChildProcess:
         with self._sending:
             self._connection.send(message)
 
-    def _receive(self, timeout: float, answers: Answers | None) -> Any:
-        """The value that comes back, once all questions before it are answered."""
+    def _receive(self, timeout: float, answers: Answers | None, flag: str = "") -> Any:
+        """The value that comes back, once all questions before it are answered. ``flag`` says what
+        ``timeout`` is."""
         idle = time.monotonic()  # since when the code waits for nobody
         try:
             while True:
@@ -163,7 +164,9 @@ class ChildProcess:
                 if self._open:
                     idle = time.monotonic()
                 elif left <= 0:
-                    self._give_up(timeout)
+                    self.kill()
+                    within = f"{timeout:g} s" + (flag and f" ({flag})")
+                    raise CallFailed(f"nothing came back within {within}; the process was killed")
         except (EOFError, OSError):
             raise CallFailed(f"the {self.kind} process {self._ending()}") from None
         if isinstance(message, Failed):
@@ -195,15 +198,6 @@ class ChildProcess:
                 f"it took {used / 2**30:.1f} GiB of memory, {self.limits.memory / 2**30:g} are"
                 f" allowed ({self.limits.memory_flag}); the process was killed"
             )
-
-    def _give_up(self, timeout: float) -> None:
-        loading = timeout == START_TIMEOUT
-        self.kill()
-        raise CallFailed(
-            f"nothing came back within {timeout:g} s"
-            + ("" if loading else f" ({self.limits.timeout_flag})")
-            + "; the process was killed"
-        )
 
     def _ending(self) -> str:
         """How it ended by itself."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from openrl.agents.base import Generate
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.conversation import EpisodeOver
+from openrl.agents.deadline import deadline
+from openrl.agents.endpoint.server import Endpoint, Opened
 from openrl.agents.foreign.calls import Call, Played
 from openrl.agents.foreign.environment import row_of
-from openrl.processes.pool import ProcessPool
+from openrl.processes.child import CallFailed
+from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 
 
@@ -19,21 +20,32 @@ class ProgramAgent:
         self.pool, self.endpoint = pool, endpoint
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises what the engine raised, and CallFailed."""
-        longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
+        """Raises what the engine raised, CallFailed, and RuntimeError for an agent that asked for
+        nothing."""
         async with self.pool.lease() as process:
             await process.start()
             async with self.endpoint.open(prompt, generate, sampling) as opened:
-                row = row_of(prompt, sampling)
-                call = Call("play", (row, opened.root, opened.key, longest))
-                timeout = self.endpoint.play.limits.episode_timeout
-                try:
-                    async with asyncio.timeout(timeout or None):
-                        played: Played = await process.call(call)
-                except TimeoutError:
-                    return opened.session.trajectory(End.TIMEOUT)
-            session = opened.session
-            session.check()
-            if played.reward is not None:
-                session.score = Score(played.reward, played.passed, dict(played.metrics or {}))
-            return session.trajectory(End.LENGTH if played.truncated else None)
+                end, played = await self._play(process, opened, prompt, sampling)
+        session = opened.session
+        session.raise_failures()
+        if session.is_idle:
+            raise RuntimeError("the agent asked the endpoint for nothing")
+        if played.reward is not None:
+            session.score = Score(played.reward, played.passed, dict(played.metrics or {}))
+        return session.trajectory(End.LENGTH if played.truncated else end)
+
+    async def _play(
+        self, process: Lease, opened: Opened, prompt: Prompt, sampling: Sampling
+    ) -> tuple[End | None, Played]:
+        longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
+        call = Call("play", (row_of(prompt, sampling), opened.root, opened.key, longest))
+        try:
+            async with deadline(self.endpoint.play.limits.episode_timeout):
+                return None, await process.call(call)
+        except EpisodeOver as over:
+            return over.end, Played(None)
+        except CallFailed:
+            opened.session.raise_failures()
+            if opened.session.over is None:
+                raise
+            return None, Played(None)  # it could not go on without a reply
