@@ -11,11 +11,17 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.base import Agent, Environment, TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.endpoint.command import AT_ONCE, AgentCommand
+from openrl.agents.endpoint.server import serve
+from openrl.agents.endpoint.session import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.gym import make_environment
 from openrl.agents.single_turn import SingleTurn
+from openrl.agents.tools.calls import ParsedReply
+from openrl.agents.tools.parsers import Parse, parser_for
 from openrl.config.agents import AgentFlags, EnvironmentTagFlags, TurnFlags, read_env_config
 from openrl.config.data import TemplateFlags
+from openrl.errors import UserError
 from openrl.types import Prompt
 
 
@@ -38,7 +44,12 @@ async def open_agent(
         tokenizer, chat=templates.apply_chat_template, kwargs=templates.chat_template_kwargs
     )
     limits, rows = turn_limits(flags), flags.agent_sample_unit == "step"
-    if setup.environments.env_tags:
+    if flags.agent_command is not None:
+        play = Play(chat, call_parser(flags, tokenizer), limits, rows)
+        port = flags.agent_endpoint_port and flags.agent_endpoint_port + rank
+        async with serve(play, port) as endpoint:
+            yield AgentCommand(flags.agent_command, endpoint, flags.env_max_concurrency or AT_ONCE)
+    elif setup.environments.env_tags:
         settings = environment_settings(setup.environments)
 
         def make(prompt: Prompt) -> Environment:
@@ -47,6 +58,16 @@ async def open_agent(
         yield EnvironmentAgent(make, chat, limits, rows)
     else:
         yield SingleTurn(tokenizer.decode)
+
+
+def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
+    """Of --tool_parser, else of the chat template; one that writes no calls has none to read."""
+    try:
+        return parser_for(flags.tool_parser, tokenizer.chat_template)
+    except UserError:
+        if flags.tool_parser is not None:
+            raise
+        return lambda text, schemas: ParsedReply(text)
 
 
 def turn_limits(flags: TurnFlags) -> TurnLimits:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
 
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.tracking.metrics import Last, Mean, Metric, Sum
+from openrl.tracking.renders import save_episodes
 from openrl.trainer.reward_failures import failed_rewards
 from openrl.trainer.rollout_metrics import agent_metrics
 from openrl.trainer.rollouts import Rollouts, Tell
@@ -22,14 +25,16 @@ class Evaluation:
     def __init__(
         self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int
     ) -> None:
-        self.prompts = prompts
+        self.renders = Path(flags.render_save_dir) if flags.render_save_dir else None
+        shown = {"shown": True} if self.renders else {}
+        self.prompts = [replace(prompt, meta=prompt.meta | shown) for prompt in prompts]
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
         self.answered: list[Group] = []  # by the last run
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
 
-    async def run(self, rollouts: Rollouts, tell: Tell) -> dict[str, Metric]:
-        """Within ``Rollouts.generating``. RuntimeError if the engines got other weights
-        meanwhile."""
+    async def run(self, rollouts: Rollouts, tell: Tell, step: int = 0) -> dict[str, Metric]:
+        """Within ``Rollouts.generating``, after training step ``step``. RuntimeError if the engines
+        got other weights meanwhile."""
         groups: list[Group] = []
         while (first := len(groups)) < len(self.prompts):
             some = self.prompts[first : first + self.at_a_time]
@@ -42,6 +47,8 @@ class Evaluation:
         versions = {v for group in groups for t in group.trajectories for v in t.versions}
         if len(versions) > 1:
             raise RuntimeError(f"an evaluation mixes the weights of versions {sorted(versions)}")
+        if self.renders is not None:
+            save_episodes(self.renders / f"step_{step}", groups)
         return eval_metrics(groups) | ({"eval/policy_version": Last(*versions)} if versions else {})
 
 

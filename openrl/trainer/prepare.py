@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+from openrl.agents.build import check_environments
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.config import derived
@@ -98,6 +99,8 @@ def prepare(config: PPOConfig) -> Inputs:
         rewards = derived.rewards(config)
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
         check_reward_models(config)
+    with gathered:
+        check_environments(config.environments)
     with gathered:
         cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
     with gathered:

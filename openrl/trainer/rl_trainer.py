@@ -199,7 +199,7 @@ class RLTrainer:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
-                values = to_floats(await self.evaluation.run(self.rollouts, tell))
+                values = to_floats(await self.evaluation.run(self.rollouts, tell, self.step))
         self.trackers.log_evaluated(self.step, self.evaluation.answered)
         self.totals.eval_pass_after = values.get(PASS_RATE)
         return values

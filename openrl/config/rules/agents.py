@@ -42,10 +42,14 @@ def environments_reward(config: Playing, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def tools_have_a_template(config: Playing, given: Given) -> Problems:
-    if config.agents.tools and not config.templates.apply_chat_template:
-        message = "tools are described to the model by its chat template"
-        yield Problem(("tools",), message, "--apply_chat_template")
+def chats_have_a_template(config: Playing, given: Given) -> Problems:
+    users = {
+        "tools": "tools are described to the model by its chat template",
+        "agent_command": "the endpoint renders chats by the model's chat template",
+    }
+    for name, message in users.items():
+        if getattr(config.agents, name) and not config.templates.apply_chat_template:
+            yield Problem((name,), message, "--apply_chat_template")
 
 
 @check(PPOConfig)
