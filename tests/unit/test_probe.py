@@ -50,9 +50,7 @@ def test_a_template_that_refuses_a_user():
         "{% for m in messages %}{% if loop.index > 2 %}{{ raise_exception('one question') }}"
         "{% endif %}{{ m.content }}{% endfor %}"
     )
-    assert (
-        probe(chat) == ["A user cannot go on: the chat template refuses it: one question."] * 1 + []
-    )
+    assert probe(chat) == ["A user cannot go on: the chat template refuses it: one question."]
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3", "mistral", "glm4"])

@@ -66,12 +66,16 @@ def file(tmp_path):
     return path
 
 
+def opened(tools):
+    return asyncio.run(open_toolbox(tools, 0.0))()
+
+
 def call(toolbox, name, **arguments):
     return asyncio.run(toolbox.call(name, arguments))
 
 
 def test_the_public_functions_of_a_file(file):
-    toolbox = open_toolbox(str(file), 0.0)()
+    toolbox = opened(str(file))
     assert [s["function"]["name"] for s in toolbox.schemas] == ["area", "sizes", "root", "long"]
     assert toolbox.schemas[0]["function"] == {
         "name": "area",
@@ -95,7 +99,7 @@ def test_the_public_functions_of_a_file(file):
 
 
 def test_results_are_text(file):
-    toolbox = open_toolbox(str(file), 0.0)()
+    toolbox = opened(str(file))
     assert call(toolbox, "area", width=2, height=2.5, unit="m") == "5.0 m"
     assert call(toolbox, "area", width=2, unit=None) == "2.0 None"
     assert call(toolbox, "sizes", names=["é", "ab"]) == '{"é": 1, "ab": 2}'
@@ -116,11 +120,11 @@ def test_results_are_text(file):
 )
 def test_calls_that_are_wrong(file, name, arguments, says):
     with pytest.raises(ToolError, match=says):
-        call(open_toolbox(str(file), 0.0)(), name, **arguments)
+        call(opened(str(file)), name, **arguments)
 
 
 def test_a_long_result_is_cut_and_says_so(file):
-    toolbox = open_toolbox(str(file), 0.0)()
+    toolbox = opened(str(file))
     assert call(toolbox, "long", n=8000) == "x" * 8000 and toolbox.cut == 0
     assert call(toolbox, "long", n=9000) == "x" * 8000 + "\n[cut: the result has 9000 characters]"
     assert toolbox.cut == 1
@@ -187,21 +191,21 @@ def test_what_makes_no_tool(tmp_path, line, says):
     path = tmp_path / "wrong.py"
     path.write_text(line)
     with pytest.raises(UserError, match=says) as error:
-        open_toolbox(str(path), 0.0)
+        opened(str(path))
     assert error.value.remedy or "ZeroDivisionError" in says
 
 
 def test_what_is_no_source_of_tools(file, tmp_path):
     with pytest.raises(UserError, match="there is no file"):
-        open_toolbox(str(tmp_path / "none.py"), 0.0)
+        opened(str(tmp_path / "none.py"))
     with pytest.raises(UserError, match="'calculator' is no source of tools"):
-        open_toolbox("calculator", 0.0)
+        opened("calculator")
     with pytest.raises(UserError, match="two tools are called area"):
-        open_toolbox(f"{file}, {file}", 0.0)
+        opened(f"{file}, {file}")
 
 
 def test_programs_in_the_sandbox():
-    toolbox = open_toolbox("python", 0.0)()
+    toolbox = opened("python")
     assert call(toolbox, "python", code="print(2 + 2)\nprint('é')") == "4\né"
     assert call(toolbox, "python", code="x = 1") == "(nothing was printed)"
     for code, says in [

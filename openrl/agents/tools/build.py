@@ -7,6 +7,7 @@ from pathlib import Path
 
 from openrl.agents.base import Toolset
 from openrl.agents.tools.functions import FunctionTools, functions_of
+from openrl.agents.tools.mcp import McpServer
 from openrl.agents.tools.sandbox import python
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.errors import UserError
@@ -14,12 +15,12 @@ from openrl.errors import UserError
 OpenToolset = Callable[[], Toolset]
 
 
-def open_toolbox(tools: str, timeout: float) -> Callable[[], Toolbox]:
+async def open_toolbox(tools: str, timeout: float) -> Callable[[], Toolbox]:
     """What makes the tools of an episode, of --tools: files, URLs and names with commas between.
     ``timeout`` is in seconds of one call.
 
     Raises UserError for what cannot be had, and for two tools of one name."""
-    sources = [toolset_source(part.strip()) for part in tools.split(",")]
+    sources = [await toolset_source(part.strip()) for part in tools.split(",")]
     return toolbox_of(sources, timeout)
 
 
@@ -33,10 +34,12 @@ def toolbox_of(sources: Sequence[OpenToolset], timeout: float) -> Callable[[], T
     return make
 
 
-def toolset_source(part: str) -> OpenToolset:
+async def toolset_source(part: str) -> OpenToolset:
     """One of the parts of --tools. Raises UserError."""
     if part == "python":
         return _shared([python])
+    if part.startswith(("http://", "https://")):
+        return (await McpServer.find(part)).toolset
     if part.endswith(".py"):
         return _shared(functions_of(Path(part)))
     raise UserError(

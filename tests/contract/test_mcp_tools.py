@@ -1,0 +1,221 @@
+"""Tools of MCP servers: one of the mcp package itself, and one that answers as the protocol also
+allows."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from mcp.server import MCPServer
+
+from openrl.agents.base import ToolError, TurnLimits
+from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.build import open_toolbox
+from openrl.agents.tools.mcp import McpFailed
+from openrl.agents.tools.parsers import parser_for
+from openrl.errors import UserError
+from openrl.types import End, Prompt, Sampling
+from tests.chat_templates import chat_of
+from tests.scripted_policy import ScriptedPolicy
+
+
+@asynccontextmanager
+async def serve(app):
+    """The URL of an app on a free port."""
+    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+    serving = asyncio.create_task(server.serve())
+    while not server.started:
+        assert not serving.done(), "the server did not start"
+        await asyncio.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/mcp"
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def real_server():
+    server = MCPServer("arithmetic")
+
+    @server.tool()
+    def add(a: int, b: int) -> int:
+        """Adds two numbers."""
+        return a + b
+
+    @server.tool()
+    def divide(a: float, b: float) -> str:
+        """Divides two numbers."""
+        return f"{a / b}"
+
+    return server
+
+
+@pytest.mark.parametrize("as_json", [True, False], ids=["JSON", "events"])
+@pytest.mark.parametrize("stateless", [True, False], ids=["stateless", "sessions"])
+def test_the_server_of_the_mcp_package(as_json, stateless):
+    async def play():
+        app = real_server().streamable_http_app(json_response=as_json, stateless_http=stateless)
+        async with serve(app) as url:
+            toolbox = (await open_toolbox(url, 10.0))()
+            names = [schema["function"]["name"] for schema in toolbox.schemas]
+            results = await asyncio.gather(
+                toolbox.call("add", {"a": 2, "b": 3}),
+                toolbox.call("divide", {"a": 1, "b": 4}),
+                toolbox.call("divide", {"a": 1, "b": 0}),
+                toolbox.call("add", {"a": "two"}),
+                return_exceptions=True,
+            )
+            await toolbox.close()
+            return toolbox.schemas[0]["function"], names, results
+
+    function, names, (added, divided, failed, wrong) = asyncio.run(play())
+    assert names == ["add", "divide"] and function["description"] == "Adds two numbers."
+    assert function["parameters"]["required"] == ["a", "b"]
+    assert (added, divided) == ("5", "0.25")
+    assert isinstance(failed, ToolError) and "divi" in str(failed)
+    assert isinstance(wrong, ToolError) and "'b' is a required property" in str(wrong)
+
+
+def test_an_episode_with_a_server():
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call><|im_end|>'
+
+    async def play():
+        async with serve(real_server().streamable_http_app()) as url:
+            chat = chat_of("qwen2.5")
+            policy = ScriptedPolicy(chat, [call, "It is 4.<|im_end|>"])
+            parse = parser_for("hermes", None)
+            agent = ToolAgent(await open_toolbox(url, 10.0), parse, chat, TurnLimits())
+            prompt = Prompt("train:0", [1], "What is 2 + 2?")
+            return await agent.run(prompt, policy, Sampling(max_tokens=1000))
+
+    trajectory = asyncio.run(play())
+    assert trajectory.end is End.STOP and "<tool_response>\n4\n" in trajectory.text
+
+
+class PlainServer:
+    """Sessions that count calls; tools on two pages; answers behind other events; errors."""
+
+    def __init__(self):
+        self.sessions, self.ended, self.app = {}, [], FastAPI()
+        self.app.post("/mcp")(self.post)
+        self.app.delete("/mcp")(self.delete)
+
+    async def post(self, request: Request):
+        message = await request.json()
+        method, params = message["method"], message.get("params", {})
+        session = request.headers.get("mcp-session-id")
+        if method == "initialize":
+            assert params["protocolVersion"] and params["clientInfo"]["name"] == "openrl"
+            session = f"s{len(self.sessions)}"
+            self.sessions[session] = 0
+            result = {"protocolVersion": "2025-03-26", "capabilities": {"tools": {}}}
+            return self.json(message, result, {"Mcp-Session-Id": session})
+        if session not in self.sessions:
+            return Response(status_code=404)
+        assert request.headers["mcp-protocol-version"] == "2025-03-26"
+        assert "text/event-stream" in request.headers["accept"]
+        if "id" not in message:
+            return Response(status_code=202)
+        if method == "tools/list":
+            second = params.get("cursor") == "2"
+            return self.json(
+                message,
+                {"tools": [tool("fails")]} if second
+                else {"tools": [tool("count"), tool("shows")], "nextCursor": "2"},
+            )  # fmt: skip
+        self.sessions[session] += 1
+        if params["name"] == "fails":
+            error = {"code": -32602, "message": "nothing can be done"}
+            return JSONResponse({"jsonrpc": "2.0", "id": message["id"], "error": error})
+        if params["name"] == "shows":
+            blocks = [
+                {"type": "image", "data": "AAAA", "mimeType": "image/png"},
+                {"type": "resource", "resource": {"uri": "file:///a", "text": "a's text"}},
+                {"type": "resource_link", "uri": "file:///b"},
+            ]
+            return self.json(message, {"content": blocks})
+        return StreamingResponse(
+            self.events(message, self.sessions[session]), media_type="text/event-stream"
+        )
+
+    async def delete(self, request: Request):
+        self.ended.append(request.headers["mcp-session-id"])
+        return Response(status_code=204)
+
+    @staticmethod
+    def json(message, result, headers=None):
+        return JSONResponse(
+            {"jsonrpc": "2.0", "id": message["id"], "result": result}, headers=headers
+        )
+
+    @staticmethod
+    async def events(message, count):
+        yield ": a comment\n\n"
+        progress = {"jsonrpc": "2.0", "method": "notifications/message", "params": {"data": "1"}}
+        yield f"event: message\ndata: {json.dumps(progress)}\n\n"
+        result = {"content": [], "structuredContent": {"count": count}}
+        answer = {"jsonrpc": "2.0", "id": message["id"], "result": result}
+        first, second = json.dumps(answer, indent=1).split("\n", 1)  # data of several lines
+        rest = "".join(f"data: {line}\r\n" for line in second.split("\n"))
+        yield f"id: 7\r\ndata:{first}\r\n{rest}\r\n"
+
+
+def tool(name):
+    return {"name": name, "description": name, "inputSchema": {"type": "object"}}
+
+
+def test_what_the_protocol_also_allows():
+    server = PlainServer()
+
+    async def play():
+        async with serve(server.app) as url:
+            make = await open_toolbox(url, 10.0)
+            first, second, unused = make(), make(), make()
+            assert await first.call("count", {}) == '{"count": 1}'
+            assert await first.call("count", {}) == '{"count": 2}'
+            assert await second.call("count", {}) == '{"count": 1}'  # an episode of its own
+            shown = await second.call("shows", {})
+            with pytest.raises(ToolError, match="nothing can be done"):
+                await first.call("fails", {})
+            for toolbox in (first, second, unused):
+                await toolbox.close()
+            lost = make()
+            await lost.call("count", {})
+            server.sessions.clear()
+            with pytest.raises(McpFailed, match=r"/mcp answers 404"):
+                await lost.call("count", {})
+            await lost.close()
+            return shown, [schema["function"]["name"] for schema in first.schemas]
+
+    shown, names = asyncio.run(play())
+    assert names == ["count", "shows", "fails"]
+    assert shown == "[image image/png]\na's text\n[resource_link file:///b]"
+    assert server.ended == ["s0", "s1", "s2", "s3"]
+
+
+def test_a_server_that_is_not_there():
+    async def port_of_nobody():
+        async with serve(FastAPI()) as url:
+            with pytest.raises(UserError, match=r"no MCP server at http://127.*answers 404"):
+                await open_toolbox(url, 1.0)
+            return url
+
+    gone = asyncio.run(port_of_nobody())
+    for url in (gone, "http://"):
+        with pytest.raises(UserError, match=f"there is no MCP server at {url}: "):
+            asyncio.run(open_toolbox(url, 1.0))
+
+
+def test_a_server_that_fails_later():
+    async def play():
+        async with serve(real_server().streamable_http_app()) as url:
+            make = await open_toolbox(url, 10.0)
+        toolbox = make()
+        with pytest.raises(McpFailed, match=r"127\.0\.0\.1"):
+            await toolbox.call("add", {"a": 1, "b": 1})
+        await toolbox.close()
+
+    asyncio.run(play())
