@@ -113,12 +113,14 @@ class ChildProcess:
                 start_new_session=True,  # so that one signal reaches nearly all that it starts
             )
 
-    def call(self, value: Any, answers: Answers | None = None) -> Any:
-        """What the target returns. Raises CallFailed, and UserError if it does not load."""
+    def call(self, value: Any, answers: Answers | None = None, timeout: float | None = None) -> Any:
+        """What the target returns. ``timeout`` takes the place of that of the limits. Raises
+        CallFailed, and UserError if it does not load."""
+        timeout = self.limits.timeout if timeout is None else timeout
         self.ready()
         try:
             self._send(value)
-            return self._receive(self.limits.timeout, answers, self.limits.timeout_flag)
+            return self._receive(timeout, answers, self.limits.timeout_flag)
         except OSError:
             raise CallFailed(f"the {self.kind} process {self._ending()}") from None
         finally:

@@ -22,8 +22,11 @@ class Lease:
         self.process, self._pool = process, pool
         self.last: Future[Any] | None = None  # the call that was made last
 
-    async def call(self, value: Any, answerer: Answerer | None = None) -> Any:
-        """What the target returns. A caller that is cancelled ends the process.
+    async def call(
+        self, value: Any, answerer: Answerer | None = None, timeout: float | None = None
+    ) -> Any:
+        """What the target returns. ``timeout`` takes the place of that of the limits. A caller that
+        is cancelled ends the process.
 
         Raises CallFailed, and UserError if the target does not load."""
         loop = asyncio.get_running_loop()
@@ -32,7 +35,7 @@ class Lease:
             assert answerer is not None
             return asyncio.run_coroutine_threadsafe(_awaited(answerer(question)), loop)
 
-        return await self._do(self.process.call, value, answerer and answers)
+        return await self._do(self.process.call, value, answerer and answers, timeout)
 
     async def start(self) -> None:
         """Have a process that has loaded the target, so that the first call waits for nothing.

@@ -41,7 +41,7 @@ class ProgramAgent:
         call = Call("play", (row_of(prompt, sampling), opened.root, opened.key, longest))
         try:
             async with deadline(self.endpoint.play.limits.episode_timeout):
-                return None, await process.call(call)
+                return None, await process.call(call, timeout=0.0)
         except EpisodeOver as over:
             return over.end, Played(None)
         except CallFailed:
