@@ -78,22 +78,29 @@ class ToolError(Exception):
     """A call that the policy got wrong or whose tool failed; the message is what it reads."""
 
 
-class Toolset(Protocol):
+class Toolset:
     """The tools of one episode."""
 
-    @property
-    def schemas(self) -> Sequence[Mapping[str, Any]]:
-        """As chat templates take them: {"type": "function", "function": {"name", "description",
-        "parameters": JSON schema}}."""
+    schemas: Sequence[Mapping[str, Any]] = ()
+    """As chat templates take them: {"type": "function", "function": {"name", "description",
+    "parameters": JSON schema}}."""
 
     async def start(self, prompt: Prompt) -> str:
         """Before the first turn. The text is appended to what the user asks."""
+        return ""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result as text. Raises ToolError."""
+        raise NotImplementedError
 
     async def reward(self) -> float | None:
         """What the episode earned, after its last turn; None: others judge it."""
+        return None
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Of the episode."""
+        return {}
 
     async def close(self) -> None:
         """On every way out of an episode; also before ``start``."""

@@ -161,8 +161,8 @@ class _Episode:
         metrics = {
             "tool_calls": float(self.calls),
             "tool_errors": float(self.failed_calls),
-            "cut_tool_results": float(self.tools.cut),
             "invalid_actions": float(self.parse_errors),
+            **self.tools.metrics,
         }
         score = None if reward is None else Score(reward)
         trajectory = self.conversation.trajectory(end, score, metrics)

@@ -14,40 +14,35 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typedd
 
 from transformers.utils import get_json_schema
 
-from openrl.agents.base import ToolError
+from openrl.agents.base import ToolError, Toolset
 from openrl.errors import UserError
 from openrl.processes.worker import load_module
-from openrl.types import Prompt
 
 Function = Callable[..., Any]
 _PLAIN = (int, float, str, bool, type(None), list, tuple, dict, Any)
 _SHAPE = 'def f(text: str) -> str with """What it does.  Args:  text: What it is.""" in it'
 
 
-class FunctionTools:
-    """Functions, or methods of one object; coroutines are awaited, others run in a thread."""
+class FunctionTools(Toolset):
+    """Functions; coroutines are awaited, others run in a thread."""
 
     def __init__(self, functions: Sequence[Function]) -> None:
         """Raises UserError for one whose signature and docstring make no schema."""
         self.schemas = [schema_of(function) for function in functions]
         self._functions = {function.__name__: function for function in functions}
 
-    async def start(self, prompt: Prompt) -> str:
-        return ""
-
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        try:
-            return as_text(await call(self._functions[name], **arguments))
-        except ToolError:
-            raise
-        except Exception as error:
-            raise ToolError(f"{type(error).__name__}: {error}") from error
+        return await result_of(self._functions[name], arguments)
 
-    async def reward(self) -> float | None:
-        return None
 
-    async def close(self) -> None:
-        pass
+async def result_of(function: Function, arguments: Mapping[str, Any]) -> str:
+    """What a tool returns, as text. Raises ToolError if it raises anything."""
+    try:
+        return as_text(await call(function, **arguments))
+    except ToolError:
+        raise
+    except Exception as error:
+        raise ToolError(f"{type(error).__name__}: {error}") from error
 
 
 def functions_of(path: Path) -> list[Function]:
@@ -85,7 +80,7 @@ def schema_of(function: Function) -> dict[str, Any]:
         reason = str(error.args[0]) if error.args else type(error).__name__
     if reason:
         raise UserError(
-            f"--tools: {name} makes no tool: {reason}",
+            f"{name} makes no tool: {reason}",
             f"{_SHAPE}; or call it _{name} if it is no tool",
         )
     return schema
@@ -97,6 +92,8 @@ def _unfit_parameter(function: Function) -> str | None:
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return f"{parameter} stands for any number of arguments"
+        if name == "self" and name not in hints:  # of a method
+            continue
         if name not in hints:
             return f"the parameter {name} has no type"
         if not _is_json(hints[name]):

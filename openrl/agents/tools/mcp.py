@@ -16,9 +16,8 @@ from typing import Any
 
 import httpx
 
-from openrl.agents.base import ToolError
+from openrl.agents.base import ToolError, Toolset
 from openrl.errors import UserError
-from openrl.types import Prompt
 
 PROTOCOL = "2025-06-18"
 TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools
@@ -57,16 +56,13 @@ class McpServer:
         return McpTools(self)
 
 
-class McpTools:
+class McpTools(Toolset):
     """The tools of one episode."""
 
     def __init__(self, server: McpServer) -> None:
         self.server, self.schemas = server, server.schemas
         self._session: McpSession | None = None
         self._opening = asyncio.Lock()
-
-    async def start(self, prompt: Prompt) -> str:
-        return ""
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """Raises ToolError for what the server says is wrong, McpFailed if it fails itself."""
@@ -75,9 +71,6 @@ class McpTools:
                 self._session = McpSession(self.server.url)
                 await self._session.open()
         return await self._session.call_tool(name, arguments)
-
-    async def reward(self) -> float | None:
-        return None
 
     async def close(self) -> None:
         if self._session is not None:

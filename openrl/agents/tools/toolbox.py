@@ -17,7 +17,7 @@ LONGEST_RESULT = 8000  # characters
 _LONGEST_COMPLAINT = 300  # characters
 
 
-class Toolbox:
+class Toolbox(Toolset):
     """Several toolsets as one. ``timeout`` is in seconds of one call, 0: no limit."""
 
     def __init__(
@@ -63,6 +63,12 @@ class Toolbox:
         rewards = [await toolset.reward() for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
         return sum(given) if given else None
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        given = [toolset.metrics for toolset in self.toolsets]
+        joined = {name: value for metrics in given for name, value in metrics.items()}
+        return {"cut_tool_results": float(self.cut), **joined}
 
     async def close(self) -> None:
         results = await asyncio.gather(

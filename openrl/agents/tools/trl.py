@@ -1,0 +1,98 @@
+"""TRL's environment classes: what an episode begins with, methods as tools, perhaps a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.agents.base import Toolset
+from openrl.agents.tools.functions import Function, call, result_of, schema_of
+from openrl.errors import UserError
+from openrl.types import Prompt
+
+_NOT_TOOLS = ("reset", "get_reward")
+
+
+def is_trl_environment(made: type) -> bool:
+    """It has ``reset(**row)``, and ``get_reward()`` or no other method than tools. Classes with
+    ``step`` and without ``get_reward`` are gym's."""
+    methods = dict(inspect.getmembers(made, inspect.isfunction))
+    if "reset" not in methods or not (tools := _tools(made)):
+        return False
+    if "get_reward" in methods:
+        return True
+    takes_rows = any(
+        parameter.kind is parameter.VAR_KEYWORD
+        for parameter in inspect.signature(methods["reset"]).parameters.values()
+    )
+    documented = all(inspect.getdoc(tool) for tool in tools.values())
+    return "step" not in methods and takes_rows and documented
+
+
+class TrlEnvironment:
+    """A class whose tools are known; each episode has an object of its own."""
+
+    def __init__(self, made: type) -> None:
+        """Makes one object, as a class may have its methods only then. Raises UserError for a
+        method that makes no tool."""
+        self.made = made
+        tools = _tools(type(made()))
+        if not tools:
+            raise UserError(
+                f"--agent_func_path: {made.__name__} has no method that can be a tool",
+                "a public method with types and a docstring",
+            )
+        self.schemas = [schema_of(tool) for tool in tools.values()]
+
+    def toolset(self) -> TrlTools:
+        return TrlTools(self)
+
+
+class TrlTools(Toolset):
+    """The tools of one episode."""
+
+    def __init__(self, environment: TrlEnvironment) -> None:
+        self.made, self.schemas = environment.made, environment.schemas
+        self._object: Any = None
+        self._turn = asyncio.Lock()  # methods that are not coroutines share the object
+
+    async def start(self, prompt: Prompt) -> str:
+        """What ``reset`` says."""
+        self._object = await call(self.made)
+        said = await call(self._object.reset, **_row(prompt, self._object.reset))
+        if not isinstance(said, str | None):
+            name = self.made.__name__
+            raise TypeError(f"{name}.reset gives {type(said).__name__}, not text or None")
+        return said or ""
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        method = getattr(self._object, name)
+        if inspect.iscoroutinefunction(method):
+            return await result_of(method, arguments)
+        async with self._turn:
+            return await result_of(method, arguments)
+
+    async def reward(self) -> float | None:
+        if not hasattr(self._object, "get_reward"):
+            return None
+        return float(await call(self._object.get_reward))
+
+
+def _tools(made: type) -> dict[str, Function]:
+    return {
+        name: method
+        for name, method in inspect.getmembers(made, inspect.isfunction)
+        if name not in _NOT_TOOLS and not name.startswith("_")
+    }
+
+
+def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:
+    """The columns of the prompt's row, those that ``reset`` takes."""
+    asked = list(prompt.messages) or prompt.text
+    row = {**prompt.meta, "prompt": asked, "label": prompt.label}
+    parameters = inspect.signature(reset).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return row
+    return {name: value for name, value in row.items() if name in parameters}
