@@ -33,8 +33,11 @@ def policy_of(*replies: str) -> ScriptedPolicy:
 
 
 @asynccontextmanager
-async def endpoint(limits: TurnLimits = TurnLimits()) -> AsyncIterator[Endpoint]:
-    async with serve(Play(hermes_chat(), parser_for("hermes", None), limits)) as server:
+async def endpoint(
+    limits: TurnLimits = TurnLimits(), play: Play | None = None
+) -> AsyncIterator[Endpoint]:
+    """With Qwen 2.5's template, unless ``play`` has another."""
+    async with serve(play or Play(hermes_chat(), parser_for("hermes", None), limits)) as server:
         yield server
 
 
@@ -43,8 +46,9 @@ async def opened(
     policy: Callable[[list[int], Sampling], Awaitable[Completion]],
     sampling: Sampling = ROOM,
     limits: TurnLimits = TurnLimits(),
+    play: Play | None = None,
 ) -> AsyncIterator[Opened]:
-    async with endpoint(limits) as server, server.open(PROMPT, policy, sampling) as session:
+    async with endpoint(limits, play) as server, server.open(PROMPT, policy, sampling) as session:
         yield session
 
 

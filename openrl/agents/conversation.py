@@ -167,6 +167,22 @@ class Conversation:
             return False
         return self._last is not None and text.startswith(self._last.text)
 
+    def choose(
+        self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
+    ) -> list[Message]:
+        """The first chat that goes on from the row of the last turn, else the first that can be
+        rendered, else the last."""
+        for chat in chats:
+            if self.goes_on(chat, tools):
+                return list(chat)
+        for chat in chats[:-1]:
+            try:
+                self.chat.render(chat, tools)
+                return list(chat)
+            except TemplateError:
+                continue
+        return list(chats[-1])
+
     def _row_for(self, is_held: Callable[[_Row], bool]) -> _Row:
         """The longest row that the turn goes on from, or a new one."""
         fitting = [row for row in self._rows if not row.busy and is_held(row)]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError, TurnLimits
-from openrl.agents.chat import ChatFormat, TemplateError
+from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Reply
 from openrl.agents.deadline import deadline
 from openrl.agents.tools.calls import (
@@ -89,7 +89,8 @@ class _Episode:
                     self.shown.append(Shown(()))
                     return reply.completion.end
                 new = await self._results(parsed)
-            messages = self._chosen(messages, self._forms(reply, parsed, new))
+            chats = [[*messages, *form] for form in self._forms(reply, parsed, new)]
+            messages = self.conversation.choose(chats, self.tools.schemas)
             if self.in_a_row == MOST_PARSE_ERRORS:
                 return End.STOP
         self.shown.append(Shown(tuple(new)))
@@ -135,23 +136,6 @@ class _Episode:
             return [[reply.message, *after], [reply.message, as_user]]
         ids = [message["tool_call_id"] for message in after]
         return [[form, *after] for form in message_forms(reply.message, parsed, ids)]
-
-    def _chosen(
-        self, messages: Sequence[Message], forms: Sequence[Sequence[Message]]
-    ) -> list[Message]:
-        """The first chat that goes on from what is held, else the first that can be rendered."""
-        chats = [[*messages, *form] for form in forms]
-        schemas = self.tools.schemas
-        for chat in chats:
-            if self.conversation.goes_on(chat, schemas):
-                return chat
-        for chat in chats[:-1]:
-            try:
-                self.conversation.chat.render(chat, schemas)
-                return chat
-            except TemplateError:
-                continue
-        return chats[-1]
 
     async def trajectory(self, end: End) -> Trajectory:
         """Raises ValueError if the tools' reward is no number."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from dataclasses import replace
 
 import httpx
 import openai
@@ -306,3 +307,22 @@ def test_a_port_that_is_taken():
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port}: Address already in use"):
             Endpoint(Play(hermes_chat(), parser_for("hermes", None)), port)
+
+
+def test_turns_for_people():
+    prompt = replace(PROMPT, meta={"shown": True})
+
+    async def main():
+        async with (
+            endpoint() as server,
+            server.open(prompt, policy_of("a", "b"), ROOM) as session,
+            client_of(session) as client,
+        ):
+            said = (await chat(client, [ASKS])).choices[0].message
+            await chat(client, [ASKS, said, GOES_ON])
+        return session.session.trajectory()
+
+    first, second, end = asyncio.run(main()).shown
+    assert (first.messages, first.action) == ((ASKS,), "a")
+    assert (second.messages, second.action) == ((GOES_ON,), "b")
+    assert (end.messages, end.action) == ((), None)

@@ -81,7 +81,8 @@ def test_what_is_cut_and_what_does_not_fit():
     async def talk(session):
         async with client_of(session) as client:
             settings = {"model": "policy", "max_tokens": 3, "extra_body": {"top_k": 5}}
-            cut = await client.messages.create(messages=[ASKS], **settings)
+            theirs = [{"type": "web_search_20250305", "name": "web_search"}]  # runs at its vendor's
+            cut = await client.messages.create(messages=[ASKS], tools=theirs, **settings)
             assert (cut.stop_reason, cut.content[0].text) == ("max_tokens", "It ")
             long = [{"role": "user", "content": "long " * 200}]
             with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
@@ -91,6 +92,7 @@ def test_what_is_cut_and_what_does_not_fit():
     trajectory = session.session.trajectory()
     assert trajectory.end == "length" and trajectory.turns == 1
     assert trajectory.metrics["sampling_overrides"] == 2
+    assert trajectory.metrics["requests_without_tools"] == 1
 
 
 def test_a_key_that_nobody_has():

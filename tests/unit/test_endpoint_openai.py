@@ -8,8 +8,12 @@ import json
 import openai
 import pytest
 
-from tests.chat_templates import TOOLS
+from openrl.agents.chat import ChatFormat
+from openrl.agents.endpoint.session import Play
+from openrl.agents.tools.parsers import parser_for
+from tests.chat_templates import FAMILIES, TOOLS, family_tokenizer
 from tests.endpoint import CALL, ROOM, Row, policy_of, rows_of, run
+from tests.scripted_policy import ScriptedPolicy
 
 ASKS = {"role": "user", "content": "What is 2 + 2?"}
 GOES_ON = {"role": "user", "content": "And then?"}
@@ -207,3 +211,31 @@ def test_requests_at_the_same_time():
     assert [Row.of(s) for s in segments] == [Row.of(segments[0])] * 3
     assert len({s.seed for s in policy.sampling}) == 3
     assert session.session.trajectory().metrics["replayed_replies"] == 0
+
+
+# rows of a call, its result and an answer, as ToolAgent has them
+CALL_ROWS = {"qwen2.5": 1, "qwen3": 1, "llama3": 1, "glm4": 1, "deepseek3": 2, "mistral": 2}
+
+
+@pytest.mark.parametrize("family, rows", CALL_ROWS.items())
+def test_calls_and_results_in_the_templates_of_families(family, rows):
+    words = FAMILIES[family]
+    chat_format = ChatFormat(family_tokenizer(family), chat=True, kwargs={})
+    replies = [words.calls + (words.after_call or words.end), words.says + words.end]
+    policy = ScriptedPolicy(chat_format, replies)
+
+    async def talk(session):
+        async with client_of(session) as client:
+            said = (await chat(client, [ASKS], tools=TOOLS)).choices[0].message
+            (call,) = said.tool_calls
+            assert (call.function.name, json.loads(call.function.arguments)) == (
+                "add",
+                {"a": 2, "b": 2},
+            )
+            result = {"role": "tool", "tool_call_id": call.id, "content": "4"}
+            await chat(client, [ASKS, said, result], tools=TOOLS)
+
+    play = Play(chat_format, parser_for(None, chat_format.tokenizer.chat_template))
+    session = run(talk, policy, play=play)
+    trained_as_sampled(session, policy, rows)
+    assert "4" in chat_format.tokenizer.decode(policy.asked[1])

@@ -25,6 +25,8 @@ from typing import IO
 from uuid import uuid4
 
 from openrl.agents.base import Generate
+from openrl.agents.conversation import EpisodeOver
+from openrl.agents.deadline import deadline
 from openrl.agents.endpoint.records import MODEL
 from openrl.agents.endpoint.server import HOST, Endpoint, Opened
 from openrl.errors import UserError
@@ -45,7 +47,7 @@ class AgentCommand:
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises RuntimeError with the last lines of a program that failed or asked for nothing."""
-        timeout = self.endpoint.play.limits.episode_timeout or None
+        timeout = self.endpoint.play.limits.episode_timeout
         async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
             with tempfile.TemporaryFile() as output:
                 code = await _exit_code(self.command, variables(prompt, opened), output, timeout)
@@ -93,7 +95,7 @@ def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
 
 
 async def _exit_code(
-    command: list[str], environment: dict[str, str], output: IO[bytes], timeout: float | None
+    command: list[str], environment: dict[str, str], output: IO[bytes], timeout: float
 ) -> int | None:
     """None if it had to be killed because its time was over. Whatever it started has ended."""
     mark = uuid4().hex
@@ -107,10 +109,10 @@ async def _exit_code(
         start_new_session=True,
     )
     try:
-        async with asyncio.timeout(timeout):
+        async with deadline(timeout):
             await _exited(process.pid)
         ended = True
-    except TimeoutError:
+    except EpisodeOver:
         ended = False
     finally:
         await asyncio.to_thread(kill_family, process.pid, mark)

@@ -31,22 +31,18 @@ _HIDDEN = ("thinking", "redacted_thinking")  # blocks that others' models write,
 def read(body: Json) -> Ask:
     choice = take(body, "tool_choice", dict, {}).get("type")
     tools = [] if choice == "none" else objects(body, "tools", [])
+    ours = [tool for tool in tools if tool.get("type") in (None, "custom")]
     messages = [read for message in objects(body, "messages") for read in read_message(message)]
     if system := text_of(body.get("system")):
         messages = [{"role": "system", "content": system}, *messages]
     return Ask(
         messages,
-        tools=[_schema(tool) for tool in tools] or None,
+        tools=[function_schema(tool, "input_schema") for tool in ours] or None,
+        tools_left_out=len(tools) - len(ours),
         max_tokens=most_tokens(body, "max_tokens"),
         stop=stop_texts(body, "stop_sequences"),
         distribution=distribution(body, choice if choice not in ("none", "auto") else None),
     )
-
-
-def _schema(tool: Json) -> Json:
-    if tool.get("type") not in (None, "custom"):
-        raise Refusal(400, f"tools of the type {tool['type']!r} run at their vendor's")
-    return function_schema(tool, "input_schema")
 
 
 def read_message(message: Json) -> Iterator[Message]:

@@ -55,6 +55,7 @@ class Ask:
     messages: list[Message]
     token_ids: list[int] | None = None
     tools: list[Json] | None = None  # as chat templates take them
+    tools_left_out: int = 0  # those that only their vendor can run
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     distribution: Json = field(default_factory=dict)  # the sampling values that it names

@@ -1,41 +1,60 @@
 """What the policy sampled, for the messages that clients send back.
 
 A client never sees the sampled text: it gets content and calls, and sends these back in a form of
-its own. Rows go on only from the text itself, so that it takes the message's place again."""
+its own. Rows go on only from the text itself, so that a message which renders to it takes the
+place of the client's."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from openrl.agents.endpoint.records import Answer
+from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms
 from openrl.types import Message
+
+Choose = Callable[[Sequence[Sequence[Message]]], list[Message]]
+"""The best of several chats."""
 
 
 class SampledMessages:
     def __init__(self) -> None:
-        self._sampled: dict[str, Message] = {}
+        self._forms: dict[str, list[Message]] = {}  # best first; one alone once it is chosen
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name
 
-    def keep(self, answer: Answer, sampled: Message) -> None:
-        """``sampled`` is the answer as it goes into the chat."""
+    def keep(self, answer: Answer, sampled: Message) -> Message:
+        """The answer as clients send it back; ``sampled`` is its text as it goes into the chat."""
         self._tools |= {call.id: call.name for call in answer.calls}
-        calls = [(call.id, call.name, call.arguments) for call in answer.calls]
-        self._sampled |= dict.fromkeys(_names(answer.content, calls), sampled)
+        calls = tuple(ToolCall(call.name, call.arguments) for call in answer.calls)
+        parsed = ParsedReply(answer.content, calls)
+        forms = message_forms(sampled, parsed, [call.id for call in answer.calls])
+        self._forms |= dict.fromkeys(_names(forms[0]), forms if calls else [sampled])
+        return forms[0]
 
-    def restore(self, message: Message) -> Message:
-        """An assistant's message as it was sampled, if it was; a tool's with the tool's name."""
-        if message["role"] == "tool" and message.get("tool_call_id") in self._tools:
-            return {"name": self._tools[message["tool_call_id"]], **message}
-        if message["role"] != "assistant":
-            return message
-        functions = [(call["id"], call["function"]) for call in message.get("tool_calls", [])]
-        calls = [(id_, function["name"], function["arguments"]) for id_, function in functions]
-        names = _names(message["content"], calls)
-        return next((self._sampled[name] for name in names if name in self._sampled), message)
+    def restore(self, messages: Sequence[Message], choose: Choose) -> list[Message]:
+        """The chat with assistants' messages as they were sampled, where they were, and tools'
+        messages with the names of the tools."""
+        restored: list[Message] = []
+        for at, message in enumerate(messages):
+            names = list(_names(message)) if message["role"] == "assistant" else []
+            forms = next((self._forms[n] for n in names if n in self._forms), [message])
+            if len(forms) > 1:
+                later = [self._named(m) for m in messages[at + 1 :]]
+                chats = [[*restored, form, *later] for form in forms]
+                forms = [choose(chats)[at]]
+                self._forms |= dict.fromkeys(names, forms)
+            restored.append(self._named(forms[0]))
+        return restored
+
+    def _named(self, message: Message) -> Message:
+        tool = self._tools.get(message.get("tool_call_id", ""))
+        return message if tool is None else {"name": tool, **message}
 
 
-def _names(content: str, calls: Sequence[tuple[str, str, object]]) -> Iterator[str]:
+def _names(message: Message) -> Iterator[str]:
     """Two for each message: as it was given, and without what some clients change."""
-    yield json.dumps([content, calls], sort_keys=True)
-    yield json.dumps([content.strip(), [call[1:] for call in calls]], sort_keys=True)
+    calls = [(call["id"], call["function"]) for call in message.get("tool_calls", [])]
+    functions = [[function["name"], function["arguments"]] for _, function in calls]
+    ids = [id_ for id_, _ in calls]
+    yield json.dumps([message["content"], functions, ids], sort_keys=True)
+    yield json.dumps([message["content"].strip(), functions], sort_keys=True)

@@ -28,6 +28,7 @@ from openrl.types import Message
 def read(body: Json) -> Ask:
     choice = body.get("tool_choice")
     tools = [] if choice == "none" else objects(body, "tools", [])
+    ours = [tool for tool in tools if tool.get("type") == "function"]
     given = take(body, "input", (str, list))
     if isinstance(given, str):
         messages: list[Message] = [{"role": "user", "content": given}]
@@ -35,7 +36,8 @@ def read(body: Json) -> Ask:
         messages = read_items(objects(body, "input"))
     return Ask(
         messages,
-        tools=[_schema(tool) for tool in tools] or None,
+        tools=[function_schema(tool) for tool in ours] or None,
+        tools_left_out=len(tools) - len(ours),
         max_tokens=most_tokens(body, "max_output_tokens"),
         distribution=distribution(body, choice if choice not in ("none", "auto") else None),
         after=_answer_id(take(body, "previous_response_id", str, "")),
@@ -45,12 +47,6 @@ def read(body: Json) -> Ask:
 
 def _answer_id(response: str) -> str | None:
     return response.removeprefix("resp_") or None
-
-
-def _schema(tool: Json) -> Json:
-    if tool.get("type") != "function":
-        raise Refusal(400, f"tools of the type {tool.get('type')!r} run at their vendor's")
-    return function_schema(tool)
 
 
 def read_items(items: list[Json]) -> list[Message]:

@@ -31,6 +31,7 @@ from openrl.types import Prompt, Sampling
 
 HOST = "127.0.0.1"
 MAX_BODY = 64 * 2**20  # bytes
+KEEP_ALIVE = 3600  # seconds without a request, in which an agent may do other things
 BODY_TIMEOUT = 60.0  # seconds for a client to send its request
 DIALECTS = (CHAT_COMPLETIONS, RESPONSES, MESSAGES, TOKENS)
 
@@ -74,7 +75,13 @@ class Endpoint:
         """Port 0 is any free one. Raises UserError if the port is taken."""
         self.play, self._sessions = play, dict[str, Session]()
         self._listener = _bind(port)
-        config = uvicorn.Config(self._app(), lifespan="off", log_level="warning", access_log=False)
+        config = uvicorn.Config(
+            self._app(),
+            lifespan="off",
+            log_level="warning",
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
         self._server = _Server(config)
 
     @property

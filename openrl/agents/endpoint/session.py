@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from openrl.agents.base import Generate, TurnLimits
@@ -25,7 +26,7 @@ from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
 from openrl.agents.tools.calls import ParsedReply, call_ids
 from openrl.agents.tools.parsers import Parse
 from openrl.rewards.protocol import BadReply, Failure, read_reply
-from openrl.types import End, Message, Prompt, Sampling, Score, Trajectory
+from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
 
 @dataclass(frozen=True)
@@ -57,11 +58,11 @@ class Session:
         self.exchanges = Exchanges()
         self.score: Score | None = None  # as the client gave it
         self.over: End | None = None  # why the last request was refused
-        self.overrides, self.unreadable = 0, 0  # requests, replies
+        self.overrides, self.left_out, self.unreadable = 0, 0, 0  # requests, requests, replies
         self._closed = False
         self._calls = 0  # of tools
         self._failures: dict[str, Exception] = {}  # of requests that were not repeated with success
-        self._sampled = SampledMessages()
+        self._sampled, self._shown = SampledMessages(), list[Shown]()
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer that they end with
 
     def ask(self, ask: Ask, sender: Sender) -> Exchange:
@@ -76,7 +77,8 @@ class Session:
         if self.conversation.turns >= (self.play.limits.max_turns or 2**31):
             raise self._refuse(End.MAX_TURNS)
         self.overrides += _differs(ask.distribution, self.sampling)
-        messages = [*self._earlier(ask.after), *map(self._sampled.restore, ask.messages)]
+        self.left_out += ask.tools_left_out > 0
+        messages = [*self._earlier(ask.after), *ask.messages]
         try:
             reply = await self._sample(ask, messages)
         except EpisodeOver as over:
@@ -90,17 +92,25 @@ class Session:
         if reply.completion.end.is_failure:
             raise self._refuse(reply.completion.end)
         answer = self._read(reply, ask)
-        self._sampled.keep(answer, reply.message)
-        self._chats[answer.id] = [*messages, reply.message]
+        self._chats[answer.id] = [*messages, self._sampled.keep(answer, reply.message)]
+        self._show(messages, reply)
         return answer
 
     async def _sample(self, ask: Ask, messages: list[Message]) -> Reply:
         limits: dict[str, Any] = {"max_tokens": ask.max_tokens, "stop": ask.stop}
-        if ask.instructions:
-            messages = [{"role": "system", "content": ask.instructions}, *messages]
         if ask.token_ids is not None:
             return await self.conversation.reply_to_tokens(ask.token_ids, **limits)
-        return await self.conversation.reply(messages, ask.tools, **limits)
+        if ask.instructions:
+            messages = [{"role": "system", "content": ask.instructions}, *messages]
+        choose = partial(self.conversation.choose, tools=ask.tools)
+        chat = self._sampled.restore(messages, choose)
+        return await self.conversation.reply(chat, ask.tools, **limits)
+
+    def _show(self, messages: list[Message], reply: Reply) -> None:
+        """The turn, for people: what is new in it, and the reply."""
+        said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        new = messages[said[-1] + 1 :] if said else messages
+        self._shown.append(Shown(tuple(new), action=reply.text))
 
     def _refuse(self, end: End) -> Refusal:
         self.over = end
@@ -170,10 +180,14 @@ class Session:
         full = End.LENGTH if self.conversation.is_full else End.STOP
         counted = {
             "sampling_overrides": float(self.overrides),
+            "requests_without_tools": float(self.left_out),
             "replayed_replies": float(self.exchanges.replays),
             "unreadable_calls": float(self.unreadable),
         }
-        return self.conversation.trajectory(end or self.over or full, self.score, counted)
+        played = self.conversation.trajectory(end or self.over or full, self.score, counted)
+        if self.prompt.meta.get("shown"):
+            played.shown = (*self._shown, Shown(()))
+        return played
 
 
 def _differs(named: Json, sampling: Sampling) -> bool:

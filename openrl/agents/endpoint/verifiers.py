@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlparse
@@ -19,7 +19,9 @@ from uuid import uuid4
 import zmq.asyncio
 
 from openrl.agents.base import Generate
-from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.conversation import EpisodeOver
+from openrl.agents.deadline import deadline
+from openrl.agents.endpoint.server import Endpoint, Opened
 from openrl.agents.endpoint.verifiers_wire import WIRES, Outcome, Wire, unpack
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
@@ -47,19 +49,17 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 class VerifiersAgent:
     def __init__(self, server: EnvironmentServer, endpoint: Endpoint) -> None:
         self.server, self.endpoint = server, endpoint
-        self._keys: list[str] = []  # of sessions that have ended
+        # Of sessions that have ended and were not given up. Servers keep a client for each base
+        # URL that they were ever given, so that keys are used again.
+        self._keys: list[str] = []
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises RuntimeError if the environment failed."""
-        timeout = self.endpoint.play.limits.episode_timeout or None
-        with self._key() as key:
-            async with self.endpoint.open(prompt, generate, sampling, key) as opened:
-                try:
-                    async with asyncio.timeout(timeout):
-                        base_url = f"{opened.keyed_root}/v1"
-                        outcome = await self.server.run(prompt, base_url, sampling)
-                except TimeoutError:
-                    outcome = Outcome(0.0, timed_out=True)
+        key = self._keys.pop() if self._keys else secrets.token_hex(16)
+        async with self.endpoint.open(prompt, generate, sampling, key) as opened:
+            outcome = await self._outcome(prompt, opened, sampling)
+        if not outcome.timed_out:
+            self._keys.append(key)
         session = opened.session
         session.raise_failures()
         if session.is_idle:
@@ -69,13 +69,12 @@ class VerifiersAgent:
         session.score = Score(outcome.reward, parts=outcome.metrics)
         return session.trajectory(End.TIMEOUT if outcome.timed_out else None)
 
-    @contextmanager
-    def _key(self) -> Iterator[str]:
-        """A key that no running session has. Servers keep a client for each base URL that they
-        were ever given, so that keys are used again, unless their episode was given up."""
-        key = self._keys.pop() if self._keys else secrets.token_hex(16)
-        yield key
-        self._keys.append(key)
+    async def _outcome(self, prompt: Prompt, opened: Opened, sampling: Sampling) -> Outcome:
+        try:
+            async with deadline(self.endpoint.play.limits.episode_timeout):
+                return await self.server.run(prompt, f"{opened.keyed_root}/v1", sampling)
+        except EpisodeOver:
+            return Outcome(0.0, timed_out=True)
 
 
 @dataclass
