@@ -1,0 +1,128 @@
+"""Environments on OpenEnv's servers. What the policy writes becomes an action by the server's schema;
+an action that does not fit it leaves the environment as it is, and the policy is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from openrl.agents.base import Generate, Step, TurnLimits
+from openrl.agents.chat import ChatFormat
+from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.openenv.wire import INVALID, Connection, Connections, Server, ServerError
+from openrl.errors import UserError
+from openrl.types import Prompt, Sampling, Trajectory
+
+_READ = {"integer": int, "number": float, "string": str}
+_OURS = ("metadata",)  # fields of every action that are nobody's to write
+
+
+class InvalidAction(Exception):
+    """The policy wrote none; the message is what it reads."""
+
+
+@dataclass(frozen=True)
+class ActionReader:
+    """Text of the policy to the fields of an action."""
+
+    field: str | None  # the only one to fill; None: the text is a JSON object of fields
+    kind: str = "string"
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, schema: Mapping[str, Any]) -> ActionReader:
+        """Raises UserError for a schema without fields."""
+        fields = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
+        required = [name for name in schema.get("required", []) if name in fields]
+        if not fields:
+            raise UserError("openenv: its actions have no field that a policy could write")
+        for only in (required, list(fields)):
+            if len(only) == 1 and fields[only[0]].get("type") in _READ:
+                return cls(only[0], fields[only[0]]["type"])
+        return cls(None, names=tuple(fields))
+
+    def __call__(self, text: str) -> dict[str, Any]:
+        """Raises InvalidAction."""
+        if self.field is None:
+            return self._object(text)
+        try:
+            return {self.field: text if self.kind == "string" else _READ[self.kind](text.strip())}
+        except ValueError:
+            raise InvalidAction(f"An action is one {self.kind}.") from None
+
+    def _object(self, text: str) -> dict[str, Any]:
+        try:
+            found = json.loads(text)
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise InvalidAction(f"An action is a JSON object of {', '.join(self.names)}.")
+        return found
+
+
+class OpenEnvEnvironment:
+    """The environment of one episode, on a connection of its own."""
+
+    reductions: Mapping[str, str] = {}
+
+    def __init__(self, connection: Connection, read: ActionReader) -> None:
+        self._connection, self._read = connection, read
+
+    async def reset(self, seed: int, prompt: Prompt) -> str:
+        row = {**prompt.meta, "seed": seed, "episode_id": prompt.id}
+        told = await self._connection.ask("reset", row)  # servers take what they know
+        return text_of(told["observation"])
+
+    async def step(self, action: str) -> Step:
+        try:
+            told = await self._connection.ask("step", self._read(action))
+        except InvalidAction as invalid:
+            return Step(str(invalid), valid=False)
+        except ServerError as error:
+            if error.code != INVALID:
+                raise
+            return Step(f"This is no valid action: {error.message}", valid=False)
+        reward = told.get("reward")
+        return Step(
+            text_of(told["observation"]),
+            reward=0.0 if reward is None else float(reward),
+            done=bool(told["done"]),
+        )
+
+    async def frame(self) -> None:
+        return None
+
+    async def close(self) -> None:
+        """Its connection ends it."""
+
+
+def text_of(observation: Any) -> str:
+    """Text as it is, also if it is all that an observation says; else its JSON."""
+    if isinstance(observation, Mapping):
+        said = [v for k, v in observation.items() if k not in _OURS and v not in (None, "", [], {})]
+        observation = said[0] if len(said) == 1 and isinstance(said[0], str) else observation
+    return observation if isinstance(observation, str) else json.dumps(observation, default=str)
+
+
+class OpenEnvAgent:
+    """Plays the environments of a server. The episode's time begins when the server has room."""
+
+    def __init__(
+        self, server: Server, chat: ChatFormat, limits: TurnLimits, row_per_turn: bool = False
+    ) -> None:
+        """Raises UserError for actions that cannot be written."""
+        self.connections, self.read = Connections(server), ActionReader.of(server.action)
+        self.chat, self.limits, self.row_per_turn = chat, limits, row_per_turn
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises EnvironmentFailure, NoRoom, and OSError without a server."""
+        async with self.connections.open() as (connection, waits):
+            environment = OpenEnvEnvironment(connection, self.read)
+            agent = EnvironmentAgent(
+                lambda _: environment, self.chat, self.limits, self.row_per_turn
+            )
+            trajectory = await agent.run(prompt, generate, sampling)
+        trajectory.metrics["waits_for_room"] = float(waits)
+        return trajectory

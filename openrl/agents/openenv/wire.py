@@ -1,0 +1,173 @@
+"""What OpenEnv's environment servers understand.
+
+WebSocket  <server>/ws, one episode a connection: {"type": "reset" | "step" | "state" | "close",
+           "data": {...}} is answered by {"type": "observation" | "state" | "error", "data": {...}}.
+HTTP       POST /reset {seed}, POST /step {"action": {...}}. Such a server keeps one environment for
+           all who ask, so one episode at a time is played there. It is the way to servers without
+           /ws alone: those that have it may make a new environment for every HTTP request.
+
+An observation is {"observation": {...}, "reward": number or null, "done": bool}."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import httpx
+import websockets
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_delay,
+    wait_random_exponential,
+)
+
+from openrl.errors import UserError
+
+TIMEOUT = 20.0  # seconds for a connection, and for what says what a server is
+LARGEST = 64 * 2**20  # bytes of a message
+WAIT_FOR_ROOM = 1800.0  # seconds; others' episodes end some time
+LONGEST_PAUSE = 5.0  # seconds between attempts
+NO_ROOM, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
+
+Json = dict[str, Any]
+
+
+class ServerError(Exception):
+    """The server's own error; ``code`` is one of OpenEnv's."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code, self.message = code, message
+
+
+class NoRoom(Exception):
+    """The server plays as many episodes as it can."""
+
+
+class Connection(Protocol):
+    """Carries one episode."""
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
+        """The "data" of the answer. Raises ServerError."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server of environments."""
+
+    root: str  # http://host:port
+    action: Mapping[str, Any]  # the JSON schema of actions
+    has_websocket: bool
+
+
+async def find_server(url: str) -> Server:
+    """What answers at ``url``, whose scheme is http, https, ws or wss. Raises UserError."""
+    root = url.replace("ws", "http", 1) if url.startswith("ws") else url
+    root = root.rstrip("/").removesuffix("/ws")
+    remedy = "--agent_func_path openenv:ws://HOST:PORT of a server that runs"
+    try:
+        async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client:
+            found = await client.get(f"{root}/schema")
+            schema = found.raise_for_status().json()
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise UserError(f"openenv: {root} shows no /schema: {error!r}", remedy) from None
+    if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
+        raise UserError(f"openenv: {root}/schema has no schema of actions", remedy)
+    try:
+        async with _connect(root):
+            return Server(root, schema["action"], True)
+    except websockets.InvalidStatus:  # there is no /ws
+        return Server(root, schema["action"], False)
+    except (OSError, websockets.WebSocketException) as error:
+        raise UserError(f"openenv: {root}/ws cannot be reached: {error!r}", remedy) from None
+
+
+class Connections:
+    """Opens one for each episode. Lives in one event loop."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._alone = asyncio.Lock()  # for who speaks HTTP
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[tuple[Connection, int]]:
+        """A connection, and how often the server had no room for it. Raises NoRoom."""
+        if not self.server.has_websocket:
+            async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
+                yield _Http(client, self.server.root), 0
+            return
+        socket, waits = await self._with_room()
+        async with socket:
+            yield _WebSocket(socket), waits
+
+    async def _with_room(self) -> tuple[websockets.ClientConnection, int]:
+        attempts = AsyncRetrying(
+            retry=retry_if_exception_type(NoRoom),
+            wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
+            stop=stop_after_delay(WAIT_FOR_ROOM),
+            reraise=True,
+        )
+        async for attempt in attempts:
+            with attempt:
+                socket = await _connect(self.server.root)
+                try:
+                    await self._enter(socket)
+                except BaseException:
+                    await socket.close()
+                    raise
+                return socket, attempt.retry_state.attempt_number - 1
+        raise AssertionError("the last attempt raises")
+
+    async def _enter(self, socket: websockets.ClientConnection) -> None:
+        """A server without room says so to whoever asks something. Raises NoRoom."""
+        try:
+            await _WebSocket(socket).ask("state", {})
+        except ServerError as error:
+            if error.code == NO_ROOM:
+                raise NoRoom(f"{self.server.root}: {error.message}") from None
+
+
+def _connect(root: str) -> websockets.connect:
+    return websockets.connect(
+        f"{root.replace('http', 'ws', 1)}/ws",
+        open_timeout=TIMEOUT,
+        max_size=LARGEST,
+        ping_interval=None,  # an environment may block its server; steps have a timeout
+        proxy=None,
+    )
+
+
+class _WebSocket:
+    def __init__(self, socket: websockets.ClientConnection) -> None:
+        self._socket = socket
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
+        asked = {"type": kind} if kind == "state" else {"type": kind, "data": data}
+        with suppress(websockets.ConnectionClosed):  # what it said before may wait to be read
+            await self._socket.send(json.dumps(asked, default=str))
+        answer = json.loads(await self._socket.recv())
+        told = answer["data"]
+        if answer["type"] == "error":
+            what = told.get("errors") or told.get("message", "")
+            raise ServerError(str(told.get("code")), str(what))
+        return told
+
+
+class _Http:
+    def __init__(self, client: httpx.AsyncClient, root: str) -> None:
+        self._client, self._root = client, root
+
+    async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
+        body = {"action": data} if kind == "step" else data
+        content, headers = json.dumps(body, default=str), {"Content-Type": "application/json"}
+        url = f"{self._root}/{kind}"
+        answer = await self._client.post(url, content=content, headers=headers)
+        if answer.is_error:
+            code = INVALID if answer.status_code == 422 else str(answer.status_code)
+            raise ServerError(code, answer.text[:1000])
+        return answer.json()

@@ -1,0 +1,236 @@
+"""OpenEnv's environments on servers that speak as its documentation says."""
+
+import asyncio
+import json
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+import uvicorn
+from fastapi import FastAPI, WebSocket, WebSocketDisconnect
+from fastapi.responses import JSONResponse
+
+from openrl.agents.base import TurnLimits
+from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.agents.openenv.environment import ActionReader, InvalidAction, OpenEnvAgent, text_of
+from openrl.agents.openenv.wire import find_server
+from openrl.errors import UserError
+from openrl.types import End
+from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
+
+MESSAGE = {"properties": {"metadata": {}, "message": {"type": "string"}}, "required": ["message"]}
+
+
+class Echo:
+    """Says what it is told; it is over after "bye"."""
+
+    def __init__(self):
+        self.turns = 0
+
+    def reset(self, data):
+        self.turns = 0
+        return self.told(f"hello {data['seed']} {data['level']}", None, False)
+
+    def step(self, action):
+        if set(action) != {"message"}:
+            raise ValueError("extra fields are not permitted")
+        if action["message"] == "crash":
+            raise RuntimeError("it broke")
+        self.turns += 1
+        return self.told(action["message"], self.turns, action["message"] == "bye")
+
+    def told(self, text, reward, done):
+        return {"observation": {"echo": text}, "reward": reward, "done": done}
+
+
+class Server:
+    """``places`` episodes at a time over WebSocket; None: HTTP alone, with one environment."""
+
+    def __init__(self, places=8, schema=MESSAGE):
+        self.places, self.playing, self.refused, self.most = places, 0, asyncio.Event(), 0
+        self.app = FastAPI()
+        self.app.add_api_route("/schema", lambda: {"action": schema, "observation": {}})
+        if places is not None:
+            self.app.add_api_websocket_route("/ws", self.episode)
+            return
+        game = Echo()
+        self.app.add_api_route("/reset", self.reset(game), methods=["POST"])
+        self.app.add_api_route("/step", self.step(game), methods=["POST"])
+
+    async def episode(self, connection: WebSocket):
+        await connection.accept()
+        if self.playing == self.places:
+            data = {"message": "full", "code": "CAPACITY_REACHED", "max_sessions": self.places}
+            self.refused.set()
+            await connection.send_json({"type": "error", "data": data})
+            await connection.close()
+            return
+        self.playing += 1
+        self.most = max(self.most, self.playing)
+        game = Echo()
+        try:
+            while True:
+                asked = json.loads(await connection.receive_text())
+                await connection.send_json(self.answer(game, asked))
+        except WebSocketDisconnect:
+            pass
+        finally:
+            self.playing -= 1
+
+    def answer(self, game, asked):
+        def error(code, message):
+            return {"type": "error", "data": {"code": code, "message": message}}
+
+        if asked["type"] == "state":
+            return {"type": "state", "data": {"step_count": game.turns}}
+        try:
+            method = {"reset": game.reset, "step": game.step}[asked["type"]]
+            return {"type": "observation", "data": method(asked["data"])}
+        except ValueError as problem:
+            return error("VALIDATION_ERROR", str(problem))
+        except RuntimeError as problem:
+            return error("EXECUTION_ERROR", str(problem))
+
+    def reset(self, game):
+        async def reset(data: dict):
+            return game.reset(data)
+
+        return reset
+
+    def step(self, game):
+        async def step(data: dict):
+            try:
+                return game.step(data["action"])
+            except ValueError as problem:
+                return JSONResponse({"detail": str(problem)}, 422)
+
+        return step
+
+    @asynccontextmanager
+    async def serving(self):
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(self.app, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        serving = asyncio.create_task(server.serve([listener]))
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def play(server, *policies, scheme="ws", limits=TurnLimits(step_timeout=60.0)):
+    """All at a time."""
+
+    async def main():
+        async with server.serving() as at:
+            agent = OpenEnvAgent(await find_server(f"{scheme}://{at}"), CHAT, limits)
+            runs = (agent.run(PROMPT, policy, ROOM) for policy in policies)
+            return await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 60)
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize(("places", "scheme"), [(8, "ws"), (8, "http"), (None, "http")])
+def test_an_episode(places, scheme):
+    policy = policy_of("hi", "bye")
+    (played,) = play(Server(places), policy, scheme=scheme)
+    texts = [CHAT.tokenizer.decode(asked) for asked in policy.asked]
+    assert "user\nhello 5 easy<|im_end|>" in texts[0]
+    assert texts[1].endswith("user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    assert (played.end, played.turns, played.score.reward) == (End.STOP, 2, 3.0)
+    assert played.metrics["waits_for_room"] == 0.0
+
+
+def test_episodes_of_one_environment_come_one_after_the_other():
+    """Over HTTP all would share it: each counts its own turns, from one."""
+    played = play(Server(None), *(policy_of("hi", "ho", "bye") for _ in range(4)), scheme="http")
+    assert [p.score.reward for p in played] == [6.0] * 4
+
+
+def test_a_full_server_is_waited_for_and_that_is_counted():
+    """The first episode goes on until the server has refused another one."""
+
+    async def main():
+        server = Server(places=1)
+        slow = policy_of("hi", "bye")
+
+        async def waiting(token_ids, sampling):
+            await server.refused.wait()
+            return await slow(token_ids, sampling)
+
+        async with server.serving() as at:
+            agent = OpenEnvAgent(await find_server(f"ws://{at}"), CHAT, TurnLimits())
+            first = asyncio.create_task(agent.run(PROMPT, waiting, ROOM))
+            second = asyncio.create_task(agent.run(PROMPT, policy_of("bye"), ROOM))
+            return await asyncio.wait_for(asyncio.gather(first, second), 60), server.most
+
+    (first, second), most = asyncio.run(main())
+    assert [first.score.reward, second.score.reward] in ([3.0, 1.0], [1.0, 3.0])
+    assert most == 1
+    assert first.metrics["waits_for_room"] + second.metrics["waits_for_room"] >= 1.0
+
+
+def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():
+    schema = {"properties": {"message": {"type": "string"}, "volume": {"type": "integer"}}}
+    talk = [json.dumps({"message": text}) for text in ("hi", "crash")]
+    policies = [
+        policy_of("hi", '{"volume": 3}', talk[0], json.dumps({"message": "bye"})),
+        policy_of(talk[1]),
+    ]
+    played, failure = play(Server(schema=schema), *policies)
+    texts = [CHAT.tokenizer.decode(asked) for asked in policies[0].asked]
+    assert "An action is a JSON object of message, volume." in texts[1]
+    assert "This is no valid action: extra fields are not permitted" in texts[2]
+    assert played.metrics["invalid_actions"] == 2.0
+    assert played.score.reward == 3.0
+    assert isinstance(failure, EnvironmentFailure)
+    assert 'EXECUTION_ERROR: it broke; actions: [\'{"message": "crash"}\']' in str(failure)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text", "action"),
+    [
+        (MESSAGE, " hi", {"message": " hi"}),
+        ({"properties": {"action_id": {"type": "integer"}}}, " 3\n", {"action_id": 3}),
+        ({"properties": {"x": {"type": "number"}}}, "0.5", {"x": 0.5}),
+        ({"properties": {"x": {"type": "number"}}}, "left", InvalidAction),
+        ({"properties": {"x": {"type": "array"}}}, '{"x": [1]}', {"x": [1]}),
+        ({"properties": {"x": {"type": "array"}}}, "[1]", InvalidAction),
+        (
+            {
+                "properties": {"code": {"type": "string"}, "seconds": {"type": "integer"}},
+                "required": ["code"],
+            },
+            "1 + 1",
+            {"code": "1 + 1"},
+        ),
+    ],
+)
+def test_actions_are_read_by_their_schema(schema, text, action):
+    read = ActionReader.of(schema)
+    if action is InvalidAction:
+        with pytest.raises(InvalidAction):
+            read(text)
+    else:
+        assert read(text) == action
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ("as it is", "as it is"),
+        ({"echo": "alone", "metadata": {"a": 1}, "legal": []}, "alone"),
+        ({"board": [1, 2], "turn": 0}, '{"board": [1, 2], "turn": 0}'),
+    ],
+)
+def test_what_an_observation_says(observation, text):
+    assert text_of(observation) == text
+
+
+def test_what_is_no_server_is_said_before_the_start():
+    with pytest.raises(UserError, match="shows no /schema"):
+        asyncio.run(find_server("ws://127.0.0.1:9"))
+    with pytest.raises(UserError, match="no field that a policy could write"):
+        play(Server(schema={"properties": {}}), policy_of("hi"))
