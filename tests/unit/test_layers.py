@@ -49,6 +49,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "uvicorn": {"inference", "agents"},
     "prometheus_client": {"inference"},
     "peft": {"models"},
+    "websockets": {"agents"},
 }
 
 OPTIONAL = {"swanlab", "mlflow", "trackio"}  # asked for by flag: whoever wants one installs it
