@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import sys
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -171,11 +172,11 @@ WRAPPED = ("agent_instance_cls", "env_cls", "agent_cls")
 """Attributes by which the runners of these systems name the class that they run."""
 
 
-def install_shims() -> None:
+def install_shims(modules: Mapping[str, Mapping[str, Any]] = _MODULES) -> None:
     """Put the modules of systems that are not installed in their places."""
-    tops = {name.split(".")[0] for name in _MODULES}
-    missing = {top for top in tops if importlib.util.find_spec(top) is None}
-    for name, contents in _MODULES.items():
+    tops = {name.split(".")[0] for name in modules}
+    missing = {t for t in tops if t not in sys.modules and importlib.util.find_spec(t) is None}
+    for name, contents in modules.items():
         if name.split(".")[0] in missing:
             module = ModuleType(name)
             module.__path__ = []  # so that modules may lie below it

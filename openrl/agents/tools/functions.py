@@ -8,6 +8,7 @@ import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
@@ -20,7 +21,16 @@ from openrl.processes.worker import load_module
 
 Function = Callable[..., Any]
 _PLAIN = (int, float, str, bool, type(None), list, tuple, dict, Any)
-_SHAPE = 'def f(text: str) -> str with """What it does.  Args:  text: What it is.""" in it'
+SHAPE = 'def f(text: str) -> str with """What it does.  Args:  text: What it is.""" in it'
+
+
+@dataclass(frozen=True)
+class ToolMark:
+    """What a function that is marked as a tool says of itself, as its attribute ``tool_mark``."""
+
+    name: str | None = None
+    description: str | None = None
+    schema: Mapping[str, Any] | None = None
 
 
 class FunctionTools(Toolset):
@@ -29,7 +39,8 @@ class FunctionTools(Toolset):
     def __init__(self, functions: Sequence[Function]) -> None:
         """Raises UserError for one whose signature and docstring make no schema."""
         self.schemas = [schema_of(function) for function in functions]
-        self._functions = {function.__name__: function for function in functions}
+        names = [schema["function"]["name"] for schema in self.schemas]
+        self._functions = dict(zip(names, functions, strict=True))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         return await result_of(self._functions[name], arguments)
@@ -45,33 +56,39 @@ async def result_of(function: Function, arguments: Mapping[str, Any]) -> str:
         raise ToolError(f"{type(error).__name__}: {error}") from error
 
 
-def functions_of(path: Path) -> list[Function]:
-    """The public functions that a Python file defines. Raises UserError."""
+def load_file(path: Path) -> ModuleType:
+    """Raises UserError if there is no such file or it fails."""
     if not path.expanduser().is_file():
         raise UserError(f"--tools: there is no file {path}")
     try:
-        module = load_module(path.expanduser().resolve(), f"openrl_tools_{path.stem}")
+        return load_module(path.expanduser().resolve(), f"openrl_tools_{path.stem}")
     except Exception as error:  # the user's code
         raise UserError(f"--tools: {path} fails: {type(error).__name__}: {error}") from error
-    functions = public_functions(module)
-    if not functions:
-        raise UserError(f"--tools: {path} defines no public function", _SHAPE)
-    return functions
 
 
-def public_functions(module: ModuleType) -> list[Function]:
-    """In the order of the file; what it imports is not among them."""
-    return [
+def functions_of(module: ModuleType) -> list[Function]:
+    """The functions that it marks as tools, else the public ones that it defines."""
+    own: list[Function] = [
         value
-        for name, value in vars(module).items()
-        if inspect.isfunction(value)
-        and value.__module__ == module.__name__
-        and not name.startswith("_")
+        for value in vars(module).values()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
+    marked = [function for function in own if hasattr(function, "tool_mark")]
+    return marked or [function for function in own if not function.__name__.startswith("_")]
 
 
 def schema_of(function: Function) -> dict[str, Any]:
     """As chat templates take it. Raises UserError that names what is missing."""
+    mark: ToolMark = getattr(function, "tool_mark", ToolMark())
+    if mark.schema is not None:
+        return dict(mark.schema)
+    schema = _schema_from_types(function)
+    schema["function"]["name"] = mark.name or schema["function"]["name"]
+    schema["function"]["description"] = mark.description or schema["function"]["description"]
+    return schema
+
+
+def _schema_from_types(function: Function) -> dict[str, Any]:
     name = function.__name__
     try:
         reason = _unfit_parameter(function)
@@ -81,7 +98,7 @@ def schema_of(function: Function) -> dict[str, Any]:
     if reason:
         raise UserError(
             f"{name} makes no tool: {reason}",
-            f"{_SHAPE}; or call it _{name} if it is no tool",
+            f"{SHAPE}; or call it _{name} if it is no tool",
         )
     return schema
 

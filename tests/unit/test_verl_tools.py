@@ -1,0 +1,194 @@
+"""Tools as they are written for verl: classes, a YAML file that names them, marked functions."""
+
+import asyncio
+
+import pytest
+
+from openrl.agents.base import ToolError
+from openrl.agents.tools.build import open_toolbox
+from openrl.errors import UserError
+from openrl.types import Prompt
+
+CLASSES = """
+from typing import Any, Optional
+from uuid import uuid4
+
+from verl.tools.base_tool import BaseTool
+from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse
+from verl.utils.rollout_trace import rollout_trace_op
+
+released = []
+
+
+class GradeTool(BaseTool):
+    def __init__(self, config: dict, tool_schema: OpenAIFunctionToolSchema):
+        super().__init__(config, tool_schema)
+        self._instances = {}
+
+    async def create(self, instance_id: Optional[str] = None, **kwargs) -> tuple[str, ToolResponse]:
+        instance_id = instance_id or str(uuid4())
+        truth = kwargs.get("ground_truth") or kwargs.get("create_kwargs", {}).get("ground_truth")
+        self._instances[instance_id] = {"truth": truth, "reward": 0.0}
+        return instance_id, ToolResponse()
+
+    @rollout_trace_op
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs):
+        mine = self._instances[instance_id]
+        better = float(parameters["answer"] == mine["truth"]) > mine["reward"]
+        mine["reward"] = float(parameters["answer"] == mine["truth"])
+        text = f"{self.config.get('word', 'reward')} {mine['reward']}"
+        return ToolResponse(text=text), 0.0 if better else -0.05, {"seen": 1}
+
+    async def calc_reward(self, instance_id: str, **kwargs) -> float:
+        return self._instances[instance_id]["reward"]
+
+    async def release(self, instance_id: str, **kwargs) -> None:
+        del self._instances[instance_id]
+        released.append(instance_id)
+
+
+class PictureTool(BaseTool):
+    def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
+        return OpenAIFunctionToolSchema.model_validate({
+            "type": "function",
+            "function": {
+                "name": "look",
+                "description": "Looks.",
+                "parameters": {"type": "object", "properties": {}, "required": []},
+            },
+        })
+
+    async def execute(self, instance_id: str, parameters: dict[str, Any], **kwargs):
+        return {"text": "A cat.", "image": [b"png"]}, 0.0, {}
+"""
+SCHEMA = """
+    tool_schema:
+      type: function
+      function:
+        name: grade
+        description: Grades an answer.
+        parameters:
+          type: object
+          properties:
+            answer: {type: string, description: The answer., enum: ["4", "5"]}
+          required: [answer]
+"""
+CONFIG = f"""
+tools:
+  - class_name: verl_classes.GradeTool
+    config: {{type: native, word: graded}}{SCHEMA}
+  - class_name: verl_classes.PictureTool
+    config: {{type: native}}
+"""
+FUNCTIONS = '''
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def double(x: int) -> int:
+    """Doubles.
+
+    Args:
+        x: A number.
+    """
+    return 2 * x
+
+
+@function_tool("search", description="Searches.")
+async def find(query: str) -> str:
+    """Finds.
+
+    Args:
+        query: What to find.
+    """
+    return f"found {query}"
+
+
+@function_tool(name="free", schema={
+    "type": "function",
+    "function": {"name": "free", "description": "Takes all.", "parameters": {"type": "object",
+        "additionalProperties": True}},
+})
+def anything(**kwargs):
+    return sorted(kwargs)
+
+
+def helper(x):
+    return x
+'''
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "verl_classes.py").write_text(CLASSES)
+    (tmp_path / "verl_functions.py").write_text(FUNCTIONS)
+    (tmp_path / "tools.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def row(kwargs):
+    return Prompt("a", [1], "", meta={"extra_info": {"tools_kwargs": kwargs}})
+
+
+def test_classes_that_a_file_names(folder):
+    async def episode(make, answers):
+        toolbox = make()
+        await toolbox.start(row({"grade": {"create_kwargs": {"ground_truth": "4"}}}))
+        texts = [await toolbox.call("grade", {"answer": answer}) for answer in answers]
+        reward = await toolbox.reward()
+        metrics = dict(toolbox.metrics)
+        await toolbox.close()
+        return texts, reward, metrics
+
+    async def play():
+        make = await open_toolbox(str(folder / "tools.yaml"), 5.0)
+        one, other = await asyncio.gather(episode(make, ["5", "4"]), episode(make, ["5"]))
+        toolbox = make()
+        look = await toolbox.call("look", {})
+        with pytest.raises(ToolError, match="'6' is not one of"):
+            await toolbox.call("grade", {"answer": "6"})
+        with pytest.raises(ToolError, match="answer"):
+            await toolbox.call("grade", {})
+        await toolbox.close()
+        return one, other, look, toolbox.schemas
+
+    one, other, look, schemas = asyncio.run(play())
+    # the second answer is better than the first, which is better than nothing only if it is right
+    assert one[:2] == (["graded 0.0", "graded 1.0"], None)
+    assert one[2] == {
+        "tool/grade/reward": -0.05,
+        "tool/grade/seen": 2.0,
+        "tool/grade/final_reward": 1.0,
+        "cut_tool_results": 0.0,
+    }
+    assert other[0] == ["graded 0.0"] and other[2]["tool/grade/final_reward"] == 0.0
+    assert look == "A cat.\n[image]"
+    assert [schema["function"]["name"] for schema in schemas] == ["grade", "look"]
+    answer = schemas[0]["function"]["parameters"]["properties"]["answer"]
+    assert answer == {"type": "string", "description": "The answer.", "enum": ["4", "5"]}
+
+    import verl_classes
+
+    assert len(verl_classes.released) == 2  # an instance for each episode that called it
+
+
+def test_marked_functions(folder):
+    toolbox = asyncio.run(open_toolbox(str(folder / "verl_functions.py"), 5.0))()
+    functions = [schema["function"] for schema in toolbox.schemas]
+    assert [f["name"] for f in functions] == ["double", "search", "free"]  # not the helper
+    assert functions[1]["description"] == "Searches."
+    assert asyncio.run(toolbox.call("double", {"x": 4})) == "8"
+    assert asyncio.run(toolbox.call("search", {"query": "me"})) == "found me"
+    assert asyncio.run(toolbox.call("free", {"b": 1, "a": 2})) == '["a", "b"]'
+
+
+def test_what_is_refused(folder):
+    with pytest.raises(UserError, match="has no attribute 'tool_schema'") as error:
+        asyncio.run(open_toolbox(str(folder / "verl_classes.py"), 5.0))
+    assert "YAML" in error.value.remedy  # GradeTool has no schema of its own
+    (folder / "wrong.yaml").write_text("tools: [{class_name: verl_classes.Nobody}]")
+    with pytest.raises(UserError, match="no attribute 'Nobody'"):
+        asyncio.run(open_toolbox(str(folder / "wrong.yaml"), 5.0))
+    (folder / "empty.yaml").write_text("a: 1")
+    with pytest.raises(UserError, match="KeyError: 'tools'"):
+        asyncio.run(open_toolbox(str(folder / "empty.yaml"), 5.0))
