@@ -36,17 +36,15 @@ def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
     return GymEnvironment(entry.component(options) if entry.options else entry.component())
 
 
-def check_gym_class(game: Any, name: str) -> None:
-    """Raises UserError if ``game``, a class or an object, has not the methods of gym."""
-    for method, arguments in {"reset": {"seed": 0}, "step": {}}.items():
-        function = getattr(game, method, None)
-        takes = ("step(action)", ["action"]) if method == "step" else ("reset(seed)", [])
-        ours = [game, *takes[1]] if isinstance(game, type) else takes[1]
+def _check_methods(game: Any, name: str) -> None:
+    """Raises UserError if an object has not the methods of gym."""
+    for call, arguments, named in (("reset(seed)", [], {"seed": 0}), ("step(action)", [""], {})):
         try:
-            inspect.signature(function).bind(*ours, **arguments)  # type: ignore[arg-type]
-        except TypeError:
+            method = getattr(game, call.partition("(")[0])
+            inspect.signature(method).bind(*arguments, **named)
+        except (AttributeError, TypeError):
             raise UserError(
-                f"environment {name} has no method {takes[0]}",
+                f"environment {name} has no method {call}",
                 "reset(seed) -> (observation, info) and step(action) -> (observation, reward,"
                 " terminated, truncated, info)",
             ) from None
@@ -57,7 +55,7 @@ class GymEnvironment:
 
     def __init__(self, game: Any) -> None:
         name = type(game).__name__
-        check_gym_class(game, name)
+        _check_methods(game, name)
         self.reductions: Mapping[str, str] = getattr(game, "reductions", {})
         wrong = {how for how in self.reductions.values() if how not in REDUCTIONS}
         if wrong:

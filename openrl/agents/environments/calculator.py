@@ -17,6 +17,7 @@ _WHOLE_NUMBER = re.compile(r"-?\d{1,100}")
 class CalculatorOptions(GameOptions):
     max_steps: int = flag(4, "Calls and answers until the game is given up.", bounds="> 0")
     terms: int = flag(3, "Numbers in a problem.", bounds="[2, 10]")
+    smallest: int = flag(1, "Smallest number.", bounds="> 0")
     largest: int = flag(99, "Largest number.", bounds="> 0")
     operators: str = flag("+-*", "Operators of a problem, of + - *.")
 
@@ -24,6 +25,8 @@ class CalculatorOptions(GameOptions):
         super().__post_init__()
         if not self.operators or not set(self.operators) <= set("+-*"):
             raise ValueError(f"operators must be some of + - *, got {self.operators!r}")
+        if self.smallest > self.largest:
+            raise ValueError(f"no number is between {self.smallest} and {self.largest}")
 
 
 @environments.register("calculator", options=CalculatorOptions)
@@ -39,8 +42,9 @@ class Calculator(Game[CalculatorOptions]):
     reductions = {"calls": "sum"}
 
     def begin(self) -> None:
-        terms = [self.random.randint(1, self.options.largest) for _ in range(self.options.terms)]
-        signs = [self.random.choice(self.options.operators) for _ in terms[1:]]
+        given, drawn = self.options, self.random
+        terms = [drawn.randint(given.smallest, given.largest) for _ in range(given.terms)]
+        signs = [drawn.choice(given.operators) for _ in terms[1:]]
         pairs = zip(signs, terms[1:], strict=True)
         self.problem = f"{terms[0]}{''.join(f'{sign}{term}' for sign, term in pairs)}"
         self.result = ""
