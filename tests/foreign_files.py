@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.foreign.build import MEMORY, agent_file, open_file_agent
+from openrl.agents.tools.parsers import parser_for
 from openrl.types import Prompt, Sampling, Trajectory
 from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
@@ -53,7 +53,15 @@ def play(
     async def main() -> list[Trajectory | BaseException]:
         played: list[Any] = []
         file = agent_file(str(path))
-        opening = open_file_agent(file, CHAT, limits, size=1, memory=memory, endpoint=endpoint)
+        opening = open_file_agent(
+            file,
+            CHAT,
+            limits,
+            size=1,
+            memory=memory,
+            endpoint=endpoint,
+            parse=parser_for("hermes", None),
+        )
         async with opening as agent:
             for policy in policies:
                 one = asyncio.gather(agent.run(PROMPT, policy, sampling), return_exceptions=True)
@@ -74,6 +82,3 @@ def sampled(trajectory: Trajectory) -> list[list[int]]:
             runs[-1].append(token)
         before = mine
     return runs
-
-
-Write = Callable[..., Path]

@@ -3,6 +3,7 @@ what becomes of what they say."""
 
 import asyncio
 import math
+import os
 
 import pytest
 
@@ -380,6 +381,78 @@ def test_skyrl(write):
     assert CHAT.tokenizer.decode(policy.asked[0]) == CHAT.render(PROMPT.messages)
     assert played.score.reward == 1.0
     assert played.metrics["env/sums/solved"] == 1.0
+
+
+# -- TRL and our own -------------------------------------------------------------------------------
+
+COUNTER = """
+import os
+import time
+
+class Counter:
+    def reset(self, **row) -> str:
+        self.count, self.target = 0, int(row["label"])
+        return f" Reach {self.target} ({row['level']})."
+
+    def increment(self, step: int) -> str:
+        \"\"\"Adds to the counter.
+
+        Args:
+            step: How much.
+        \"\"\"
+        if step < 0:
+            raise ValueError("only forward")
+        if step > 9:
+            os._exit(step)
+        self.count += step
+        return f"{self.count} in {os.getpid()}"
+
+    def get_reward(self) -> float:
+        return float(self.count == self.target)
+"""
+
+
+def increment(*steps):
+    call = '<tool_call>\n{"name": "increment", "arguments": {"step": %d}}\n</tool_call>'
+    return "".join(call % step for step in steps)
+
+
+def test_trl_environment(write):
+    """Its methods run in a process, one after the other also when they are called at a time."""
+    policy = policy_of(increment(-1), increment(1, 1), "done")
+    wrong, failed, played = play(
+        write(COUNTER), policy_of("done"), policy_of(increment(1), increment(10)), policy
+    )
+    texts = [CHAT.tokenizer.decode(asked) for asked in policy.asked]
+    assert "1+1? Reach 2 (easy)." in texts[0]
+    assert "ValueError: only forward" in texts[1]
+    assert "1 in " in texts[2]
+    assert "2 in " in texts[2]
+    assert f" in {os.getpid()}" not in texts[2]
+    assert (wrong.score.reward, played.score.reward) == (0.0, 1.0)
+    assert played.metrics["tool_calls"] == 3.0
+    assert "the agent process exited with status 10" in str(failed)
+
+
+OURS = """
+from openrl.types import End, Score, Segment, Trajectory
+
+class Once:
+    def __init__(self, chat, limits, row_per_turn):
+        self.chat = chat
+
+    async def run(self, prompt, generate, sampling):
+        said = await generate(prompt.token_ids, sampling)
+        row = Segment.answer(prompt.token_ids, said.token_ids, said.logprobs, said.versions)
+        return Trajectory(prompt, [row], said.end, score=Score(0.5))
+"""
+
+
+def test_an_agent_of_ours_runs_beside_the_engine(write):
+    policy = policy_of("2")
+    (played,) = play(write(OURS), policy)
+    assert sampled(played) == policy.given
+    assert played.score == Score(0.5)
 
 
 # -- what is refused before anything starts --------------------------------------------------------

@@ -16,9 +16,13 @@ from openrl.agents.foreign.environment import FileAgent, RawText
 from openrl.agents.foreign.executor_agent import ExecutorAgent
 from openrl.agents.foreign.player import AgentFile
 from openrl.agents.foreign.program_agent import ProgramAgent
+from openrl.agents.foreign.recognise import find_class
+from openrl.agents.foreign.tool_agent import FileToolAgent
+from openrl.agents.tools.parsers import Parse
 from openrl.errors import UserError
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
+from openrl.processes.worker import load_module
 
 SIZE = 64  # processes of one engine's worker, if nobody says how many
 MEMORY = 8 * 2**30  # bytes of one process
@@ -55,9 +59,11 @@ async def open_file_agent(
     size: int = SIZE,
     memory: int = MEMORY,
     endpoint: Endpoint | None = None,
+    parse: Parse | None = None,
 ) -> AsyncIterator[Agent]:
     """The agent of one engine, with up to ``size`` processes; ``endpoint`` is for a class that
-    speaks to one. Raises UserError as ``recognise``, and for a class without what it needs."""
+    speaks to one, ``parse`` reads the calls of tools. Raises UserError as ``recognise``, and for a
+    class without what it needs."""
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
     pool = ProcessPool(file, size, process_limits(limits, memory), "agent", threads)
     try:
@@ -77,6 +83,12 @@ async def open_file_agent(
                     "--agent_sample_unit trajectory",
                 )
             yield ExecutorAgent(pool, chat, limits)
+        elif facts.kind == "agent":
+            made = find_class(load_module(file.path, "agent_file"), file.class_name).made
+            yield made(chat, limits, row_per_turn)  # what waits there must await
+        elif facts.kind == "trl":
+            assert parse is not None
+            yield FileToolAgent(pool, parse, chat, limits, row_per_turn)
         else:
             if facts.kind == "turns":
                 chat = RawText(chat.tokenizer, templated=chat.chat)

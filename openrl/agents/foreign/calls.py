@@ -35,8 +35,9 @@ class Call:
 class Facts:
     """What a file brings."""
 
-    kind: str  # of ``recognise.KINDS``
+    kind: str  # of ``recognise``
     class_name: str
+    schemas: Sequence[Mapping[str, Any]] = ()  # of tools
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from openrl.agents.foreign.calls import Call, Facts
-from openrl.agents.foreign.recognise import EXECUTOR, GYM, PROGRAM, SKYRL, Found, find_class
+from openrl.agents.foreign.recognise import EXECUTOR, GYM, PROGRAM, SKYRL, TRL, Found, find_class
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import Ask, Loaded, load_module
 
@@ -31,7 +31,13 @@ class AgentFile:
         """The fact is ``Facts``."""
         install_shims()
         found = find_class(load_module(self.path, "agent_file"), self.class_name)
-        return Loaded(Player(found).call, Facts(found.kind.name, found.made.__name__))
+        name, made = found.kind.name, found.made
+        if found.kind is TRL:
+            from openrl.agents.foreign.tools import ToolPlayer
+
+            tools = ToolPlayer(made)
+            return Loaded(tools.call, Facts(name, made.__name__, tools.schemas))
+        return Loaded(Player(found).call, Facts(name, made.__name__))
 
 
 class Player:

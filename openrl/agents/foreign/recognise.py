@@ -57,7 +57,7 @@ class Kind:
         return None
 
 
-EXECUTOR, TURNS, SKYRL, GYM, PROGRAM = KINDS = (
+EXECUTOR, TURNS, SKYRL, GYM, PROGRAM, AGENT = KINDS = (
     Kind(
         "executor",
         f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
@@ -84,7 +84,13 @@ EXECUTOR, TURNS, SKYRL, GYM, PROGRAM = KINDS = (
         "an agent of the endpoint: run(data, base_url, api_key), or Molt's ChatAgent: run(ctx)",
         {"run": (Signature(1, ("base_url", "api_key")), Signature(1))},
     ),
+    Kind(
+        "agent",
+        "an agent of ours: async run(prompt, generate, sampling)",
+        {"run": (Signature(keywords=("prompt", "generate", "sampling")),)},
+    ),
 )
+TRL = Kind("trl", "TRL's environment: reset(**row), methods as tools, perhaps get_reward()", {})
 
 
 @dataclass(frozen=True)
@@ -116,7 +122,7 @@ def find_class(module: ModuleType, name: str | None) -> Found:
         names = ", ".join(found.made.__name__ for found in fitting)
         raise NotKnown(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
     if not fitting:
-        known = "".join(f"\n  {kind.shape}" for kind in KINDS)
+        known = "".join(f"\n  {kind.shape}" for kind in (*KINDS, TRL))
         raise NotKnown(f"none of its classes is known: {_listed(own)}. Known are{known}")
     (found,) = fitting
     if problem := found.kind.problem(found.made):
@@ -126,7 +132,11 @@ def find_class(module: ModuleType, name: str | None) -> Found:
 
 def _kind_of(made: Any) -> Found | None:
     """Of the class, or of the one that it runs."""
+    if _is_trl(made):
+        return Found(made, TRL)
     kind = next((kind for kind in KINDS if kind.has(made)), None)
+    if kind is PROGRAM and AGENT.problem(made) is None:
+        kind = AGENT  # both have a method run; its parameters tell
     if kind is EXECUTOR and made.execute.__module__ != made.__module__:
         kind = None  # that of the other system's package, which plays what the class names
     if kind is not None or not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
@@ -137,6 +147,14 @@ def _kind_of(made: Any) -> Found | None:
         return None
     run = next((vars(runner)[name] for name in WRAPPED if name in vars(runner)), None)
     return _kind_of(run) if run else None
+
+
+def _is_trl(made: Any) -> bool:
+    if not hasattr(made, "reset") or (hasattr(made, "step") and not hasattr(made, "get_reward")):
+        return False
+    from openrl.agents.tools.trl import is_trl_environment  # imports more than others need
+
+    return is_trl_environment(made)
 
 
 def _takes_states(made: Any) -> bool:

@@ -1,5 +1,5 @@
-"""Environments on OpenEnv's servers. What the policy writes becomes an action by the server's schema;
-an action that does not fit it leaves the environment as it is, and the policy is told."""
+"""Environments on OpenEnv's servers. What the policy writes becomes an action by the server's
+schema; one that does not fit it leaves the environment as it is, and the policy is told."""
 
 from __future__ import annotations
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from openrl.agents.base import Toolset
 from openrl.agents.tools.functions import Function, call, result_of, schema_of
 from openrl.errors import UserError
-from openrl.types import Prompt
+
+if TYPE_CHECKING:  # processes of environments have no need of torch
+    from openrl.types import Prompt
 
 _NOT_TOOLS = ("reset", "get_reward")
 

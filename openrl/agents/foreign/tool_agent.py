@@ -1,0 +1,76 @@
+"""TRL's environments as tools of an agent, each episode in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from openrl.agents.base import Generate, ToolError, Toolset, TurnLimits
+from openrl.agents.chat import ChatFormat
+from openrl.agents.foreign.calls import Call
+from openrl.agents.foreign.environment import row_of
+from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.parsers import Parse
+from openrl.agents.tools.toolbox import Toolbox
+from openrl.processes.child import CallFailed
+from openrl.processes.pool import Lease, ProcessPool
+from openrl.types import Prompt, Sampling, Trajectory
+
+
+class ProcessTools(Toolset):
+    """The tools of one episode, in a process that is lent for it: one call after the other."""
+
+    def __init__(
+        self, process: Lease, schemas: Sequence[Mapping[str, Any]], sampling: Sampling
+    ) -> None:
+        self.schemas, self._process, self._sampling = schemas, process, sampling
+        self._turn = asyncio.Lock()
+
+    async def start(self, prompt: Prompt) -> str:
+        return await self._process.call(Call("start", (row_of(prompt, self._sampling),)))
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Raises ToolError, and CallFailed once the process has ended."""
+        said, failed = await self._ask("use", name, dict(arguments))
+        if failed:
+            raise ToolError(said)
+        return said
+
+    async def reward(self) -> float | None:
+        return await self._ask("reward")
+
+    async def _ask(self, method: str, *arguments: Any) -> Any:
+        async with self._turn:
+            if not self._process.is_alive:
+                raise CallFailed("the agent process has ended, and what the episode was with it")
+            return await self._process.call(Call(method, arguments))
+
+
+class FileToolAgent:
+    """Plays with the tools of a file. The episode's time begins when its process is there."""
+
+    def __init__(
+        self,
+        pool: ProcessPool,
+        parse: Parse,
+        chat: ChatFormat,
+        limits: TurnLimits,
+        row_per_turn: bool = False,
+    ) -> None:
+        self.pool, self.parse, self.chat = pool, parse, chat
+        self.limits, self.row_per_turn = limits, row_per_turn
+
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
+        """Raises CallFailed, and UserError for a file that does not load."""
+        async with self.pool.lease() as process:
+            await process.start()
+            tools = ProcessTools(process, self.pool.facts.schemas, sampling)
+            agent = ToolAgent(
+                lambda: Toolbox([tools], self.limits.step_timeout),
+                self.parse,
+                self.chat,
+                self.limits,
+                self.row_per_turn,
+            )
+            return await agent.run(prompt, generate, sampling)

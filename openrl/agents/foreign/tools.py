@@ -1,0 +1,41 @@
+"""TRL's environments, whose methods are tools, in the process of the file."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from openrl.agents.base import ToolError
+from openrl.agents.foreign.calls import Call
+from openrl.agents.tools.trl import TrlEnvironment, TrlTools
+from openrl.processes.worker import Ask
+
+
+class ToolPlayer:
+    """Its methods are what ``calls.Call`` names."""
+
+    def __init__(self, made: type) -> None:
+        self._environment = TrlEnvironment(made)
+        self.schemas = self._environment.schemas
+        self._runner = asyncio.Runner()
+        self._tools: TrlTools | None = None  # of the episode
+
+    def call(self, asked: Call, ask: Ask) -> Any:
+        return self._runner.run(getattr(self, asked.method)(*asked.arguments))
+
+    async def start(self, prompt: Any) -> str:
+        self._tools = self._environment.toolset()
+        return await self._tools.start(prompt)
+
+    async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+        """What the tool says, and whether it failed."""
+        assert self._tools is not None
+        try:
+            return await self._tools.call(name, arguments), False
+        except ToolError as error:
+            return str(error), True
+
+    async def reward(self) -> float | None:
+        assert self._tools is not None
+        return await self._tools.reward()
