@@ -1,5 +1,5 @@
-"""Write docs/flags.md and the tables of docs/algorithms.md and docs/verifiers.md from the code, and
-check references.
+"""Write docs/flags.md and the tables of docs/algorithms.md, docs/verifiers.md and
+docs/environments.md from the code, and check references.
 
 python docs/build.py            write, then check
 python docs/build.py --check    only check; a stale page is a problem too
@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -22,16 +23,23 @@ sys.path.insert(0, str(ROOT))
 # of the checkout, whatever is installed
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
-from openrl.extension_points import advantage_estimators, policy_losses, verifiers  # noqa: E402
+from openrl.extension_points import (  # noqa: E402
+    advantage_estimators,
+    environments,
+    policy_losses,
+    verifiers,
+)
 from openrl.flags.help import summary  # noqa: E402
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags, flags_of  # noqa: E402
 from openrl.flags.values import placeholder, show  # noqa: E402
+from openrl.registry import Registry  # noqa: E402
 from openrl.rewards.verifiers.base import describe  # noqa: E402
 from openrl.tracking.aliases import ALIASES  # noqa: E402
 
 FLAGS_PAGE = ROOT / "docs" / "flags.md"
 ALGORITHMS_PAGE = ROOT / "docs" / "algorithms.md"
 VERIFIERS_PAGE = ROOT / "docs" / "verifiers.md"
+ENVIRONMENTS_PAGE = ROOT / "docs" / "environments.md"
 MARK = "<!-- from here on made by `make docs` -->\n"
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
 PATH_IN_CODE = re.compile(
@@ -115,7 +123,6 @@ def verifiers_page() -> str:
     """The page as it is written by hand up to the mark, then the verifiers and their options."""
     lines = [VERIFIERS_PAGE.read_text("utf-8").partition(MARK)[0] + MARK, "## All of them", ""]
     lines += ["| name | checks | label | reward with the default options |", "|---|---|---|---|"]
-    options = []
     for entry in verifiers.entries():
         said = describe(entry.component)
         lines.append(
@@ -123,23 +130,28 @@ def verifiers_page() -> str:
                 f"`{entry.name}`", *map(_shown, (said.checks, said.label.rstrip("."), said.reward))
             )
         )
+    return "\n".join([*lines, *options_table(verifiers, "verifier")]) + "\n"
+
+
+def environments_page() -> str:
+    """The page as it is written by hand up to the mark, then the environments and their options."""
+    lines = [ENVIRONMENTS_PAGE.read_text("utf-8").partition(MARK)[0] + MARK, "## All of them", ""]
+    lines += ["| name | rules | rewards |", "|---|---|---|"]
+    for entry in environments.entries():
+        rewards = " ".join((entry.component.__doc__ or "").split())
+        lines.append(_cells(f"`{entry.name}`", _shown(entry.component.rules), _shown(rewards)))
+    return "\n".join([*lines, *options_table(environments, "environment")]) + "\n"
+
+
+def options_table(registry: Registry[Any], kind: str) -> list[str]:
+    lines = ["", "## Options", "", f"| {kind} | option | default | meaning |", "|---|---|---|---|"]
+    for entry in registry.entries():
         for spec in flags_of(entry.options, part_name="", section="") if entry.options else ():
             default = "required" if spec.default is REQUIRED else f"`{show(spec.default)}`"
             shown = f"`{spec.name} {placeholder(spec.type)}`".replace(" `", "`")
-            options.append(
-                _cells(
-                    f"`{entry.name}`", shown, default, _shown(f"{spec.help} {spec.bounds}".strip())
-                )
-            )
-    lines += [
-        "",
-        "## Options",
-        "",
-        "| verifier | option | default | meaning |",
-        "|---|---|---|---|",
-        *options,
-    ]
-    return "\n".join(lines) + "\n"
+            meaning = _shown(f"{spec.help} {spec.bounds}".strip())
+            lines.append(_cells(f"`{entry.name}`", shown, default, meaning))
+    return lines
 
 
 def _shown(text: str) -> str:
@@ -214,6 +226,7 @@ def main(check_only: bool) -> int:
         (FLAGS_PAGE, flags_page()),
         (ALGORITHMS_PAGE, algorithms_page()),
         (VERIFIERS_PAGE, verifiers_page()),
+        (ENVIRONMENTS_PAGE, environments_page()),
     )
     for page, text in pages:
         if not check_only:
