@@ -116,11 +116,12 @@ class ChildProcess:
     def call(self, value: Any, answers: Answers | None = None, timeout: float | None = None) -> Any:
         """What the target returns. ``timeout`` takes the place of that of the limits. Raises
         CallFailed, and UserError if it does not load."""
+        flag = self.limits.timeout_flag if timeout is None else ""
         timeout = self.limits.timeout if timeout is None else timeout
         self.ready()
         try:
             self._send(value)
-            return self._receive(timeout, answers, self.limits.timeout_flag)
+            return self._receive(timeout, answers, flag)
         except OSError:
             raise CallFailed(f"the {self.kind} process {self._ending()}") from None
         finally:

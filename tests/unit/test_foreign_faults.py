@@ -43,8 +43,8 @@ def write(tmp_path):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("time.sleep(1000)", "no answer within 2 s|nothing came back within 2 s"),
-        ("while True: pass", "no answer within 2 s|nothing came back within 2 s"),
+        ("time.sleep(1000)", "no answer within 4 s|nothing came back within 4 s"),
+        ("while True: pass", "no answer within 4 s|nothing came back within 4 s"),
         ("os._exit(3)", "CallFailed: the agent process exited with status 3"),
         ("os.kill(os.getpid(), 11)", "CallFailed: the agent process was killed by SIGSEGV"),
         ("raise ValueError('odd')", r"CallFailed: ValueError: odd \(game.py, line 10\)"),
@@ -59,7 +59,7 @@ def write(tmp_path):
 )
 def test_a_fault_costs_its_episode_and_says_which(write, fault, kind):
     policies = [policy_of("on", "bad"), policy_of("end")]
-    limits = TurnLimits(step_timeout=2.0)
+    limits = TurnLimits(step_timeout=4.0)
     failure, played = play(write(fault), *policies, limits=limits, memory=2**30 * 4 // 10)
     assert isinstance(failure, EnvironmentFailure)
     assert failure.args[0].startswith("environment sums, seed 5: ")
@@ -126,7 +126,7 @@ class AgentExecutor(AgentExecutorBase):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("time.sleep(1000)", r"nothing came back within 2 s \(--env_step_timeout\)"),
+        ("time.sleep(1000)", r"nothing came back within 4 s \(--env_step_timeout\)"),
         ("os._exit(3)", "the agent process exited with status 3"),
         ("raise ValueError('odd')", r"ValueError: odd \(executor.py, line 10\)"),
         ("return None", "execute returned no dict with observation_tokens and action_ranges"),
@@ -136,7 +136,7 @@ def test_a_fault_of_an_executor_costs_its_episode(tmp_path, fault, kind):
     path = tmp_path / "executor.py"
     path.write_text(EXECUTOR.format(fault=f"if said.text.startswith('bad'): {fault}"))
     policies = [policy_of("bad"), policy_of("good")]
-    failure, played = play(path, *policies, limits=TurnLimits(step_timeout=2.0))
+    failure, played = play(path, *policies, limits=TurnLimits(step_timeout=4.0))
     assert played.end is End.STOP
     with pytest.raises(Exception, match=kind):
         raise failure

@@ -29,9 +29,11 @@ class Executor:
         self._executor = executor
         self._tokenizer: Any = None
 
+    async def prepare(self, ask: Ask) -> None:
+        """Once for each process: what tokenizers import takes seconds."""
+        self._tokenizer = await asyncio.wrap_future(ask(TokenizerAsked()))
+
     async def play(self, prompt: Row, max_length: int, ask: Ask) -> Played:
-        if self._tokenizer is None:
-            self._tokenizer = await asyncio.wrap_future(ask(TokenizerAsked()))
         given: dict[str, Any] = {
             "prompt": prompt.text,
             "label": prompt.label,

@@ -12,7 +12,7 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Reply
 from openrl.agents.foreign.calls import Call, Generated, Generation, Played, TokenizerAsked
 from openrl.agents.foreign.environment import row_of
-from openrl.processes.child import CallFailed
+from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import ProcessPool
 from openrl.types import End, Prompt, Sampling, Score, Segment, Trajectory
 
@@ -38,6 +38,7 @@ class ExecutorAgent:
         engine = _Engine(conversation)
         async with self.pool.lease() as process:
             await process.start()
+            await process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
             call = Call("play", (row_of(prompt, sampling), longest))
             try:
                 async with asyncio.timeout(self.limits.episode_timeout or None):

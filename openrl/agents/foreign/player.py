@@ -67,10 +67,15 @@ class Player:
         playing, self._playing = self._playing, None
         await playing.close()
 
-    async def play(self, prompt: Any, *rest: Any) -> Any:
-        """A whole episode of an executor or a program."""
+    async def prepare(self, ask: Ask) -> None:
+        """Before an episode of an executor or a program."""
         if self._playing is None:
-            self._playing = await _whole(self._found)
+            playing = await _whole(self._found)
+            await playing.prepare(ask)
+            self._playing = playing
+
+    async def play(self, prompt: Any, *rest: Any) -> Any:
+        """A whole episode."""
         return await self._playing.play(prompt, *rest)
 
 

@@ -17,6 +17,9 @@ class Program:
     def __init__(self, made: type) -> None:
         self._class = made
 
+    async def prepare(self, ask: Ask) -> None:
+        """Each episode has an object of its own."""
+
     async def play(self, prompt: Row, root: str, key: str, max_length: int, ask: Ask) -> Played:
         """``root`` is the endpoint's, without /v1; ``key`` the rollout's."""
         agent = await construct(self._class)

@@ -8,7 +8,7 @@ from openrl.agents.deadline import deadline
 from openrl.agents.endpoint.server import Endpoint, Opened
 from openrl.agents.foreign.calls import Call, Played
 from openrl.agents.foreign.environment import row_of
-from openrl.processes.child import CallFailed
+from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 
@@ -24,6 +24,7 @@ class ProgramAgent:
         nothing."""
         async with self.pool.lease() as process:
             await process.start()
+            await process.call(Call("prepare"), timeout=START_TIMEOUT)
             async with self.endpoint.open(prompt, generate, sampling) as opened:
                 end, played = await self._play(process, opened, prompt, sampling)
         session = opened.session
