@@ -403,6 +403,7 @@ class StepCounts:
     tokens: int  # trained tokens
     trajectories: int  # with at least one trained token; of preferences: pairs, or rated answers
     dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
+    left_out: int = 0  # of ``tokens``, those of rows without a gradient, which no rank computes
 
 
 @dataclass(frozen=True)

@@ -190,6 +190,7 @@ def plan_steps(
     epochs: int = 1,
     generator: torch.Generator | None = None,
     cost: RowCost = PER_TOKEN,
+    computed: Tensor | None = None,
 ) -> TrainingPlan:
     """Cut a rollout batch into optimizer steps of ``train_batch_size`` trajectories, the last of an
     epoch maybe smaller. All rows of a trajectory lie in the same step.
@@ -207,7 +208,10 @@ def plan_steps(
 
     All ranks run the same number of micro-batches, the costliest first: where rows run out a
     micro-batch is ``[-1]``, one dummy row. Raises UserError for a row that a ``TokenCap`` has no
-    room for."""
+    room for.
+
+    Rows outside ``computed`` (B,) bool, those without a gradient, are dealt to nobody. They keep
+    their places in the steps, and the counts of a step are those of all its rows."""
     sizes, index = RowSizes.of(batch, cost), Trajectories.of(batch).index.tolist()
     rows_of: dict[int, list[int]] = {}
     for row, trajectory in enumerate(index):
@@ -220,13 +224,16 @@ def plan_steps(
         for start in range(0, len(order), train_batch_size):
             meeting = order[start : start + train_batch_size]
             rows_of_steps.append([row for trajectory in meeting for row in rows_of[trajectory]])
+    runs = [True] * len(index) if computed is None else computed.tolist()
+    dealt = [[row for row in rows if runs[row]] for rows in rows_of_steps]
     shards, cuts = _indexed(
-        [_cut(rows, sizes, dp_size, micro_batch_size) for rows in rows_of_steps], dp_size
+        [_cut(rows, sizes, dp_size, micro_batch_size) for rows in dealt], dp_size
     )
     tokens, steps = batch.response_lengths.tolist(), []
     for rows, cut in zip(rows_of_steps, cuts, strict=True):
         trained = {index[row] for row in rows if tokens[row]}
-        counts = StepCounts(sum(tokens[row] for row in rows), len(trained), dp_size)
+        left_out = sum(tokens[row] for row in rows if not runs[row])
+        counts = StepCounts(sum(tokens[row] for row in rows), len(trained), dp_size, left_out)
         steps.append([StepPlan(micro, counts) for micro in cut])
     return TrainingPlan(shards, steps)
 
@@ -366,20 +373,25 @@ class RowSplit:
     ]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
 
 
-def split_rows(sizes: RowSizes, dp_size: int, micro_batch_size: MicroBatchSize) -> RowSplit:
-    """Deal rows to ranks as ``plan_steps`` deals those of one optimizer step."""
-    rows = list(range(len(sizes.lengths)))
+def split_rows(
+    sizes: RowSizes,
+    dp_size: int,
+    micro_batch_size: MicroBatchSize,
+    rows: Sequence[int] | None = None,
+) -> RowSplit:
+    """Deal ``rows``, or all, to ranks as ``plan_steps`` deals those of one optimizer step."""
+    rows = list(range(len(sizes.lengths)) if rows is None else rows)
     shards, (cut,) = _indexed([_cut(rows, sizes, dp_size, micro_batch_size)], dp_size)
     return RowSplit(shards, cut)
 
 
-def join_rows(shards: list[list[int]], columns: list[Tensor], width: int) -> Tensor:
+def join_rows(shards: list[list[int]], columns: list[Tensor], shape: tuple[int, int]) -> Tensor:
     """The inverse of a split: each rank's column, (rows,) or (rows, its width, ...), back in batch
-    order, (B,) or (B, width, ...)."""
-    n = sum(row >= 0 for rows in shards for row in rows)
+    order, (B,) or (B, T, ...) by the ``shape`` (B, T) of the batch; 0 in rows that were not
+    dealt."""
     filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows != [-1]]
-    first = filled[0][1]
-    result = first.new_zeros((n, width, *first.shape[2:]) if first.dim() > 1 else (n,))
+    first = columns[0]
+    result = first.new_zeros(shape + first.shape[2:] if first.dim() > 1 else shape[:1])
     for rows, column in filled:
         if column.dim() > 1:
             result[torch.tensor(rows), : column.shape[1]] = column

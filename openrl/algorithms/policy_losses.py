@@ -4,7 +4,10 @@ Each is ``loss(inputs, options) -> TokenLosses``; the caller masks, sums and div
 (``masked.step_loss``). Names are resolved by ``openrl.extension_points.policy_losses``. Ratios are
 new / old probability; their logarithm is clamped to +-20, so any finite input gives a finite loss.
 A token's loss never depends on another row, so the cut into micro-batches cannot matter; a loss
-that must compare tokens over the batch is a ``SelectingLoss``."""
+that must compare tokens over the batch is a ``SelectingLoss``.
+
+A loss that needs "advantages" is exactly 0, and so is its gradient, on a row whose advantages all
+are, unless it treats a token of that row apart: such rows are not computed."""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class PPOOptions(ClipOptions):
         return 1 + 2 * self.eps_clip if self.dual_clip == "auto" else self.dual_clip
 
 
-@policy_losses.register("ppo", options=PPOOptions)
+@policy_losses.register("ppo", options=PPOOptions, needs=("advantages",))
 def ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7; unequal clips are DAPO's
     clip-higher (https://arxiv.org/abs/2503.14476); dual clip is
@@ -110,7 +113,7 @@ def clipped_surrogate(
 @policy_losses.register(
     "gspo",
     options=ClipOptions,
-    needs=("sequence_mean",),
+    needs=("advantages", "sequence_mean"),
     suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
@@ -126,7 +129,7 @@ def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 @policy_losses.register(
     "gspo_token",
     options=ClipOptions,
-    needs=("sequence_mean",),
+    needs=("advantages", "sequence_mean"),
     suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
@@ -137,7 +140,7 @@ def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     return clipped_surrogate(ratio + own, inputs.advantages, options.low_high)
 
 
-@policy_losses.register("segment_ppo", options=PPOOptions)
+@policy_losses.register("segment_ppo", options=PPOOptions, needs=("advantages",))
 def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """One ratio per turn, the geometric mean over its tokens, for agents with several turns."""
     turns = inputs.turn_ids.masked_fill(~inputs.loss_mask, -1)
@@ -148,7 +151,7 @@ def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
 @policy_losses.register(
     "geo_mean",
     options=ClipOptions,
-    needs=("sequence_mean",),
+    needs=("advantages", "sequence_mean"),
     suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
@@ -169,7 +172,7 @@ def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 # -- weighted log-likelihood: the ratio only weighs, the gradient is the log-prob's ----------------
 
 
-@policy_losses.register("cispo", options=ClipOptions)
+@policy_losses.register("cispo", options=ClipOptions, needs=("advantages",))
 def cispo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """The clipped ratio weighs, so clipped tokens keep a gradient; https://arxiv.org/abs/2506.13585
     eq. 4."""
@@ -180,7 +183,7 @@ def cispo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": clipped})
 
 
-@policy_losses.register("gpg")
+@policy_losses.register("gpg", needs=("advantages",))
 def gpg(inputs: LossInputs, options: None) -> TokenLosses:
     """-A log p, the plain policy gradient; https://arxiv.org/abs/2504.02546."""
     return TokenLosses(-inputs.advantages * inputs.logprobs)
@@ -191,7 +194,7 @@ class TISOptions(Options):
     tis_upper_bound: float = flag(1.0, "Cap of the detached policy ratio.", bounds="> 0")
 
 
-@policy_losses.register("tis", options=TISOptions)
+@policy_losses.register("tis", options=TISOptions, needs=("advantages",))
 def tis(inputs: LossInputs, options: TISOptions) -> TokenLosses:
     """Truncated importance sampling between new and old policy, as in IMPALA,
     https://arxiv.org/abs/1802.01561."""
@@ -209,7 +212,7 @@ class TOPROptions(Options):
     )
 
 
-@policy_losses.register("topr", options=TOPROptions)
+@policy_losses.register("topr", options=TOPROptions, needs=("advantages",))
 def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
     """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: samples with positive reward
     are imitated, the others pushed down only as far as the policy still gives them. The ratio is
@@ -242,7 +245,7 @@ class DPPOKLOptions(RatioCapOptions):
     )
 
 
-@policy_losses.register("dppo_tv", options=DPPOTVOptions)
+@policy_losses.register("dppo_tv", options=DPPOTVOptions, needs=("advantages",))
 def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
     """A token counts while its probability moved at most eps_clip in the direction it is pushed,
     whatever the ratio; https://arxiv.org/abs/2602.04879."""
@@ -252,7 +255,7 @@ def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
     return _kept_likelihood(inputs, kept, options.dppo_ratio_cap)
 
 
-@policy_losses.register("dppo_kl", options=DPPOKLOptions)
+@policy_losses.register("dppo_kl", options=DPPOKLOptions, needs=("advantages",))
 def dppo_kl(inputs: LossInputs, options: DPPOKLOptions) -> TokenLosses:
     """As dppo_tv, by the KL between the two-way choices "this token or another";
     https://arxiv.org/abs/2602.04879."""
@@ -282,7 +285,10 @@ class SAPOOptions(Options):
 
 
 @policy_losses.register(
-    "sapo", options=SAPOOptions, suggests={"loss_agg_mode": "seq-mean-token-mean"}
+    "sapo",
+    options=SAPOOptions,
+    needs=("advantages",),
+    suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def sapo(inputs: LossInputs, options: SAPOOptions) -> TokenLosses:
     """A soft gate on the ratio instead of a clip, https://arxiv.org/abs/2511.20347."""
@@ -393,7 +399,7 @@ def _clip_cov(inputs: LossInputs, options: ClipCovOptions) -> TokenLosses:
     return TokenLosses(losses.per_token.masked_fill(inputs.selected, 0), losses.metrics)
 
 
-policy_losses.register("clip_cov", options=ClipCovOptions, needs=("old_logprobs",))(
+policy_losses.register("clip_cov", options=ClipCovOptions, needs=("advantages", "old_logprobs"))(
     SelectingLoss(_random_in_range, _clip_cov)
 )
 
@@ -421,6 +427,6 @@ def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
     return TokenLosses(plain + penalty.masked_fill(~inputs.selected, 0))
 
 
-policy_losses.register("kl_cov", options=KLCovOptions, needs=("old_logprobs",))(
+policy_losses.register("kl_cov", options=KLCovOptions, needs=("advantages", "old_logprobs"))(
     SelectingLoss(_highest, _kl_cov)
 )

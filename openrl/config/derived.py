@@ -362,6 +362,19 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
     return "forward" if skip == "never" or early or several else "update"
 
 
+def reads_all_old_logprobs(config: PPOConfig) -> bool:
+    """Whether old log-probs of rows without a gradient are read as well: by rewards, by tests that
+    take tokens out of the counts, by means over the batch, or because they were asked for."""
+    flags = config.correction
+    return (
+        kl_in_reward(config.kl)
+        or bool(flags.rollout_rs)
+        or (flags.enable_vllm_is_correction and flags.vllm_is_batch_normalize)
+        or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
+        or flags.skip_old_logprob == "never"
+    )
+
+
 def frozen_actor_steps(config: PPOConfig) -> int:
     """Steps at the start of a run that train the critic only."""
     return config.algorithm.freezing_actor_steps + 1

@@ -52,17 +52,21 @@ class CausalLM(nn.Module):
         token_ids: Tensor,
         attention_mask: Tensor,
         groups: Tensor | None = None,
+        scored: Tensor | None = None,
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Log-probs (b, T) fp32, and what else is wanted.
+        """Log-probs (b, T) fp32, and what else is wanted; 0 on tokens that are not scored, which
+        the output head does not see.
 
         Args:
             token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
             groups: (b,) int64, equal for rows that may share what they begin with; None: none does.
+            scored: (b, T) bool, tokens whose figures are read; None: all.
             reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
         """
-        rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
+        groups = groups if self.shares else None
+        rows = arrange(token_ids, attention_mask, self.packing, groups, scored)
         part = self.split(rows)
         balance = {"output_router_logits": True} if "balance" in want else {}
         found = self.hf.base_model(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from openrl.algorithms.kl import full_kl, full_kl_gradient
-from openrl.models.outputs import LogitTransform, Want
+from openrl.models.outputs import LogitTransform, Want, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 HEAD_BLOCK = 16_384
@@ -66,8 +66,8 @@ class LogprobHead(nn.Module):
         """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...), each beside the state that
         predicts.
 
-        All are 0 where ``predicts`` is False: before padding, and before the first token of a
-        sequence.
+        All are 0 where ``predicts`` is False: before padding, before the first token of a
+        sequence, and before tokens that nobody scores.
 
         Args:
             hidden: (R, S, H); targets (R, S) int64, the next token of each; predicts (R, S) bool,
@@ -88,17 +88,9 @@ class LogprobHead(nn.Module):
         found = {"entropy": entropies, "full_kl": kl}
         if "reference" in want:
             found |= reference_columns(*args, self.transform, self.chunk_size, self.top_k)
-        return _placed(logprobs, predicts), {
-            n: _placed(c, predicts) for n, c in found.items() if c is not None
+        return placed(logprobs, predicts), {
+            n: placed(c, predicts) for n, c in found.items() if c is not None
         }
-
-
-def _placed(values: Tensor, predicts: Tensor) -> Tensor:
-    """(N, ...) of the predicted tokens -> (R, S, ...), 0 elsewhere."""
-    blank = torch.zeros(predicts.shape + values.shape[1:], dtype=values.dtype, device=values.device)
-    return blank.masked_scatter(
-        predicts.view(*predicts.shape, *(1 for _ in values.shape[1:])), values
-    )
 
 
 def token_logprobs(

@@ -19,6 +19,12 @@ balance    scalar, how unevenly a mixture of experts spreads the tokens of the m
 """
 
 
+def placed(values: Tensor, mask: Tensor) -> Tensor:
+    """(N, ...) of the True places of a mask (b, T) -> (b, T, ...), 0 elsewhere."""
+    blank = torch.zeros(mask.shape + values.shape[1:], dtype=values.dtype, device=values.device)
+    return blank.masked_scatter(mask.view(*mask.shape, *(1 for _ in values.shape[1:])), values)
+
+
 @dataclass(frozen=True)
 class LogitTransform:
     """What an architecture does to logits after its output head, then division by the sampling

@@ -22,6 +22,7 @@ from transformers import PretrainedConfig
 
 from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
+from openrl.models.outputs import placed
 
 PACKABLE_LAYERS = {
     "full_attention",
@@ -35,13 +36,11 @@ class Rows:
     packed."""
 
     token_ids: Tensor  # (R, S) int64
-    predicted: (
-        Tensor  # (R, S) bool: tokens whose predecessor in the row predicts them, padding left out
-    )
+    predicted: Tensor  # (R, S) bool: scored tokens whose predecessor in the row predicts them
     inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
     columns: Callable[
         [Tensor], Tensor
-    ]  # (R, S, ...), something per token -> (b, T, ...), 0 on padding
+    ]  # (R, S, ...), something per token -> (b, T, ...), 0 where nothing is scored
     arranged: Callable[[Tensor], Tensor]  # the way there, (b, T, ...) -> (R, S, ...)
     real: Callable[[Tensor], Tensor] = lambda values: (
         values
@@ -49,30 +48,35 @@ class Rows:
 
 
 def arrange(
-    token_ids: Tensor, attention_mask: Tensor, packing: bool, groups: Tensor | None = None
+    token_ids: Tensor,
+    attention_mask: Tensor,
+    packing: bool,
+    groups: Tensor | None = None,
+    scored: Tensor | None = None,
 ) -> Rows:
     """Right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or as they are.
 
     With ``groups`` (b,), packed rows that follow each other and have an equal number share what
-    they begin with."""
+    they begin with. ``scored`` (b, T) bool: the tokens of which something is asked; None: all."""
+    scored = attention_mask if scored is None else attention_mask & scored
     if not packing:
-        return _padded(token_ids, attention_mask)
+        return _padded(token_ids, scored)
     return (
-        _packed(token_ids, attention_mask)
+        _packed(token_ids, attention_mask, scored)
         if groups is None
-        else _shared(token_ids, attention_mask, groups)
+        else _shared(token_ids, attention_mask, scored, groups)
     )
 
 
-def _padded(token_ids: Tensor, attention_mask: Tensor) -> Rows:
+def _padded(token_ids: Tensor, scored: Tensor) -> Rows:
     """The backbone gets no mask: with padding on the right, causal attention never looks at it."""
-    predicted = attention_mask.clone()
+    predicted = scored.clone()
     predicted[:, 0] = False
     return Rows(
         token_ids,
         predicted,
         {},
-        lambda values: values.masked_fill(~_like(attention_mask, values), 0),
+        lambda values: values.masked_fill(~_like(scored, values), 0),
         lambda values: values,
     )
 
@@ -82,21 +86,15 @@ def _like(mask: Tensor, values: Tensor) -> Tensor:
     return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
 
 
-def _placed(values: Tensor, mask: Tensor) -> Tensor:
-    """(N, ...) of the True places of a mask (b, T) -> (b, T, ...), 0 elsewhere."""
-    blank = torch.zeros(mask.shape + values.shape[1:], dtype=values.dtype, device=values.device)
-    return blank.masked_scatter(_like(mask, blank), values)
-
-
-def _packed(token_ids: Tensor, attention_mask: Tensor) -> Rows:
+def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor) -> Rows:
     positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[
         attention_mask
     ][None]
     return Rows(
         token_ids[attention_mask][None],
-        positions > 0,
+        (positions > 0) & scored[attention_mask],
         {"position_ids": positions} | _boundaries(attention_mask.sum(-1)),
-        lambda values: _placed(values[0], attention_mask),
+        lambda values: placed(values[0][scored[attention_mask]], scored),
         lambda values: values[attention_mask][None],
     )
 
@@ -121,14 +119,14 @@ def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
     }
 
 
-def _shared(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Rows:
+def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: Tensor) -> Rows:
     """Rows of one group that follow each other as [what they begin with | own part | own part |
     ...].
 
     Own parts count positions on from the beginning, and look at it and at themselves: their keys
     are gathered, as ``key_places`` says. Each begins with the last shared token once more, which
     stands before, and so predicts, the row's first own token: everywhere else a token's predecessor
-    is its neighbour, as in other packed rows."""
+    is its neighbour, as in other packed rows. A shared token is scored if any row asks for it."""
     index = torch.arange(token_ids.shape[1], device=token_ids.device)
     run = F.pad((groups[1:] != groups[:-1]).cumsum(0), (1, 0))
     heads = F.pad(
@@ -151,12 +149,20 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Rows:
     positions = source[:, 2]
     begins = torch.stack([torch.zeros_like(first), first], 1).expand_as(parts)[parts]
     lengths = [x.sum(-1)[parts.any(-1)] for x in (parts, seen)]
+    asked = place[scored[attention_mask]]
+    predicted = torch.zeros_like(positions, dtype=torch.bool).index_fill(0, asked, True)
+
+    def arranged(values: Tensor) -> Tensor:
+        """Of a shared token what a row says that asks for it: columns of the others have none."""
+        of_first = values[source[:, 0], positions]
+        return of_first.index_put((asked,), values[scored])[None]
+
     return Rows(
         token_ids[source[:, 0], positions][None],
-        (positions > begins)[None],
+        (predicted & (positions > begins))[None],
         {"position_ids": positions[None], "key_places": keys} | _boundaries(*lengths),
-        lambda values: _placed(values[0][place], attention_mask),
-        lambda values: values[source[:, 0], positions][None],
+        lambda values: placed(values[0][asked], scored),
+        arranged,
         lambda values: values[place],
     )
 

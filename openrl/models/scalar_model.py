@@ -19,9 +19,9 @@ from openrl.config.model import LoadFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
 from openrl.models.experts import load_balancing
-from openrl.models.logprobs import to_next
+from openrl.models.logprobs import of_next, to_next
 from openrl.models.lora import Adapters, peft_name
-from openrl.models.outputs import Want
+from openrl.models.outputs import Want, placed
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
 
@@ -51,14 +51,18 @@ class ScalarModel(nn.Module):
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def scalars(self, rows: Rows, balance: bool = False) -> tuple[Tensor, list[Tensor]]:
-        """(R, S) the head's output at every token, in at least fp32, and for ``balance`` what the
-        router of each layer said, (R * S, experts)."""
+    def scalars(
+        self, rows: Rows, asked: Tensor, balance: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """(R, S) the head's output at the tokens ``asked`` (R, S) bool, in at least fp32, 0 at the
+        others, and for ``balance`` what the router of each layer said, (R * S, experts)."""
         part = self.split(rows)
         wanted = {"output_router_logits": True} if balance else {}
         found = self.hf(input_ids=part.token_ids, use_cache=False, **part.inputs, **wanted)
-        column = self.head(found.last_hidden_state)[..., 0]
-        scalars = part.whole(column.to(torch.promote_types(column.dtype, torch.float32)))
+        own = part.take(asked)
+        column = self.head(found.last_hidden_state[own])[..., 0]
+        column = placed(column.to(torch.promote_types(column.dtype, torch.float32)), own)
+        scalars = part.whole(column)
         return scalars, (
             [rows.real(x) for x in part.whole_logits(found.router_logits)] if balance else []
         )
@@ -109,13 +113,18 @@ class FullPrecisionLinear(nn.Linear):
 
 class ValueModel(ScalarModel):
     def forward(
-        self, token_ids: Tensor, attention_mask: Tensor, groups: Tensor | None = None
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        groups: Tensor | None = None,
+        scored: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden
-        state at t-1 describes. 0 at index 0 and on padding."""
-        rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
-        shifted = to_next(self.scalars(rows)[0])
-        return rows.columns(shifted.masked_fill(~rows.predicted, 0)), {}
+        state at t-1 describes. 0 at index 0, on padding, and where ``scored`` (b, T) bool is
+        False."""
+        groups = groups if self.shares else None
+        rows = arrange(token_ids, attention_mask, self.packing, groups, scored)
+        return rows.columns(to_next(self.scalars(rows, of_next(rows.predicted))[0])), {}
 
 
 class RewardModel(ScalarModel):
@@ -126,6 +135,7 @@ class RewardModel(ScalarModel):
         token_ids: Tensor,
         attention_mask: Tensor,
         groups: Tensor | None = None,
+        scored: Tensor | None = None,
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -133,7 +143,8 @@ class RewardModel(ScalarModel):
         ``std``; and "balance" if it is wanted."""
         rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
         last = attention_mask.sum(-1, keepdim=True) - 1
-        scalars, logits = self.scalars(rows, "balance" in want)
+        every = torch.ones_like(rows.predicted)
+        scalars, logits = self.scalars(rows, every, "balance" in want)
         more = {}
         if "balance" in want:
             assert self.balancing is not None  # checked before the run starts

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from torch import Tensor
+
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap, TrainingPlan
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.tracking.metrics import Mean, Metric
+from openrl.types import ExperienceBatch
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
                 needed += tokens - rows.count(DUMMY)
                 computed += tokens if spec.packed else len(rows) * max(lengths, default=1)
             costs.append(sum(sizes.costs(rows) for rows in micro_batches))
-        imbalance = imbalance.merge(Mean(max(costs) * len(costs) / max(sum(costs), 1), 1))
+        if any(costs):  # else no row has a gradient
+            imbalance = imbalance.merge(Mean(max(costs) * len(costs) / sum(costs), 1))
         passes += len(step[0].micro_batches)
     spared: dict[str, Metric] = (
         {} if sizes.groups is None else {"perf/shared_tokens": Mean(whole - needed, whole)}
@@ -72,4 +76,14 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
         "perf/padding_waste": Mean(computed - needed, computed),
         "perf/rank_imbalance": imbalance,
         "perf/micro_batches": Mean(passes, len(plan.steps)),
+    }
+
+
+def left_out_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
+    """Of a policy's update that computes the rows ``computed`` (B,) bool: the share of rows left
+    out, and the share of the trained tokens that the update's figures are measured on."""
+    tokens = batch.response_lengths
+    return {
+        "perf/rows_left_out": Mean(int((~computed).sum()), len(computed)),
+        "actor/measured_share": Mean(int(tokens[computed].sum()), int(tokens.sum())),
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_mean
@@ -26,10 +28,16 @@ class Credit:
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
         coef = self.kl.coef if kl_in_reward(self.flags) else 0.0
         batch, shaping = assign_credit(batch, self.plan, coef, self.running)
-        metrics = credit_metrics(batch, self.plan.kl_estimator)
+        metrics = credit_metrics(batch)
         if kl_controller_acts(self.flags):
             metrics["kl_coef"] = Last(self.kl.coef)
         return batch, metrics | {f"rollout/{name}": Last(value) for name, value in shaping.items()}
+
+    def measure_kl(self, batch: ExperienceBatch, scored: Tensor) -> dict[str, Metric]:
+        """Policy before its update against the reference, in the rows ``scored`` (B,) bool; nothing
+        where nobody computed what it takes."""
+        kl = reference_kl(batch, self.plan.kl_estimator)
+        return {} if kl is None else {"actor/kl": _mean(kl, batch.loss_mask & scored[:, None])}
 
     def adapt(self, metrics: Mapping[str, Metric], n_samples: int) -> None:
         """Let the controller see this step's KL; without a reference there is none to see."""
@@ -37,21 +45,15 @@ class Credit:
             self.kl.update(measured.value, n_samples)
 
 
-def credit_metrics(batch: ExperienceBatch, kl_estimator: str) -> dict[str, Metric]:
-    """Advantages, values and distances between policies over the sampled tokens; only what was
-    computed."""
-    mask, tokens = batch.loss_mask, int(batch.loss_mask.sum())
-    metrics: dict[str, Metric] = {}
-
-    def add(name: str, column: object) -> None:
-        mean = masked_mean(column, mask)  # type: ignore[arg-type]
-        metrics[name] = Mean(float(mean) * tokens, tokens)
-
+def credit_metrics(batch: ExperienceBatch) -> dict[str, Metric]:
+    """Advantages and values over the sampled tokens; only what was computed."""
     assert batch.advantages is not None and batch.returns is not None
-    add("rollout/advantage_abs", batch.advantages.abs())
-    add("rollout/return", batch.returns)
+    columns = {"rollout/advantage_abs": batch.advantages.abs(), "rollout/return": batch.returns}
     if batch.values is not None:
-        add("critic/value", batch.values)
-    if (kl := reference_kl(batch, kl_estimator)) is not None:
-        add("actor/kl", kl)
-    return metrics
+        columns["critic/value"] = batch.values
+    return {name: _mean(column, batch.loss_mask) for name, column in columns.items()}
+
+
+def _mean(column: Tensor, mask: Tensor) -> Mean:
+    tokens = int(mask.sum())
+    return Mean(float(masked_mean(column, mask)) * tokens, tokens)

@@ -22,7 +22,7 @@ from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
-from openrl.trainer.batching import BatchingSpec, work_metrics
+from openrl.trainer.batching import BatchingSpec, left_out_metrics, work_metrics
 from openrl.trainer.credit import Credit
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch, figures
@@ -31,8 +31,8 @@ from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.roles import Roles
 from openrl.trainer.rows import columns_of_rows, update_rows
 from openrl.trainer.waiting import all_or_first_error
-from openrl.training.engine import LossOf
 from openrl.training.state import StateParts
+from openrl.training.updates import RoleUpdate
 from openrl.types import ExperienceBatch, Group
 
 
@@ -44,6 +44,7 @@ class ColumnRequest:
     group: WorkerGroup | None  # None: the run has no such model
     model: ModelChoice = 0
     also: tuple[Want, ...] = ()  # what else is wanted of it, under names of its own
+    scored: Tensor | None = None  # (B,) bool, rows in which it is read; None: in all
 
 
 @dataclass(frozen=True)
@@ -82,19 +83,48 @@ class Learner:
     ) -> dict[str, Metric]:
         """Train the weights ``version`` on the answers. The engines hold these or older ones."""
         batch = collate(groups, self.pad_id)
-        with stage("annotate"):
-            batch = await self.annotate(batch)
-        forward = self.losses.old_logprobs == "forward"
-        corrected, metrics = self.mismatch.measure(batch) if forward else (batch, {})
-        batch, credited = self.credit(batch)
-        batch = self.mismatch.apply(batch, corrected)
+        sampled, scored = batch.loss_mask, self._scored_before_credit(batch, step)
+        if scored is not None:
+            with stage("annotate"):
+                batch = await self.annotate(batch, scored)
+        batch, metrics = self.credit(batch)
+        if scored is None:
+            scored = self._scored_after_credit(batch, step)
+            with stage("annotate"):
+                batch = await self.annotate(batch, scored)
+        metrics |= self.credit.measure_kl(batch, scored) | self._unscored(scored)
+        if self.losses.old_logprobs == "forward":
+            batch, measured = self.mismatch(batch, sampled & scored[:, None])
+            metrics |= measured
         batch, aged = self._without_old_tokens(batch, version)
         batch = self._mark(batch, step)
         with stage("train"):
-            trained = await self.update(batch, step)
-        metrics = metrics | credited | aged | trained
+            metrics |= aged | await self.update(batch, step)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
         return metrics
+
+    def _scored_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
+        """(B,) bool: rows whose log-probs of policy and reference are read; None where advantages
+        tell. With a critic they hardly ever are 0, and models can run side by side."""
+        if self.losses.reads_all:
+            return batch.valid
+        if self.roles.critic is None:
+            return None
+        return batch.valid if self.trains_actor(step) else torch.zeros_like(batch.valid)
+
+    def _scored_after_credit(self, batch: ExperienceBatch, step: int) -> Tensor:
+        """Rows of trajectories, which are corrected as wholes, that the policy's update may
+        compute."""
+        if not self.trains_actor(step):
+            return torch.zeros_like(batch.valid)
+        rows = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
+        return (batch.trajectory_sums(rows.long()) > 0) & batch.valid
+
+    def _unscored(self, scored: Tensor) -> dict[str, Metric]:
+        """The share of rows that passes before the update left out, if there were any passes."""
+        passes = self.losses.old_logprobs == "forward" or self.roles.reference is not None
+        left_out = {"perf/rows_not_scored": Mean(int((~scored).sum()), len(scored))}
+        return dict(left_out) if passes else {}
 
     def _without_old_tokens(
         self, batch: ExperienceBatch, version: int
@@ -124,22 +154,22 @@ class Learner:
         """A stream of random numbers for each step of a seed."""
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
 
-    async def annotate(self, batch: ExperienceBatch) -> ExperienceBatch:
-        """Fill the columns that models compute: of the reference and the critic, and of the policy
-        before its update."""
+    async def annotate(self, batch: ExperienceBatch, scored: Tensor) -> ExperienceBatch:
+        """Fill the columns that models compute: of the critic and, in rows ``scored`` (B,) bool, of
+        the reference and of the policy before its update; 0 in the others."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
         requests = [
-            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference),
+            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference, scored),
             ColumnRequest("values", self.roles.critic),
         ]
         if not self.losses.full_kl_before:
-            requests.append(ColumnRequest("old_logprobs", policy))
+            requests.append(ColumnRequest("old_logprobs", policy, scored=scored))
         batch = await self._filled(batch, requests)
         if self.losses.full_kl_before:  # looks at the reference's columns
-            also: tuple[Want, ...] = ("full_kl",)
-            batch = await self._filled(batch, [ColumnRequest("old_logprobs", policy, also=also)])
+            own = ColumnRequest("old_logprobs", policy, also=("full_kl",), scored=scored)
+            batch = await self._filled(batch, [own])
         if self.losses.old_logprobs == "engine":
             return batch.replace(old_logprobs=batch.rollout_logprobs)
         return batch
@@ -164,11 +194,20 @@ class Learner:
         return batch.replace(**columns)
 
     async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
-        """The column under the name "column", what else was asked for under names of its own."""
+        """The column under the name "column", what else was asked for under names of its own. A
+        column that is read nowhere costs nothing."""
         assert request.group is not None
+        scored = request.scored
+        if scored is not None and not bool(scored.any()) and not request.also:
+            return {"column": torch.zeros_like(batch.rollout_logprobs)}
         async with self.residency.stage("forward", request.group.role):
             return await columns_of_rows(
-                request.group, batch, self.settings.batching, request.model, *request.also
+                request.group,
+                batch,
+                self.settings.batching,
+                request.model,
+                *request.also,
+                scored=scored,
             )
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
@@ -192,23 +231,32 @@ class Learner:
         return step > self.settings.frozen_actor_steps
 
     async def _train(
-        self, role: str, loss_of: LossOf, batch: ExperienceBatch, step: int
+        self, role: str, update: RoleUpdate, batch: ExperienceBatch, step: int
     ) -> dict[str, Metric]:
-        group = self._trained()[role]
+        group, computed = self._trained()[role], update.gradient_rows(batch)
         ranks, flags, spec = data_ranks(group), self.settings.batch, self.settings.batching
-        shuffled = self._generator(step) if flags.shuffle_mini_batch else None
         plan = plan_steps(
-            batch, ranks, flags.train_batch_size, spec.train, flags.max_epochs, shuffled, spec.cost
+            batch,
+            ranks,
+            flags.train_batch_size,
+            spec.train,
+            flags.max_epochs,
+            self._generator(step) if flags.shuffle_mini_batch else None,
+            spec.cost,
+            computed,
         )
         mix = self.settings.ptx if role == "actor" else None
         also = mix.rows_for(plan, ranks, flags.train_batch_size, spec) if mix else None
         async with self.residency.stage("train", group.role):
-            reports = await update_rows(group, batch, plan, loss_of, also)
+            reports = await update_rows(group, batch, plan, update, also)
         self.guard.check(role, step, batch, plan, reports)
         measured = merge_all(report for rank in reports for report in rank)
         measured.pop("mismatch", None)  # later steps have other weights than those that sampled
         gaps = figures(merge_all(rank[0] for rank in reports).get("mismatch"))
-        work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec) if role == "actor" else {}
+        work: dict[str, Metric] = {}
+        if role == "actor":
+            work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec)
+            work |= left_out_metrics(batch, computed)
         return {f"{role}/{name}": m for name, m in measured.items()} | gaps | work
 
     # -- leaving and returning ---------------------------------------------------------------------

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
-from openrl.training.engine import LossOf
-from openrl.training.updates import PolicyUpdate, ValueUpdate, balanced
+from openrl.training.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balanced
 
 
 @dataclass(frozen=True)
@@ -19,6 +18,7 @@ class Losses:
     aux_coef: float = 0.0  # of the load-balancing loss of a mixture of experts
     full_kl: bool = False  # some KL is of whole distributions
     full_kl_before: bool = False  # and is needed before the update
+    reads_all: bool = False  # old log-probs of every row, whether the update computes it or not
 
     @classmethod
     def from_config(cls, config: PPOConfig) -> Losses:
@@ -41,10 +41,17 @@ class Losses:
         coef = config.kl.kl_loss_coef if derived.kl_in_loss(config.kl) else 0.0
         full_kl_before = derived.kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
         return cls(
-            actor, critic, old_logprobs, coef, config.mixture.aux_loss_coef, full_kl, full_kl_before
+            actor,
+            critic,
+            old_logprobs,
+            coef,
+            config.mixture.aux_loss_coef,
+            full_kl,
+            full_kl_before,
+            derived.reads_all_old_logprobs(config),
         )
 
-    def of(self, kl_coef: float) -> dict[str, LossOf]:
+    def of(self, kl_coef: float) -> dict[str, RoleUpdate]:
         """The loss of each trained role, with the KL coefficient now in force."""
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
         return {

@@ -3,6 +3,8 @@ about it."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from openrl.algorithms.off_policy import MismatchTotals, correct_rollouts, mismatch_totals
 from openrl.config.correction import RolloutCorrectionFlags
 from openrl.tracking.metrics import Last, Metric
@@ -21,24 +23,28 @@ def figures(totals: object) -> dict[str, Metric]:
 
 
 class Mismatch:
-    """``measure`` before rewards become advantages, ``apply`` after: a token or sequence that is
-    rejected leaves the loss, but was sampled. It counts in its group's baseline and in its
-    response's length, as a truncated one does."""
+    """Acts after rewards have become advantages: a token or sequence that is rejected leaves the
+    loss, but was sampled. It counts in its group's baseline and in its response's length, as a
+    truncated one does."""
 
     def __init__(self, flags: RolloutCorrectionFlags) -> None:
         self.flags = flags
 
-    def measure(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
+    def __call__(
+        self, batch: ExperienceBatch, sampled: Tensor
+    ) -> tuple[ExperienceBatch, dict[str, Metric]]:
         """The batch with weights and without rejected tokens, and what was measured; for old
         log-probs of a pass of their own. Without one the update compares its own log-probs with the
-        engine's."""
-        assert batch.old_logprobs is not None
-        corrected, values = correct_rollouts(batch, self.flags)
-        totals = mismatch_totals(batch.old_logprobs, batch.rollout_logprobs, batch.loss_mask)
-        done = {f"mismatch/{name}": Last(value) for name, value in values.items()}
-        return corrected, figures(totals) | done
+        engine's.
 
-    def apply(self, credited: ExperienceBatch, corrected: ExperienceBatch) -> ExperienceBatch:
-        """The batch with advantages, and with what ``measure`` found."""
-        mask = credited.loss_mask & corrected.loss_mask
-        return credited.replace(is_weights=corrected.is_weights, loss_mask=mask)
+        ``sampled`` (B, T) bool: the tokens with an old log-prob that the engine sampled, also those
+        that credit took out of the loss."""
+        assert batch.old_logprobs is not None
+        corrected, values = correct_rollouts(batch.replace(loss_mask=sampled), self.flags)
+        totals = mismatch_totals(batch.old_logprobs, batch.rollout_logprobs, sampled)
+        done = {f"mismatch/{name}": Last(value) for name, value in values.items()}
+        rejected = sampled & ~corrected.loss_mask
+        kept = batch.loss_mask & ~rejected
+        return batch.replace(is_weights=corrected.is_weights, loss_mask=kept), figures(
+            totals
+        ) | done

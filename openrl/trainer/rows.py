@@ -27,18 +27,24 @@ async def forward_rows(
 
 
 async def columns_of_rows(
-    group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: ModelChoice, *want: Want
+    group: RankGroup,
+    batch: ExperienceBatch,
+    spec: BatchingSpec,
+    model: ModelChoice,
+    *want: Want,
+    scored: Tensor | None = None,
 ) -> dict[str, Tensor]:
     """``forward_rows``'s column as "column", and what else is asked for, each under its own name,
-    (B, T, ...)."""
-    split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward)
+    (B, T, ...); 0 in rows outside ``scored`` (B,) bool, which are not computed."""
+    rows = None if scored is None else scored.nonzero()[:, 0].tolist()
+    split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward, rows)
     ranks = zip(split.shards, split.micro_batches, strict=True)
     parts = await group.scatter(
         "columns", [(batch.select(rows), micro, model, *want) for rows, micro in ranks]
     )
-    width = batch.token_ids.shape[1]
+    shape = batch.loss_mask.shape
     return {
-        name: join_rows(split.shards, [part[name] for part in parts], width) for name in parts[0]
+        name: join_rows(split.shards, [part[name] for part in parts], shape) for name in parts[0]
     }
 
 

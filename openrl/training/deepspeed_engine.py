@@ -179,10 +179,8 @@ class DeepSpeedEngine:
         return self._engine(*(column.to(self.device) for column in tokens))[0]
 
     def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
-        tokens = [
-            column.to(self.device)
-            for column in (batch.token_ids, batch.attention_mask, batch.group_ids)
-        ]
+        columns = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
+        tokens = [column.to(self.device) for column in columns]
         if not want:
             return self._engine(*tokens)
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []

@@ -55,8 +55,8 @@ class TrainEngine(Protocol):
         self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False
     ) -> Tensor:
         """The model's column for all rows of the shard, without gradient: (B, T) log-probs or
-        values, or (B,) rewards, by the kind of model. Fp32, on the CPU; 0 on padding, at index 0,
-        and in rows left out. ``at_start``: of the model as it was before its adapters were
+        values, or (B,) rewards, by the kind of model. Fp32, on the CPU; 0 on tokens that are not
+        trained, and in rows left out. ``at_start``: of the model as it was before its adapters were
         trained."""
 
     def columns(

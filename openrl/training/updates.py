@@ -4,7 +4,7 @@ micro-batch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,18 @@ from openrl.models.outputs import Want
 from openrl.tracking.metrics import Max, Mean, Metric
 from openrl.training.engine import Forward, LossOf
 from openrl.types import ExperienceBatch, LossInputs, StepCounts
+
+
+class RoleUpdate(Protocol):
+    """The loss of a role that learns from rollouts."""
+
+    def __call__(
+        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
+    ) -> tuple[Tensor, dict[str, Metric]]: ...
+
+    def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
+        """(B,) bool: rows that may have a gradient. Every term of the others is exactly 0, so they
+        need not be computed."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,29 @@ class PolicyUpdate:
             logprobs - old_logprobs, batch.loss_mask
         )
 
+    def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
+        if self.entropy_coef or (self.rl_coef and self.kl_coef):
+            return batch.valid
+        found = torch.zeros_like(batch.valid)
+        if self.rl_coef:
+            found |= self._policy_rows(batch)
+        if self.sft_coef:
+            found |= batch.rewards > self.sft_threshold
+        return found & batch.valid
+
+    def _policy_rows(self, batch: ExperienceBatch) -> Tensor:
+        """Rows with a weight and, for a loss that follows the advantages, with an advantage or a
+        token that the loss treats apart."""
+        entry, found = policy_losses[self.loss_type], torch.ones_like(batch.valid)
+        if "advantages" in entry.needs:
+            found = _any(_needed(batch, "advantages") != 0, batch)
+        if batch.selected is not None:
+            found |= _any(batch.selected, batch)
+        for weights in (batch.is_weights, batch.loss_weights):
+            if weights is not None:
+                found &= _any((weights if weights.dim() > 1 else weights[:, None]) != 0, batch)
+        return found
+
     def _policy_loss(self, per_token: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Tensor:
         if batch.is_weights is not None:
             per_token = per_token * batch.is_weights
@@ -140,6 +175,9 @@ class ValueUpdate:
         columns = token_losses.metrics | {"values": values, "returns": returns}
         return loss, {"value_loss": _share(loss, batch, counts)} | _means(columns, batch.loss_mask)
 
+    def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
+        return batch.valid
+
 
 @dataclass(frozen=True)
 class BalancedUpdate:
@@ -170,8 +208,15 @@ class BalancedUpdate:
             "aux_loss": Mean(float(balance.detach()) * tokens, tokens)
         }
 
+    def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
+        """All: experts are balanced over every token that is computed."""
+        return torch.ones_like(batch.valid)
 
-def balanced(update: LossOf, coef: float) -> LossOf:
+
+U = TypeVar("U", bound=LossOf)
+
+
+def balanced(update: U, coef: float) -> U | BalancedUpdate:
     """The update itself where ``coef`` is 0."""
     return BalancedUpdate(update, coef) if coef else update
 
@@ -212,12 +257,20 @@ def _needed(batch: ExperienceBatch, column: str) -> Tensor:
     return value
 
 
+def _any(tokens: Tensor, batch: ExperienceBatch) -> Tensor:
+    """(B,) bool: rows with such a token, (B, T) or (B, 1), among those that are trained."""
+    return (tokens & batch.loss_mask).any(-1)
+
+
 def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
     """A divided loss as a metric: the shares of all micro-batches and ranks add up to the step's
-    loss."""
-    return Mean(
-        float(loss.detach()) / counts.dp_size, int(batch.loss_mask.sum()) / max(counts.tokens, 1)
-    )
+    loss, and their weights to 1. Of a step that computes no row each rank has one dummy."""
+    computed = counts.tokens - counts.left_out
+    if computed:
+        weight = int(batch.loss_mask.sum()) / computed
+    else:
+        weight = 1 / counts.dp_size if counts.left_out else 0
+    return Mean(float(loss.detach()) / counts.dp_size, weight)
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("one_rank")
 
 
 def plain_logprobs(path, batch, temperature=1.0, attention=None):
-    """Row by row without padding, from the model's own logits."""
+    """Of the trained tokens, row by row without padding, from the model's own logits."""
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation=attention)
     column = torch.zeros(batch.token_ids.shape)
     for row, length in enumerate(batch.lengths.tolist()):
@@ -51,7 +51,7 @@ def plain_logprobs(path, batch, temperature=1.0, attention=None):
         with torch.no_grad():
             scores = (model(input_ids=ids).logits[0, :-1] / temperature).log_softmax(-1)
         column[row, 1:length] = scores.gather(-1, ids[0, 1:, None])[:, 0]
-    return column
+    return column * batch.loss_mask
 
 
 def halves(batch):
@@ -415,7 +415,7 @@ def dense_kl(path, reference, batch, temperature, top_k):
                 torch.cat([x[:, :top_k], x[:, top_k:].sum(-1, keepdim=True)], -1) for x in (p, q)
             )
         column[row, 1:length] = (p * (p / q).log()).sum(-1).float()
-    return column
+    return column * batch.loss_mask
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,14 @@ def other_cases():
 CASES = dict([*policy_cases(), *other_cases()])
 
 
+LEAVING_OUT = [
+    name
+    for name, case in CASES.items()
+    if isinstance(case.update, (PolicyUpdate, ValueUpdate))
+    and ("-" not in name or name.startswith("ppo") or name.endswith("token-mean"))
+]
+
+
 def build_models(checkpoint: Path) -> dict[str, CausalLM | ValueModel | RewardModel]:
     """{column: model}, fp64."""
     g = torch.Generator().manual_seed(5)
@@ -170,7 +178,7 @@ def whole_batch(models, checkpoint: Path) -> ExperienceBatch:
         parameter += 0.1 * torch.randn(parameter.shape, generator=g, dtype=torch.float64)
     reference = CausalLM(other, temperature=0.8, chunk_size=16).eval()
     reference.hf.get_output_embeddings().top_k = 4
-    ref_logprobs, distributions = reference(ids, attention, None, ("reference",))
+    ref_logprobs, distributions = reference(ids, attention, None, None, ("reference",))
     return batch.replace(
         loss_mask=mask,
         turn_ids=turn_ids(mask),
@@ -211,28 +219,40 @@ def answers(batch: ExperienceBatch) -> PreferenceBatch:
     return PreferenceBatch(**vars(batch) | columns | more)
 
 
-def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) -> Tensor:
+def flat(batch: ExperienceBatch) -> ExperienceBatch:
+    """The batch with rows that have no advantage, a group and one more, and one without a
+    weight."""
+    advantages, weights = batch.advantages.clone(), batch.loss_weights.clone()
+    advantages[:3] = advantages[5] = weights[6] = 0
+    return batch.replace(advantages=advantages, loss_weights=weights)
+
+
+def gradients(
+    case: Case, model, batch: ExperienceBatch, ranks: int, rank: int, leave_out: bool = False
+) -> Tensor:
     """(cuts, parameters + 1): gradient and loss of each cut, summed over this rank's micro-batches
-    and averaged over ranks."""
+    and averaged over ranks. ``leave_out``: rows without a gradient are not computed."""
     batch = batch_of(case, batch)
+    computed = case.update.gradient_rows(batch) if leave_out else None
     found = []
     for count, size, (model.packing, model.shares) in CUTS[ranks]:
         cost = replace(BY_COST, shared=model.shares)
         if case.pairs:
             plan = plan_pairs(batch, ranks, size, cost)
         else:
-            plan = plan_steps(batch, ranks, len(batch), size, cost=cost)
+            plan = plan_steps(batch, ranks, len(batch), size, cost=cost, computed=computed)
         sizes = RowSizes.of(batch, cost)
         assert (sizes.tokens(range(len(batch))) < sum(sizes.lengths)) == model.shares
         shard, own = batch.select(plan.shards[rank]), plan.steps[0][rank]
-        assert count in (None, len(own.micro_batches))
+        assert leave_out or count in (None, len(own.micro_batches))
         model.zero_grad()
         total = torch.zeros(1, dtype=torch.float64)
         for rows in own.micro_batches:
             loss, _ = case.update(partial(run, model), shard.select(rows), own.counts)
             loss.backward()
             total += loss.detach()
-        found.append(torch.cat([*(p.grad.flatten() for p in model.parameters()), total]))
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        found.append(torch.cat([*(grad.flatten() for grad in grads), total]))
     result = torch.stack(found)
     if ranks > 1:
         dist.all_reduce(result)
@@ -240,7 +260,7 @@ def gradients(case: Case, model, batch: ExperienceBatch, ranks: int, rank: int) 
 
 
 def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
-    tokens = (micro.token_ids, micro.attention_mask, micro.group_ids)
+    tokens = (micro.token_ids, micro.attention_mask, micro.group_ids, micro.loss_mask)
     return (
         model(*tokens, want, micro.reference if "full_kl" in want else ())
         if want
@@ -253,6 +273,11 @@ def rank_of_two(rank, port, checkpoint, batch, path):
     models = build_models(checkpoint)
     found = {
         name: gradients(case, models[case.model], batch, 2, rank) for name, case in CASES.items()
+    }
+    found |= {
+        f"flat {name}": gradients(case, models[case.model], flat(batch), 2, rank, True)
+        for name, case in CASES.items()
+        if name in LEAVING_OUT
     }
     if rank == 0:
         torch.save(found, path)
@@ -282,6 +307,11 @@ def two_ranks(one_rank, tmp_path_factory):
     return torch.load(path, weights_only=True)
 
 
+@pytest.fixture(scope="module")
+def models(one_rank):
+    return build_models(one_rank[0])
+
+
 def assert_equal(found: Tensor, expected: Tensor) -> None:
     gradient, loss = expected[:-1], expected[-1:]
     assert gradient.norm() > 1e-6
@@ -298,6 +328,50 @@ def test_one_rank(one_rank, case):
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks(one_rank, two_ranks, case):
     assert_equal(two_ranks[case], one_rank[2][case][0])
+
+
+@pytest.mark.parametrize("case", LEAVING_OUT)
+def test_rows_without_a_gradient_are_left_out(one_rank, two_ranks, models, case):
+    """Of every cut on one rank and on two the gradient and the loss are those of all rows."""
+    batch, update, model = flat(one_rank[1]), CASES[case].update, models[CASES[case].model]
+    all_rows = gradients(CASES[case], model, batch, 1, 0)[0]
+    own = gradients(CASES[case], model, batch, 1, 0, leave_out=True)
+    left_out = int((~update.gradient_rows(batch_of(CASES[case], batch))).sum())
+    assert left_out == (6 if case.startswith(("ppo", "gspo", "gpg")) else left_out) > 0
+    assert_equal(torch.cat([own, two_ranks[f"flat {case}"]]), all_rows)
+
+
+def run_on_all(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
+    """As ``run``, with every token scored."""
+    every = micro.attention_mask.clone()
+    every[:, 0] = False
+    return run(model, micro.replace(loss_mask=every), *want)
+
+
+@pytest.mark.parametrize("how", [PADDED, PACKED, SHARED])
+@pytest.mark.parametrize("case", ["every_term-token-mean", "kl_full", "values-token-mean"])
+def test_only_trained_tokens_are_scored(one_rank, models, case, how):
+    """Gradient and loss are those of scoring every token, and the head sees no other state than
+    those that predict a trained one."""
+    case, batch = CASES[case], batch_of(CASES[case], one_rank[1])
+    model, seen = models[case.model], []
+    head = model.head if case.model == "values" else model.hf.get_output_embeddings()
+    counting = head.register_forward_pre_hook(
+        lambda module, args: seen.append(int(args[2].sum()) if len(args) > 1 else len(args[0]))
+    )
+    model.packing, model.shares = how
+    counts = plan_steps(batch, 1, len(batch), 7).steps[0][0].counts
+    found = []
+    for of_tokens in (run_on_all, run):
+        model.zero_grad()
+        loss, _ = case.update(partial(of_tokens, model), batch, counts)
+        loss.backward()
+        found.append(
+            torch.cat([*(p.grad.flatten() for p in model.parameters()), loss.detach()[None]])
+        )
+    counting.remove()
+    assert_equal(found[1][None], found[0])
+    assert seen[1] <= counts.tokens < seen[0] and (how == SHARED or seen[1] == counts.tokens)
 
 
 def is_by_token(case: Case) -> bool:

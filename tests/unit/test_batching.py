@@ -335,11 +335,11 @@ def test_forward_passes_come_back_in_order(dp_size, micro):
                 if row >= 0:
                     column[row, : len(values)] = values
         columns.append(column)
-    joined = join_rows(split.shards, columns, batch.token_ids.shape[1])
+    joined = join_rows(split.shards, columns, batch.token_ids.shape)
     real_tokens = batch.attention_mask
     assert torch.equal(joined * real_tokens, batch.token_ids * real_tokens)
     per_row = [batch.select(shard).rewards for shard in split.shards]
-    assert torch.equal(join_rows(split.shards, per_row, 0), batch.rewards)
+    assert torch.equal(join_rows(split.shards, per_row, (len(batch), 0)), batch.rewards)
 
 
 def test_forward_work_is_spread_by_length():

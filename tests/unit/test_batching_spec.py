@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from benchmarks.padding import LONGEST, QWEN3_8B, figures, lognormal_lengths
 from openrl.algorithms.batching import PER_TOKEN, TokenCap, TrainingPlan, plan_pairs, plan_steps
@@ -115,8 +116,8 @@ class Recorder:
 
 
 def test_caps_hold_in_every_worker():
-    """Two ranks, 13 rows in steps of four, twice: all rows arrive, no micro-batch is over its cap,
-    ranks run alike."""
+    """Two ranks, 13 rows in steps of four, twice: all rows arrive but the one without a sampled
+    token, which is scored alone, no micro-batch is over its cap, ranks run alike."""
     sizes = (
         "--rollout_batch_size 16 --train_batch_size 4 --max_epochs 2 --prompt_max_len 8"
         " --generate_max_len 8"
@@ -129,7 +130,8 @@ def test_caps_hold_in_every_worker():
     )
     learner = build_learner(config, inputs, Roles(policy=actor, rollout=actor))
     batch = random_batch(7)
-    lengths = sorted(batch.lengths.tolist())
+    batch = batch.replace(advantages=torch.ones_like(batch.rollout_logprobs))
+    lengths = sorted(batch.lengths[batch.valid].tolist())
     metrics = asyncio.run(learner.update(batch, 1))
     scores = asyncio.run(forward_rows(actor, batch, learner.settings.batching))
     assert scores.tolist() == batch.rewards.tolist()
@@ -141,7 +143,7 @@ def test_caps_hold_in_every_worker():
     assert sorted(n for rows in trained for n in rows) == sorted(lengths * 2)
     assert max(map(sum, trained)) <= 20
     scored = first.scored + second.scored
-    assert sorted(n for rows in scored for n in rows) == lengths
+    assert sorted(n for rows in scored for n in rows) == sorted(batch.lengths.tolist())
     assert 20 < max(map(sum, scored)) <= 30
     assert metrics["perf/micro_batches"].value == sum(map(len, first.trained)) / 8
 

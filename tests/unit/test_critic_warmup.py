@@ -5,6 +5,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
@@ -49,13 +50,13 @@ def learner_of(tmp_path, actor, critic, frozen=1):
 def test_the_critic_trains_alone_up_to_the_flags_step(tmp_path):
     actor, critic = groups()
     learner = learner_of(tmp_path, actor, critic)
-    batch = outcome_batch([1.0] * 8, list(range(8)))
+    batch = outcome_batch([1.0] * 8, list(range(8)), advantages=torch.ones(8, 3))
     found = [asyncio.run(learner.update(batch, step)) for step in (1, 2, 3)]
     of_roles = [{name for name in metrics if not name.startswith("perf/")} for metrics in found]
     assert of_roles == [
         {"critic/nonfinite_steps"},
         {"critic/nonfinite_steps"},  # steps 0 and 1, counted from 0
-        {"actor/nonfinite_steps", "critic/nonfinite_steps"},
+        {"actor/nonfinite_steps", "critic/nonfinite_steps", "actor/measured_share"},
     ]
     assert (actor._workers[0].asked, critic._workers[0].asked) == ([2], [2, 2, 2])
     assert [learner.trains_actor(step) for step in (1, 2, 3)] == [False, False, True]
@@ -67,7 +68,7 @@ def test_without_the_flag_the_actor_trains_from_the_first_step(tmp_path):
 
 def test_a_run_stops_without_finite_gradients(tmp_path):
     learner = learner_of(tmp_path, *groups(skipped=1.0), frozen=5)
-    batch = outcome_batch([1.0] * 8, list(range(8)))
+    batch = outcome_batch([1.0] * 8, list(range(8)), advantages=torch.ones(8, 3))
     for step in (1, 2):  # two optimizer steps each; the fifth in a row is one too many
         asyncio.run(learner.update(batch, step))
     with pytest.raises(

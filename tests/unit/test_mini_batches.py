@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.group import LocalGroup
@@ -36,9 +37,9 @@ def steps_of(tmp_path, words, step=1):
         tokenizer=SimpleNamespace(pad_token_id=0), ptx_rows=[], row_cost=RowCost()
     )
     learner = build_learner(config, inputs, Roles(policy=actor, rollout=actor))
-    asyncio.run(
-        learner.update(outcome_batch([float(i) for i in range(16)], [0] * 8 + [1] * 8), step)
-    )
+    rewards, groups = [float(i) for i in range(16)], [0] * 8 + [1] * 8
+    batch = outcome_batch(rewards, groups, advantages=torch.ones(16, 3))
+    asyncio.run(learner.update(batch, step))
     return actor._workers[0].steps
 
 

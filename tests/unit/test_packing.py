@@ -50,6 +50,28 @@ def test_siblings_stand_behind_what_they_begin_with():
     assert rows.real(rows.token_ids[0]).tolist() == [5, 6, 7, 8, 5, 6, 7, 9, 4, 5, 6, 3]
 
 
+def test_only_what_is_asked_for_is_predicted():
+    ids = torch.tensor([[5, 6, 7], [8, 0, 0], [9, 4, 0]])
+    asked = torch.tensor([[1, 0, 1], [0, 1, 1], [0, 0, 1]]).bool()  # also on padding
+    for packing in (False, True):
+        rows = arrange(ids, ids > 0, packing, scored=asked)
+        assert rows.columns(rows.predicted).tolist() == [[False, False, True], *[[False] * 3] * 2]
+        assert rows.columns(rows.token_ids).tolist() == [[5, 0, 7], [0, 0, 0], [0, 0, 0]]
+
+
+def test_siblings_share_what_one_of_them_asks_for():
+    """[5 6 7 1 | 1 8 | 1 9 4], of which the second row trains the 7: its column is the one that
+    counts there."""
+    ids = torch.tensor([[5, 6, 7, 1, 8, 0], [5, 6, 7, 1, 9, 4]])
+    asked = torch.tensor([[0, 0, 0, 0, 1, 0], [0, 0, 1, 0, 0, 1]]).bool()
+    rows = arrange(ids, ids > 0, True, torch.tensor([4, 4]), asked)
+    assert rows.token_ids.tolist() == [[5, 6, 7, 1, 1, 8, 1, 9, 4]]
+    assert rows.predicted.long().tolist() == [[0, 0, 1, 0, 0, 1, 0, 0, 1]]
+    column = asked * torch.tensor([[10], [20]]) + asked
+    assert (rows.arranged(column) * rows.predicted).tolist() == [[0, 0, 21, 0, 0, 11, 0, 0, 21]]
+    assert torch.equal(rows.columns(rows.token_ids), ids * asked)
+
+
 def test_siblings_apart_or_with_little_in_common_share_nothing():
     ids = torch.tensor([[5, 6, 7, 8], [9, 4, 0, 0], [5, 6, 7, 3]])
     apart = arrange(ids, ids > 0, packing=True, groups=torch.tensor([1, 2, 1]))

@@ -134,10 +134,17 @@ def scored_batch():
 
 
 def test_kl_counts_in_the_reward_and_is_measured():
-    batch, metrics = Credit(plan(), KLFlags(init_kl_coef=0.5))(scored_batch())
+    credit = Credit(plan(), KLFlags(init_kl_coef=0.5))
+    batch, metrics = credit(scored_batch())
     expected = torch.tensor([[0.0, -0.05, 1 - 0.15], [0.0, -0.1, -0.1]], dtype=torch.float64)
     torch.testing.assert_close(batch.token_rewards, expected)
-    assert metrics["actor/kl"].value == pytest.approx(0.2) and metrics["kl_coef"].value == 0.5
+    assert metrics["kl_coef"].value == 0.5
+    measured = [
+        credit.measure_kl(batch, torch.tensor(rows))["actor/kl"]
+        for rows in ([True, True], [True, False])
+    ]
+    assert [m.weight for m in measured] == [4, 2]
+    assert [m.value for m in measured] == pytest.approx([0.2, 0.2])
 
 
 def test_kl_in_the_loss_leaves_the_reward_alone():
@@ -153,14 +160,14 @@ def test_the_controller_steers_with_each_steps_samples():
     and is clipped."""
     credit = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.19, kl_horizon=10))
     _, metrics = credit(scored_batch())
-    credit.adapt(metrics, 2)
+    credit.adapt(metrics | {"actor/kl": Mean(0.8, 4)}, 2)
     assert credit.kl.coef == pytest.approx(0.5 * (1 + 1 / 19 * 2 / 10))
     batch, metrics = credit(scored_batch())
     assert metrics["kl_coef"].value == credit.kl.coef  # in force from the next step
     assert batch.token_rewards[1, 1] == pytest.approx(-0.2 * credit.kl.coef)
 
     steep = Credit(plan(), KLFlags(init_kl_coef=0.5, kl_target=0.1, kl_horizon=10))
-    steep.adapt(metrics, 2)
+    steep.adapt({"actor/kl": Mean(0.8, 4)}, 2)
     assert steep.kl.coef == pytest.approx(0.5 * (1 + 0.2 * 2 / 10))
 
 

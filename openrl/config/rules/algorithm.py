@@ -36,8 +36,10 @@ class Need:
 
 
 # A critic is started, a pass is run, a greedy answer is asked for, a row is a step of an episode,
-# maybe its only one; parts show with the first reward.
-ALWAYS_MET = ("values", "old_logprobs", "steps", "reward_parts", "greedy_rewards")
+# maybe its only one; parts show with the first reward; rows without advantages are left out.
+ALWAYS_MET = (
+    "values", "old_logprobs", "steps", "reward_parts", "greedy_rewards", "advantages",
+)  # fmt: skip
 NEEDS = {
     "siblings": Need(
         lambda config: config.batch.n_samples_per_prompt > 1,
