@@ -12,10 +12,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, fields, replace
 from enum import Enum
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-import torch
-from torch import Tensor
+from openrl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 Message = dict[str, Any]
 """A message of a chat, as chat templates take it: "role", "content" and what a template knows
@@ -314,7 +317,7 @@ class ExperienceBatch:
         for f in fields(self):
             value = getattr(self, f.name)
             for column in value.values() if f.name == "reward_parts" and value else [value]:
-                if isinstance(column, Tensor) and column.shape[:2] != shape[: column.dim()]:
+                if isinstance(column, torch.Tensor) and column.shape[:2] != shape[: column.dim()]:
                     raise ValueError(
                         f"{f.name} has shape {tuple(column.shape)}, token_ids {tuple(shape)}"
                     )
@@ -366,7 +369,7 @@ class ExperienceBatch:
         columns: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            if isinstance(value, Tensor):
+            if isinstance(value, torch.Tensor):
                 columns[f.name] = value[index][:, :width] if value.dim() > 1 else value[index]
             elif f.name == "reward_parts" and value is not None:
                 columns[f.name] = {name: part[index] for name, part in value.items()}

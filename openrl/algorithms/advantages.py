@@ -15,10 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from openrl.algorithms.masked import STD_EPS, standardise
 from openrl.algorithms.shaping import place_scores
@@ -27,11 +24,15 @@ from openrl.config.shaping import part_weights
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.flags.schema import Options, flag
+from openrl.lazy import torch
 from openrl.types import ExperienceBatch
 
-ScoreFn = Callable[[Outcomes, Any], Tensor]  # (N,) shaped rewards to (N,) scores
-CreditFn = Callable[[ExperienceBatch, Any], tuple[Tensor, Tensor]]  # (B, T) advantages, returns
-TokenFn = Callable[[SampledTokens, Any], tuple[Tensor, Tensor]]  # the same, (N, S)
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ScoreFn = Callable[[Outcomes, Any], "Tensor"]  # (N,) shaped rewards to (N,) scores
+CreditFn = Callable[[ExperienceBatch, Any], "tuple[Tensor, Tensor]"]  # (B, T) advantages, returns
+TokenFn = Callable[[SampledTokens, Any], "tuple[Tensor, Tensor]"]  # the same, (N, S)
 
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
+from openrl.lazy import torch
 from openrl.types import ExperienceBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 RESULT_LIMIT = 10.0  # no token's KL counts for more
 
@@ -16,7 +18,7 @@ RESULT_LIMIT = 10.0  # no token's KL counts for more
 # RESULT_LIMIT.
 _ESTIMATORS: dict[str, tuple[Callable[[Tensor], Tensor], float, float]] = {
     "k1": (lambda d: d, -RESULT_LIMIT, RESULT_LIMIT),
-    "abs": (torch.abs, -RESULT_LIMIT, RESULT_LIMIT),
+    "abs": (lambda d: d.abs(), -RESULT_LIMIT, RESULT_LIMIT),
     "k2": (lambda d: d.square() / 2, -math.sqrt(2 * RESULT_LIMIT), math.sqrt(2 * RESULT_LIMIT)),
     "k3": (lambda d: torch.expm1(-d) + d, -2.610868638149876, 10.999983298020256),
 }

@@ -5,11 +5,14 @@ nothing."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from openrl.config.algorithm import LossAggMode
+from openrl.lazy import torch
 from openrl.types import StepCounts
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:

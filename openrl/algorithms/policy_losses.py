@@ -13,15 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Literal
 
 from openrl.algorithms.masked import masked_mean, segment_mean, sequence_mean
 from openrl.extension_points import policy_losses
 from openrl.flags.schema import REQUIRED, Options, flag
+from openrl.lazy import torch
 from openrl.types import ExperienceBatch, LossInputs, TokenLosses
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: absurd and finite
 

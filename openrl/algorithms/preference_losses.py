@@ -8,13 +8,15 @@ of pairs."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from openrl.algorithms.supervised_losses import dpo_loss, ipo_loss, kto_loss, orpo_loss, simpo_loss
 from openrl.extension_points import preference_losses
 from openrl.flags.schema import Options, flag
 from openrl.types import AnswerInputs, AnswerLosses
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def split_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:

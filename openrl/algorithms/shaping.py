@@ -6,16 +6,18 @@ The order in which they act is ``credit.assign_credit``'s, listed there.
 from __future__ import annotations
 
 import math
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from openrl.algorithms.kl import reference_kl
 from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, masked_std
 from openrl.algorithms.trajectories import Outcomes, Trajectories
 from openrl.config.shaping import NormScope, RewardShapingFlags
 from openrl.errors import UserError
+from openrl.lazy import torch
 from openrl.types import ExperienceBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MIN_STD = 1e-4  # whitening divides by at least this
 

@@ -6,13 +6,13 @@ whole optimizer step."""
 
 from __future__ import annotations
 
-from typing import Literal
-
-import torch
-from torch import Tensor
-from torch.nn.functional import logsigmoid
+from typing import TYPE_CHECKING, Literal
 
 from openrl.algorithms.masked import masked_mean, masked_sum
+from openrl.lazy import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def answer_logprobs(logprobs: Tensor, mask: Tensor, mean: bool = False) -> Tensor:
@@ -33,7 +33,9 @@ def dpo_loss(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: flo
     ``chosen`` and ``rejected`` (P,) are log-ratios to the reference; without a reference,
     log-probs."""
     logits = beta * (chosen - rejected)
-    return -(1 - label_smoothing) * logsigmoid(logits) - label_smoothing * logsigmoid(-logits)
+    return -(1 - label_smoothing) * torch.nn.functional.logsigmoid(
+        logits
+    ) - label_smoothing * torch.nn.functional.logsigmoid(-logits)
 
 
 def ipo_loss(chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
@@ -73,7 +75,7 @@ def orpo_loss(chosen_mean: Tensor, rejected_mean: Tensor, beta: float) -> Tensor
     """(P,) https://arxiv.org/abs/2403.07691 eq. 6 and 7: mean negative log-likelihood of the chosen
     answer plus ``beta`` times the odds-ratio term. Arguments are means over tokens."""
     odds = _log_odds(chosen_mean) - _log_odds(rejected_mean)
-    return -chosen_mean - beta * logsigmoid(odds)
+    return -chosen_mean - beta * torch.nn.functional.logsigmoid(odds)
 
 
 def _log_odds(mean_logprobs: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ def _log_odds(mean_logprobs: Tensor) -> Tensor:
 def simpo_loss(chosen_mean: Tensor, rejected_mean: Tensor, beta: float, gamma: float) -> Tensor:
     """(P,) https://arxiv.org/abs/2405.14734 eq. 6, with reward margin ``gamma``. Arguments are
     means over tokens."""
-    return -logsigmoid(beta * (chosen_mean - rejected_mean) - gamma)
+    return -torch.nn.functional.logsigmoid(beta * (chosen_mean - rejected_mean) - gamma)
 
 
 def pair_reward_loss(
@@ -101,4 +103,6 @@ def pair_reward_loss(
     margin."""
     if kind == "logexp":
         return torch.log1p((rejected - chosen).clamp(max=80).exp())
-    return -logsigmoid(chosen - rejected if margin is None else chosen - rejected - margin)
+    return -torch.nn.functional.logsigmoid(
+        chosen - rejected if margin is None else chosen - rejected - margin
+    )

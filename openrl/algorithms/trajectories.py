@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Self
 
 from openrl.algorithms.masked import grouped_moments, standardise
+from openrl.lazy import torch
 from openrl.types import ExperienceBatch
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ LAYERS = (
     ("flags",),
     ("registry",),
     ("processes",),
-    ("errors", "files", "seeds"),
+    ("errors", "files", "lazy", "seeds"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
@@ -57,6 +57,7 @@ OPTIONAL = {"swanlab", "mlflow", "trackio"}  # asked for by flag: whoever wants 
 ONLY = {  # part -> the libraries it may import beside the standard library
     "algorithms": {"torch"},
     "types": {"torch"},
+    "lazy": {"torch"},
     "config": {"yaml"},
     "flags": {"yaml", "rich"},
     "extension_points": set(),
