@@ -4,6 +4,8 @@ what becomes of what they say."""
 import asyncio
 import math
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -387,6 +389,8 @@ def test_skyrl(write):
 
 COUNTER = """
 import os
+import re
+from pathlib import Path
 import time
 
 class Counter:
@@ -490,3 +494,14 @@ def test_what_is_no_agent_is_said(write, text, name, problem):
 def test_a_class_may_be_named(write):
     path = write(GYM + GYM.replace("Game", "Other"))
     assert recognise(agent_file(f"{path}:Other")).class_name == "Other"
+
+
+def test_the_game_of_the_page_is_played_as_printed(write):
+    page = Path(__file__).parents[2] / "docs" / "agent_files.md"
+    block = re.search(r"```python\n# game.py\n(.*?)```", page.read_text(), re.DOTALL)
+    assert block
+    policy = policy_of("five", "1", "2", "3")
+    (played,) = play(write(block[1], "game.py"), policy)
+    assert "That is no number." in CHAT.tokenizer.decode(policy.asked[1])
+    assert played.metrics["invalid_actions"] == 1.0
+    assert played.turns == 4 or played.score.reward == 1.0
