@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -14,15 +13,21 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.endpoint.command import AT_ONCE, AgentCommand
 from openrl.agents.endpoint.server import serve
 from openrl.agents.endpoint.session import Play
+from openrl.agents.endpoint.verifiers import open_verifiers
 from openrl.agents.environment_agent import EnvironmentAgent
+from openrl.agents.foreign.build import SIZE, agent_file, open_file_agent
 from openrl.agents.gym import make_environment
 from openrl.agents.single_turn import SingleTurn
+from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.calls import ParsedReply
 from openrl.agents.tools.parsers import Parse, parser_for
 from openrl.config.agents import AgentFlags, EnvironmentTagFlags, TurnFlags, read_env_config
 from openrl.config.data import TemplateFlags
 from openrl.errors import UserError
 from openrl.types import Prompt
+
+VERIFIERS = "verifiers:"  # of --agent_func_path, before the address of a server
 
 
 @dataclass(frozen=True)
@@ -39,35 +44,50 @@ async def open_agent(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, rank: int = 0
 ) -> AsyncIterator[Agent]:
     """The agent of the engine ``rank``; processes and servers that it has end with the context."""
-    flags, templates = setup.flags, setup.templates
-    chat = ChatFormat(
-        tokenizer, chat=templates.apply_chat_template, kwargs=templates.chat_template_kwargs
-    )
-    limits, rows = turn_limits(flags), flags.agent_sample_unit == "step"
-    if flags.agent_command is not None:
-        play = Play(chat, call_parser(flags, tokenizer), limits, rows)
-        port = flags.agent_endpoint_port and flags.agent_endpoint_port + rank
-        async with serve(play, port) as endpoint:
+    flags, chat = setup.flags, chat_format(setup, tokenizer)
+    async with AsyncExitStack() as stack:
+        if flags.agent_command is not None:
+            endpoint = await stack.enter_async_context(serve(*endpoint_of(flags, chat, rank)))
             yield AgentCommand(flags.agent_command, endpoint, flags.env_max_concurrency or AT_ONCE)
-    elif setup.environments.env_tags:
-        settings = environment_settings(setup.environments)
+        elif flags.agent_func_path is not None:
+            yield await _of_others(flags, chat, rank, stack)
+        elif setup.environments.env_tags:
+            make = environment_maker(setup.environments)
+            yield EnvironmentAgent(make, chat, turn_limits(flags), rows_are_turns(flags))
+        elif flags.tools is not None:
+            toolbox = await open_toolbox(flags.tools, flags.env_step_timeout)
+            parse = parser_for(flags.tool_parser, tokenizer.chat_template)
+            yield ToolAgent(toolbox, parse, chat, turn_limits(flags), rows_are_turns(flags))
+        else:
+            yield SingleTurn(tokenizer.decode)
 
-        def make(prompt: Prompt) -> Environment:
-            return make_environment(prompt.source, settings.get(prompt.source, {}))
 
-        yield EnvironmentAgent(make, chat, limits, rows)
-    else:
-        yield SingleTurn(tokenizer.decode)
+async def _of_others(
+    flags: AgentFlags, chat: ChatFormat, rank: int, stack: AsyncExitStack
+) -> Agent:
+    """What --agent_func_path names."""
+    given, endpoint = str(flags.agent_func_path), None
+    if given.startswith(VERIFIERS) or flags.agent_endpoint:
+        endpoint = await stack.enter_async_context(serve(*endpoint_of(flags, chat, rank)))
+    if endpoint and given.startswith(VERIFIERS):
+        address = given.removeprefix(VERIFIERS)
+        return await stack.enter_async_context(open_verifiers(address, endpoint))
+    opened = open_file_agent(
+        agent_file(given),
+        chat,
+        turn_limits(flags),
+        row_per_turn=rows_are_turns(flags),
+        size=flags.env_max_concurrency or SIZE,
+        memory=int(flags.env_memory_gb * 2**30),
+        endpoint=endpoint,
+        parse=call_parser(flags, chat.tokenizer),
+    )
+    return await stack.enter_async_context(opened)
 
 
-def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
-    """Of --tool_parser, else of the chat template; one that writes no calls has none to read."""
-    try:
-        return parser_for(flags.tool_parser, tokenizer.chat_template)
-    except UserError:
-        if flags.tool_parser is not None:
-            raise
-        return lambda text, schemas: ParsedReply(text)
+def chat_format(setup: AgentSetup, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
+    flags = setup.templates
+    return ChatFormat(tokenizer, chat=flags.apply_chat_template, kwargs=flags.chat_template_kwargs)
 
 
 def turn_limits(flags: TurnFlags) -> TurnLimits:
@@ -80,13 +100,34 @@ def turn_limits(flags: TurnFlags) -> TurnLimits:
     )
 
 
-def environment_settings(flags: EnvironmentTagFlags) -> dict[str, dict[str, Any]]:
-    """--env_config, by tag."""
-    return read_env_config(flags.env_config, flags.env_tags) if flags.env_config else {}
+def rows_are_turns(flags: AgentFlags) -> bool:
+    return flags.agent_sample_unit == "step"
 
 
-def check_environments(flags: EnvironmentTagFlags) -> None:
-    """Raises UserError for settings that an environment does not know."""
-    settings = environment_settings(flags)
+def endpoint_of(flags: AgentFlags, chat: ChatFormat, rank: int) -> tuple[Play, int]:
+    """How an endpoint's sessions are played, and its port."""
+    port = flags.agent_endpoint_port and flags.agent_endpoint_port + rank
+    parse = call_parser(flags, chat.tokenizer)
+    return Play(chat, parse, turn_limits(flags), rows_are_turns(flags)), port
+
+
+def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
+    """Of --tool_parser, else of the chat template; of one that writes no calls none is read."""
+    try:
+        return parser_for(flags.tool_parser, tokenizer.chat_template)
+    except UserError:
+        if flags.tool_parser is not None:
+            raise
+        return lambda text, schemas: ParsedReply(text)
+
+
+# -- environments of --env_tags --------------------------------------------------------------------
+
+
+def environment_maker(flags: EnvironmentTagFlags) -> Callable[[Prompt], Environment]:
+    """Makes the environment of a prompt's tag, by --env_config. Raises UserError for settings that
+    one of them does not know."""
+    settings = read_env_config(flags.env_config, flags.env_tags) if flags.env_config else {}
     for tag in flags.env_tags:
         make_environment(tag, settings.get(tag, {}))
+    return lambda prompt: make_environment(prompt.source, settings.get(prompt.source, {}))

@@ -36,6 +36,12 @@ class TurnFlags:
         " has failed, and the episode is played again once. 0: no limit.",
         bounds=">= 0",
     )
+    env_memory_gb: float = flag(
+        8.0,
+        "GiB of memory that an environment or agent from a file, and what it starts, may take"
+        " before it is killed.",
+        bounds="> 0",
+    )
     env_max_concurrency: int = flag(
         0,
         "Environments from files, each a process, that one engine's worker keeps at a time; other"

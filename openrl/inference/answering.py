@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import Progress
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import AgentSetup, check_environments, open_agent
+from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.checks import check_agents
 from openrl.agents.episode import Starts, play_episode
 from openrl.cluster.rollout_worker import request_seed
 from openrl.config.agents import AgentFlags, EnvironmentTagFlags
@@ -22,7 +23,7 @@ from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.config.inference import InferenceSamplingFlags
 from openrl.config.placement import ParallelSizes
 from openrl.config.reward import bearer_token
-from openrl.config.reward_plan import RewardPlan, reward_plan
+from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
@@ -95,8 +96,10 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(config.data, config.templates, tokenizer, limit)
+    source = FLAG[plan.sources[0].kind] if plan.sources else None
+    for line in check_agents(agent_setup(config), tokenizer, source):
+        print(line)
     if tags := agent_setup(config).environments.env_tags:
-        check_environments(agent_setup(config).environments)
         count = min(config.data.max_samples, EVALUATED_SEEDS * len(tags))
         prompts = environment_prompts(dict.fromkeys(tags, 1), count, config.debug.seed, "eval")
         return Inputs(device, tokenizer, plan, builder, prompts, [])

@@ -63,7 +63,8 @@ async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_rol
     os.environ |= derived.process_environment(config.placement)
     write_config(config, run_dir)
     reports = (report.line() for report in inputs.reports)
-    for line in [*start_lines(config), *lines_on_a_cpu(config, inputs.device), *reports]:
+    lines = [*start_lines(config), *inputs.agent_lines, *lines_on_a_cpu(config, inputs.device)]
+    for line in [*lines, *reports]:
         console.print(line, highlight=False)
     name = run_name(config.logging, "ppo")
     steps = derived.total_steps(config.batch, len(inputs.prompts))

@@ -62,6 +62,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
         *start_lines(config),
+        *inputs.agent_lines,
         *lines_on_a_cpu(config, inputs.device),
         *(report.line() for report in inputs.reports),
         plan.render(),

@@ -12,13 +12,15 @@ from typing import Any
 import yaml
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from openrl.agents.build import check_environments
+from openrl.agents.build import AgentSetup
+from openrl.agents.checks import check_agents
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.placement import actor_world, parallel_sizes
 from openrl.config.presets import PRESETS
+from openrl.config.reward_plan import FLAG
 from openrl.config.rules.batches import ranks_share_a_step
 from openrl.config.rules.parallel import shards_divide
 from openrl.data.answers import SupervisedReport, SupervisedRow
@@ -60,6 +62,7 @@ class Inputs:
     reports: list[Report | SupervisedReport]
     ptx_rows: list[SupervisedRow] = field(default_factory=list)
     row_cost: RowCost = PER_TOKEN
+    agent_lines: list[str] = field(default_factory=list)  # what people should know of their agent
 
 
 def prepare(config: PPOConfig) -> Inputs:
@@ -100,11 +103,10 @@ def prepare(config: PPOConfig) -> Inputs:
         check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
         check_reward_models(config)
     with gathered:
-        check_environments(config.environments)
-    with gathered:
         cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
     with gathered:
         inputs = read_data(config, device)
+        inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
         check_steps(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     gathered.raise_all()
@@ -145,6 +147,17 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
     return Inputs(
         device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports, *ptx_reports], ptx_rows
     )
+
+
+def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What the chat template makes of an agent's turns. Raises UserError as ``check_agents``."""
+    sources = derived.rewards(config).sources
+    flag = FLAG[sources[0].kind] if sources else None
+    return check_agents(agent_setup(config), tokenizer, flag)
+
+
+def agent_setup(config: PPOConfig) -> AgentSetup:
+    return AgentSetup(config.agents, config.environments, config.templates)
 
 
 def training_prompts(

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openrl.agents.build import AgentSetup
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
@@ -30,7 +29,7 @@ from openrl.rollout.build import engine_spec
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.memory_log import MemoryLog
-from openrl.trainer.prepare import check_ranks
+from openrl.trainer.prepare import agent_setup, check_ranks
 from openrl.trainer.residency import Residency, ResidencyTable, Tenant
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
@@ -164,7 +163,6 @@ def workers(
         table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
     places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan else ()
     engine = run_engine_spec(config, device, *places)
-    agents = AgentSetup(config.agents, config.environments, config.templates)
     rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
     limit = config.collecting.vllm_max_inflight_per_engine
     return table | {
@@ -173,7 +171,7 @@ def workers(
             config.engine.rollout_backend,
             engine,
             config.model,
-            agents,
+            agent_setup(config),
             rewards,
             limit,
         )
