@@ -20,6 +20,7 @@ from benchmarks.step_breakdown import make_task, model_options
 from openrl.agents.base import Step, TurnLimits
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
@@ -68,7 +69,7 @@ async def started(model: str) -> RolloutWorker:
     await worker.start()
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
     limits = TurnLimits(max_turns=TURNS, max_tokens_per_turn=SAMPLED)
-    worker.agent = EnvironmentAgent(lambda prompt: Waits(), chat, limits)
+    worker.agent = EnvironmentAgent(lambda prompt: Waits(), Play(chat, limits=limits))
     return worker
 
 

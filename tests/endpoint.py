@@ -10,8 +10,8 @@ from typing import Any
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint, Opened, serve
-from openrl.agents.endpoint.session import Play
 from openrl.agents.tools.parsers import parser_for
 from openrl.types import Completion, Prompt, Sampling, Segment
 from tests.chat_templates import FAMILIES, family_tokenizer

@@ -8,6 +8,7 @@ from typing import Any
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.foreign.build import MEMORY, agent_file, open_file_agent
 from openrl.agents.tools.parsers import parser_for
@@ -53,15 +54,8 @@ def play(
     async def main() -> list[Trajectory | BaseException]:
         played: list[Any] = []
         file = agent_file(str(path))
-        opening = open_file_agent(
-            file,
-            CHAT,
-            limits,
-            size=1,
-            memory=memory,
-            endpoint=endpoint,
-            parse=parser_for("hermes", None),
-        )
+        how = Play(CHAT, parser_for("hermes", None), limits)
+        opening = open_file_agent(file, how, size=1, memory=memory, endpoint=endpoint)
         async with opening as agent:
             for policy in policies:
                 one = asyncio.gather(agent.run(PROMPT, policy, sampling), return_exceptions=True)

@@ -10,24 +10,26 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.agents.base import Agent, Environment, TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.command import AT_ONCE, AgentCommand
 from openrl.agents.endpoint.server import serve
-from openrl.agents.endpoint.session import Play
 from openrl.agents.endpoint.verifiers import open_verifiers
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.build import SIZE, agent_file, open_file_agent
 from openrl.agents.gym import make_environment
+from openrl.agents.openenv.environment import OpenEnvAgent
+from openrl.agents.openenv.wire import find_server
 from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
-from openrl.agents.tools.calls import ParsedReply
-from openrl.agents.tools.parsers import Parse, parser_for
-from openrl.config.agents import AgentFlags, EnvironmentTagFlags, TurnFlags, read_env_config
+from openrl.agents.tools.calls import Parse, reads_no_calls
+from openrl.agents.tools.parsers import parser_for, writes_calls
+from openrl.config.agents import AgentFlags, EnvironmentTagFlags, read_env_config
 from openrl.config.data import TemplateFlags
-from openrl.errors import UserError
 from openrl.types import Prompt
 
-VERIFIERS = "verifiers:"  # of --agent_func_path, before the address of a server
+OPENENV, VERIFIERS = "openenv:", "verifiers:"
+"""Of --agent_func_path, before the address of a server."""
 
 
 @dataclass(frozen=True)
@@ -44,81 +46,69 @@ async def open_agent(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, rank: int = 0
 ) -> AsyncIterator[Agent]:
     """The agent of the engine ``rank``; processes and servers that it has end with the context."""
-    flags, chat = setup.flags, chat_format(setup, tokenizer)
+    flags, play = setup.flags, play_of(setup, tokenizer)
     async with AsyncExitStack() as stack:
         if flags.agent_command is not None:
-            endpoint = await stack.enter_async_context(serve(*endpoint_of(flags, chat, rank)))
+            endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
             yield AgentCommand(flags.agent_command, endpoint, flags.env_max_concurrency or AT_ONCE)
         elif flags.agent_func_path is not None:
-            yield await _of_others(flags, chat, rank, stack)
+            yield await _of_others(flags, play, rank, stack)
         elif setup.environments.env_tags:
             make = environment_maker(setup.environments)
-            yield EnvironmentAgent(make, chat, turn_limits(flags), rows_are_turns(flags))
+            yield EnvironmentAgent(make, play)
         elif flags.tools is not None:
             toolbox = await open_toolbox(flags.tools, flags.env_step_timeout)
-            parse = parser_for(flags.tool_parser, tokenizer.chat_template)
-            yield ToolAgent(toolbox, parse, chat, turn_limits(flags), rows_are_turns(flags))
+            yield ToolAgent(toolbox, play)
         else:
             yield SingleTurn(tokenizer.decode)
 
 
-async def _of_others(
-    flags: AgentFlags, chat: ChatFormat, rank: int, stack: AsyncExitStack
-) -> Agent:
+async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitStack) -> Agent:
     """What --agent_func_path names."""
     given, endpoint = str(flags.agent_func_path), None
+    if given.startswith(OPENENV):
+        return OpenEnvAgent(await find_server(given.removeprefix(OPENENV)), play)
     if given.startswith(VERIFIERS) or flags.agent_endpoint:
-        endpoint = await stack.enter_async_context(serve(*endpoint_of(flags, chat, rank)))
+        endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
     if endpoint and given.startswith(VERIFIERS):
         address = given.removeprefix(VERIFIERS)
         return await stack.enter_async_context(open_verifiers(address, endpoint))
     opened = open_file_agent(
         agent_file(given),
-        chat,
-        turn_limits(flags),
-        row_per_turn=rows_are_turns(flags),
+        play,
         size=flags.env_max_concurrency or SIZE,
         memory=int(flags.env_memory_gb * 2**30),
         endpoint=endpoint,
-        parse=call_parser(flags, chat.tokenizer),
     )
     return await stack.enter_async_context(opened)
 
 
-def chat_format(setup: AgentSetup, tokenizer: PreTrainedTokenizerBase) -> ChatFormat:
-    flags = setup.templates
-    return ChatFormat(tokenizer, chat=flags.apply_chat_template, kwargs=flags.chat_template_kwargs)
-
-
-def turn_limits(flags: TurnFlags) -> TurnLimits:
-    return TurnLimits(
+def play_of(setup: AgentSetup, tokenizer: PreTrainedTokenizerBase) -> Play:
+    """How the flags say that episodes are played. Raises UserError for an unknown --tool_parser."""
+    flags, templates = setup.flags, setup.templates
+    limits = TurnLimits(
         max_turns=flags.max_turns,
         max_tokens_per_turn=flags.max_tokens_per_turn,
         step_timeout=flags.env_step_timeout,
         turn_timeout=flags.turn_timeout,
         episode_timeout=flags.episode_timeout,
     )
+    chat = ChatFormat(
+        tokenizer, chat=templates.apply_chat_template, kwargs=templates.chat_template_kwargs
+    )
+    return Play(chat, call_parser(flags, tokenizer), limits, flags.agent_sample_unit == "step")
 
 
-def rows_are_turns(flags: AgentFlags) -> bool:
-    return flags.agent_sample_unit == "step"
-
-
-def endpoint_of(flags: AgentFlags, chat: ChatFormat, rank: int) -> tuple[Play, int]:
-    """How an endpoint's sessions are played, and its port."""
-    port = flags.agent_endpoint_port and flags.agent_endpoint_port + rank
-    parse = call_parser(flags, chat.tokenizer)
-    return Play(chat, parse, turn_limits(flags), rows_are_turns(flags)), port
+def endpoint_port(flags: AgentFlags, rank: int) -> int:
+    """0: a free one."""
+    return flags.agent_endpoint_port and flags.agent_endpoint_port + rank
 
 
 def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
-    """Of --tool_parser, else of the chat template; of one that writes no calls none is read."""
-    try:
-        return parser_for(flags.tool_parser, tokenizer.chat_template)
-    except UserError:
-        if flags.tool_parser is not None:
-            raise
-        return lambda text, schemas: ParsedReply(text)
+    """Of --tool_parser, else of the chat template. Raises UserError for a name that is none."""
+    if flags.tool_parser is None and not writes_calls(tokenizer.chat_template or ""):
+        return reads_no_calls
+    return parser_for(flags.tool_parser, tokenizer.chat_template)
 
 
 # -- environments of --env_tags --------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import AgentSetup, chat_format, environment_maker
+from openrl.agents.build import AgentSetup, environment_maker, play_of
 from openrl.agents.chat import Schemas
 from openrl.agents.foreign.build import agent_file, recognise
 from openrl.agents.probe import probe, require_tools
@@ -25,7 +25,7 @@ def check_agents(
 
     Loads the file of an agent in a process, and the tools. Raises UserError for what cannot be
     played."""
-    flags, chat, schemas = setup.flags, chat_format(setup, tokenizer), None
+    flags, chat, schemas = setup.flags, play_of(setup, tokenizer).chat, None
     if setup.environments.env_tags:
         environment_maker(setup.environments)
     if flags.tools is not None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from openrl.agents.base import Generate
+from openrl.agents.base import Generate, TurnLimits
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
+from openrl.agents.tools.calls import Parse, reads_no_calls
 from openrl.seeds import seed_of
 from openrl.types import (
     Completion,
@@ -31,6 +32,17 @@ class EpisodeOver(Exception):
     def __init__(self, end: End) -> None:
         super().__init__(end.value)
         self.end = end
+
+
+@dataclass(frozen=True)
+class Play:
+    """How every episode of a run is played."""
+
+    chat: ChatFormat
+    parse: Parse = reads_no_calls  # of tools, in what was sampled
+    limits: TurnLimits = TurnLimits()
+    row_per_turn: bool = False
+    """Every turn has a row of its own, whose earlier turns are context."""
 
 
 @dataclass(frozen=True)
@@ -73,21 +85,18 @@ class Conversation:
 
     ``sampling.max_tokens`` bounds all that follows the first turn's prompt, and ``max_len`` every
     row; with ``any_prompt``, where chats begin as they like, ``max_tokens`` bounds what is sampled
-    alone. With ``row_per_turn`` every turn has a row of its own, whose earlier turns are
-    context."""
+    alone."""
 
     def __init__(
         self,
+        play: Play,
         prompt: Prompt,
-        chat: ChatFormat,
         generate: Generate,
         sampling: Sampling,
-        max_tokens_per_turn: int | None = None,
-        row_per_turn: bool = False,
         any_prompt: bool = False,
     ) -> None:
-        self.prompt, self.chat, self.generate, self.sampling = prompt, chat, generate, sampling
-        self.max_tokens_per_turn, self.row_per_turn = max_tokens_per_turn, row_per_turn
+        self.chat, self.limits, self.row_per_turn = play.chat, play.limits, play.row_per_turn
+        self.prompt, self.generate, self.sampling = prompt, generate, sampling
         self.any_prompt = any_prompt
         self.turns, self.forks = 0, 0
         self._calls = 0  # turns that were asked for
@@ -201,7 +210,7 @@ class Conversation:
             raise EpisodeOver(End.LENGTH)
         seed, call = self.sampling.seed, self._calls
         self._calls += 1
-        bounds = (left, self.max_tokens_per_turn, max_tokens)
+        bounds = (left, self.limits.max_tokens_per_turn, max_tokens)
         return replace(
             self.sampling,
             max_tokens=min(bound for bound in bounds if bound),

@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from openrl.agents.base import Environment, Generate, Step, TurnLimits
-from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Conversation, EpisodeOver
+from openrl.agents.base import Environment, Generate, Step
+from openrl.agents.conversation import Conversation, EpisodeOver, Play
 from openrl.agents.deadline import deadline
 from openrl.agents.reductions import reduce_metrics
 from openrl.errors import UserError
@@ -33,28 +32,14 @@ class EnvironmentAgent:
     ``prompt.meta`` may hold "seed", that of its environment, equal for all its samples, and
     "shown", which asks for the turns for people."""
 
-    def __init__(
-        self,
-        make: Callable[[Prompt], Environment],
-        chat: ChatFormat,
-        limits: TurnLimits,
-        row_per_turn: bool = False,
-    ) -> None:
-        self.make, self.chat, self.limits = make, chat, limits
-        self.row_per_turn = row_per_turn
+    def __init__(self, make: Callable[[Prompt], Environment], play: Play) -> None:
+        self.make, self.how = make, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises EnvironmentFailure if the environment fails, hangs or gives what is none."""
-        conversation = Conversation(
-            prompt,
-            self.chat,
-            generate,
-            sampling,
-            self.limits.max_tokens_per_turn,
-            self.row_per_turn,
-        )
-        game = _Guarded(self.make(prompt), prompt, self.limits.step_timeout)
-        episode = _Episode(conversation, game, self.limits)
+        conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
+        game = _Guarded(self.make(prompt), prompt, limits.step_timeout)
+        episode = _Episode(conversation, game)
         try:
             end = await episode.play()
         finally:
@@ -120,8 +105,8 @@ class _Guarded:
 
 
 class _Episode:
-    def __init__(self, conversation: Conversation, game: _Guarded, limits: TurnLimits) -> None:
-        self.conversation, self.game, self.limits = conversation, game, limits
+    def __init__(self, conversation: Conversation, game: _Guarded) -> None:
+        self.conversation, self.game, self.limits = conversation, game, conversation.limits
         self.steps: list[Step] = []
         self.shown: list[Shown] = []
         self.passed: float | None = None

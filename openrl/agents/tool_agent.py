@@ -6,9 +6,8 @@ import asyncio
 import math
 from collections.abc import Callable
 
-from openrl.agents.base import Generate, ToolError, TurnLimits
-from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Conversation, EpisodeOver, Reply
+from openrl.agents.base import Generate, ToolError
+from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.deadline import deadline
 from openrl.agents.tools.calls import (
     ParsedReply,
@@ -30,28 +29,13 @@ class ToolAgent:
     A call that fails is a result that says why, and so is a reply whose calls cannot be read; three
     of these in a row end the episode. ``prompt.meta["shown"]`` asks for the turns for people."""
 
-    def __init__(
-        self,
-        open_tools: Callable[[], Toolbox],
-        parse: Parse,
-        chat: ChatFormat,
-        limits: TurnLimits,
-        row_per_turn: bool = False,
-    ) -> None:
-        self.open_tools, self.parse, self.chat = open_tools, parse, chat
-        self.limits, self.row_per_turn = limits, row_per_turn
+    def __init__(self, open_tools: Callable[[], Toolbox], play: Play) -> None:
+        self.open_tools, self.how = open_tools, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        conversation = Conversation(
-            prompt,
-            self.chat,
-            generate,
-            sampling,
-            self.limits.max_tokens_per_turn,
-            self.row_per_turn,
-        )
+        conversation = Conversation(self.how, prompt, generate, sampling)
         tools = self.open_tools()
-        episode = _Episode(conversation, tools, self.parse, self.limits)
+        episode = _Episode(conversation, tools, self.how.parse)
         try:
             end = await episode.play()
             return await episode.trajectory(end)
@@ -60,10 +44,8 @@ class ToolAgent:
 
 
 class _Episode:
-    def __init__(
-        self, conversation: Conversation, tools: Toolbox, parse: Parse, limits: TurnLimits
-    ) -> None:
-        self.conversation, self.tools, self.limits = conversation, tools, limits
+    def __init__(self, conversation: Conversation, tools: Toolbox, parse: Parse) -> None:
+        self.conversation, self.tools, self.limits = conversation, tools, conversation.limits
         self.parse = parse
         self.calls, self.failed_calls, self.parse_errors = 0, 0, 0
         self.in_a_row = 0  # parse errors

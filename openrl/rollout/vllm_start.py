@@ -141,9 +141,16 @@ def engine_fields() -> frozenset[str]:
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Without a binding of threads the model runs in the process that schedules. vLLM's default, a
     worker process of its own, keeps two cores busy: each of the two spins while the other computes,
-    the worker a second longer."""
+    the worker a second longer.
+
+    Prompts are computed whole where they fit: vLLM takes back what it drew for a part of a prompt
+    by an offset, which generators of a CPU do not have, so a request with a seed would end the
+    engine."""
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-    cache = {"kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30)}
+    cache = {
+        "kv_cache_memory_bytes": int(spec.kv_cache_gb * 2**30),
+        "enable_chunked_prefill": (spec.max_num_batched_tokens or 2**31) < spec.max_model_len,
+    }
     alone = os.environ["VLLM_CPU_OMP_THREADS_BIND"] == _UNBOUND and spec.sizes.width == 1
     return cache | ({"distributed_executor_backend": UniProcExecutor} if alone else {})

@@ -11,7 +11,8 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from mcp.server import MCPServer
 
-from openrl.agents.base import ToolError, TurnLimits
+from openrl.agents.base import ToolError
+from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.mcp import McpFailed
@@ -87,7 +88,7 @@ def test_an_episode_with_a_server():
             chat = chat_of("qwen2.5")
             policy = ScriptedPolicy(chat, [call, "It is 4.<|im_end|>"])
             parse = parser_for("hermes", None)
-            agent = ToolAgent(await open_toolbox(url, 10.0), parse, chat, TurnLimits())
+            agent = ToolAgent(await open_toolbox(url, 10.0), Play(chat, parse))
             prompt = Prompt("train:0", [1], "What is 2 + 2?")
             return await agent.run(prompt, policy, Sampling(max_tokens=1000))
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from openrl.agents.base import TurnLimits
+from openrl.agents.conversation import Play
 from openrl.agents.openenv.environment import OpenEnvAgent
 from openrl.agents.openenv.wire import find_server
 from openrl.types import End
@@ -102,7 +102,7 @@ def test_episodes_on_a_server_with_two_places(url, scheme):
     policies = [policy_of("none", *map(str, range(1, 10))) for _ in range(5)]
 
     async def main():
-        agent = OpenEnvAgent(await find_server(f"{scheme}://{url}"), CHAT, TurnLimits())
+        agent = OpenEnvAgent(await find_server(f"{scheme}://{url}"), Play(CHAT))
         runs = (agent.run(PROMPT, policy, ROOM) for policy in policies)
         return await asyncio.wait_for(asyncio.gather(*runs), PATIENCE)
 

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from openrl.agents.base import TurnLimits
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.command import AgentCommand
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
@@ -174,7 +175,7 @@ def test_the_same_agent_inside_and_outside(monkeypatch):
     command = shlex.join([sys.executable, str(EXAMPLES / "openai_client.py")])
     outside, inside = policy_of("It is 5.", "It is 4."), policy_of("It is 5.", "It is 4.")
     black_box = play(command, outside)
-    twin = runpy.run_path(str(EXAMPLES / "self_check.py"))["SelfCheck"](hermes_chat())
+    twin = runpy.run_path(str(EXAMPLES / "self_check.py"))["SelfCheck"](Play(hermes_chat()))
     native = asyncio.run(twin.run(PROMPT, inside, ROOM))
     assert black_box.segments == native.segments
     assert [Row.of(segment) for segment in native.segments] == rows_of(outside)

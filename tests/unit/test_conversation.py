@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat, TemplateError
-from openrl.agents.conversation import Conversation, EpisodeOver
+from openrl.agents.conversation import Conversation, EpisodeOver, Play
 from openrl.types import End, Prompt, Sampling, Score
 from tests.chat_templates import FAMILIES, TOOLS, chat_of
 from tests.scripted_policy import ScriptedPolicy
@@ -25,7 +26,8 @@ def plain():
 
 def play(chat, policy, said, tools=None, **kwargs):
     """A conversation in which ``said[i]`` is what others say before turn i."""
-    conversation = Conversation(PROMPT, chat, policy, kwargs.pop("sampling", ROOM), **kwargs)
+    sampling = kwargs.pop("sampling", ROOM)
+    conversation = Conversation(Play(chat, **kwargs), PROMPT, policy, sampling)
 
     async def turns():
         messages = []
@@ -120,7 +122,9 @@ def test_what_a_template_refuses():
 def test_a_reply_that_is_cut_within_a_character():
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, ["It is \N{EURO SIGN}", "4.<|im_end|>"], odd=True)
-    conversation, messages = play(chat, policy, [[ASKS], [GOES_ON]], max_tokens_per_turn=8)
+    conversation, messages = play(
+        chat, policy, [[ASKS], [GOES_ON]], limits=TurnLimits(max_tokens_per_turn=8)
+    )
     assert [len(ids) for ids in policy.given] == [8, 3]  # six letters, two of three bytes
     assert messages[1]["content"] == "It is \N{REPLACEMENT CHARACTER}"
     (row,) = conversation.trajectory(End.STOP).segments
@@ -156,7 +160,7 @@ def test_tokens_run_out():
     said = [[{"role": "user", "content": "a"}]] * 3
     for sampling in (Sampling(max_tokens=4), Sampling(max_tokens=90, max_len=5)):
         policy = ScriptedPolicy(plain(), ["bb", "bbbbb", "b"])
-        conversation = Conversation(PROMPT, plain(), policy, sampling)
+        conversation = Conversation(Play(plain()), PROMPT, policy, sampling)
         messages = []
         with pytest.raises(EpisodeOver) as over:
             for others in said:
@@ -171,7 +175,7 @@ def test_tokens_run_out():
 def test_a_turn_has_room_of_its_own():
     policy = ScriptedPolicy(plain(), ["bbbbb", "b<eos>"])
     said = [[{"role": "user", "content": "a"}]] * 2
-    conversation, _ = play(plain(), policy, said, max_tokens_per_turn=3)
+    conversation, _ = play(plain(), policy, said, limits=TurnLimits(max_tokens_per_turn=3))
     assert [len(ids) for ids in policy.given] == [3, 2] and not conversation.is_full
 
 
@@ -212,7 +216,7 @@ def test_a_turn_that_fails_leaves_nothing():
 
 def test_what_a_turn_earns_stands_on_its_last_token():
     policy = ScriptedPolicy(plain(), ["b<eos>", "d"])
-    conversation = Conversation(PROMPT, plain(), policy, ROOM)
+    conversation = Conversation(Play(plain()), PROMPT, policy, ROOM)
     messages = []
     for text, reward in (("a", 0.5), ("c", 2.0)):
         messages.append({"role": "user", "content": text})
@@ -224,6 +228,6 @@ def test_what_a_turn_earns_stands_on_its_last_token():
 
 
 def test_nothing_was_played():
-    conversation = Conversation(PROMPT, plain(), ScriptedPolicy(plain(), []), ROOM)
+    conversation = Conversation(Play(plain()), PROMPT, ScriptedPolicy(plain(), []), ROOM)
     trajectory = conversation.trajectory(End.ENVIRONMENT_ERROR)
     assert trajectory.segments[0].token_ids == [1, 2] and trajectory.response_length == 0

@@ -11,8 +11,8 @@ import openai
 import pytest
 
 from openrl.agents.base import TurnLimits
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint
-from openrl.agents.endpoint.session import Play
 from openrl.agents.tools.parsers import parser_for
 from openrl.errors import UserError
 from openrl.types import Sampling

@@ -9,7 +9,7 @@ import openai
 import pytest
 
 from openrl.agents.chat import ChatFormat
-from openrl.agents.endpoint.session import Play
+from openrl.agents.conversation import Play
 from openrl.agents.tools.parsers import parser_for
 from tests.chat_templates import FAMILIES, TOOLS, family_tokenizer
 from tests.endpoint import CALL, ROOM, Row, policy_of, rows_of, run

@@ -9,6 +9,7 @@ import pytest
 
 from openrl.agents.base import Step, TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
 from openrl.agents.gym import GymEnvironment, make_environment
 from openrl.agents.reductions import REDUCTIONS, reduce_metrics
@@ -62,7 +63,9 @@ def play(game, *replies, limits=None, sampling=ROOM, prompt=PROMPT, generate=Non
     """The trajectory and the policy. ``game`` is a gym class's object, or an environment."""
     environment = game if hasattr(game, "frame") else GymEnvironment(game)
     policy = ScriptedPolicy(CHAT, [reply + END for reply in replies])
-    agent = EnvironmentAgent(lambda _: environment, CHAT, limits or TurnLimits(), **kwargs)
+    agent = EnvironmentAgent(
+        lambda _: environment, Play(CHAT, limits=limits or TurnLimits(), **kwargs)
+    )
     return asyncio.run(agent.run(prompt, generate or policy, sampling)), policy
 
 

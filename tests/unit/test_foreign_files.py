@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from openrl.agents.base import TurnLimits
-from openrl.agents.conversation import Reply
+from openrl.agents.conversation import Play, Reply
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
 from openrl.agents.foreign.calls import Played
 from openrl.agents.foreign.executor_agent import NotSampled, trajectory
@@ -316,7 +315,7 @@ def test_agents_that_speak_to_the_endpoint(write, text):
     async def main():
         async with endpoint() as server:
             file = agent_file(str(write(text)))
-            opening = open_file_agent(file, CHAT, TurnLimits(), size=1, endpoint=server)
+            opening = open_file_agent(file, Play(CHAT), size=1, endpoint=server)
             async with opening as agent:
                 return await agent.run(PROMPT, policy, ROOM)
 

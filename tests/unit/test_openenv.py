@@ -11,6 +11,7 @@ from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import JSONResponse
 
 from openrl.agents.base import TurnLimits
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.agents.openenv.environment import ActionReader, InvalidAction, OpenEnvAgent, text_of
 from openrl.agents.openenv.wire import find_server
@@ -125,7 +126,7 @@ def play(server, *policies, scheme="ws", limits=TurnLimits(step_timeout=60.0)):
 
     async def main():
         async with server.serving() as at:
-            agent = OpenEnvAgent(await find_server(f"{scheme}://{at}"), CHAT, limits)
+            agent = OpenEnvAgent(await find_server(f"{scheme}://{at}"), Play(CHAT, limits=limits))
             runs = (agent.run(PROMPT, policy, ROOM) for policy in policies)
             return await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 60)
 
@@ -161,7 +162,7 @@ def test_a_full_server_is_waited_for_and_that_is_counted():
             return await slow(token_ids, sampling)
 
         async with server.serving() as at:
-            agent = OpenEnvAgent(await find_server(f"ws://{at}"), CHAT, TurnLimits())
+            agent = OpenEnvAgent(await find_server(f"ws://{at}"), Play(CHAT))
             first = asyncio.create_task(agent.run(PROMPT, waiting, ROOM))
             second = asyncio.create_task(agent.run(PROMPT, policy_of("bye"), ROOM))
             return await asyncio.wait_for(asyncio.gather(first, second), 60), server.most

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import numpy as np
 from PIL import Image
 
-from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.gym import GymEnvironment
 from openrl.tracking.renders import gif, save_episodes
@@ -38,7 +38,7 @@ class Lamp:
 
 def played(prompt=PROMPT, tokens=1000):
     replies = ["<script>on</script><|im_end|>"] * 3
-    agent = EnvironmentAgent(lambda _: GymEnvironment(Lamp()), CHAT, TurnLimits())
+    agent = EnvironmentAgent(lambda _: GymEnvironment(Lamp()), Play(CHAT))
     policy = ScriptedPolicy(CHAT, replies)
     return asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=tokens)))
 

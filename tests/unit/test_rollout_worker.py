@@ -11,6 +11,7 @@ import pytest
 from openrl.agents.base import Step, TurnLimits
 from openrl.agents.build import AgentSetup
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.recording import turns_from_json, turns_to_json
 from openrl.agents.single_turn import SingleTurn
@@ -187,7 +188,8 @@ def playing(worker, **changes):
     """Lets the worker play three turns of ``Guess``."""
     game = type("Guess", (Guess,), changes)
     chat = ChatFormat(worker.tokenizer, chat=False, kwargs={})
-    worker.agent = EnvironmentAgent(lambda prompt: game(), chat, TurnLimits(max_turns=3))
+    play = Play(chat, limits=TurnLimits(max_turns=3))
+    worker.agent = EnvironmentAgent(lambda prompt: game(), play)
     return worker
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.chat import TemplateError
+from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent, opening
 from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.functions import FunctionTools
@@ -32,12 +33,9 @@ def add(a: int, b: int) -> int:
 def play(chat, policy, parser=None, limits=None, tools=(add,), prompt=PROMPT, sampling=ROOM):
     toolset = FunctionTools(tools)
     limits = limits or TurnLimits()
-    agent = ToolAgent(
-        toolbox_of([lambda: toolset], limits.step_timeout),
-        parser_for(parser, chat.tokenizer.chat_template),
-        chat,
-        limits,
-    )
+    parse = parser_for(parser, chat.tokenizer.chat_template)
+    tools = toolbox_of([lambda: toolset], limits.step_timeout)
+    agent = ToolAgent(tools, Play(chat, parse, limits))
     return asyncio.run(agent.run(prompt, policy, sampling))
 
 

@@ -6,7 +6,8 @@ import pytest
 from transformers.utils import get_json_schema
 from trl.experimental.harbor._env import HarborBashEnv
 
-from openrl.agents.base import ToolError, TurnLimits
+from openrl.agents.base import ToolError
+from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.parsers import parser_for
@@ -118,12 +119,8 @@ def call(name, **arguments):
 def play(made, replies, label="3"):
     chat = chat_of("qwen2.5")
     policy = ScriptedPolicy(chat, [f"{reply}<|im_end|>" for reply in replies])
-    agent = ToolAgent(
-        toolbox_of([TrlEnvironment(made).toolset], 5.0),
-        parser_for("hermes", None),
-        chat,
-        TurnLimits(),
-    )
+    tools = toolbox_of([TrlEnvironment(made).toolset], 5.0)
+    agent = ToolAgent(tools, Play(chat, parser_for("hermes", None)))
     question = {"role": "user", "content": "Count."}
     prompt = Prompt("a", [1], "Count.", label, messages=(question,), meta={"level": "hard"})
     trajectory = asyncio.run(agent.run(prompt, policy, Sampling(max_tokens=2000)))

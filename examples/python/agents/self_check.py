@@ -1,19 +1,18 @@
 """The agent of openai_client.py as openrl's own agents are written."""
 
 from openrl.agents.base import Generate
-from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Conversation, EpisodeOver
+from openrl.agents.conversation import Conversation, EpisodeOver, Play
 from openrl.types import End, Prompt, Sampling, Trajectory
 
 CHECK = "Check it. What is your final answer?"
 
 
 class SelfCheck:
-    def __init__(self, chat: ChatFormat) -> None:
-        self.chat = chat
+    def __init__(self, play: Play) -> None:
+        self.play = play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        conversation = Conversation(prompt, self.chat, generate, sampling)
+        conversation = Conversation(self.play, prompt, generate, sampling)
         messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
         try:
             first = await conversation.reply(messages)

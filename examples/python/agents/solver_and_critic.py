@@ -7,23 +7,18 @@ solvers and a critic with critics. The label of a prompt is the answer."""
 
 from __future__ import annotations
 
-from openrl.agents.base import Generate, TurnLimits
-from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Conversation
+from openrl.agents.base import Generate
+from openrl.agents.conversation import Conversation, Play
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 
 
 class SolverAndCritic:
-    def __init__(self, chat: ChatFormat, limits: TurnLimits, row_per_turn: bool) -> None:
-        self.chat, self.limits = chat, limits
+    def __init__(self, play: Play) -> None:
+        self.play = play
 
-    async def run(
-        self, prompt: Prompt, generate: Generate, sampling: Sampling
-    ) -> list[Trajectory]:
-        solver, critic = (
-            Conversation(prompt, self.chat, generate, sampling, self.limits.max_tokens_per_turn)
-            for _ in range(2)
-        )
+    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> list[Trajectory]:
+        solver = Conversation(self.play, prompt, generate, sampling)
+        critic = Conversation(self.play, prompt, generate, sampling)
         task = prompt.messages or ({"role": "user", "content": prompt.text},)
         first = await solver.reply(task)
         judge = f"{task[-1]['content']}\nIs this right, yes or no: {first.text}"

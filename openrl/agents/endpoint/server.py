@@ -19,12 +19,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from openrl.agents.base import Generate
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.chat_completions import CHAT_COMPLETIONS
 from openrl.agents.endpoint.messages import MESSAGES
 from openrl.agents.endpoint.records import MODEL, Answer, Dialect, Json, Refusal, ended
 from openrl.agents.endpoint.responses import RESPONSES
 from openrl.agents.endpoint.retries import Exchange, Sender
-from openrl.agents.endpoint.session import Play, Session
+from openrl.agents.endpoint.session import Session
 from openrl.agents.endpoint.tokens import TOKENS
 from openrl.errors import UserError
 from openrl.types import Prompt, Sampling

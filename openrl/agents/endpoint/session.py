@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from openrl.agents.base import Generate, TurnLimits
-from openrl.agents.chat import ChatFormat, TemplateError
-from openrl.agents.conversation import Conversation, EpisodeOver, Reply
+from openrl.agents.base import Generate
+from openrl.agents.chat import TemplateError
+from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.endpoint.records import (
     CONTEXT_LENGTH,
     Answer,
@@ -24,19 +24,8 @@ from openrl.agents.endpoint.records import (
 from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
 from openrl.agents.tools.calls import ParsedReply, call_ids
-from openrl.agents.tools.parsers import Parse
 from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
-
-
-@dataclass(frozen=True)
-class Play:
-    """How every session of a run is played."""
-
-    chat: ChatFormat
-    parse: Parse  # the tool calls in a sampled text
-    limits: TurnLimits = TurnLimits()
-    row_per_turn: bool = False
 
 
 class Session:
@@ -46,15 +35,8 @@ class Session:
     def __init__(self, play: Play, prompt: Prompt, generate: Generate, sampling: Sampling) -> None:
         self.play, self.prompt, self.sampling = play, prompt, sampling
         longest = sampling.max_len or len(prompt.token_ids) + sampling.max_tokens
-        self.conversation = Conversation(
-            prompt,
-            play.chat,
-            generate,
-            replace(sampling, max_len=longest),
-            play.limits.max_tokens_per_turn,
-            play.row_per_turn,
-            any_prompt=True,
-        )
+        bounded = replace(sampling, max_len=longest)
+        self.conversation = Conversation(play, prompt, generate, bounded, any_prompt=True)
         self.exchanges = Exchanges()
         self.score: Score | None = None  # as the client gave it
         self.over: End | None = None  # why the last request was refused

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from openrl.agents.base import Agent, TurnLimits
-from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.foreign.calls import Facts
 from openrl.agents.foreign.environment import FileAgent, RawText
@@ -18,7 +19,6 @@ from openrl.agents.foreign.player import AgentFile
 from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.foreign.tool_agent import FileToolAgent
-from openrl.agents.tools.parsers import Parse
 from openrl.errors import UserError
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
@@ -52,20 +52,16 @@ def process_limits(limits: TurnLimits, memory: int = MEMORY) -> Limits:
 @asynccontextmanager
 async def open_file_agent(
     file: AgentFile,
-    chat: ChatFormat,
-    limits: TurnLimits,
+    play: Play,
     *,
-    row_per_turn: bool = False,
     size: int = SIZE,
     memory: int = MEMORY,
     endpoint: Endpoint | None = None,
-    parse: Parse | None = None,
 ) -> AsyncIterator[Agent]:
     """The agent of one engine, with up to ``size`` processes; ``endpoint`` is for a class that
-    speaks to one, ``parse`` reads the calls of tools. Raises UserError as ``recognise``, and for a
-    class without what it needs."""
+    speaks to one. Raises UserError as ``recognise``, and for a class without what it needs."""
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
-    pool = ProcessPool(file, size, process_limits(limits, memory), "agent", threads)
+    pool = ProcessPool(file, size, process_limits(play.limits, memory), "agent", threads)
     try:
         async with pool.lease() as process:
             await process.start()
@@ -77,22 +73,22 @@ async def open_file_agent(
                 )
             yield ProgramAgent(pool, endpoint)
         elif facts.kind == "executor":
-            if row_per_turn:
+            if play.row_per_turn:
                 raise UserError(
                     f"{file}: {facts.class_name} makes the training rows itself",
                     "--agent_sample_unit trajectory",
                 )
-            yield ExecutorAgent(pool, chat, limits)
+            yield ExecutorAgent(pool, play)
         elif facts.kind == "agent":
             made = find_class(load_module(file.path, "agent_file"), file.class_name).made
-            yield made(chat, limits, row_per_turn)  # what waits there must await
+            yield made(play)  # what waits there must await
         elif facts.kind == "trl":
-            assert parse is not None
-            yield FileToolAgent(pool, parse, chat, limits, row_per_turn)
+            yield FileToolAgent(pool, play)
         else:
             if facts.kind == "turns":
-                chat = RawText(chat.tokenizer, templated=chat.chat)
-            yield FileAgent(pool, chat, limits, row_per_turn)
+                raw = RawText(play.chat.tokenizer, templated=play.chat.chat)
+                play = replace(play, chat=raw)
+            yield FileAgent(pool, play)
     finally:
         await pool.close()
         await asyncio.to_thread(threads.shutdown)

@@ -8,8 +8,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.base import Generate, Step, TurnLimits
+from openrl.agents.base import Generate, Step
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Call, Row
 from openrl.processes.pool import Lease, ProcessPool
@@ -47,24 +48,15 @@ class ProcessEnvironment:
 class FileAgent:
     """Plays the environment of a file. The episode's time begins when its process is there."""
 
-    def __init__(
-        self,
-        pool: ProcessPool,
-        chat: ChatFormat,
-        limits: TurnLimits,
-        row_per_turn: bool = False,
-    ) -> None:
-        self.pool, self.chat, self.limits = pool, chat, limits
-        self.row_per_turn = row_per_turn
+    def __init__(self, pool: ProcessPool, play: Play) -> None:
+        self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises EnvironmentFailure, and UserError for a file that does not load."""
         async with self.pool.lease() as process:
             await process.start()
             environment = ProcessEnvironment(process, sampling)
-            agent = EnvironmentAgent(
-                lambda _: environment, self.chat, self.limits, self.row_per_turn
-            )
+            agent = EnvironmentAgent(lambda _: environment, self.how)
             return await agent.run(prompt, generate, sampling)
 
 

@@ -7,9 +7,9 @@ import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
-from openrl.agents.base import Generate, TurnLimits
+from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Conversation, EpisodeOver, Reply
+from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
 from openrl.agents.foreign.calls import Call, Generated, Generation, Played, TokenizerAsked
 from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
@@ -24,30 +24,28 @@ class NotSampled(Exception):
 class ExecutorAgent:
     """Plays what a file's ``execute`` plays."""
 
-    def __init__(self, pool: ProcessPool, chat: ChatFormat, limits: TurnLimits) -> None:
-        self.pool, self.chat, self.limits = pool, chat, limits
+    def __init__(self, pool: ProcessPool, play: Play) -> None:
+        self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises what the engine raised, CallFailed, NotSampled, and TimeoutError for an episode
         that took too long."""
         longest = len(prompt.token_ids) + sampling.max_tokens
         longest = min(longest, sampling.max_len or longest)
-        conversation = Conversation(
-            prompt, self.chat, generate, sampling, self.limits.max_tokens_per_turn
-        )
+        conversation = Conversation(self.how, prompt, generate, sampling)
         engine = _Engine(conversation)
         async with self.pool.lease() as process:
             await process.start()
             await process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
             call = Call("play", (row_of(prompt, sampling), longest))
             try:
-                async with asyncio.timeout(self.limits.episode_timeout or None):
+                async with asyncio.timeout(self.how.limits.episode_timeout or None):
                     played: Played = await process.call(call, engine.answer)
             except CallFailed:
                 if engine.failure is not None:
                     raise engine.failure from None
                 raise
-        return trajectory(prompt, played, engine.replies, self.chat)
+        return trajectory(prompt, played, engine.replies, self.how.chat)
 
 
 class _Engine:

@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Generate, ToolError, Toolset, TurnLimits
-from openrl.agents.chat import ChatFormat
+from openrl.agents.base import Generate, ToolError, Toolset
+from openrl.agents.conversation import Play
 from openrl.agents.foreign.calls import Call
 from openrl.agents.foreign.environment import row_of
 from openrl.agents.tool_agent import ToolAgent
-from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease, ProcessPool
@@ -50,27 +49,14 @@ class ProcessTools(Toolset):
 class FileToolAgent:
     """Plays with the tools of a file. The episode's time begins when its process is there."""
 
-    def __init__(
-        self,
-        pool: ProcessPool,
-        parse: Parse,
-        chat: ChatFormat,
-        limits: TurnLimits,
-        row_per_turn: bool = False,
-    ) -> None:
-        self.pool, self.parse, self.chat = pool, parse, chat
-        self.limits, self.row_per_turn = limits, row_per_turn
+    def __init__(self, pool: ProcessPool, play: Play) -> None:
+        self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises CallFailed, and UserError for a file that does not load."""
         async with self.pool.lease() as process:
             await process.start()
             tools = ProcessTools(process, self.pool.facts.schemas, sampling)
-            agent = ToolAgent(
-                lambda: Toolbox([tools], self.limits.step_timeout),
-                self.parse,
-                self.chat,
-                self.limits,
-                self.row_per_turn,
-            )
+            timeout = self.how.limits.step_timeout
+            agent = ToolAgent(lambda: Toolbox([tools], timeout), self.how)
             return await agent.run(prompt, generate, sampling)

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from openrl.agents.base import Generate, Step, TurnLimits
-from openrl.agents.chat import ChatFormat
+from openrl.agents.base import Generate, Step
+from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.openenv.wire import INVALID, Connection, Connections, Server, ServerError
 from openrl.errors import UserError
@@ -109,20 +109,16 @@ def text_of(observation: Any) -> str:
 class OpenEnvAgent:
     """Plays the environments of a server. The episode's time begins when the server has room."""
 
-    def __init__(
-        self, server: Server, chat: ChatFormat, limits: TurnLimits, row_per_turn: bool = False
-    ) -> None:
+    def __init__(self, server: Server, play: Play) -> None:
         """Raises UserError for actions that cannot be written."""
         self.connections, self.read = Connections(server), ActionReader.of(server.action)
-        self.chat, self.limits, self.row_per_turn = chat, limits, row_per_turn
+        self.how = play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises EnvironmentFailure, NoRoom, and OSError without a server."""
         async with self.connections.open() as (connection, waits):
             environment = OpenEnvEnvironment(connection, self.read)
-            agent = EnvironmentAgent(
-                lambda _: environment, self.chat, self.limits, self.row_per_turn
-            )
+            agent = EnvironmentAgent(lambda _: environment, self.how)
             trajectory = await agent.run(prompt, generate, sampling)
         trajectory.metrics["waits_for_room"] = float(waits)
         return trajectory

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.agents.chat import Schemas
 from openrl.types import Message
 
 
@@ -23,6 +24,15 @@ class ParsedReply:
     content: str  # what is written before the calls, reasoning included
     calls: tuple[ToolCall, ...] = ()
     error: str | None = None  # why a call cannot be read; then there are none
+
+
+Parse = Callable[[str, Schemas], ParsedReply]
+"""A whole reply without the token that ends it, and the schemas of the tools that it may call."""
+
+
+def reads_no_calls(text: str, schemas: Schemas) -> ParsedReply:
+    """For models whose chat template has no place for calls."""
+    return ParsedReply(text)
 
 
 def call_ids(first: int, count: int) -> list[str]:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from openrl.agents.chat import Schemas
-from openrl.agents.tools.calls import ParsedReply, ToolCall
+from openrl.agents.tools.calls import Parse, ParsedReply, ToolCall
 from openrl.errors import UserError
 from openrl.extension_points import tool_parsers
 
-Parse = Callable[[str, Schemas], ParsedReply]
 Reader = Callable[[str, Schemas], tuple[str, list[ToolCall]]]
 _ARGUMENTS = ("arguments", "parameters")
 _JSON = json.JSONDecoder()
@@ -45,13 +44,23 @@ def parser_for(name: str | None, chat_template: str | None) -> Parse:
         raise UserError(f"--tool_parser: {error.args[0]}") from None
 
 
-def detect(chat_template: str) -> str:
-    """The name of the format that the template writes calls in. Raises UserError if it is none."""
-    fitting = {
+def _fitting(chat_template: str) -> dict[str, int]:
+    """The formats whose marks the template has, and how many these are."""
+    return {
         entry.name: len(entry.component.marks)
         for entry in tool_parsers.entries()
         if entry.component.marks and all(m in chat_template for m in entry.component.marks)
     }
+
+
+def writes_calls(chat_template: str) -> bool:
+    """Whether the template writes calls of tools in a format that is known here."""
+    return bool(_fitting(chat_template))
+
+
+def detect(chat_template: str) -> str:
+    """The name of the format that the template writes calls in. Raises UserError if it is none."""
+    fitting = _fitting(chat_template)
     if not fitting:
         raise UserError(
             "--tools: the chat template writes calls of tools in no format that is known here",
