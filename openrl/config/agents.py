@@ -124,7 +124,8 @@ class EnvironmentFlags(EnvironmentTagFlags):
     )
     env_max_trajectories: int = flag(
         -1,
-        "Most trajectories that one environment plays in a rollout; -1: any number.",
+        "Most trajectories that one environment plays for a training step, those of groups that"
+        " --dynamic_filtering turns down among them; -1: any number.",
         bounds="-1 or > 0",
     )
     env_group_redundancy: int = flag(

@@ -64,6 +64,13 @@ def prompts_running(config: PPOConfig) -> int:
     return size or math.ceil(config.asynchrony.oversample_ratio * config.batch.rollout_batch_size)
 
 
+def prompts_to_try(config: PPOConfig, n_prompts: int) -> int:
+    """Most prompts that one training step may try: each of ``n_prompts`` once, and each environment
+    --env_max_trajectories."""
+    most = config.environments.env_max_trajectories
+    return min(n_prompts, most * prompts_running(config)) if most > 0 else n_prompts
+
+
 def steps_ahead(config: PPOConfig) -> int:
     """Training steps that generation may run ahead of training."""
     return config.asynchrony.async_queue_size if config.asynchrony.async_train else 0

@@ -155,7 +155,8 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
         in_waves=config.collecting.rollout_scheduler == "batch",
     )
     filtered = config.filtering.dynamic_filtering
-    chosen = DynamicFilter(config.filtering, len(inputs.prompts), wanted, running)
+    to_try = derived.prompts_to_try(config, len(inputs.prompts))
+    chosen = DynamicFilter(config.filtering, to_try, wanted, running)
     settings = RolloutSettings(
         RolloutRequest(
             config.batch.n_samples_per_prompt,

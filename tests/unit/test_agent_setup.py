@@ -1,10 +1,126 @@
-"""From flags to the agent that plays: every kind, and what is refused before anything starts."""
+"""From flags to the agent that plays, and what is refused before anything starts."""
 
+import asyncio
+import os
+import sys
 from pathlib import Path
 
-from openrl.types import Prompt
+import pytest
+
+from openrl.agents.build import AgentSetup, open_agent
+from openrl.agents.checks import check_agents
+from openrl.algorithms.batching import collate
+from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.data import TemplateFlags
+from openrl.errors import UserError
+from openrl.types import Group, Prompt, Sampling
+from tests.endpoint import hermes_chat, policy_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
-QUESTION = Prompt(
-    "train:0", [], "2 + 2?", label="4", messages=({"role": "user", "content": "2 + 2?"},)
+ASKED = {"role": "user", "content": "2 + 2?"}
+QUESTION = Prompt("train:0", [1], "2 + 2?", label="4", messages=(ASKED,))
+SEED = Prompt("train:bandit:0", [], "", source="bandit", meta={"seed": 5})
+TOOLS = '''
+def add(a: int, b: int) -> int:
+    """Adds two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+    """
+    return a + b
+'''
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 2}}\n</tool_call>'
+
+
+def setup(env_tags=(), **flags):
+    templates = TemplateFlags(apply_chat_template=True)
+    return AgentSetup(AgentFlags(**flags), EnvironmentFlags(env_tags=env_tags), templates)
+
+
+def play(how, *replies, prompt=QUESTION):
+    policy = policy_of(*replies)
+
+    async def main():
+        async with open_agent(how, hermes_chat().tokenizer) as agent:
+            return await agent.run(prompt, policy, Sampling(max_tokens=2000))
+
+    return asyncio.run(main()), policy
+
+
+def trained(trajectory):
+    return [segment.sampled_ids for segment in trajectory.segments]
+
+
+def test_each_kind_of_agent_plays_by_its_flags(tmp_path):
+    tools = tmp_path / "tools.py"
+    tools.write_text(TOOLS)
+    program = f"{sys.executable} {EXAMPLES / 'openai_client.py'}"
+    cases = {
+        "tools": (setup(tools=str(tools)), [CALL, "4"], QUESTION),
+        "a program": (setup(agent_command=program), ["3", "4"], QUESTION),
+        "ours": (setup(agent_func_path=str(EXAMPLES / "self_check.py")), ["3", "4"], QUESTION),
+        "tags": (setup(env_tags=("bandit",), max_turns=2), ["hm", "hm"], SEED),
+    }
+    for name, (how, replies, prompt) in cases.items():
+        played, policy = play(how, *replies, prompt=prompt)
+        assert trained(played) == [[i for ids in policy.given for i in ids]], name
+        assert played.turns == len(replies), name
+
+
+def test_two_agents_of_one_episode_are_compared_with_their_own_kind():
+    how = setup(agent_func_path=str(EXAMPLES / "solver_and_critic.py"))
+    episodes = [play(how, *replies)[0] for replies in (("3", "no", "4"), ("4", "no", "5"))]
+    assert [[(t.agent, t.score.reward) for t in played] for played in episodes] == [
+        [("solver", 1.0), ("critic", 1.0)],
+        [("solver", 0.0), ("critic", 0.0)],
+    ]
+    batch = collate([Group(QUESTION, [t for played in episodes for t in played])], 0)
+    assert batch.group_ids.tolist() == [0, 1, 0, 1]
+
+
+def test_turns_as_rows():
+    how = setup(agent_func_path=str(EXAMPLES / "self_check.py"), agent_sample_unit="step")
+    played, policy = play(how, "3", "4")
+    assert trained(played) == policy.given
+
+
+@pytest.mark.parametrize(
+    ("flags", "source", "problem"),
+    [
+        ({"agent_func_path": "GYM"}, "reward_funcs", "Game returns rewards, and --reward_funcs"),
+        ({"agent_func_path": "PROGRAM"}, None, "speaks to a chat endpoint.*\n.*--agent_endpoint"),
+        ({"agent_func_path": "WRONG"}, None, r"Game.reset\(self\) cannot be called as gym's"),
+        ({"agent_func_path": "NOTHING"}, None, "none of its classes is known"),
+        ({"tools": "UNTYPED"}, "reward_funcs", "add.*type"),
+        ({"tools": "python", "tool_parser": "herms"}, "reward_funcs", "did you mean 'hermes'"),
+    ],
 )
+def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
+    game = "class Game:\n    def reset(self, seed): ...\n    def step(self, action): ...\n"
+    files = {
+        "GYM": game,
+        "PROGRAM": "class P:\n    async def run(self, data, base_url, api_key): ...\n",
+        "WRONG": game.replace(", seed", ""),
+        "NOTHING": "x = 1\n",
+        "UNTYPED": TOOLS.replace("a: int, b: int", "a, b"),
+    }
+    given = {}
+    for name, value in flags.items():
+        given[name] = value
+        if value in files:
+            path = tmp_path / "agent.py"
+            path.write_text(files[value])
+            given[name] = os.fspath(path)
+    with pytest.raises(UserError, match=f"(?s){problem}") as raised:
+        check_agents(setup(**given), hermes_chat().tokenizer, source)
+    assert str(raised.value)
+
+
+def test_a_tag_needs_settings_that_it_knows(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("bandit: {max_step: 3}\n")
+    tagged = EnvironmentFlags(env_tags=("bandit",), env_config=str(path))
+    how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
+    with pytest.raises(UserError, match="did you mean 'max_steps'"):
+        check_agents(how, hermes_chat().tokenizer, None)

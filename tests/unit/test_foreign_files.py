@@ -441,8 +441,8 @@ OURS = """
 from openrl.types import End, Score, Segment, Trajectory
 
 class Once:
-    def __init__(self, chat, limits, row_per_turn):
-        self.chat = chat
+    def __init__(self, play):
+        self.chat = play.chat
 
     async def run(self, prompt, generate, sampling):
         said = await generate(prompt.token_ids, sampling)
