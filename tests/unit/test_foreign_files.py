@@ -480,6 +480,13 @@ def test_an_agent_of_ours_runs_beside_the_engine(write):
             None,
             r"execute\(self, prompt, label, sampling_params, hf_tokenizer, llm_engine\) cannot",
         ),
+        (
+            GYM.replace(
+                "    def reset", "    def __init__(self, size):\n        pass\n\n    def reset"
+            ),
+            None,
+            "nobody gives Game.__init__ its size",
+        ),
         ("import not_there", None, "No module named 'not_there'"),
         ("import os; os._exit(7)", None, "the agent process exited with status 7"),
     ],
@@ -488,6 +495,12 @@ def test_what_is_no_agent_is_said(write, text, name, problem):
     path = write(text)
     with pytest.raises(UserError, match=f"(?s)--agent_func_path {path}.*{problem}"):
         recognise(agent_file(f"{path}:{name}" if name else str(path)))
+
+
+def test_the_entry_of_a_file_goes_before_its_other_classes(write):
+    assert recognise(agent_file(str(write(GYM + INSTANCE)))).class_name == "AgentInstance"
+    named = agent_file(f"{write(GYM + INSTANCE)}:Game")
+    assert recognise(named).class_name == "Game"
 
 
 def test_a_class_may_be_named(write):

@@ -10,7 +10,8 @@ from typing import Any
 
 from openrl.agents.foreign.shims import WRAPPED, AgentInstanceBase, Env
 
-RUNNERS = ("AgentExecutor", "AgentRunner")  # the entries of OpenRLHF's and Molt's files
+ENTRIES = ("AgentExecutor", "AgentRunner", "AgentInstance")  # of OpenRLHF's and Molt's files
+GIVEN = ("env_config", "extras")  # what constructors may ask for: SkyRL's
 EXECUTE = ("prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine")
 _ENDINGS = ("AgentExecutor", "EnvRunner", "AgentRunner")  # of their base classes
 _STATES = ("states", "state", "state_dict")
@@ -95,7 +96,7 @@ TRL = Kind("trl", "TRL's environment: reset(**row), methods as tools, perhaps ge
 
 @dataclass(frozen=True)
 class Found:
-    made: type
+    made: Any  # the class
     kind: Kind
 
 
@@ -104,7 +105,7 @@ class NotKnown(Exception):
 
 
 def find_class(module: ModuleType, name: str | None) -> Found:
-    """The class of that name; without one the file's runner, or its only class of a known kind.
+    """The class of that name; without one the file's entry, or its only class of a known kind.
 
     Raises NotKnown."""
     own = {
@@ -114,10 +115,11 @@ def find_class(module: ModuleType, name: str | None) -> Found:
     }
     if name is not None and name not in own:
         raise NotKnown(f"it has no class {name}, but {_listed(own)}")
-    chosen = [name] if name else [runner for runner in RUNNERS if runner in own]
-    fitting = [found for n in chosen or own if (found := _kind_of(own[n]))]
-    if not fitting and not name:  # a runner that runs nothing, as of early versions
-        fitting = [found for made in own.values() if (found := _kind_of(made))]
+    # an early version's entry runs nothing: then the next one counts
+    entries = [found for n in ENTRIES if n in own and (found := _kind_of(own[n]))]
+    fitting = [found for n in ([name] if name else own) if (found := _kind_of(own[n]))]
+    if entries and not name:
+        fitting = entries[:1]
     if len(fitting) > 1:
         names = ", ".join(found.made.__name__ for found in fitting)
         raise NotKnown(f"several of its classes can be played: {names}; name one, PATH.py:CLASS")
@@ -125,9 +127,24 @@ def find_class(module: ModuleType, name: str | None) -> Found:
         known = "".join(f"\n  {kind.shape}" for kind in (*KINDS, TRL))
         raise NotKnown(f"none of its classes is known: {_listed(own)}. Known are{known}")
     (found,) = fitting
-    if problem := found.kind.problem(found.made):
+    if problem := found.kind.problem(found.made) or _lacking(found):
         raise NotKnown(problem)
     return found
+
+
+def _lacking(found: Found) -> str | None:
+    """Why no object of the class can be made; None if one can."""
+    if found.kind is AGENT:  # it is given what agents need
+        return None
+    parameters = list(inspect.signature(found.made.__init__).parameters.values())[1:]
+    asked = [
+        p.name
+        for p in parameters
+        if p.default is p.empty
+        and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        and p.name not in GIVEN
+    ]
+    return f"nobody gives {found.made.__name__}.__init__ its {', '.join(asked)}" if asked else None
 
 
 def _kind_of(made: Any) -> Found | None:
