@@ -24,7 +24,10 @@ def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
     episode are one row."""
     if not chat.chat:
         return []
-    thought = _thought(chat, tools)
+    try:
+        thought = _thought(chat, tools)
+    except TemplateError as error:
+        return [f"A user cannot ask: {error}."]
     found = [_user_after(chat, _ANSWER, "", tools)]
     if thought and not found[0]:
         found.append(_user_after(chat, f"{thought}\n\n{_ANSWER}", " after reasoning", tools))
@@ -38,7 +41,12 @@ def require_tools(chat: ChatFormat, tools: Schemas) -> None:
     if not chat.chat:
         raise UserError("--tools: a chat template describes tools", "--apply_chat_template")
     remedy = "a template that does, by --tokenizer_chat_template FILE"
-    asked = chat.render([_ASKS], tools)
+    try:
+        asked = chat.render([_ASKS], tools)
+    except TemplateError as error:
+        raise UserError(
+            f"--tools: a question with tools cannot be asked: {error}", remedy
+        ) from error
     for schema in tools:
         if schema["function"]["name"] not in asked:
             name = schema["function"]["name"]
@@ -65,9 +73,10 @@ def _user_after(chat: ChatFormat, content: str, after: str, tools: Schemas | Non
     reply = {"role": "assistant", "content": content}
     try:
         later = chat.render([_ASKS, reply, _GOES_ON], tools)
+        written = _written(chat, reply, tools)
     except TemplateError as error:
         return f"A user cannot go on{after}: {error}."
-    if later.startswith(_written(chat, reply, tools)):
+    if later.startswith(written):
         return None
     return (
         f"What a user says{after} starts a row of its own: the template writes the turns before"

@@ -51,6 +51,10 @@ def test_a_template_that_refuses_a_user():
         "{% endif %}{{ m.content }}{% endfor %}"
     )
     assert probe(chat) == ["A user cannot go on: the chat template refuses it: one question."]
+    chat.tokenizer.chat_template = "{{ raise_exception('no question') }}"
+    assert probe(chat) == ["A user cannot ask: the chat template refuses it: no question."]
+    with pytest.raises(UserError, match="cannot be asked: the chat template refuses it"):
+        require_tools(chat, TOOLS)
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "llama3", "mistral", "glm4"])

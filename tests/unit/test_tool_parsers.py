@@ -141,6 +141,11 @@ def test_the_format_of_a_template(template, parser):
     assert detect((TRL / f"{template}.jinja").read_text()) == parser
 
 
+def test_the_format_of_one_template_of_several():
+    plain, tool_use = FAMILIES["chatml"].template, FAMILIES["qwen2.5"].template
+    assert detect({"default": plain, "tool_use": tool_use}) == "hermes"
+
+
 def test_mistral_is_known_by_its_mark():
     assert detect(FAMILIES["mistral"].template) == "mistral"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from openrl.agents.tools.calls import Parse, ParsedReply, ToolCall
 from openrl.errors import UserError
 from openrl.extension_points import tool_parsers
 
+ChatTemplate = str | Mapping[str, str]
+"""Some tokenizers have several by name, one of them for tools."""
 Reader = Callable[[str, Schemas], tuple[str, list[ToolCall]]]
 _ARGUMENTS = ("arguments", "parameters")
 _JSON = json.JSONDecoder()
@@ -35,7 +37,7 @@ class Malformed(Exception):
     """A call that cannot be read, and why."""
 
 
-def parser_for(name: str | None, chat_template: str | None) -> Parse:
+def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
     """The parser of that name; without one, that of the chat template. Raises UserError."""
     chosen = name or detect(chat_template or "")
     try:
@@ -44,21 +46,23 @@ def parser_for(name: str | None, chat_template: str | None) -> Parse:
         raise UserError(f"--tool_parser: {error.args[0]}") from None
 
 
-def _fitting(chat_template: str) -> dict[str, int]:
+def _fitting(chat_template: ChatTemplate) -> dict[str, int]:
     """The formats whose marks the template has, and how many these are."""
+    given = chat_template
+    text = given if isinstance(given, str) else "\n".join(given.values())
     return {
         entry.name: len(entry.component.marks)
         for entry in tool_parsers.entries()
-        if entry.component.marks and all(m in chat_template for m in entry.component.marks)
+        if entry.component.marks and all(mark in text for mark in entry.component.marks)
     }
 
 
-def writes_calls(chat_template: str) -> bool:
+def writes_calls(chat_template: ChatTemplate) -> bool:
     """Whether the template writes calls of tools in a format that is known here."""
     return bool(_fitting(chat_template))
 
 
-def detect(chat_template: str) -> str:
+def detect(chat_template: ChatTemplate) -> str:
     """The name of the format that the template writes calls in. Raises UserError if it is none."""
     fitting = _fitting(chat_template)
     if not fitting:
