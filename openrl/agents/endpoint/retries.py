@@ -64,7 +64,10 @@ class Exchanges:
             self.replays += 1
             again[0].abandoned = False
             return again[0]
-        exchanges.append(Exchange(asyncio.ensure_future(answering)))
+        reply = asyncio.ensure_future(answering)
+        # a failure that nobody waits for any more is no news
+        reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
+        exchanges.append(Exchange(reply))
         return exchanges[-1]
 
     async def cancel(self) -> None:

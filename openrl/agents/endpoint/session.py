@@ -27,6 +27,13 @@ from openrl.agents.tools.calls import ParsedReply, call_ids
 from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
+_NEUTRAL: Json = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+}
+
 
 class Session:
     """Rows may begin with any prompt, so that ``sampling.max_len`` alone bounds them; without it
@@ -174,6 +181,6 @@ class Session:
 
 def _differs(named: Json, sampling: Sampling) -> bool:
     """Whether these values are another distribution than the run's, which is sampled from."""
-    neutral = {"presence_penalty": 0, "frequency_penalty": 0, "response_format": {"type": "text"}}
-    ours = {name: getattr(sampling, name, neutral.get(name)) for name in named}
-    return any(value and value != ours[name] for name, value in named.items())
+    return any(
+        value != getattr(sampling, name, _NEUTRAL.get(name)) for name, value in named.items()
+    )
