@@ -1,7 +1,20 @@
+import asyncio
+import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from openrl.agents.build import AgentSetup, open_agent
+from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.commands import PPOConfig
+from openrl.config.data import TemplateFlags
+from openrl.flags.parser import load
+from openrl.types import End, Prompt, Sampling
+from tests.endpoint import hermes_chat, policy_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,3 +69,48 @@ print(policy_losses["plain_reinforce"].component(inputs, options).per_token.toli
         env={"PYTHONPATH": f"{ROOT}:{tmp_path}", "HOME": str(tmp_path), "PATH": ""},
     )
     assert done.stdout.strip() == "[[2.0, 0.0]]", done.stdout + done.stderr
+
+
+# -- the page about agents -------------------------------------------------------------------------
+
+AGENTS = (ROOT / "docs/agents.md").read_text(encoding="utf-8")
+ASKED = {"role": "user", "content": "How many people live in Oslo?"}
+QUESTION = Prompt("train:0", [1], ASKED["content"], label="720000", messages=(ASKED,))
+CALL = '<tool_call>\n{"name": "population", "arguments": {"city": "Oslo"}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("file", "flags", "replies", "turns"),
+    [
+        ("guess.py", {"agent_func_path": "FILE"}, [str(n) for n in range(10)], None),
+        ("tools.py", {"tools": "FILE,python"}, [CALL, "720000"], 2),
+        ("self_check.py", {"agent_func_path": "FILE"}, ["700000", "720000"], 2),
+    ],
+)
+def test_the_agents_of_the_page_play(file, flags, replies, turns, tmp_path):
+    block = re.search(rf"```python\n# {file}\n(.*?)```", AGENTS, re.DOTALL)
+    assert block
+    (tmp_path / file).write_text(block[1])
+    given = {name: text.replace("FILE", str(tmp_path / file)) for name, text in flags.items()}
+    how = AgentSetup(
+        AgentFlags(**given), EnvironmentFlags(), TemplateFlags(apply_chat_template=True)
+    )
+    policy = policy_of(*replies)
+
+    async def main():
+        async with open_agent(how, hermes_chat().tokenizer) as agent:
+            return await agent.run(QUESTION, policy, Sampling(max_tokens=4000))
+
+    played = asyncio.run(main())
+    assert played.end is End.STOP
+    assert played.turns == turns or played.score.passed == 1.0  # the number was among the guesses
+    assert [s.sampled_ids for s in played.segments] == [[i for ids in policy.given for i in ids]]
+
+
+@pytest.mark.parametrize("command", re.findall(r"```bash\n(python .*?)```", AGENTS, re.DOTALL))
+def test_the_commands_of_the_page_are_accepted(command):
+    words = shlex.split(command.replace("\\\n", " "))
+    argv = [*words[words.index("openrl.cli.train_ppo_ray") + 1 :], "--dump_config", os.devnull]
+    with pytest.raises(SystemExit) as ended:
+        load(PPOConfig, argv, prog="train_ppo_ray", description="")
+    assert ended.value.code == 0

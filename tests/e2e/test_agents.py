@@ -1,0 +1,183 @@
+"""Agents of several turns through the command: every credit of turns, asynchronous, a step a row,
+programs, and a run that is killed in mid-episode."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from openrl.config.placement import ENGINES
+from tests.e2e.bench import Bench, started
+from tests.e2e.runs import make_task, metrics, ppo_flags, run, start
+from tests.patience import PATIENCE
+
+EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
+TURNS = 3
+GAME = f"""
+class Digits:
+    reductions = {{"digits": "max"}}
+
+    def reset(self, seed):
+        self.turn = 0
+        return "digits?", {{}}
+
+    def step(self, action):
+        self.turn += 1
+        digits = sum(c.isdigit() for c in action) / max(len(action), 1)
+        info = {{"metrics": {{"digits": digits}}, "action_is_valid": digits > 0, "success": digits > 0.3}}
+        return "more", digits, self.turn == {TURNS}, False, info
+"""
+SMALL = {
+    "remote_rm_url": None,
+    "rollout_backend": "hf",
+    "max_tokens_per_turn": 6,
+    "generate_max_len": 60,
+    "prompt_max_len": 16,
+    "rollout_batch_size": 4,
+    "train_batch_size": 16,
+    "micro_train_batch_size": 8,
+    "max_steps": 2,
+    "lr_warmup_ratio": 0,
+    "train_generations_to_log": 16,
+    "format_penalty": -0.1,
+}
+
+
+class Cases(Bench):
+    def __call__(self, out: Path, **changes: object) -> list[dict[str, float]]:
+        try:
+            return super().__call__(out, **(SMALL | {"agent_func_path": self.game} | changes))
+        finally:  # a run leaves its engines paused if it ends with answers under way
+            self.runner.run(self.groups[ENGINES].call("resume", False))
+
+    @property
+    def game(self) -> Path:
+        return self.task / "game.py"
+
+
+@pytest.fixture(scope="module", params=["trajectory", "step"])
+def bench(request, tmp_path_factory):
+    """One engine with its environments, policy, critic and reference."""
+    task, out = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("start")
+    (task / "game.py").write_text(GAME)
+    flags = {"advantage_estimator": "gae", "agent_func_path": task / "game.py"}
+    flags |= {"agent_sample_unit": request.param}
+    with started(task, out, **(SMALL | flags)) as alive:
+        cases = Cases(alive.runner, task, alive.groups, alive.residency)
+        cases.unit = request.param
+        yield cases
+
+
+ESTIMATORS = {
+    "trajectory": [
+        {"advantage_estimator": "group_norm"},
+        {"advantage_estimator": "gae", "policy_loss_type": "segment_ppo"},
+        {"advantage_estimator": "turn_reinforce", "turn_gamma": 0.9},
+        {"advantage_estimator": "group_norm", "packing_samples": True, "async_train": True},
+        {
+            "advantage_estimator": "group_norm",
+            "async_train": True,
+            "partial_rollout": True,
+            "enable_vllm_is_correction": True,
+            "max_steps": 4,
+        },
+    ],
+    "step": [
+        {"advantage_estimator": "gigpo"},
+        {"advantage_estimator": "step_reinforce", "turn_gamma": 0.9},
+        {"advantage_estimator": "rloo", "use_dynamic_batch": True},
+    ],
+}
+
+
+def test_turns_are_played_scored_and_trained(bench, tmp_path):
+    for number, case in enumerate(ESTIMATORS[bench.unit]):
+        out = tmp_path / str(number)
+        steps = bench(out, **case, agent_sample_unit=bench.unit)
+        for m in steps:
+            assert m["rollout/turns"] == TURNS, case
+            # environment tokens stand in the trainer's rows as the engine saw them
+            assert m["actor/logprob_gap_max"] < 1e-3 or "partial_rollout" in case, case
+            assert 0 <= m["rollout/invalid_actions"] <= TURNS
+            assert m["env/default/digits"] >= m["rollout/reward"] / TURNS - 1e-6
+            assert m["rollout/ended_by_stop"] == m["rollout/samples"] == 16
+        samples = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+        assert all(s["response"].count("more") == TURNS - 1 for s in samples)
+        assert all(s["tokens"] <= 6 * TURNS for s in samples)
+
+
+def test_evaluation_plays_and_leaves_pages(bench, tmp_path):
+    if bench.unit == "step":
+        pytest.skip("the same for both units")
+    evaluated = {
+        "eval_dataset": bench.task / "prompts.jsonl",
+        "eval_max_samples": 2,
+        "eval_steps": 2,
+    }
+    steps = bench(tmp_path, **evaluated, render_save_dir=tmp_path / "pages")
+    assert steps[-1]["eval/turns"] == TURNS and "eval/env/default/digits" in steps[-1]
+    pages = sorted(path.suffix for path in (tmp_path / "pages/step_2").iterdir())
+    assert pages.count(".html") == pages.count(".txt") == 2 * 4
+
+
+def test_a_program_trains_as_its_native_twin(tmp_path):
+    """The same seeds, the same tokens, the same weights after two steps."""
+    task = make_task(tmp_path)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    same = SMALL | {
+        "remote_rm_url": task / "reward.py",
+        "apply_chat_template": True,
+        "tokenizer_chat_template": template,
+        "full_determinism": True,
+        "max_tokens_per_turn": None,
+        "generate_max_len": 96,
+        "format_penalty": None,
+    }
+    program = f"{sys.executable} {EXAMPLES / 'openai_client.py'}"
+    ways = {
+        "program": {"agent_command": program},
+        "native": {"agent_func_path": EXAMPLES / "self_check.py"},
+    }
+    for name, way in ways.items():
+        run("train_ppo_ray", ppo_flags(task, tmp_path / name, **(same | way)))
+    first, second = (metrics(tmp_path / name) for name in ways)
+    for name in ("rollout/reward", "rollout/tokens", "actor/policy_loss", "actor/grad_norm"):
+        assert [m[name] for m in first] == pytest.approx([m[name] for m in second], rel=1e-4), name
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ways]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_in_mid_episode_takes_its_turns_again(tmp_path):
+    """The slow game keeps episodes under way while a checkpoint is written."""
+    task = make_task(tmp_path / "task", rows=100)
+    slow = GAME.replace(
+        "        self.turn += 1\n", "        self.turn += 1\n        time.sleep(0.2)\n"
+    )
+    (task / "game.py").write_text(f"import time\n{slow}")
+    settings = SMALL | {
+        "agent_func_path": task / "game.py",
+        "async_train": True,
+        "async_queue_size": 2,
+        "save_steps": 1,
+        "max_steps": 6,
+        "load_checkpoint": True,
+    }
+    words = ppo_flags(task, tmp_path / "out", **settings)
+    process, path = start("train_ppo_ray", words), tmp_path / "out/metrics.jsonl"
+    deadline = time.monotonic() + PATIENCE
+    while not path.exists() or len(path.read_text().splitlines()) < 3:
+        assert time.monotonic() < deadline and process.poll() is None, "no third step"
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert "resumed from" in run("train_ppo_ray", words)
+    steps = metrics(tmp_path / "out")
+    assert [m["step"] for m in steps] == [1, 2, 3, 4, 5, 6]
+    assert any(m.get("rollout/replayed_turns", 0) > 0 for m in steps)
