@@ -2,15 +2,20 @@
 
 import asyncio
 import json
+import re
 import threading
+from pathlib import Path
 
 import pytest
 
 from openrl.agents.base import ToolError
 from openrl.agents.tools.build import open_toolbox
+from openrl.agents.tools.calls import ToolCall
 from openrl.agents.tools.functions import FunctionTools
+from openrl.agents.tools.parsers import parser_for
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.errors import UserError
+from openrl.extension_points import tool_parsers
 
 TOOLS = '''
 import asyncio
@@ -217,3 +222,24 @@ def test_programs_in_the_sandbox():
             call(toolbox, "python", code=code)
     (schema,) = toolbox.schemas
     assert json.dumps(schema) and schema["function"]["parameters"]["required"] == ["code"]
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+
+
+def test_the_functions_of_the_page_as_printed(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "page_tools.py").write_text(code)
+    toolbox = opened(f"{tmp_path / 'page_tools.py'},python")
+    assert [s["function"]["name"] for s in toolbox.schemas] == ["convert", "letters", "python"]
+    assert call(toolbox, "convert", amount=3, rate=0.5) == "1.5"
+    assert call(toolbox, "letters", words=["ab"]) == '{"ab": 2}'
+
+
+def test_the_calls_of_the_page_are_read_as_it_says():
+    rows = re.findall(r"^\| `(\w+)` \| [^|]* \| (.*) \|$", PAGE, re.MULTILINE)
+    assert sorted(name for name, _ in rows) == tool_parsers.names()
+    for name, written in rows:
+        for text in re.findall(r"`([^`]+)`", written):
+            parsed = parser_for(name, None)(text, [])
+            assert parsed.calls == (ToolCall("add", {"a": 2}),), (name, text, parsed)
