@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,7 +24,7 @@ from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
 from openrl.seeds import seed_of
-from openrl.types import Completion, Group, Prompt, Sampling, Trajectory
+from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -75,6 +76,14 @@ async def first_sound(
     done = [i for i, task in enumerate(tasks) if not task.cancelled()]
     chosen = sorted(done, key=lambda i: (i not in sound, i))[:wanted]
     return [trajectory for i in sorted(chosen) for trajectory in tasks[i].result()]
+
+
+def withheld(trajectory: Trajectory) -> Score:
+    """Of an episode whose agent gave no reward, as its siblings' agents did: none was earned if it
+    was cut; else the reward is missing, and the trajectory is dropped."""
+    if trajectory.end.is_truncated:
+        return Score(0.0)
+    return Score(math.nan, failure="the agent ended without a reward")
 
 
 class RolloutWorker:
@@ -138,6 +147,10 @@ class RolloutWorker:
                 f"leave --{FLAG[self.rewards.plan.sources[0].kind]} out",
             )
         unscored = [t for t in sound if t.score is None]
+        if len(unscored) < len(sound):
+            for trajectory in unscored:
+                trajectory.score = withheld(trajectory)
+            return
         if self.reward is None or not unscored:
             return
         scores = await self.reward.score(Group(unscored[0].prompt, unscored))

@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.chat import ChatFormat
+from openrl.agents.conversation import Play
 from openrl.agents.endpoint.command import AgentCommand
 from openrl.agents.endpoint.server import serve
-from openrl.agents.endpoint.session import Play
 from openrl.agents.tools.parsers import parser_for
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec

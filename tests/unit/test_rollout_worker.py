@@ -282,3 +282,20 @@ def test_every_agent_of_an_episode_leaves_a_trajectory(worker):
     (group,) = play(worker, RolloutRequest(2, Sampling(4)))
     assert [t.agent for t in group.trajectories] == ["solver", "critic"] * 2
     assert collate([group], 0).group_ids.tolist() == [0, 1, 0, 1]
+
+
+def test_agents_that_give_rewards_to_some_of_a_group(worker):
+    """A sibling that was cut earned none; one that ended without a reward is dropped."""
+    ends = iter([(End.STOP, Score(1.0)), (End.TIMEOUT, None), (End.STOP, None)])
+
+    class Rewarding:
+        async def run(self, prompt, generate, sampling):
+            end, score = next(ends)
+            return Trajectory(prompt, [Segment.answer([5], [7])], end, score=score)
+
+    worker.agent = Rewarding()
+    (group,) = play(worker, RolloutRequest(3, Sampling(4)))
+    rewarded, cut, missing = group.trajectories
+    assert (rewarded.score.reward, cut.score.reward) == (1.0, 0.0)
+    assert missing.failed and missing.score.failure == "the agent ended without a reward"
+    assert group.rewards == [1.0, 0.0]
