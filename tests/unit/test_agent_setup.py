@@ -4,11 +4,13 @@ import asyncio
 import os
 import sys
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
+from openrl.agents.foreign.recognise import EXECUTE
 from openrl.algorithms.batching import collate
 from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.data import TemplateFlags
@@ -92,6 +94,13 @@ def test_turns_as_rows():
         ({"agent_func_path": "PROGRAM"}, None, "speaks to a chat endpoint.*\n.*--agent_endpoint"),
         ({"agent_func_path": "WRONG"}, None, r"Game.reset\(self\) cannot be called as gym's"),
         ({"agent_func_path": "NOTHING"}, None, "none of its classes is known"),
+        ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "shows no /schema"),
+        ({"agent_func_path": "TRL", "tool_parser": "herms"}, None, "did you mean 'hermes'"),
+        (
+            {"agent_func_path": "EXECUTOR", "agent_sample_unit": "step"},
+            None,
+            "Own makes the training rows itself",
+        ),
         ({"tools": "UNTYPED"}, "reward_funcs", "add.*type"),
         ({"tools": "python", "tool_parser": "herms"}, "reward_funcs", "did you mean 'hermes'"),
     ],
@@ -103,6 +112,10 @@ def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
         "PROGRAM": "class P:\n    async def run(self, data, base_url, api_key): ...\n",
         "WRONG": game.replace(", seed", ""),
         "NOTHING": "x = 1\n",
+        "TRL": f"class T:\n    def reset(self, **row): ...\n{indent(TOOLS, '    ')}".replace(
+            "(a:", "(self, a:"
+        ),
+        "EXECUTOR": f"class Own:\n    async def execute(self, {', '.join(EXECUTE)}): ...\n",
         "UNTYPED": TOOLS.replace("a: int, b: int", "a, b"),
     }
     given = {}

@@ -410,6 +410,8 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
         ("--tokenizer_path .", "--tokenizer_path: . holds no tokenizer: the tokenizer missing"),
         ("--eval_dataset a/b/c --eval_steps 1", "--eval_dataset: no such file or directory: a/b/c"),
         ("--remote_rm_url absent.py:f", "--remote_rm_url: no such file: absent.py"),
+        ("--agent_func_path absent.py:A", "--agent_func_path: no such file: absent.py"),
+        ("--agent_func_path openenv:ftp://a", "openenv:ftp://a is no Python file"),
         ("--save_path train.jsonl/x", "is a file, no directory"),
     ],
 )

@@ -73,11 +73,6 @@ async def open_file_agent(
                 )
             yield ProgramAgent(pool, endpoint)
         elif facts.kind == "executor":
-            if play.row_per_turn:
-                raise UserError(
-                    f"{file}: {facts.class_name} makes the training rows itself",
-                    "--agent_sample_unit trajectory",
-                )
             yield ExecutorAgent(pool, play)
         elif facts.kind == "agent":
             made = find_class(load_module(file.path, "agent_file"), file.class_name).made

@@ -17,6 +17,9 @@ from openrl.flags.checks import Given, Problem, Problems, check
 
 Playing = PPOConfig | EvaluateConfig
 
+_OPENENV = ("openenv:ws://", "openenv:wss://", "openenv:http://", "openenv:https://")
+SERVERS = (*_OPENENV, "verifiers:tcp://")  # what --agent_func_path may begin with
+
 
 @check(PPOConfig, EvaluateConfig)
 def one_plays(config: Playing, given: Given) -> Problems:
@@ -127,7 +130,7 @@ def environment_settings_are_known(config: Playing, given: Given) -> Problems:
 @check(PPOConfig, EvaluateConfig, environment=True)
 def agents_exist(config: Playing, given: Given) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
-    if path is not None and "://" not in path:
+    if path is not None and not path.startswith(SERVERS):
         file = path.partition(".py")[0] + ".py"
         if not path.partition(":")[0].endswith(".py"):
             fix = "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT"
