@@ -5,12 +5,14 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections import Counter, deque
 from fractions import Fraction
 from itertools import permutations, product
 
 import pytest
 
+from openrl.agents.environments import base
 from openrl.agents.environments.base import INVALID, Unreadable, read_action
 from openrl.agents.environments.search_corpus import world
 from openrl.errors import UserError
@@ -126,6 +128,19 @@ def test_unknown_settings_are_named_together():
         made("reasoning_gym", task="chain_some")
     with pytest.raises(UserError, match="config: "):
         made("reasoning_gym", config={"min_terms": 9, "max_terms": 2})
+
+
+def test_the_example_of_a_game_works():
+    lines = base.__doc__.split("\n\n", 1)[1].partition("\n``reset")[0]
+    names = dict(vars(base), environments=environments)
+    exec(textwrap.dedent(lines), names)
+    try:
+        game = environments["coin"].component(base.GameOptions())
+        assert game.reset(0)[0] == "The coin lies under a cup."
+        assert game.step("<answer>edge</answer>")[0].startswith("heads or tails?\n")
+        assert answer(game, game.side) == (1, True, True)
+    finally:
+        del environments._entries["coin"]
 
 
 # -- games on a grid -------------------------------------------------------------------------------
