@@ -157,8 +157,7 @@ def test_a_client_that_leaves_and_comes_back(finished):
             await policy.asked.wait()
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
-            (exchange,) = next(iter(session.session.exchanges._all.values()))
-            await asyncio.wait_for(until(lambda: exchange.abandoned), 30)
+            exchange = await abandoned(session)
             if finished:
                 policy.may.set()
                 await exchange.reply
@@ -176,10 +175,31 @@ def test_a_client_that_leaves_and_comes_back(finished):
     assert session.session.trajectory().turns == 2
 
 
-async def until(condition):
-    """Asks again whenever the loop has gone round."""
-    while not condition():
-        await asyncio.sleep(0)
+async def abandoned(session):
+    """The only exchange of the session, once its client is known to have left."""
+    (exchange,) = next(iter(session.session.exchanges._all.values()))
+    while not exchange.abandoned:
+        await asyncio.sleep(0.01)
+    return exchange
+
+
+def test_a_client_that_runs_out_of_patience():
+    async def talk(session):
+        policy = session.session.conversation.generate
+        async with client_of(session, timeout=1.0, max_retries=9) as client:
+            asking = asyncio.create_task(chat(client, [ASKS]))
+            await policy.asked.wait()
+            await abandoned(session)
+            policy.may.set()
+            assert (await asking).choices[0].message.content == "a"
+
+    async def main():
+        async with opened(Gate(policy_of("a"))) as session:
+            await asyncio.wait_for(talk(session), 60)
+        return session.session.trajectory()
+
+    trajectory = asyncio.run(main())
+    assert trajectory.turns == 1 and trajectory.metrics["replayed_replies"] >= 1
 
 
 def test_an_engine_that_fails_once_and_for_good():

@@ -86,12 +86,17 @@ def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
         "ANTHROPIC_API_KEY": opened.key,
         "ANTHROPIC_MODEL": MODEL,
         "OPENRL_REWARD_URL": f"{opened.base_url}/reward",
-        "OPENRL_PROMPT": messages[-1]["content"],
+        "OPENRL_PROMPT": _text(messages[-1]["content"]),
         "OPENRL_MESSAGES": json.dumps(messages, ensure_ascii=False),
         "OPENRL_ROW": json.dumps(row, ensure_ascii=False, default=str),
         "NO_PROXY": local,
         "no_proxy": local,
     }
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    """Without its images, if it has any."""
+    return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
 async def _exit_code(
