@@ -66,6 +66,29 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Image:
+    """A picture as engine and trainer both get it: RGB, brought to size once. Equal hashes are
+    equal pictures."""
+
+    data: bytes = field(repr=False, compare=False)  # encoded, as a file
+    sha256: str
+
+
+@dataclass(frozen=True)
+class PlacedImage:
+    """An image in a token row: its tokens are [start, end). An engine gets ``placeholder`` in their
+    place, and expands it itself."""
+
+    image: Image
+    start: int
+    end: int
+    placeholder: tuple[int, ...]
+
+    def moved(self, by: int) -> PlacedImage:
+        return replace(self, start=self.start + by, end=self.end + by)
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One row of the data, tokenised. Example: ``Prompt("train:17", [5, 9], "3 4 -> 7:",
     label="7")``."""
@@ -77,6 +100,7 @@ class Prompt:
     messages: tuple[Message, ...] = ()  # what ``text`` was rendered from, if it was a chat
     source: str = "default"  # data source or tag; splits metrics
     difficulty: float | None = None  # in [0, 1], the column --difficulty_key
+    images: tuple[PlacedImage, ...] = ()  # in their order in ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
 
 
@@ -129,6 +153,7 @@ class Segment:
     rollout_logprobs: list[float]  # [L] from the engine, 0.0 where loss_mask is False
     versions: tuple[VersionSpan, ...] = ()  # over the sampled tokens of the row
     state: str | None = None  # key of the observation that it answers; None: that of its prompt
+    images: tuple[PlacedImage, ...] = ()  # in their order in ``token_ids``
 
     @property
     def context_length(self) -> int:
@@ -146,6 +171,7 @@ class Segment:
         token_ids: list[int],
         logprobs: list[float] | None = None,
         versions: tuple[VersionSpan, ...] = (),
+        images: tuple[PlacedImage, ...] = (),
     ) -> Self:
         """A prompt and the tokens sampled after it; ``versions`` counts from the first of these.
         Without ``logprobs`` nobody has measured them, and they are 0."""
@@ -157,6 +183,7 @@ class Segment:
             versions=tuple(
                 replace(s, start=s.start + before, end=s.end + before) for s in versions
             ),
+            images=images,
         )
 
 
@@ -270,6 +297,7 @@ class ExperienceBatch:
     passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
     turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
     sources: list[str]  # (B,) data source of each row
+    images: list[tuple[PlacedImage, ...]] | None = None  # (B,) those of each row; None: no row's
     invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
     difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
     process_rewards: Tensor | None = (
@@ -377,6 +405,8 @@ class ExperienceBatch:
                 columns[f.name] = (
                     [value[i] for i in index.tolist()] if isinstance(value, list) else value
                 )
+        if self.images is not None:  # a dummy has lost the tokens of its images
+            columns["images"] = [self.images[r] if r >= 0 else () for r in rows]
         if self.trajectory_tokens is None:
             columns["trajectory_tokens"] = self.trajectory_sums(self.response_lengths)[index]
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]

@@ -12,6 +12,7 @@ from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
+from openrl.config.vision import VisionFlags
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
@@ -96,6 +97,7 @@ def engine_spec(
     normalise: bool = False,
     parallel: ParallelFlags = ParallelFlags(),
     changes: ModelChangeFlags = ModelChangeFlags(),
+    vision: VisionFlags | None = None,
     **flags: Any,
 ) -> ModelSpec:
     """``flags`` are further ones of DeepSpeed."""
@@ -121,6 +123,7 @@ def engine_spec(
         shares=shares,
         kl_top_k=kl_top_k,
         kl_reference=kl_reference,
+        vision=vision,
         lora=lora,
         normalise=normalise,
         parallel=parallel,

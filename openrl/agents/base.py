@@ -7,15 +7,21 @@ Agents speak in tokens; environments and tools read and write text, and never se
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # environments run in processes that have no need of torch
-    from openrl.types import Completion, Message, Prompt, Sampling, Trajectory
+    from openrl.types import Completion, Message, PlacedImage, Prompt, Sampling, Trajectory
 
-Generate = Callable[[list[int], "Sampling"], Awaitable["Completion"]]
-"""``await generate(token_ids, sampling)``: tokens in, tokens out; never text in between."""
+
+class Generate(Protocol):
+    """Tokens in, tokens out; never text in between."""
+
+    async def __call__(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
+        """``images`` are those among ``token_ids``, in their order."""
 
 
 class Agent(Protocol):

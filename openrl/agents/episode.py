@@ -36,7 +36,7 @@ async def play_episode(
         end, failure = End.ENGINE_ERROR, str(error)
     except Exception as error:
         end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
-    nothing = Segment.answer(prompt.token_ids, [])
+    nothing = Segment.answer(prompt.token_ids, [], images=prompt.images)
     return [Trajectory(prompt, [nothing], end, failure=failure)]
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from openrl.agents.base import Generate
-from openrl.types import Completion, End, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,13 @@ class Recording:
     turns: list[Turn] = field(default_factory=list)  # all of this episode
     replayed: int = 0
 
-    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
-        asked = digest(token_ids)
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
+        asked = digest(token_ids, images)
         turn = next((turn for turn in self.known if turn.asked == asked), None)
         if turn is None:
-            turn = Turn(asked, await self.engine(token_ids, sampling))
+            turn = Turn(asked, await self.engine(token_ids, sampling, images))
         else:
             self.known.remove(turn)
             self.replayed += 1
@@ -42,8 +44,8 @@ class Recording:
         return turn.completion
 
 
-def digest(token_ids: list[int]) -> str:
-    text = ",".join(map(str, token_ids))
+def digest(token_ids: list[int], images: Sequence[PlacedImage] = ()) -> str:
+    text = ",".join([*map(str, token_ids), *(placed.image.sha256 for placed in images)])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

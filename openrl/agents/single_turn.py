@@ -15,6 +15,8 @@ class SingleTurn:
         self.decode = decode
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        reply = await generate(prompt.token_ids, sampling)
-        row = Segment.answer(prompt.token_ids, reply.token_ids, reply.logprobs, reply.versions)
+        reply = await generate(prompt.token_ids, sampling, prompt.images)
+        row = Segment.answer(
+            prompt.token_ids, reply.token_ids, reply.logprobs, reply.versions, prompt.images
+        )
         return Trajectory(prompt, [row], reply.end, text=self.decode(reply.token_ids))

@@ -56,6 +56,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         reward_parts=_reward_parts(scores),
         greedy_rewards=_greedy_rewards([group for _, group, *_ in rows]),
         versions=_versions(segments, loss_mask),
+        images=[s.images for s in segments] if any(s.images for s in segments) else None,
     )
 
 

@@ -140,7 +140,7 @@ class ModelWorker:
                 "resume from the last checkpoint with a lower learning rate or --param_dtype fp32",
             )
         weights = (
-            self.engine.named_weights()
+            self.engine.named_weights(without_tower=self._route.keeps_tower)
             if self._route.adapter is None
             else self.engine.adapter_weights()
         )

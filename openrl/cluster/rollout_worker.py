@@ -24,7 +24,7 @@ from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
 from openrl.seeds import seed_of
-from openrl.types import Completion, Group, Prompt, Sampling, Score, Trajectory
+from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -199,11 +199,13 @@ class RolloutWorker:
                 found.setdefault(ordinal, {})[sample] = list(recording.turns)
         return found
 
-    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
         """The engine's, once it has room for another request."""
         async with self.inflight:
             try:
-                return await self.engine.generate(token_ids, sampling)
+                return await self.engine.generate(token_ids, sampling, images)
             except UserError:
                 raise
             except Exception as error:

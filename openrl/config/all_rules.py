@@ -22,4 +22,5 @@ from openrl.config.rules import (  # noqa: F401
     selection,
     sleep,
     supervised,
+    vision,
 )

@@ -84,6 +84,7 @@ from openrl.config.run import (
 )
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
+from openrl.config.vision import VisionFlags
 from openrl.flags.schema import absent, chosen_options, given, part
 
 
@@ -97,6 +98,7 @@ class PPOConfig:
     data: PromptDataFlags = part(PromptDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
     order: OrderFlags = part(OrderFlags)
+    vision: VisionFlags = part(VisionFlags)
     placement: PlacementFlags = part(PlacementFlags)
     hybrid: HybridFlags = part(HybridFlags)
     device: DeviceFlags = part(DeviceFlags)
@@ -168,6 +170,7 @@ class SFTConfig(SupervisedConfig):
     mixture: MixtureFlags = part(MixtureFlags)
     data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
     templates: DialogueTemplateFlags = part(DialogueTemplateFlags, only_if=absent("pretrain_mode"))
+    vision: VisionFlags = part(VisionFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
 

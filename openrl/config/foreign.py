@@ -19,7 +19,6 @@ class Foreign:
 
 
 DEAD = Foreign("OpenRLHF reads it nowhere")
-VISION = Foreign("models read text only", "a model and data without images")
 ALONE = Foreign("one process holds the whole model", commands=(BatchInferenceConfig,))
 
 FOREIGN = {
@@ -51,9 +50,6 @@ FOREIGN = {
     "dataset": Foreign("its data are prompts", "--prompt_data", (PPOConfig,)),
     "learning_rate": Foreign("two models learn", "--actor_learning_rate", (PPOConfig,)),
     "load_model": Foreign("models are directories or Hub names", "--pretrain DIRECTORY"),
-    "image_key": VISION,
-    "max_images_per_prompt": VISION,
-    "freeze_visual_encoder": VISION,
 }
 
 

@@ -16,13 +16,14 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.data import AnswerDataFlags, TemplateFlags
 from openrl.data.blend import Datasets, Report, load_blend
+from openrl.data.images import RowImages
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import BadRow, require_column
 from openrl.data.shapes import binary_columns
 from openrl.data.templates import Templates
 from openrl.errors import UserError
-from openrl.types import Message
+from openrl.types import Image, Message, PlacedImage
 
 Example = TypeVar("Example")
 
@@ -33,6 +34,13 @@ class SupervisedRow:
 
     token_ids: list[int]
     loss_mask: list[bool]
+    images: tuple[PlacedImage, ...] = ()
+
+    @property
+    def identity(self) -> str:
+        """What tells the row from others, beside its tokens."""
+        shown = (placed.image.sha256 for placed in self.images)
+        return " ".join([str(sum(self.loss_mask)), *shown])
 
     @property
     def rows(self) -> tuple[SupervisedRow, ...]:
@@ -103,14 +111,17 @@ class ExampleBuilder(ABC, Generic[Example]):
         templates: TemplateFlags,
         tokenizer: PreTrainedTokenizerBase,
         workers: int = 1,
+        images: RowImages | None = None,
     ) -> None:
+        """Without ``images`` rows are text, whatever else they hold."""
         if not tokenizer.is_fast:
             raise UserError(
                 "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer",
                 "leave it out",
             )
         self.tokenizer, self.workers, self.max_len = tokenizer, workers, flags.max_len
-        self.templates = Templates(templates, tokenizer)
+        self.images = images
+        self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 
     @abstractmethod
     def columns(self) -> dict[str, str | None]:
@@ -134,7 +145,9 @@ class ExampleBuilder(ABC, Generic[Example]):
         """
         read = []
         for source in sources:
-            rows = source.rows.remove_columns(binary_columns(source.rows))
+            rows = self.images.undecoded(source.rows) if self.images else source.rows
+            shown = self.images.top_column if self.images else None
+            rows = rows.remove_columns([n for n in binary_columns(rows) if n != shown])
             for name, key in self.columns().items():
                 if key is not None:
                     require_column(rows, key, name, source.name)
@@ -152,12 +165,17 @@ class ExampleBuilder(ABC, Generic[Example]):
         read = []
         for number, row in rows:
             try:
-                read.append(self.texts(row))
+                read.append((number, *self.texts(row), self.images.of(row) if self.images else []))
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
-        done = iter(self._tokenise([text for texts, _ in read for text in texts]))
-        for texts, value in read:
-            pairs = [next(done) for _ in texts]
+        done = iter(self._tokenise([text for _, texts, *_ in read for text in texts]))
+        for number, texts, value, images in read:
+            tokens = [next(done) for _ in texts]
+            try:
+                pairs = [self._cut(self._with_images(row, images)) for row in tokens]
+            except BadRow as reason:
+                chunk.bad.append((number, str(reason)))
+                continue
             chunk.items.append(
                 Draft(tuple(row for row, _ in pairs), all(whole for _, whole in pairs), value)
             )
@@ -249,9 +267,30 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     # -- tokens ------------------------------------------------------------------------------------
 
-    def _tokenise(self, texts: list[MarkedText]) -> list[tuple[SupervisedRow, bool]]:
-        """Each text as a row of at most --max_len tokens, cut on the right, with whether all of it
-        fits."""
+    def _with_images(self, row: SupervisedRow, images: list[Image]) -> SupervisedRow:
+        """The row with all tokens of its images, none of which is learned. Raises BadRow."""
+        if self.images is None:
+            return row
+        token_ids, placed = self.images.place(row.token_ids, images)
+        mask: list[bool] = []
+        taken = 0  # tokens of the row as it was
+        for image in placed:
+            text = image.start - len(mask)
+            mask += row.loss_mask[taken : taken + text] + [False] * (image.end - image.start)
+            taken += text + len(image.placeholder)
+        return SupervisedRow(token_ids, mask + row.loss_mask[taken:], placed)
+
+    def _cut(self, row: SupervisedRow) -> tuple[SupervisedRow, bool]:
+        """At most --max_len tokens, cut on the right and not inside an image, with whether all of
+        it fits."""
+        fits = len(row.token_ids) <= self.max_len
+        kept = tuple(image for image in row.images if image.end <= self.max_len)
+        lost = row.images[len(kept) :]
+        end = min([self.max_len, *(image.start for image in lost)])
+        return SupervisedRow(row.token_ids[:end], row.loss_mask[:end], kept), fits
+
+    def _tokenise(self, texts: list[MarkedText]) -> list[SupervisedRow]:
+        """Each text as a row, whole."""
         if not texts:
             return []
         encoded = self.tokenizer(
@@ -270,8 +309,7 @@ class ExampleBuilder(ABC, Generic[Example]):
                 *(True for _ in end),
             ]
             mask[0] = False  # nothing precedes it
-            row = SupervisedRow(token_ids[: self.max_len], mask[: self.max_len])
-            rows.append((row, len(token_ids) <= self.max_len))
+            rows.append(SupervisedRow(token_ids, mask))
         return rows
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from functools import partial
 from typing import Any
@@ -11,15 +11,16 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
 from openrl.data.blend import Datasets, Report, load_blend
+from openrl.data.images import RowImages, flat
 from openrl.data.loading import RowSource, load_sources
 from openrl.data.order import OrderState, SeededOrder, fingerprint
 from openrl.data.overflow import KEEP, shorten
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
-from openrl.data.rows import MISSING, BadRow, column, value_of
+from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, column, value_of
 from openrl.data.shapes import Columns, binary_columns, find_columns
 from openrl.data.templates import PromptParts, Templates
 from openrl.errors import UserError
-from openrl.types import Message, Prompt
+from openrl.types import Image, Message, Prompt
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,13 @@ class PromptReport:
     longest: int  # tokens of the longest prompt as it stood in its row
     limit: int  # tokens
     notes: tuple[str, ...] = ()
+    images: int = 0  # of all prompts that are left
+    image_tokens: int = 0  # of the prompt with most
 
     def line(self) -> str:
         text = f"{self.source}: {self.rows - self.too_long} prompts, longest {self.longest} tokens"
+        if self.images:
+            text += f"; {self.images} images, at most {self.image_tokens} tokens of a prompt"
         if self.too_long:
             text += (
                 f"; {self.too_long} of {self.rows} left out, longer than --prompt_max_len"
@@ -87,6 +92,15 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True)
+class _Draft:
+    """A row's prompt before it is tokenised."""
+
+    parts: PromptParts
+    text: str
+    images: list[Image]
+
+
+@dataclass(frozen=True)
 class _Fitting:
     """A prompt within --prompt_max_len."""
 
@@ -105,14 +119,17 @@ class PromptBuilder:
         tokenizer: PreTrainedTokenizerBase,
         prompt_max_len: int,
         workers: int = 1,
+        images: RowImages | None = None,
     ) -> None:
+        """Without ``images`` rows are text, whatever else they hold."""
         self.flags, self.tokenizer, self.limit, self.workers = (
             flags,
             tokenizer,
             prompt_max_len,
             workers,
         )
-        self.templates = Templates(templates, tokenizer)
+        self.images = images
+        self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 
     def build(
         self, sources: list[RowSource], *, flag: str, kind: str
@@ -125,8 +142,10 @@ class PromptBuilder:
         source is too long."""
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
-            binary = binary_columns(source.rows)
-            rows = source.rows.remove_columns(binary)
+            rows = self.images.undecoded(source.rows) if self.images else source.rows
+            shown = self.images.top_column if self.images else None
+            binary = [name for name in binary_columns(rows) if name != shown]
+            rows = rows.remove_columns(binary)
             columns = find_columns(self.flags, rows, source.name)
             prefix = kind if len(sources) == 1 else f"{kind}:{source.tag}"
             reader = partial(self.read, columns=columns, prefix=prefix, tag=source.tag)
@@ -134,6 +153,8 @@ class PromptBuilder:
             unread = f"not given to rewards: {', '.join(binary)}" if binary else ""
             read.append((source, chunk, tuple(filter(None, (columns.note, unread)))))
         refuse_bad_rows(flag, [(source.name, chunk.bad) for source, chunk, _ in read])
+        for _, chunk, _ in read:
+            self._check_images(chunk.items)
         reports = [
             self._report(source.name, chunk.items, notes, flag) for source, chunk, notes in read
         ]
@@ -141,20 +162,27 @@ class PromptBuilder:
             [item.prompt for item in chunk.items if item.prompt] for _, chunk, _ in read
         ], reports
 
+    def _check_images(self, items: list[ReadPrompt]) -> None:
+        """The first prompt with images is what the processor makes of it as a whole."""
+        prompt = next((i.prompt for i in items if i.prompt and i.prompt.images), None)
+        if prompt is not None and self.images and self.images.processor:
+            images = [placed.image for placed in prompt.images]
+            self.images.processor.check(prompt.text, prompt.token_ids, images)
+
     def read(self, rows: Numbered, *, columns: Columns, prefix: str, tag: str) -> Chunk[ReadPrompt]:
         """Prompts of some rows, in their order, and the rows that cannot be used."""
         chunk: Chunk[ReadPrompt] = Chunk()
-        good: list[tuple[int, dict[str, Any], PromptParts, str]] = []
+        good: list[tuple[int, dict[str, Any], _Draft]] = []
         for number, row in rows:
             try:
-                parts = self._parts(row, columns)
-                good.append((number, row, parts, parts.text()))
+                good.append((number, row, self._draft(row, columns)))
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
-        all_ids = self._tokenise([text for *_, text in good]) if good else []
-        for (number, row, parts, text), ids in zip(good, all_ids, strict=True):
+        all_ids = self._tokenise([draft.text for *_, draft in good]) if good else []
+        for (number, row, draft), ids in zip(good, all_ids, strict=True):
             try:
-                fitting = self._fit(parts, text, ids)
+                ids, placed = self.images.place(ids, draft.images) if self.images else (ids, ())
+                fitting = self._fit(draft, ids)
             except BadRow as reason:
                 chunk.bad.append((number, str(reason)))
                 continue
@@ -162,18 +190,23 @@ class PromptBuilder:
                 chunk.items.append(ReadPrompt(None, len(ids)))
                 continue
             prompt = self._prompt(f"{prefix}:{number}", row, fitting, columns, tag)
-            chunk.items.append(ReadPrompt(prompt, len(ids), shortened=fitting.text != text))
+            shortened = fitting.text != draft.text
+            chunk.items.append(ReadPrompt(replace(prompt, images=placed), len(ids), shortened))
         return chunk
 
-    def _parts(self, row: dict[str, Any], columns: Columns) -> PromptParts:
-        """The prompt of a row whose label is there too. Raises BadRow."""
+    def _draft(self, row: dict[str, Any], columns: Columns) -> _Draft:
+        """The prompt of a row whose label is there too, and its images. Raises BadRow."""
         value = value_of(row, columns.input_key)
         if columns.label_key is not None and value_of(row, columns.label_key) is None:
             raise BadRow(f"{columns.label_key}: no label")
+        cells: list[Any] = []
         try:
-            return self.templates.prompt(value)
+            if self.templates.sees and isinstance(as_chat(value), list):
+                value, cells = flat(as_messages(value))
+            parts = self.templates.prompt(value)
         except BadRow as reason:
             raise BadRow(f"{columns.input_key}: {reason}") from reason
+        return _Draft(parts, parts.text(), self.images.of(row, cells) if self.images else [])
 
     def _tokenise(self, texts: list[str]) -> list[list[int]]:
         return [
@@ -181,15 +214,17 @@ class PromptBuilder:
             for ids in self.tokenizer(texts, add_special_tokens=False).input_ids
         ]
 
-    def _fit(self, parts: PromptParts, text: str, ids: list[int]) -> _Fitting | None:
-        """The prompt within --prompt_max_len: as it is, shortened, or None. Raises BadRow."""
+    def _fit(self, draft: _Draft, ids: list[int]) -> _Fitting | None:
+        """The prompt within --prompt_max_len: as it is, shortened, or None. One with images is
+        never shortened: the cut might go through them. Raises BadRow."""
+        parts = draft.parts
         if len(ids) <= self.limit:
-            return _Fitting(text, ids, tuple(parts.messages(parts.content)))
+            return _Fitting(draft.text, ids, tuple(parts.messages(parts.content)))
         if self.flags.prompt_overflow == "error":
             raise BadRow(
                 f"longer than --prompt_max_len {self.limit}, and --prompt_overflow is error"
             )
-        if self.flags.prompt_overflow not in KEEP:
+        if self.flags.prompt_overflow not in KEEP or draft.images:
             return None
 
         def fits(content: str) -> bool:
@@ -209,7 +244,8 @@ class PromptBuilder:
         columns: Columns,
         tag: str,
     ) -> Prompt:
-        rest = row.keys() - {columns.input_key, columns.label_key}
+        shown = self.images.top_column if self.images else None
+        rest = row.keys() - {columns.input_key, columns.label_key, shown}
         return Prompt(
             id=id,
             token_ids=fitting.token_ids,
@@ -241,8 +277,17 @@ class PromptBuilder:
                 f"--prompt_max_len {max(lengths)}",
             )
         shortened = sum(item.shortened for item in items)
+        shown = [item.prompt.images for item in items if item.prompt]
         return PromptReport(
-            source, len(items), len(items) - kept, shortened, max(lengths), self.limit, notes
+            source,
+            len(items),
+            len(items) - kept,
+            shortened,
+            max(lengths),
+            self.limit,
+            notes,
+            images=sum(map(len, shown)),
+            image_tokens=max(sum(image.end - image.start for image in row) for row in shown),
         )
 
 
@@ -255,12 +300,17 @@ def json_like(value: Any) -> Any:
     return value.isoformat() if isinstance(value, date | datetime) else value
 
 
+def _identity(prompt: Prompt) -> str:
+    """What tells a prompt from others, beside its tokens."""
+    return " ".join([f"{prompt.id} {prompt.label!r}", *(p.image.sha256 for p in prompt.images)])
+
+
 class PromptStream:
     """Endless prompts in seeded order; ``state`` and ``load_state`` are exact in mid-pass."""
 
     def __init__(self, prompts: list[Prompt], seed: int, *, shuffle: bool = True) -> None:
         self.prompts = prompts
-        data = fingerprint((p.token_ids, f"{p.id} {p.label!r}") for p in prompts)
+        data = fingerprint((p.token_ids, _identity(p)) for p in prompts)
         self._order = SeededOrder(len(prompts), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> list[Prompt]:

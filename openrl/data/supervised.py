@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
+from openrl.data.images import RowImages
 from openrl.data.order import OrderState, SeededOrder, fingerprint
 from openrl.data.rows import BadRow, as_chat, as_text, value_of
 from openrl.types import ExperienceBatch, Message
@@ -24,8 +25,9 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
         templates: TemplateFlags,
         tokenizer: PreTrainedTokenizerBase,
         workers: int = 1,
+        images: RowImages | None = None,
     ) -> None:
-        super().__init__(flags, templates, tokenizer, workers)
+        super().__init__(flags, templates, tokenizer, workers, images)
         self.flags = flags
 
     def columns(self) -> dict[str, str | None]:
@@ -88,6 +90,7 @@ def collate(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
         passed=torch.full((len(rows),), float("nan")),
         turn_ids=torch.where(loss_mask, 0, -1),
         sources=["default"] * len(rows),
+        images=[row.images for row in rows] if any(row.images for row in rows) else None,
     )
 
 
@@ -107,9 +110,7 @@ class SupervisedStream:
         collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate,
     ) -> None:
         self.examples, self.pad_id, self.collate = examples, pad_id, collate
-        data = fingerprint(
-            (row.token_ids, str(sum(row.loss_mask))) for e in examples for row in e.rows
-        )
+        data = fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)
         self._order = SeededOrder(len(examples), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> ExperienceBatch:

@@ -14,6 +14,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.data import JINJA_SUFFIXES, PLAIN_DIALOGUE, TemplateFlags
+from openrl.data.images import in_parts
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, text_or_file
 from openrl.data.tokenizer import leading_ids, require_chat_template
 from openrl.errors import UserError
@@ -39,8 +40,12 @@ class Templates:
     """The templates of one run. Raises UserError for a template that cannot be used; no row is
     needed to see that."""
 
-    def __init__(self, flags: TemplateFlags, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(
+        self, flags: TemplateFlags, tokenizer: PreTrainedTokenizerBase, sees: bool = False
+    ) -> None:
+        """``sees``: <image> in a chat is a place for an image."""
         self.flags, self.tokenizer, self.chat = flags, tokenizer, flags.apply_chat_template
+        self.sees = sees
         if self.chat:
             require_chat_template(tokenizer)
         # A chat template takes the place of train_sft's default.
@@ -69,7 +74,10 @@ class Templates:
             raise BadRow("empty")
 
         def with_content(content: str) -> list[Message]:
-            return messages if last is None else _with_content(messages, last, self.wrap(content))
+            wrapped = (
+                messages if last is None else _with_content(messages, last, self.wrap(content))
+            )
+            return in_parts(wrapped) if self.sees else wrapped
 
         def render(content: str) -> str:
             return self.render(with_content(content), generate=True)
@@ -110,7 +118,7 @@ class Templates:
         write. Raises BadRow."""
         try:
             return self.tokenizer.apply_chat_template(
-                messages,
+                in_parts(messages) if self.sees else messages,
                 tokenize=False,
                 add_generation_prompt=generate,
                 **self.flags.chat_template_kwargs,

@@ -121,9 +121,14 @@ def load_reward_model(
 
     Raises UserError if it has no head, cannot be packed, or holds nothing to normalise by.
     """
-    settings = {"packing": packing, "load_in_4bit": load_in_4bit}
     model = load_scalar_model(
-        RewardModel, path, flags, device, rm.value_head_prefix, **settings
+        RewardModel,
+        path,
+        flags,
+        device,
+        rm.value_head_prefix,
+        packing=packing,
+        load_in_4bit=load_in_4bit,
     ).to(device)
     assert isinstance(model, RewardModel)
     if normalize:

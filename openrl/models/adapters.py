@@ -11,7 +11,6 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from peft.utils import load_peft_weights
 from transformers import (
-    AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
     PreTrainedModel,
@@ -21,6 +20,7 @@ from openrl.config.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES, load_pretrained
 from openrl.models.scalar_model import HEAD_FIELD, stored_head
+from openrl.models.towers import language_model_at
 
 HEAD = "score"  # of transformers' sequence classifiers
 
@@ -62,7 +62,7 @@ def require_empty(output: Path) -> None:
 
 
 def _causal_lm(base: str, flags: LoadFlags) -> PreTrainedModel:
-    return load_pretrained(AutoModelForCausalLM, base, flags, "cpu")
+    return load_pretrained(language_model_at(base, flags.trust_remote_code), base, flags, "cpu")
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:

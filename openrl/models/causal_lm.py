@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
 from openrl.config.model import LoadFlags
+from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, pack_attention
 from openrl.models.experts import load_balancing
@@ -20,6 +21,8 @@ from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
+from openrl.models.towers import language_model_at
+from openrl.models.vision import Media, Vision, axes_of, open_eyes, run_backbone
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -35,6 +38,7 @@ class CausalLM(nn.Module):
         self.hf, self.packing = hf, packing
         self.shares = False  # packed rows of a group share what they begin with
         self.adapters: Adapters | None = None
+        self.vision: Vision | None = None
         self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
         head = LogprobHead(
@@ -55,6 +59,7 @@ class CausalLM(nn.Module):
         scored: Tensor | None = None,
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
+        media: Media | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Log-probs (b, T) fp32, and what else is wanted; 0 on tokens that are not scored, which
         the output head does not see.
@@ -64,14 +69,14 @@ class CausalLM(nn.Module):
             groups: (b,) int64, equal for rows that may share what they begin with; None: none does.
             scored: (b, T) bool, tokens whose figures are read; None: all.
             reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
+            media: of a model that sees, the tensors of all images of the rows.
         """
+        axes = axes_of(self.vision, token_ids, attention_mask, media)
         groups = groups if self.shares else None
-        rows = arrange(token_ids, attention_mask, self.packing, groups, scored)
+        rows = arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
         part = self.split(rows)
         balance = {"output_router_logits": True} if "balance" in want else {}
-        found = self.hf.base_model(
-            input_ids=part.token_ids, use_cache=False, **part.inputs, **balance
-        )
+        found = run_backbone(self.hf.base_model, part, self.vision, media, balance)
         predicts = part.take(of_next(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
             found.last_hidden_state,
@@ -124,14 +129,16 @@ def load_causal_lm(
     chunk_size: int,
     packing: bool = False,
     load_in_4bit: bool = False,
+    vision: VisionFlags | None = None,
     **settings: Any,
 ) -> CausalLM:
-    """Load from a local directory or the Hub; ``settings`` as in ``load_pretrained``.
+    """Load from a local directory or the Hub; ``settings`` as in ``load_pretrained``. Without
+    ``vision`` a model with a tower reads text alone.
 
     Raises UserError if there is no such model, weights are missing, or the architecture treats its
     logits in a way that this package does not know."""
     hf = load_pretrained(
-        AutoModelForCausalLM,
+        language_model_at(path, flags.trust_remote_code),
         path,
         flags,
         device,
@@ -149,7 +156,9 @@ def load_causal_lm(
             f" forward: {type(hf).__name__} changes its logits in a way that is not known here",
             "use another architecture, or add its rule to logit_transform",
         )
-    hf.get_output_embeddings().transform = logit_transform(hf.config, temperature)
+    model.vision = open_eyes(hf, path, vision, flags.trust_remote_code)
+    banned = model.vision.media_tokens if model.vision else ()
+    hf.get_output_embeddings().transform = logit_transform(hf.config, temperature, banned)
     return model
 
 
@@ -203,14 +212,17 @@ def load_pretrained(
     return model.eval()
 
 
-def logit_transform(config: PretrainedConfig, temperature: float) -> LogitTransform:
-    """Read from the config what the architecture does to its logits."""
+def logit_transform(
+    config: PretrainedConfig, temperature: float, banned: tuple[int, ...] = ()
+) -> LogitTransform:
+    """Read from the config what the architecture does to its logits. ``banned`` tokens are never
+    sampled."""
     text = config.get_text_config()
     scale = getattr(text, "logit_scale", None) or 1.0  # Cohere
     scale *= getattr(text, "lm_head_multiplier", None) or 1.0  # Falcon-H1
     divisor = getattr(text, "logits_scaling", None) or 1.0  # Granite
     return LogitTransform(
-        scale / divisor, getattr(text, "final_logit_softcapping", None), temperature
+        scale / divisor, getattr(text, "final_logit_softcapping", None), temperature, banned
     )
 
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.integrations.liger import apply_liger_kernel
 
 from openrl.config.model import ModelChangeFlags
 from openrl.errors import Gathered, UserError
+from openrl.models.towers import language_model_class
 
 OWN_FLAGS = {
     "dtype": "--param_dtype",
@@ -50,7 +51,7 @@ def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool)
     with gathered:
         if changes.freeze_modules is not None:
             with torch.device("meta"):
-                model = AutoModelForCausalLM.from_config(config, **remote)
+                model = language_model_class(config).from_config(config, **remote)
             frozen_names(
                 path, (name for name, _ in model.named_parameters()), changes.freeze_modules
             )

@@ -22,11 +22,12 @@ from peft.tuners.lora.layer import ParamWrapper
 from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
+from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from openrl.config.lora import LoRAFlags
 from openrl.errors import UserError
+from openrl.models.towers import language_model_class, tower_modules
 
 PLAIN = {
     "task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision",
@@ -166,7 +167,8 @@ def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
     given = flags.lora_adapter_path
     with torch.device("meta"):
         settings = AutoConfig.from_pretrained(base, trust_remote_code=trust_remote_code)
-        hf = AutoModelForCausalLM.from_config(settings, trust_remote_code=trust_remote_code)
+        kind = language_model_class(settings)
+        hf = kind.from_config(settings, trust_remote_code=trust_remote_code)
         config = _new_config(flags, hf) if given is None else _read_config(given)
         _inject(config, hf, TRAINED, flags)
 
@@ -177,7 +179,7 @@ def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> LoraConfig:
         lora_alpha=flags.lora_alpha,
         lora_dropout=flags.lora_dropout,
         target_modules=_targets(flags, hf),
-        exclude_modules=flags.lora_exclude_modules,
+        exclude_modules=flags.lora_exclude_modules or tower_modules(hf),
     )
 
 

@@ -18,6 +18,9 @@ reference  of a reference: the columns that ``full_kl`` needs, by their names in
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
 
+NEVER = -1e4
+"""The logit of a token that is never sampled: its probability is 0 in every float type."""
+
 
 def placed(values: Tensor, mask: Tensor) -> Tensor:
     """(N, ...) of the True places of a mask (b, T) -> (b, T, ...), 0 elsewhere."""
@@ -36,6 +39,7 @@ class LogitTransform:
     scale: float = 1.0
     softcap: float | None = None
     temperature: float = 1.0
+    banned: tuple[int, ...] = ()  # ids of tokens that are never sampled
 
     def __call__(self, raw: Tensor) -> Tensor:
         """Raw head outputs in any float type -> logits in at least fp32."""
@@ -44,7 +48,11 @@ class LogitTransform:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
-        return logits / self.temperature if self.temperature != 1.0 else logits
+        logits = logits / self.temperature if self.temperature != 1.0 else logits
+        if self.banned:  # -inf would make NaN of 0 * logit
+            index = torch.tensor(self.banned, device=logits.device)
+            logits = logits.index_fill(-1, index, NEVER)
+        return logits
 
     def backward(self, gradient: Tensor, logits: Tensor) -> Tensor:
         """d loss / d logits -> d loss / d raw."""

@@ -53,29 +53,33 @@ def arrange(
     packing: bool,
     groups: Tensor | None = None,
     scored: Tensor | None = None,
+    axes: Tensor | None = None,
 ) -> Rows:
     """Right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or as they are.
 
     With ``groups`` (b,), packed rows that follow each other and have an equal number share what
-    they begin with. ``scored`` (b, T) bool: the tokens of which something is asked; None: all."""
+    they begin with. ``scored`` (b, T) bool: the tokens of which something is asked; None: all.
+    ``axes`` (3, b, T) are the positions of a model that counts tokens of images in time, height and
+    width; rows with them share nothing."""
     scored = attention_mask if scored is None else attention_mask & scored
     if not packing:
-        return _padded(token_ids, scored)
+        return _padded(token_ids, scored, axes)
     return (
-        _packed(token_ids, attention_mask, scored)
+        _packed(token_ids, attention_mask, scored, axes)
         if groups is None
         else _shared(token_ids, attention_mask, scored, groups)
     )
 
 
-def _padded(token_ids: Tensor, scored: Tensor) -> Rows:
+def _padded(token_ids: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
     """The backbone gets no mask: with padding on the right, causal attention never looks at it."""
     predicted = scored.clone()
     predicted[:, 0] = False
+    along = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
     return Rows(
         token_ids,
         predicted,
-        {},
+        {} if axes is None else {"position_ids": torch.cat([along[None], axes])},
         lambda values: values.masked_fill(~_like(scored, values), 0),
         lambda values: values,
     )
@@ -86,14 +90,16 @@ def _like(mask: Tensor, values: Tensor) -> Tensor:
     return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
 
 
-def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor) -> Rows:
+def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
     positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[
         attention_mask
     ][None]
+    # the first of four says where rows begin
+    given = positions if axes is None else torch.cat([positions, axes[:, attention_mask]])[:, None]
     return Rows(
         token_ids[attention_mask][None],
         (positions > 0) & scored[attention_mask],
-        {"position_ids": positions} | _boundaries(attention_mask.sum(-1)),
+        {"position_ids": given} | _boundaries(attention_mask.sum(-1)),
         lambda values: placed(values[0][scored[attention_mask]], scored),
         lambda values: values[attention_mask][None],
     )

@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from openrl.config.model import LoadFlags
+from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
 from openrl.models.experts import load_balancing
@@ -24,6 +25,7 @@ from openrl.models.lora import Adapters, peft_name
 from openrl.models.outputs import Want, placed
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
+from openrl.models.vision import Media, Vision, axes_of, open_eyes, run_backbone
 
 HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
 
@@ -44,6 +46,7 @@ class ScalarModel(nn.Module):
         self.hf, self.head_name, self.packing = hf, head_name, packing
         self.shares = False  # packed rows of a group share what they begin with
         self.adapters: Adapters | None = None
+        self.vision: Vision | None = None
         self.split: Callable[[Rows], Part] = undivided
         self.balancing = load_balancing(type(hf), hf.config)
         kind = FullPrecisionLinear if fp32_head else nn.Linear
@@ -51,14 +54,26 @@ class ScalarModel(nn.Module):
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
+    def arranged(
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        groups: Tensor | None,
+        scored: Tensor | None,
+        media: Media | None,
+    ) -> Rows:
+        axes = axes_of(self.vision, token_ids, attention_mask, media)
+        groups = groups if self.shares else None
+        return arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
+
     def scalars(
-        self, rows: Rows, asked: Tensor, balance: bool = False
+        self, rows: Rows, asked: Tensor, media: Media | None, balance: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """(R, S) the head's output at the tokens ``asked`` (R, S) bool, in at least fp32, 0 at the
         others, and for ``balance`` what the router of each layer said, (R * S, experts)."""
         part = self.split(rows)
         wanted = {"output_router_logits": True} if balance else {}
-        found = self.hf(input_ids=part.token_ids, use_cache=False, **part.inputs, **wanted)
+        found = run_backbone(self.hf, part, self.vision, media, wanted)
         own = part.take(asked)
         column = self.head(found.last_hidden_state[own])[..., 0]
         column = placed(column.to(torch.promote_types(column.dtype, torch.float32)), own)
@@ -118,13 +133,13 @@ class ValueModel(ScalarModel):
         attention_mask: Tensor,
         groups: Tensor | None = None,
         scored: Tensor | None = None,
+        media: Media | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden
         state at t-1 describes. 0 at index 0, on padding, and where ``scored`` (b, T) bool is
         False."""
-        groups = groups if self.shares else None
-        rows = arrange(token_ids, attention_mask, self.packing, groups, scored)
-        return rows.columns(to_next(self.scalars(rows, of_next(rows.predicted))[0])), {}
+        rows = self.arranged(token_ids, attention_mask, groups, scored, media)
+        return rows.columns(to_next(self.scalars(rows, of_next(rows.predicted), media)[0])), {}
 
 
 class RewardModel(ScalarModel):
@@ -138,13 +153,14 @@ class RewardModel(ScalarModel):
         scored: Tensor | None = None,
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
+        media: Media | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by
         ``std``; and "balance" if it is wanted."""
-        rows = arrange(token_ids, attention_mask, self.packing, groups if self.shares else None)
+        rows = self.arranged(token_ids, attention_mask, groups, None, media)
         last = attention_mask.sum(-1, keepdim=True) - 1
         every = torch.ones_like(rows.predicted)
-        scalars, logits = self.scalars(rows, every, "balance" in want)
+        scalars, logits = self.scalars(rows, every, media, "balance" in want)
         more = {}
         if "balance" in want:
             assert self.balancing is not None  # checked before the run starts
@@ -163,6 +179,7 @@ def load_scalar_model(
     fp32_head: bool = False,
     packing: bool = False,
     load_in_4bit: bool = False,
+    vision: VisionFlags | None = None,
     **settings: Any,
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
@@ -188,7 +205,9 @@ def load_scalar_model(
         )
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
-    return kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=packing)
+    model = kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=packing)
+    model.vision = open_eyes(hf, path, vision, flags.trust_remote_code)
+    return model
 
 
 def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Tensor | None]:

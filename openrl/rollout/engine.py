@@ -3,15 +3,19 @@ advantage."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from transformers import AutoConfig
 
 from openrl.config.model import Dtype
 from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
 from openrl.rollout.asleep import EnginePart
-from openrl.types import Completion, Sampling
+from openrl.types import Completion, PlacedImage, Sampling
+from openrl.vision.processor import media_tokens
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -22,13 +26,18 @@ class RolloutEngine(Protocol):
     policy_version: int
     """Version of the weights that now generate; 0 before the first sync."""
 
-    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
-        """Continue ``token_ids``. Requests run concurrently; the engine batches them as they come.
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
+        """Continue ``token_ids``, among which are those of ``images``. Requests run concurrently;
+        the engine batches them as they come.
 
         Log-probs are those of the distribution that was sampled: after temperature, top_k, top_p
         and the rest; at temperature 0 (greedy) those of temperature 1. An end-of-text token or the
-        token that completes a stop text is the last of the completion. Raises UserError if the
-        prompt leaves no room for a token, and if the engine is closed while the request waits."""
+        token that completes a stop text is the last of the completion. An engine that takes images
+        never samples their tokens. Raises UserError if the prompt leaves no room for a token, if
+        the engine makes other tokens of the images, and if it is closed while the request
+        waits."""
 
     async def pause(self) -> None:
         """Interrupt the requests that run; they keep their tokens. Returns when nothing computes.
@@ -40,7 +49,9 @@ class RolloutEngine(Protocol):
         """Let all requests go on, under the weights now in force. RuntimeError if a part of the
         engine is asleep."""
 
-    async def logprobs(self, token_ids: list[int]) -> list[float]:
+    async def logprobs(
+        self, token_ids: list[int], images: Sequence[PlacedImage] = ()
+    ) -> list[float]:
         """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks.
 
         Takes at most ``max_model_len - 1`` tokens.
@@ -99,6 +110,9 @@ class EngineSpec:
     quantization: str | None = None  # of the engine's weights
     load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
     adapter_rank: int = 0  # of the adapters that syncs bring; 0: they bring whole models
+    max_images: int = 0  # in one request; 0: the model reads text alone
+    processor_kwargs: dict[str, Any] = field(default_factory=dict)  # of the model's processor
+    keeps_tower: bool = False  # syncs do not bring the vision tower
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # more fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
@@ -132,3 +146,21 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
             "--prompt_max_len and --generate_max_len: the engine takes their sum",
         )
     return min(sampling.max_tokens, room)
+
+
+def unexpanded(token_ids: list[int], images: Sequence[PlacedImage]) -> list[int]:
+    """The row as an engine takes it that expands images itself: with their placeholders."""
+    kept: list[int] = []
+    end = 0
+    for placed in images:
+        kept += [*token_ids[end : placed.start], *placed.placeholder]
+        end = placed.end
+    return kept + token_ids[end:]
+
+
+def banned_tokens(spec: EngineSpec) -> tuple[int, ...]:
+    """What an engine that takes images never samples."""
+    if not spec.max_images:
+        return ()
+    config = AutoConfig.from_pretrained(spec.model, trust_remote_code=spec.trust_remote_code)
+    return media_tokens(config)

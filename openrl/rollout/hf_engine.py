@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache, GenerationConfig
+from transformers import AutoTokenizer, DynamicCache, GenerationConfig
 
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.memory import MemoryUse, memory_use
+from openrl.models.towers import language_model_at, tower_weights
+from openrl.models.vision import Vision
 from openrl.rollout.asleep import EnginePart
-from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.engine import EngineSpec, banned_tokens, room_for
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.sampler import draw
-from openrl.types import Completion, End, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
+from openrl.vision.processor import VisionProcessor
 from openrl.weights.host import HostBuffer, Receiver
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import (
@@ -33,6 +37,25 @@ from openrl.weights.transport import (
 )
 
 _MAX_NUM_SEQS = 64
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What a batch shows: inputs of the next forward, and positions of its tokens."""
+
+    inputs: Mapping[str, Tensor]
+    axes: Tensor | None  # (3, b, T) in time, height and width; None: the model counts tokens
+
+    def positions(self, along: Tensor) -> Tensor:
+        """``along`` (b, T) counts tokens; (b, T), or (4, b, T) of a model with axes."""
+        return along if self.axes is None else torch.cat([along[None], self.axes])
+
+    def later(self, going: list[int]) -> _Seen:
+        """Of the next token of the rows that go on: one further than the furthest on any axis."""
+        if self.axes is None:
+            return _Seen({}, None)
+        furthest = self.axes[:, going].amax((0, 2)) + 1
+        return _Seen({}, furthest[None, :, None].expand(3, -1, -1))
 
 
 @dataclass(eq=False)
@@ -60,6 +83,7 @@ class HFEngine(PausingEngine):
         super().__init__(spec)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hf-engine")
         self._seeds = random.Random(spec.seed)
+        self._banned = banned_tokens(spec)
         self._waiting: list[_Row] = []
         self._decoding: asyncio.Task[None] | None = None
         self._received: list[SentBucket] = []
@@ -85,11 +109,22 @@ class HFEngine(PausingEngine):
     def _load_model(self) -> None:
         spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
         self._tokenizer = AutoTokenizer.from_pretrained(spec.tokenizer or spec.model, **remote)
-        model = AutoModelForCausalLM.from_pretrained(
+        kind = language_model_at(spec.model, spec.trust_remote_code)
+        model = kind.from_pretrained(
             spec.model, dtype=DTYPES[spec.dtype], **remote, **spec.config_overrides
         )
-        self._model = model.to(spec.device).eval()
+        self._processor = (
+            VisionProcessor(spec.model, spec.processor_kwargs, spec.trust_remote_code)
+            if spec.max_images
+            else None
+        )
+        self._take(model)
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
+
+    def _take(self, model: Any) -> None:
+        """Compute with this model from now on."""
+        self._model = model.to(self._spec.device).eval()
+        self._vision = Vision(self._model, self._processor) if self._processor else None
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -135,19 +170,22 @@ class HFEngine(PausingEngine):
         mask = torch.tensor([[0] * (width - len(c)) + [1] * len(c) for c in contexts]).to(device)
         tokens = torch.tensor([[0] * (width - len(c)) + c for c in contexts]).to(device)
         cache = DynamicCache(config=self._model.config)
+        seen = self._see(tokens, mask, [row.request.images for row in batch])
         while batch:
             if self._interrupting:
                 for row in batch:
                     loop.call_soon_threadsafe(_answer, row.reply, End.INTERRUPTED)
                 return
-            positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+            along = (mask.cumsum(-1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
             logits = self._model(
                 input_ids=tokens,
                 attention_mask=mask,
-                position_ids=positions,
+                position_ids=seen.positions(along),
                 past_key_values=cache,
                 logits_to_keep=1,
+                **seen.inputs,
             ).logits[:, -1]
+            logits[:, list(self._banned)] = -torch.inf
             going = []
             for place, (row, row_logits) in enumerate(zip(batch, logits.cpu(), strict=True)):
                 end = self._extend(row, row_logits)
@@ -159,8 +197,18 @@ class HFEngine(PausingEngine):
                 batch = [batch[place] for place in going]
                 cache.batch_select_indices(torch.tensor(going, dtype=torch.long, device=device))
                 mask = mask[going]
+            seen = seen.later(going)
             tokens = torch.tensor([[row.tokens[-1]] for row in batch], device=device)
             mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
+
+    def _see(self, tokens: Tensor, mask: Tensor, images: Sequence[Sequence[PlacedImage]]) -> _Seen:
+        """What the model is given of the images of some rows, beside their tokens."""
+        if self._vision is None:
+            return _Seen({}, None)
+        shown = any(images)
+        media = {n: t.to(tokens.device) for n, t in self._vision.read(images).items()}
+        inputs = (media if shown else {}) | self._vision.types(tokens)
+        return _Seen(inputs, self._vision.axes(tokens, mask, media))
 
     def _extend(self, row: _Row, logits: Tensor) -> End | None:
         """Draw one more token; why the request ends with it, or None."""
@@ -179,15 +227,22 @@ class HFEngine(PausingEngine):
                 return End.STOP
         return End.LENGTH if len(sampled) >= request.room else None
 
-    async def logprobs(self, token_ids: list[int]) -> list[float]:
+    async def logprobs(
+        self, token_ids: list[int], images: Sequence[PlacedImage] = ()
+    ) -> list[float]:
         room_for(token_ids, Sampling(max_tokens=1), self._spec.max_model_len)
         with self._computing("a request"):
-            return await self._in_thread(self._score, list(token_ids))
+            return await self._in_thread(self._score, list(token_ids), images)
 
     @torch.inference_mode()
-    def _score(self, token_ids: list[int]) -> list[float]:
+    def _score(self, token_ids: list[int], images: Sequence[PlacedImage]) -> list[float]:
         ids = torch.tensor([token_ids], device=self._spec.device)
-        logprobs = self._model(input_ids=ids).logits[0, :-1].float().log_softmax(-1)
+        seen = self._see(ids, torch.ones_like(ids), [images])
+        along = torch.arange(len(token_ids), device=ids.device)[None]
+        logits = self._model(
+            input_ids=ids, position_ids=seen.positions(along), **seen.inputs
+        ).logits
+        logprobs = logits[0, :-1].float().log_softmax(-1)
         return [0.0, *logprobs.gather(-1, ids[0, 1:, None])[:, 0].tolist()]
 
     # -- weights -----------------------------------------------------------------------------------
@@ -216,6 +271,8 @@ class HFEngine(PausingEngine):
         """Build the model anew from checkpoint names, through transformers' own renaming and
         tying."""
         state: dict[str, Tensor] = {}
+        if self._spec.keeps_tower:
+            state |= tower_weights(self._model)
         for sent, bucket in opened(self._receiver, received):
             refuse_incomplete(changed=changed_on_the_way(sent, bucket))
             state |= {
@@ -233,7 +290,7 @@ class HFEngine(PausingEngine):
                 f"weight sync does not fit the model: {wrong}",
                 "weights must carry the names of the checkpoint",
             )
-        self._model = model.to(self._spec.device).eval()
+        self._take(model)
 
     # -- sleep -------------------------------------------------------------------------------------
 

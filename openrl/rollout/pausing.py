@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from openrl.errors import UserError
 from openrl.rollout.asleep import Asleep, EnginePart
 from openrl.rollout.engine import EngineSpec, room_for
-from openrl.types import Completion, End, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 
 @dataclass(eq=False)
@@ -23,6 +23,7 @@ class Request:
     prompt: list[int]
     sampling: Sampling
     room: int  # tokens it may sample in all
+    images: tuple[PlacedImage, ...] = ()  # in the prompt
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: tuple[VersionSpan, ...] = ()
@@ -83,9 +84,12 @@ class PausingEngine(ABC):
         """The result of ``work``. An engine whose processes can die alone raises when they do."""
         return await work
 
-    async def generate(self, token_ids: list[int], sampling: Sampling) -> Completion:
+    async def generate(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
         room = room_for(token_ids, sampling, self._spec.max_model_len)
-        request, end = Request(list(token_ids), sampling, room), End.INTERRUPTED
+        request = Request(list(token_ids), sampling, room, tuple(images))
+        end = End.INTERRUPTED
         while end is End.INTERRUPTED:
             while not self._resumed.is_set():  # another pause may follow before we are awake
                 await self._while_alive(self._resumed.wait())

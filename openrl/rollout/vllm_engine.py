@@ -7,19 +7,20 @@ import asyncio
 import hashlib
 import itertools
 from bisect import bisect_left
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
 from openrl.rollout.asleep import EnginePart
-from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.engine import EngineSpec, banned_tokens, room_for, unexpanded
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.rollout.vllm_start import start_llm
-from openrl.types import Completion, End, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
+from openrl.vision.pictures import open_image
 from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, refuse_incomplete
@@ -49,6 +50,7 @@ class VLLMEngine(PausingEngine):
         # names of the first sync; every later one brings the same
         self._names: frozenset[str] | None = None
         self._adapters = AdapterSlot(llm)
+        self._banned = banned_tokens(spec)
         self._memory = VLLMSleep(llm, self._asleep, spec.sleep_level, spec.device == "cpu")
 
     @classmethod
@@ -93,11 +95,13 @@ class VLLMEngine(PausingEngine):
             flat_logprobs=True,  # as lists of numbers instead of an object per token
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
+            logit_bias=dict.fromkeys(self._banned, -100.0) or None,
         )
         name = f"openrl-{next(self._ids)}"
         self._submitted.add(name)
         try:
-            work = self._final_output(request.prompt + request.tokens, params, name)
+            row = request.prompt + request.tokens
+            work = self._final_output(row, request.images, params, name)
             final = await self._while_alive(work)
         finally:
             self._submitted.discard(name)
@@ -150,7 +154,9 @@ class VLLMEngine(PausingEngine):
             await self._while_alive(self._llm.resume_generation())
         await super().resume()
 
-    async def logprobs(self, token_ids: list[int]) -> list[float]:
+    async def logprobs(
+        self, token_ids: list[int], images: Sequence[PlacedImage] = ()
+    ) -> list[float]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -164,7 +170,8 @@ class VLLMEngine(PausingEngine):
         if self._frozen:
             raise RuntimeError("a paused engine that keeps its cache computes nothing: resume it")
         with self._computing("a request"):
-            scored = self._final_output(token_ids, params, f"openrl-{next(self._ids)}")
+            name = f"openrl-{next(self._ids)}"
+            scored = self._final_output(token_ids, images, params, name)
             entries = (await self._while_alive(scored)).prompt_logprobs
         return [0.0] + [
             entry[token].logprob for token, entry in zip(token_ids[1:], entries[1:], strict=True)
@@ -191,11 +198,16 @@ class VLLMEngine(PausingEngine):
             task.cancel()
             await asyncio.wait({task})  # vLLM is told that a request was given up
 
-    async def _final_output(self, token_ids: list[int], params: Any, name: str) -> Any:
+    async def _final_output(
+        self, token_ids: list[int], images: Sequence[PlacedImage], params: Any, name: str
+    ) -> Any:
         from vllm import TokensPrompt
 
         final = None
-        prompt = TokensPrompt(prompt_token_ids=list(token_ids))
+        prompt = TokensPrompt(prompt_token_ids=unexpanded(token_ids, images))
+        if images:
+            prompt["multi_modal_data"] = {"image": [open_image(i.image) for i in images]}
+            prompt["multi_modal_uuids"] = {"image": [i.image.sha256 for i in images]}
         if self._spec.keep_cache_on_pause:
             # what a request across a sync computed under old weights is no prefix of later ones
             prompt["cache_salt"] = f"weights {self.policy_version}"
@@ -204,6 +216,13 @@ class VLLMEngine(PausingEngine):
             final = output
         if final is None:
             raise RuntimeError("vLLM ended a request without an output")
+        if images and final.prompt_token_ids != list(token_ids):
+            raise UserError(
+                f"vLLM makes {len(final.prompt_token_ids)} tokens of a prompt with {len(images)}"
+                f" images, the model's processor {len(token_ids)}: training would see other images"
+                " than sampling",
+                "--mm_processor_kwargs that both understand, or another model",
+            )
         return final
 
     # -- weights -----------------------------------------------------------------------------------
@@ -251,6 +270,8 @@ class VLLMEngine(PausingEngine):
         elif self._spec.enable_prefix_caching and not await self._llm.reset_prefix_cache():
             self._broken = "vLLM did not drop the prefixes that it cached under old weights"
             raise RuntimeError(self._broken)
+        if self._spec.max_images and not self._spec.keeps_tower:
+            await self._llm.reset_encoder_cache()  # features of images under old weights
         self._asleep.dropped = False
         self._names, self.policy_version = names, version
         return version

@@ -24,6 +24,7 @@ REQUIRED: tuple[Feature, ...] = (
     ("vllm.v1.engine.async_llm", "AsyncLLM.collective_rpc", ("method", "args")),
     ("vllm.v1.engine.async_llm", "AsyncLLM.abort", ("request_id",)),
     ("vllm.v1.engine.async_llm", "AsyncLLM.reset_prefix_cache", ()),
+    ("vllm.v1.engine.async_llm", "AsyncLLM.reset_encoder_cache", ()),
     ("vllm.v1.engine.async_llm", "AsyncLLM.tokenizer", ()),
     ("vllm.v1.engine.async_llm", "AsyncLLM.add_lora", ("lora_request",)),
     ("vllm.v1.engine.async_llm", "AsyncLLM.remove_lora", ("lora_id",)),

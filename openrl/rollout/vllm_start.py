@@ -66,7 +66,7 @@ def start_llm(spec: EngineSpec) -> Any:
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
     """Fields of vLLM's ``EngineArgs``; what is not named keeps vLLM's default."""
-    chosen = {
+    chosen: dict[str, Any] = {
         "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
         "block_size": spec.block_size,
@@ -94,6 +94,11 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "use_tqdm_on_load": False,
         "hf_overrides": spec.config_overrides,
     }
+    if spec.max_images:
+        chosen |= {
+            "limit_mm_per_prompt": {"image": spec.max_images},
+            "mm_processor_kwargs": spec.processor_kwargs or None,
+        }
     if spec.adapter_rank:  # room for the adapter in use and, during a sync, for its successor
         chosen |= {
             "enable_lora": True,

@@ -64,6 +64,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     supports_draft_weight_update = False
 
     _receiver: Receiver
+    _kept: tuple[str, ...] = ()  # how the names of parameters begin that syncs do not bring
     # parameters of the model; None: no bucket of this session was loaded yet
     _wanted: set[str] | None = None
     _loaded: set[str] | None = None  # those that got a weight; None: the model does not tell
@@ -71,8 +72,9 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
     """Parameters that got no weight in the session that ended last; vLLM itself only logs them."""
 
     def init_transfer_engine(self, init_info: Connection) -> None:
-        rank = init_info.first_rank + self.parallel_config.rank
-        self._receiver = make_receiver(Route(**init_info.route), rank, self.device)
+        rank, route = init_info.first_rank + self.parallel_config.rank, Route(**init_info.route)
+        self._receiver = make_receiver(route, rank, self.device)
+        self._kept = _of_tower(self.model) if route.keeps_tower else ()
 
     def start_weight_update(self) -> None:
         """The model keeps its weights until the first bucket is open."""
@@ -118,13 +120,21 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
             return
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_heads(self.model)
-        self.absent = () if self._loaded is None else tuple(sorted(self._wanted - self._loaded))
+        missing = set() if self._loaded is None else self._wanted - self._loaded
+        self.absent = tuple(sorted(n for n in missing if not n.startswith(self._kept)))
 
     def shutdown(self) -> None:
         """Receivers hold what the sender lent them, and nothing of their own."""
 
     # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
     trainer_send_weights = None
+
+
+def _of_tower(model: nn.Module) -> tuple[str, ...]:
+    """How the names of a vision tower's parameters begin, and of what joins it to the language
+    model."""
+    parts = model.get_mm_mapping()
+    return (*parts.tower_model, *parts.connector)
 
 
 def parameter_key(name: str) -> str:

@@ -198,6 +198,7 @@ def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
         adapter=config.lora.lora_sync == "adapter",
         timeout=config.placement.rpc_timeout,
         engines_forget="weights" in dropped_parts(config),
+        keeps_tower=config.vision.freeze_visual_encoder,
     )
 
 

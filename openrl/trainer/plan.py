@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
 from openrl.cluster.placement import PlacementPlan, text_table
@@ -23,6 +23,7 @@ from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
+from openrl.models.towers import language_model_class
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.batching import rollout_batching, supervised_batching
 from openrl.trainer.plan_sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
@@ -233,7 +234,9 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+            model = language_model_class(config).from_config(
+                config, trust_remote_code=trust_remote_code
+            )
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: its config does not load as a language model: {error}") from error
     text = config.get_text_config()

@@ -27,6 +27,7 @@ from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
+from openrl.data.images import row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered, UserError
@@ -129,6 +130,7 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
         tokenizer,
         config.sampling.lengths.prompt,
         workers=config.order.preprocess_num_workers,
+        images=row_images(config.vision, config.model),
     )
     gathered = Gathered()
     eval_prompts: list[Prompt] = []

@@ -27,12 +27,14 @@ class Publisher:
         adapter: bool = False,
         timeout: int = 3600,
         engines_forget: bool = False,
+        keeps_tower: bool = False,
     ) -> None:
         """``adapter``: send adapters alone. ``timeout``: seconds that processes wait for each
-        other. ``engines_forget``: their weights wait nowhere while they sleep."""
+        other. ``engines_forget``: their weights wait nowhere while they sleep. ``keeps_tower``: the
+        vision tower is not trained and not sent."""
         self.policy, self.rollout, self.residency = roles.policy, roles.rollout, roles.residency
         self.flags, self.adapter, self.timeout = flags, adapter, timeout
-        self.engines_forget = engines_forget
+        self.engines_forget, self.keeps_tower = engines_forget, keeps_tower
         self.route: Route | None = None
         self.version = 0
         self._resent = 0
@@ -90,6 +92,7 @@ class Publisher:
             port=port,
             world_size=1 + len(theirs),
             timeout=self.timeout,
+            keeps_tower=self.keeps_tower,
         )
 
     async def _send(self, version: int) -> dict[str, Metric]:

@@ -124,6 +124,7 @@ def model_spec(
             reference_path(config) if role.kind == "logprobs" and role.rate is not None else None
         ),
         lora=role.lora,
+        vision=config.vision,
         changes=config.changes if role.path == config.model.pretrain else ModelChangeFlags(),
     )
 
@@ -149,6 +150,9 @@ def run_engine_spec(
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
         keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",
         config_overrides=config.changes.model_config_overrides,
+        max_images=config.vision.max_images_per_prompt,
+        processor_kwargs=config.vision.mm_processor_kwargs,
+        keeps_tower=config.vision.freeze_visual_encoder,
     )
 
 

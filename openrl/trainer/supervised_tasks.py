@@ -19,6 +19,7 @@ from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedCon
 from openrl.config.lora import LoRAFlags
 from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.blend import Report
+from openrl.data.images import row_images
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate
 from openrl.models.experts import check_mixture
@@ -82,7 +83,9 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
         name="sft",
         kind="logprobs",
         update=_balanced(config, SupervisedUpdate()),
-        builder=SupervisedBuilder(**_reading(config, tokenizer)),
+        builder=SupervisedBuilder(
+            **_reading(config, tokenizer), images=row_images(config.vision, config.model)
+        ),
         columns=(),
         from_evaluation=lambda values: {"perplexity": math.exp(min(values["loss"], 700.0))},
     )

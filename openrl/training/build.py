@@ -17,6 +17,7 @@ from openrl.config.learning import DeepSpeedFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
+from openrl.config.vision import VisionFlags
 from openrl.models.causal_lm import CausalLM, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
@@ -61,6 +62,7 @@ class ModelSpec:
         ModelChangeFlags()
     )  # of the model's config, kernels and trained parameters
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
+    vision: VisionFlags | None = None  # None: the model reads text alone
     streamed: bool = (
         False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
     )
@@ -101,6 +103,7 @@ def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
             chunk,
             spec.packing,
             load_in_4bit,
+            spec.vision,
             **settings,
         )
         prepare_full_kl(model, spec)
@@ -117,6 +120,7 @@ def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
             fp32_head=spec.fp32_head,
             packing=spec.packing,
             load_in_4bit=load_in_4bit,
+            vision=spec.vision,
             **settings,
         )
     if isinstance(model, RewardModel) and spec.normalise:

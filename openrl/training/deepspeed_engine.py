@@ -26,6 +26,7 @@ from openrl.models.checkpointing import recompute
 from openrl.models.lora import of_adapter, whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
+from openrl.models.towers import tower_parameters
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
@@ -181,10 +182,18 @@ class DeepSpeedEngine:
     def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
         columns = (batch.token_ids, batch.attention_mask, batch.group_ids, batch.loss_mask)
         tokens = [column.to(self.device) for column in columns]
+        media = self._media(batch)
         if not want:
-            return self._engine(*tokens)
+            return self._engine(*tokens, media=media)
         reference = [c.to(self.device) for c in batch.reference] if "full_kl" in want else []
-        return self._engine(*tokens, want, reference)
+        return self._engine(*tokens, want, reference, media)
+
+    def _media(self, batch: ExperienceBatch) -> dict[str, Tensor] | None:
+        """The images of a micro-batch as tensors, for a model that sees."""
+        if self.model.vision is None:
+            return None
+        found = self.model.vision.read(batch.images)
+        return {name: tensor.to(self.device) for name, tensor in found.items()}
 
     @needs("param")
     @torch.no_grad()
@@ -249,14 +258,15 @@ class DeepSpeedEngine:
 
     @needs("param")
     @torch.no_grad()
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, without_tower: bool = False) -> Iterator[tuple[str, Tensor]]:
         seen: set[int] = set()
         entries = []
+        left_out = tower_parameters(self.model.hf) if without_tower else []
         own = {
             name
             for named in (self.model.named_parameters, self.model.named_buffers)
             for name, _ in named()
-        }
+        } - {f"hf.{name}" for name in left_out}
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             if name in own and id(tensor) not in seen:  # what else 4-bit weights bring is no weight
                 seen.add(id(tensor))  # a tied head is the embedding again
@@ -309,6 +319,8 @@ class DeepSpeedEngine:
                     "dtype": str(DTYPES[self.dtype])[6:],
                 }
                 write_model(directory, self.model.hf, weights, fields | dict(config_fields or {}))
+                if self.model.vision:
+                    self.model.vision.processor.save(directory)
             if self.model.adapters:
                 self._export_adapters(directory / ADAPTER_FOLDER)
         dist.barrier()

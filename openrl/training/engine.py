@@ -83,10 +83,10 @@ class TrainEngine(Protocol):
     ) -> dict[str, Metric]:
         """The metrics of ``loss_of`` on the plan's micro-batches, without gradient and step."""
 
-    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, without_tower: bool = False) -> Iterator[tuple[str, Tensor]]:
         """Full weights under the names that ``save_pretrained`` writes, in the type of the
         parameters; tied weights once. Gathered layer by layer: every rank iterates to the end, each
-        gets the tensors."""
+        gets the tensors. ``without_tower`` leaves out those of a vision tower."""
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
         """The adapters of a model and what else of it is trained, whole, under the names in peft's

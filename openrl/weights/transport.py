@@ -76,6 +76,7 @@ class Route:
     remote: bool = False  # engines on other machines must be given the bytes
     check: bool = False  # each tensor carries a checksum
     adapter: dict[str, Any] | None = None  # adapters alone are sent, with this config of peft
+    keeps_tower: bool = False  # the vision tower is not sent: engines have it from the checkpoint
     gpus: Sequence[str] = ()  # UUIDs of the engines' GPUs
     address: str = "127.0.0.1"  # where the ranks of a broadcast meet,
     port: int = 0

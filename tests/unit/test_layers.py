@@ -21,7 +21,7 @@ LAYERS = (
     ("weights",),
     ("agents",),
     ("data", "models", "rewards", "tracking"),
-    ("algorithms",),
+    ("algorithms", "vision"),
     ("types",),
     ("config",),
     ("extension_points",),

@@ -40,7 +40,7 @@ class Engine:
         self.running = self.most = 0
         self.fails = ()
 
-    async def generate(self, token_ids, sampling):
+    async def generate(self, token_ids, sampling, images=()):
         self.asked.append(sampling)
         number = len(self.asked)
         self.running += 1
@@ -222,7 +222,7 @@ async def recorded_when_left(worker, request, turns_left):
     }
     answer, asked, waiting, all_wait = worker.engine.generate, Counter(), [], asyncio.Event()
 
-    async def generate(token_ids, sampling):
+    async def generate(token_ids, sampling, images=()):
         sample = sample_of[sampling.seed]
         asked[sample] += 1
         if asked[sample] > turns_left[sample]:

@@ -1,0 +1,54 @@
+"""Rules of images in prompts."""
+
+from __future__ import annotations
+
+from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.derived import agents_of, shares_prefixes
+from openrl.flags.checks import Given, Problem, Problems, check
+
+Seeing = PPOConfig | SFTConfig
+
+
+@check(PPOConfig, SFTConfig)
+def images_stand_in_chats(config: Seeing, given: Given) -> Problems:
+    if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
+        message = "the model's chat template writes where an image stands"
+        flags = ("max_images_per_prompt", "apply_chat_template")
+        yield Problem(flags, message, "--apply_chat_template")
+
+
+@check(PPOConfig, SFTConfig)
+def pixels_have_a_range(config: Seeing, given: Given) -> Problems:
+    least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
+    if least is not None and most is not None and least > most:
+        flags = ("image_min_pixels", "image_max_pixels")
+        yield Problem(flags, f"{least} is more than {most}", f"--image_max_pixels {least}")
+
+
+@check(PPOConfig, SFTConfig)
+def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
+    if not config.vision.max_images_per_prompt:
+        return
+    parallel = config.parallel
+    for name in ("ring_attn_size", "ulysses_size", "ds_tensor_parallel_size"):
+        if getattr(parallel, name) > 1:
+            message = "the features of an image are computed for whole rows and layers"
+            yield Problem((name, "max_images_per_prompt"), message, f"--{name} 1")
+    if shares_prefixes(config):
+        message = "rows with images do not share what they begin with"
+        yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
+
+
+@check(PPOConfig)
+def agents_show_no_images(config: PPOConfig, given: Given) -> Problems:
+    for name in agents_of(config) if config.vision.max_images_per_prompt else ():
+        message = "agents read and write text: images of prompts would be lost"
+        yield Problem((name, "max_images_per_prompt"), message, "leave one out")
+
+
+@check(PPOConfig)
+def towers_come_from_the_checkpoint(config: PPOConfig, given: Given) -> Problems:
+    if config.vision.freeze_visual_encoder and config.engine.vllm_load_format == "dummy":
+        message = "the tower is not sent, and the engine would have random weights for it"
+        flags = ("freeze_visual_encoder", "vllm_load_format")
+        yield Problem(flags, message, "--vllm_load_format auto")

@@ -1,0 +1,83 @@
+"""Files behind URLs of the data: of bounded size, in bounded time, never from private addresses.
+
+Rows name any address they like, so the address that was checked is the one that is connected to."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import ipaddress
+import os
+import socket
+import ssl
+from pathlib import Path
+from urllib.parse import urljoin, urlsplit
+
+from openrl.files import write_atomically
+
+SECONDS = 20.0  # of any wait for the server
+MOST_BYTES = 20 * 2**20
+REDIRECTS = 3
+
+
+class FetchError(Exception):
+    """What a URL names cannot be had; the message says why."""
+
+
+def fetch(url: str, private: bool = False, cache: Path | None = None) -> bytes:
+    """The content, kept in ``cache`` (None: the user's) under a hash of the URL. ``private`` allows
+    addresses of this machine and its networks. Raises FetchError."""
+    kept = (cache or _cache()) / hashlib.sha256(url.encode()).hexdigest()
+    if kept.is_file():
+        return kept.read_bytes()
+    at = url
+    for _ in range(REDIRECTS + 1):
+        content, location = _get(at, private)
+        if location is None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, content)
+            return content
+        at = urljoin(at, location)
+    raise FetchError(f"{url}: more than {REDIRECTS} redirects")
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "openrl" / "images"
+
+
+def _get(url: str, private: bool) -> tuple[bytes, str | None]:
+    """The content, or where it has moved."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise FetchError(f"{url}: no http or https URL")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        connection = http.client.HTTPConnection(parts.hostname, port, timeout=SECONDS)
+        connection.sock = _connect(parts.hostname, port, private, parts.scheme == "https")
+        try:
+            path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+            connection.request("GET", path, headers={"User-Agent": "openrl"})
+            reply = connection.getresponse()
+            if reply.status in (301, 302, 303, 307, 308):
+                return b"", reply.getheader("Location", "")
+            if reply.status != 200:
+                raise FetchError(f"{url}: the server answers {reply.status}")
+            content = reply.read(MOST_BYTES + 1)
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise FetchError(f"{url}: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise FetchError(f"{url}: more than {MOST_BYTES} bytes")
+    return content, None
+
+
+def _connect(host: str, port: int, private: bool, encrypted: bool) -> socket.socket:
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    address = str(found[0][4][0])
+    if not private and not ipaddress.ip_address(address).is_global:
+        raise FetchError(f"{host} is the private address {address}")
+    plain = socket.create_connection((address, port), timeout=SECONDS)
+    if not encrypted:
+        return plain
+    return ssl.create_default_context().wrap_socket(plain, server_hostname=host)

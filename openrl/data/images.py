@@ -1,0 +1,167 @@
+"""The images of a row: from its column, or from the parts of its chat."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, Features, List
+from datasets import Image as ImageFeature
+
+from openrl.config.model import ModelFlags
+from openrl.config.vision import VisionFlags
+from openrl.data.fetch import FetchError, fetch
+from openrl.data.rows import MISSING, BadRow, column
+from openrl.errors import UserError
+from openrl.types import Image, Message, PlacedImage
+from openrl.vision.pictures import BadImage, make_image
+from openrl.vision.processor import VisionProcessor
+
+MARK = "<image>"
+"""In a row's text: here stands the next image."""
+
+_OF_PARTS = ("image", "image_url", "url", "path")  # keys under which a part holds its image
+
+
+class RowImages:
+    """Reads the images of rows, and puts their tokens into prompts."""
+
+    def __init__(self, flags: VisionFlags, processor: VisionProcessor | None) -> None:
+        """``processor`` is None where --max_images_per_prompt is 0."""
+        self.flags, self.processor = flags, processor
+        folder = flags.image_dir
+        if folder is not None and not Path(folder).expanduser().is_dir():
+            raise UserError(f"--image_dir: there is no directory {folder}", "an existing one")
+        self.folder = Path(folder or "").expanduser()
+
+    @property
+    def top_column(self) -> str:
+        """The column of the data that --image_key reaches into."""
+        return self.flags.image_key.split(".")[0]
+
+    def undecoded(self, rows: Dataset) -> Dataset:
+        """The rows with images as they are stored: decoding is done here, with limits."""
+        if self.top_column not in rows.column_names:
+            return rows
+        feature = _undecoded(rows.features[self.top_column])
+        if feature == rows.features[self.top_column]:
+            return rows
+        return rows.cast(Features({**rows.features, self.top_column: feature}))
+
+    def of(self, row: dict[str, Any], in_parts: Sequence[Any] = ()) -> list[Image]:
+        """The images of a row; ``in_parts`` are those that its chat holds itself, which then are
+        all. Raises BadRow."""
+        cells = list(in_parts) or _cells(column(row, self.flags.image_key))
+        most = self.flags.max_images_per_prompt
+        if len(cells) > most:
+            known = f"{len(cells)} images, more than --max_images_per_prompt {most}"
+            raise BadRow(f"{self.flags.image_key}: {known}")
+        return [self._image(cell) for cell in cells]
+
+    def place(
+        self, token_ids: list[int], images: Sequence[Image]
+    ) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """A prompt's token ids with those of its images. Raises BadRow."""
+        if self.processor is None:
+            return token_ids, ()
+        try:
+            return self.processor.place(token_ids, images)
+        except ValueError as error:
+            raise BadRow(f"{self.flags.image_key}: {error}") from error
+
+    def _image(self, cell: Any) -> Image:
+        key, flags = self.flags.image_key, self.flags
+        try:
+            return make_image(self._bytes(cell), flags.image_min_pixels, flags.image_max_pixels)
+        except (BadImage, FetchError, OSError, binascii.Error) as error:
+            raise BadRow(f"{key}: {error}") from error
+
+    def _bytes(self, cell: Any) -> bytes:
+        if isinstance(cell, bytes):
+            return cell
+        if isinstance(cell, dict):
+            named = cell.get("bytes") or next((cell[k] for k in _OF_PARTS if cell.get(k)), None)
+            return self._bytes(named)
+        if not isinstance(cell, str):
+            raise BadImage(f"no image, but {type(cell).__name__}")
+        if cell.startswith("data:"):
+            head, _, content = cell.partition(",")
+            if not head.endswith(";base64"):
+                raise BadImage("a data: URL without base64")
+            return base64.b64decode(content, validate=True)
+        if cell.startswith(("http://", "https://")):
+            return fetch(cell)
+        path = self.folder / Path(cell.removeprefix("file://")).expanduser()
+        if not path.is_file():
+            raise BadImage(f"there is no file {path}")
+        return path.read_bytes()
+
+
+def row_images(flags: VisionFlags, model: ModelFlags) -> RowImages:
+    """As the flags of a command say. Raises UserError if the model cannot see."""
+    processor = None
+    if flags.max_images_per_prompt:
+        kwargs = flags.mm_processor_kwargs
+        processor = VisionProcessor(model.pretrain, kwargs, model.trust_remote_code)
+    return RowImages(flags, processor)
+
+
+def _cells(value: Any) -> list[Any]:
+    if value is MISSING or value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _undecoded(feature: Any) -> Any:
+    if isinstance(feature, ImageFeature):
+        return ImageFeature(decode=False)
+    if isinstance(feature, List):
+        return List(_undecoded(feature.feature), length=feature.length)
+    if isinstance(feature, dict):
+        return {name: _undecoded(inner) for name, inner in feature.items()}
+    return feature
+
+
+def flat(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
+    """Messages whose content is text with marks, and the images that their parts held. Raises
+    BadRow for parts that are neither text nor image."""
+    cells: list[Any] = []
+    plain = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, list):
+            content = "".join(_part_text(part, cells) for part in content)
+        plain.append({**message, "content": content})
+    return plain, cells
+
+
+def _part_text(part: dict[str, Any], cells: list[Any]) -> str:
+    kind = part.get("type")
+    if kind == "text":
+        return str(part["text"])
+    if kind not in ("image", "image_url"):
+        raise BadRow(f"a part of type {kind!r} in the chat: neither text nor image")
+    held = next((part[key] for key in _OF_PARTS if part.get(key)), None)
+    cells += [] if held is None else [held]
+    return MARK
+
+
+def in_parts(messages: Sequence[Message]) -> list[Message]:
+    """Messages with the content of marked texts in parts, as chat templates take them."""
+    return [
+        {**message, "content": _parts(message["content"])}
+        if message["role"] != "assistant" and MARK in (message["content"] or "")
+        else message
+        for message in messages
+    ]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    parts: list[dict[str, str]] = []
+    for number, piece in enumerate(text.split(MARK)):
+        parts += [{"type": "image"}] if number else []
+        parts += [{"type": "text", "text": piece}] if piece else []
+    return parts

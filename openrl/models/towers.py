@@ -1,0 +1,54 @@
+"""Which part of a model is a vision tower, and the class that loads a model with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PretrainedConfig,
+    PreTrainedModel,
+)
+from transformers.core_model_loading import revert_weight_conversion
+
+from openrl.vision.processor import sees
+
+
+def language_model_class(config: PretrainedConfig) -> Any:
+    """The class of transformers that loads a model with its output head."""
+    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+
+
+def language_model_at(path: str, trust_remote_code: bool) -> Any:
+    return language_model_class(
+        AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    )
+
+
+def tower_parameters(hf: PreTrainedModel) -> list[str]:
+    """Names of the parameters outside language model and output head; none without a tower."""
+    if not sees(hf.config):
+        return []
+    text = {id(p) for p in hf.get_decoder().parameters()}
+    head = hf.get_output_embeddings()
+    text |= {id(p) for p in head.parameters()} if head is not None else set()
+    return [name for name, p in hf.named_parameters() if id(p) not in text]
+
+
+def tower_modules(hf: PreTrainedModel) -> str | None:
+    """A regular expression of the modules outside the language model; None without a tower."""
+    if not sees(hf.config):
+        return None
+    body, text = hf.base_model, hf.get_decoder()
+    others = [name for name, child in body.named_children() if child is not text]
+    return rf"(.*\.)?({'|'.join(others)})(\..*)?"
+
+
+def tower_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
+    """The parameters outside language model and output head, as a checkpoint names them."""
+    tower = {*tower_parameters(hf)}
+    own = {name: p.detach() for name, p in hf.named_parameters() if name in tower}
+    return revert_weight_conversion(hf, own) if own else {}

@@ -1,0 +1,84 @@
+"""Encoded pictures: checked, turned to RGB, brought to size once."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+
+from PIL import Image as Picture
+from PIL import ImageOps, UnidentifiedImageError
+
+from openrl.types import Image
+
+MOST_PIXELS = 80_000_000
+"""Of a file that is decoded at all. A file of a few kilobytes can unpack to gigabytes."""
+
+
+class BadImage(Exception):
+    """A picture that cannot be used; the message says why."""
+
+
+def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | None = None) -> Image:
+    """The record of an encoded picture. Bytes of an RGB picture within the limits stay as they are;
+    others become a PNG, scaled with their sides in proportion. Raises BadImage."""
+    try:
+        with Picture.open(io.BytesIO(data)) as opened:
+            width, height = opened.size
+            if width * height > MOST_PIXELS:
+                raise BadImage(
+                    f"an image of {width} x {height} pixels; at most {MOST_PIXELS} are decoded"
+                )
+            picture = ImageOps.exif_transpose(opened)
+            fitting = _fitting(picture.size, min_pixels, max_pixels)
+            if opened.mode == "RGB" and picture.size == opened.size == fitting:
+                picture.load()  # a file that breaks off fails here
+                return _image(data)
+            picture = _on_white(picture)
+    except Picture.DecompressionBombError as error:
+        raise BadImage(f"an image that is too large: {error}") from error
+    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        raise BadImage(f"an image that cannot be read: {error}") from error
+    if picture.size != fitting:
+        picture = picture.resize(fitting, Picture.Resampling.BICUBIC)
+    return png_image(picture)
+
+
+def png_image(picture: Picture.Image) -> Image:
+    """The record of a picture that lies in memory, mode RGB."""
+    out = io.BytesIO()
+    picture.save(out, "PNG")
+    return _image(out.getvalue())
+
+
+def open_image(image: Image) -> Picture.Image:
+    """The pixels, mode RGB."""
+    with Picture.open(io.BytesIO(image.data)) as opened:
+        opened.load()
+        return opened
+
+
+def _image(data: bytes) -> Image:
+    return Image(data, hashlib.sha256(data).hexdigest())
+
+
+def _on_white(picture: Picture.Image) -> Picture.Image:
+    """RGB; what is transparent becomes white, as a viewer shows it."""
+    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        layer = picture.convert("RGBA")
+        ground = Picture.new("RGBA", layer.size, (255, 255, 255, 255))
+        return Picture.alpha_composite(ground, layer).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _fitting(size: tuple[int, int], least: int | None, most: int | None) -> tuple[int, int]:
+    """Width and height with a number of pixels from ``least`` to ``most``, in proportion."""
+    width, height = size
+    pixels = width * height
+    if most is not None and pixels > most:
+        factor = math.sqrt(most / pixels)
+        return max(1, int(width * factor)), max(1, int(height * factor))
+    if least is not None and pixels < least:
+        factor = math.sqrt(least / pixels)
+        return math.ceil(width * factor), math.ceil(height * factor)
+    return size

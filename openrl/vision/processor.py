@@ -1,0 +1,134 @@
+"""The processor of a vision-language model: how many tokens an image is, and its tensors."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoProcessor
+
+from openrl.errors import UserError
+from openrl.types import Image, PlacedImage
+from openrl.vision.pictures import open_image
+
+OF_TOKENS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
+"""What processors return beside the tensors of images."""
+
+ROW_FIRST = {"idefics2", "idefics3", "smolvlm"}
+"""Models whose tensors of images begin with a dimension of rows, then of tiles."""
+
+CACHED = 64  # images whose tensors are kept: siblings, and the passes of a step, meet them again
+
+
+class VisionProcessor:
+    """Of one model. ``kwargs`` are further arguments of the model's own processor."""
+
+    def __init__(
+        self, path: str, kwargs: Mapping[str, Any], trust_remote_code: bool = False
+    ) -> None:
+        """Raises UserError if the model reads text alone, or its processor does not load."""
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        if not sees(config):
+            raise UserError(
+                f"--max_images_per_prompt: {path} reads text alone", "a vision-language model"
+            )
+        try:
+            self.processor = AutoProcessor.from_pretrained(
+                path, trust_remote_code=trust_remote_code
+            )
+        except Exception as error:  # also an ImportError of what a processor needs
+            raise UserError(
+                f"--max_images_per_prompt: the processor of {path} does not load: {error}",
+                "its processor_config.json beside the model, and the packages it names",
+            ) from error
+        self.kwargs, self.row_first = dict(kwargs), config.model_type in ROW_FIRST
+        self.placeholder: str = (
+            getattr(self.processor, "boi_token", None) or self.processor.image_token
+        )
+        """What a chat template writes for one image."""
+        self.placeholder_id: int = self.processor.tokenizer.convert_tokens_to_ids(self.placeholder)
+        self._seen: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
+
+    def place(
+        self, token_ids: Sequence[int], images: Sequence[Image]
+    ) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Token ids with one placeholder for each image -> with all tokens of the images, and where
+        these stand. Raises ValueError if the numbers differ."""
+        found = sum(token == self.placeholder_id for token in token_ids)
+        if found != len(images):
+            raise ValueError(f"{found} places for images in the text, and {len(images)} images")
+        expanded: list[int] = []
+        placed = []
+        waiting = iter(images)
+        for token in token_ids:
+            if token != self.placeholder_id:
+                expanded.append(token)
+                continue
+            image, start = next(waiting), len(expanded)
+            expanded += self._call(self.placeholder, [image])["input_ids"][0].tolist()
+            placed.append(PlacedImage(image, start, len(expanded), (token,)))
+        return expanded, tuple(placed)
+
+    def check(self, text: str, token_ids: Sequence[int], images: Sequence[Image]) -> None:
+        """Raises UserError if the processor makes other tokens of a text with its images than
+        ``place``."""
+        theirs = self._call(text, images)["input_ids"][0].tolist()
+        if theirs != list(token_ids):
+            name = type(self.processor).__name__
+            raise UserError(
+                f"{name} makes {len(theirs)} tokens of a text with {len(images)} images; taken by"
+                f" themselves text and images are {len(token_ids)}",
+                "another model: images of this one cannot be placed by themselves",
+            )
+
+    def tensors(self, image: Image) -> dict[str, Tensor]:
+        """By name, the first dimension being tiles, patches or images."""
+        if image.sha256 not in self._seen:
+            found = self._call(self.placeholder, [image])
+            self._seen[image.sha256] = {
+                name: tensor[0] if self.row_first else tensor
+                for name, tensor in found.items()
+                if name not in OF_TOKENS
+            }
+            if len(self._seen) > CACHED:
+                self._seen.popitem(last=False)
+        self._seen.move_to_end(image.sha256)
+        return self._seen[image.sha256]
+
+    def batch(self, images: Sequence[Image]) -> dict[str, Tensor]:
+        """The tensors of several images, one behind the other, as the model takes them; none of
+        none."""
+        parts = [self.tensors(image) for image in images]
+        if not parts:
+            return {}
+        joined = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+        return {name: t[None] if self.row_first else t for name, t in joined.items()}
+
+    def save(self, directory: Path) -> None:
+        self.processor.save_pretrained(directory)
+
+    def _call(self, text: str, images: Sequence[Image]) -> Mapping[str, Any]:
+        return self.processor(
+            text=[text],
+            images=[open_image(image) for image in images],
+            return_tensors="pt",
+            add_special_tokens=False,
+            **self.kwargs,
+        )
+
+
+def sees(config: Any) -> bool:
+    """Whether a model of this config takes images."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def media_tokens(config: Any) -> tuple[int, ...]:
+    """Ids of the tokens that features of images and videos take the place of: nobody may sample
+    them, or there are more tokens than features."""
+    names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+    found = {getattr(config, name, None) for name in names}
+    return tuple(sorted(token for token in found if isinstance(token, int)))

@@ -1,0 +1,165 @@
+"""Rows of the data with no, one and two images, played by real engines and trained: what engines
+say of their tokens is what the trainer says, before and after a step."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+import torch
+from datasets import Dataset
+
+from openrl.agents.build import AgentSetup
+from openrl.algorithms.batching import collate, plan_steps
+from openrl.cluster.group import LocalGroup, WorkerContext
+from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
+from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.data import PromptDataFlags, TemplateFlags
+from openrl.config.model import ModelFlags
+from openrl.config.reward import RewardFlags
+from openrl.config.reward_plan import reward_plan
+from openrl.config.rollout import EngineFlags
+from openrl.config.vision import VisionFlags
+from openrl.data.images import RowImages
+from openrl.data.loading import RowSource
+from openrl.data.prompts import PromptBuilder
+from openrl.data.tokenizer import load_tokenizer
+from openrl.rewards.build import RewardSetup
+from openrl.rollout.engine import EngineSpec
+from openrl.trainer.publisher import Publisher
+from openrl.trainer.roles import Roles
+from openrl.training.distributed import init_distributed
+from openrl.training.updates import SupervisedUpdate
+from openrl.types import Prompt, Sampling
+from openrl.vision.processor import VisionProcessor
+from tests.experience import engine_spec, optim_spec
+from tests.patience import PATIENCE
+from tests.tiny import PAD
+from tests.tiny_vision import picture, png, tiny_vision_dir
+
+pytestmark = pytest.mark.slow
+
+CLOSE = 1e-5
+TRAINED = VisionFlags(max_images_per_prompt=2)
+FROZEN = VisionFlags(max_images_per_prompt=2, freeze_visual_encoder=True)
+CHAT = TemplateFlags(apply_chat_template=True)
+ROWS = [
+    {"input": "nothing to see", "images": []},
+    {"input": "<image>what is it", "images": [png(picture(1))]},
+    {"input": "first <image> and <image>", "images": [png(picture(2, (30, 90))), png(picture(3))]},
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def alone():
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(tiny_vision_dir(tmp_path_factory.mktemp("m")))
+
+
+@pytest.fixture(scope="module")
+def prompts(checkpoint) -> list[Prompt]:
+    images = RowImages(TRAINED, VisionProcessor(checkpoint, {}))
+    builder = PromptBuilder(PromptDataFlags(), CHAT, load_tokenizer(checkpoint), 256, images=images)
+    source = RowSource("rows", "rows", Dataset.from_list(ROWS))
+    (found,), (report,) = builder.build([source], flag="prompt_data", kind="train")
+    assert [len(p.images) for p in found] == [0, 1, 2]
+    assert "3 images" in report.line()
+    return found
+
+
+def policy_of(path: str, vision: VisionFlags, packing: bool) -> tuple[LocalGroup, ModelWorker]:
+    spec = engine_spec(path, optim=optim_spec(), vision=vision, packing=packing)
+    worker = ModelWorker(WorkerContext("actor"), spec)
+    worker.start()
+    return LocalGroup("actor", [worker]), worker
+
+
+def engines_of(path: str, backend: str, frozen: bool) -> LocalGroup:
+    spec = EngineSpec(
+        path, dtype="fp32", max_model_len=256, max_images=2, keeps_tower=frozen,
+        enable_prefix_caching=True,
+    )  # fmt: skip
+    rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
+    agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
+    model = ModelFlags(pretrain=path)
+    worker = RolloutWorker(WorkerContext("vllm"), backend, spec, model, agents, rewards)
+    return LocalGroup("vllm", [worker])
+
+
+def gap(worker: ModelWorker, groups) -> float:
+    """The largest between engine and trainer, over the sampled tokens."""
+    batch = collate(groups, PAD)
+    column = worker.columns(batch, [[0, 1, 2], [3, 4, 5]])["column"]
+    mask = batch.loss_mask
+    assert int(mask.sum()) > 40
+    return float((column - batch.rollout_logprobs)[mask].abs().max())
+
+
+@pytest.mark.parametrize("vision", [TRAINED, FROZEN], ids=["trained", "frozen"])
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_engine_and_trainer_agree_before_and_after_steps(checkpoint, prompts, backend, vision):
+    frozen = vision.freeze_visual_encoder
+    policy, worker = policy_of(checkpoint, vision, packing=backend == "vllm")
+    engines = engines_of(checkpoint, backend, frozen)
+    flags = EngineFlags(check_weight_sync=True)
+    publisher = Publisher(Roles(policy, engines), flags, keeps_tower=frozen)
+    tower = worker.engine.model.hf.base_model.vision_model
+    before = [p.detach().clone() for p in tower.parameters()]
+    sampling = Sampling(12, ignore_eos=True)
+
+    async def play(step: int):
+        (player,) = engines._workers
+        request = [
+            RolloutRequest(2, sampling, seed=(1, step, n), scored=False)
+            for n in range(len(prompts))
+        ]
+        return await asyncio.gather(
+            *(player.play(p, r) for p, r in zip(prompts, request, strict=True))
+        )
+
+    async def scenario():
+        await engines.call("start")
+        gaps = []
+        for step in range(3):
+            sent = (await publisher.publish())["perf/sync_bytes"].value
+            groups = await play(step)
+            gaps.append(gap(worker, groups))
+            batch = collate(groups, PAD)
+            plan = plan_steps(batch, 1, 6, 3)
+            shard = batch.select(plan.shards[0])
+            worker.update(shard, [ranks[0] for ranks in plan.steps], SupervisedUpdate())
+        await engines.close()
+        return gaps, sent
+
+    gaps, sent = asyncio.run(scenario())
+    assert max(gaps) < CLOSE, gaps
+    changed = any(not torch.equal(a, b) for a, b in zip(before, tower.parameters(), strict=True))
+    assert changed != frozen
+    everything = sum(p.numel() * 4 for p in worker.engine.model.parameters())
+    assert (sent < everything) == frozen
+
+
+def test_a_prompt_is_not_what_it_is_without_its_image(checkpoint, prompts):
+    """The engine looks: another image, other log-probs."""
+    engines = engines_of(checkpoint, "hf", False)
+    (worker,) = engines._workers
+    other = replace(prompts[1].images[0], image=prompts[2].images[1].image)
+
+    async def scenario():
+        await worker.start()
+        found = [
+            await worker.engine.logprobs(prompts[1].token_ids, [image])
+            for image in (prompts[1].images[0], other)
+        ]
+        await engines.close()
+        return found
+
+    own, shown = asyncio.run(scenario())
+    end = prompts[1].images[0].end + 1
+    assert max(abs(a - b) for a, b in zip(own[end:], shown[end:], strict=True)) > 1e-3

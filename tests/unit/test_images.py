@@ -1,0 +1,278 @@
+"""Images of rows: where they may stand, what is refused, and which tokens a prompt gets of them."""
+
+import base64
+import io
+import pickle
+import struct
+import threading
+import zlib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from datasets import Dataset, Features, List, Value
+from datasets import Image as ImageFeature
+from PIL import Image as Picture
+
+from openrl.config.commands import PPOConfig
+from openrl.config.data import PromptDataFlags, SupervisedDataFlags, TemplateFlags
+from openrl.config.vision import VisionFlags
+from openrl.data.fetch import FetchError, fetch
+from openrl.data.images import RowImages
+from openrl.data.loading import RowSource, load_rows
+from openrl.data.prompts import PromptBuilder
+from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.data.tokenizer import load_tokenizer
+from openrl.errors import UserError
+from openrl.rollout.engine import unexpanded
+from openrl.vision.pictures import open_image
+from openrl.vision.processor import VisionProcessor
+from tests.flags import GRPO, said
+from tests.tiny_vision import picture, png, tiny_vision_dir
+
+CHAT = TemplateFlags(apply_chat_template=True)
+A, B = png(picture(1)), png(picture(2, (30, 90)))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(tiny_vision_dir(tmp_path_factory.mktemp("m")))
+
+
+@pytest.fixture(scope="module")
+def processor(checkpoint):
+    return VisionProcessor(checkpoint, {})
+
+
+@pytest.fixture
+def build(checkpoint, processor):
+    def build(rows, limit=256, flags=None, **columns):
+        flags = flags or VisionFlags(max_images_per_prompt=2)
+        images = RowImages(flags, processor if flags.max_images_per_prompt else None)
+        data = PromptDataFlags(prompt_data="data", **columns)
+        builder = PromptBuilder(data, CHAT, load_tokenizer(checkpoint), limit, images=images)
+        rows = rows if isinstance(rows, Dataset) else Dataset.from_list(rows)
+        source = RowSource("rows", "default", rows)
+        (prompts,), (report,) = builder.build([source], flag="prompt_data", kind="train")
+        return prompts, report
+
+    return build
+
+
+def pixels(prompt, number=0):
+    return open_image(prompt.images[number].image)
+
+
+def url(data):
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def test_images_stand_where_their_marks_do(build, processor):
+    row = {"problem": "a<image>b <image>", "images": [A, B], "answer": "7"}
+    (prompt,), report = build([row])
+    first, second = prompt.images
+    tokens = prompt.token_ids
+    assert prompt.text == "u:a<image>b <image><eos>a:" and prompt.label == "7"
+    assert (first.start, second.end) == (3, len(tokens) - 3)  # u : a <first> b _ <second> <eos> a :
+    # 34 tokens of five tiles, 22 of three: as the processor itself makes them of the whole text
+    assert (first.end - first.start, second.end - second.start) == (34, 22)
+    whole = processor.processor(
+        text=[prompt.text], images=[picture(1), picture(2, (30, 90))], add_special_tokens=False
+    )
+    assert tokens == whole["input_ids"][0]
+    (mark,) = first.placeholder
+    assert unexpanded(tokens, prompt.images) == [
+        *tokens[:3], mark, *tokens[first.end : second.start], mark, *tokens[second.end :]
+    ]  # fmt: skip
+    assert prompt.messages[0]["content"] == [
+        {"type": "text", "text": "a"}, {"type": "image"},
+        {"type": "text", "text": "b "}, {"type": "image"},
+    ]  # fmt: skip
+    assert "images" not in prompt.meta
+    assert "2 images, at most 56 tokens of a prompt" in report.line()
+
+
+@pytest.mark.parametrize("how", ["bytes", "path", "data", "parts", "arrow", "parquet"])
+def test_an_image_may_come_in_many_forms(build, tmp_path, how):
+    (tmp_path / "a.png").write_bytes(A)
+    rows = {
+        "bytes": [{"input": "<image>", "images": [A]}],
+        "path": [{"input": "<image>", "images": "a.png"}],
+        "data": [{"input": "<image>", "images": [url(A)]}],
+        "parts": [
+            {
+                "input": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "image_url", "image_url": {"url": url(A)}, "text": None},
+                            {"type": "text", "image_url": None, "text": "see"},
+                        ],
+                    }
+                ]
+            }
+        ],
+    }
+    if how in ("arrow", "parquet"):
+        kinds = Features({"input": Value("string"), "images": List(ImageFeature())})
+        table = Dataset.from_dict({"input": ["<image>"], "images": [[picture(1)]]}, features=kinds)
+        if how == "parquet":
+            table.to_parquet(tmp_path / "t.parquet")
+            table = load_rows(str(tmp_path / "t.parquet"), "train", None, flag="prompt_data")
+    flags = VisionFlags(max_images_per_prompt=1, image_dir=str(tmp_path))
+    (prompt,), _ = build(table if how in ("arrow", "parquet") else rows[how], flags=flags)
+    assert pixels(prompt).tobytes() == picture(1).tobytes()
+
+
+def test_rgb_and_size_are_made_once(build):
+    transparent = Picture.new("RGBA", (40, 20), (255, 0, 0, 0))
+    flags = VisionFlags(max_images_per_prompt=2, image_min_pixels=3200, image_max_pixels=4000)
+    (prompt,), _ = build(
+        [{"input": "<image><image>", "images": [png(transparent), A]}], flags=flags
+    )
+    assert (pixels(prompt).mode, pixels(prompt).size) == ("RGB", (80, 40))
+    assert pixels(prompt).getpixel((5, 5)) == (255, 255, 255)
+    assert pixels(prompt, 1).size == (73, 54)  # 80 x 60, by sqrt(4000 / 4800)
+
+
+def bomb() -> bytes:
+    """A PNG of a few bytes that says that it has 40000 x 40000 pixels."""
+
+    def chunk(kind, data):
+        body = kind + data
+        return struct.pack(">I", len(data)) + body + struct.pack(">I", zlib.crc32(body))
+
+    head = struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
+    parts = [chunk(b"IHDR", head), chunk(b"IDAT", zlib.compress(b"\0" * 10)), chunk(b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"input": "<image>", "images": []}, "1 places for images in the text, and 0 images"),
+        ({"input": "x", "images": [A]}, "0 places for images in the text, and 1 images"),
+        ({"input": "<image>" * 3, "images": [A] * 3}, "3 images, more than --max_images_per_prom"),
+        ({"input": "<image>", "images": [b"text"]}, "images: an image that cannot be read"),
+        ({"input": "<image>", "images": [A[:300]]}, "images: an image that cannot be read"),
+        ({"input": "<image>", "images": [bomb()]}, "(1600000000 pixels) exceeds limit"),
+        ({"input": "<image>", "images": ["no.png"]}, "there is no file no.png"),
+        ({"input": "<image>", "images": ["http://127.0.0.1:1/a"]}, "private address 127.0.0.1"),
+        ({"input": "<image>", "images": ["data:image/png,raw"]}, "without base64"),
+    ],
+)
+def test_a_row_that_cannot_be_shown_is_named(build, row, reason):
+    kind = Value("string" if isinstance((row["images"] or [""])[0], str) else "binary")
+    features = Features({"input": Value("string"), "images": List(kind)})
+    good = {"input": "x", "images": []}
+    with pytest.raises(UserError) as raised:
+        build(Dataset.from_list([good, row], features=features))
+    assert "row 1: " in str(raised.value) and reason in str(raised.value)
+
+
+def test_text_only_runs_refuse_images(build):
+    with pytest.raises(UserError, match="1 images, more than --max_images_per_prompt 0"):
+        build([{"input": "x", "images": [A]}], flags=VisionFlags())
+    prompts, _ = build([{"input": "x", "images": []}], flags=VisionFlags())
+    assert prompts[0].images == ()
+
+
+def test_a_prompt_with_images_is_left_out_rather_than_cut(build):
+    rows = [{"input": "<image>" + "x" * 30, "images": [A]}, {"input": "y" * 50, "images": []}]
+    prompts, report = build(rows, limit=45, prompt_overflow="truncate_left")
+    assert [len(p.token_ids) for p in prompts] == [45]
+    assert (report.too_long, report.shortened) == (1, 1)
+
+
+def test_builders_travel_to_other_processes(processor):
+    images = pickle.loads(pickle.dumps(RowImages(VisionFlags(max_images_per_prompt=1), processor)))
+    tokens, (placed,) = images.place([processor.placeholder_id], [images.of({"images": [A]})[0]])
+    assert len(tokens) == placed.end == 34
+
+
+@pytest.mark.parametrize(
+    ("max_len", "learned", "shown", "length"),
+    [(64, "yes<eos>", 1, 43), (40, "y", 1, 40), (30, None, 0, 2)],
+)
+def test_answers_after_an_image(checkpoint, processor, max_len, learned, shown, length):
+    """Tokens of images are not learned, and a row is not cut inside one."""
+    tokenizer = load_tokenizer(checkpoint)
+    flags = SupervisedDataFlags(dataset="d", output_key="output", max_len=max_len)
+    images = RowImages(VisionFlags(max_images_per_prompt=1), processor)
+    builder = SupervisedBuilder(flags, CHAT, tokenizer, images=images)
+    row = {"input": "<image>", "output": "yes", "images": [A]}
+    (draft,) = builder.read([(0, row)]).items
+    (found,) = draft.rows
+    assert (len(found.token_ids), len(found.images)) == (length, shown)
+    if learned is not None:
+        kept = [t for t, mine in zip(found.token_ids, found.loss_mask, strict=True) if mine]
+        assert tokenizer.decode(kept) == learned
+        assert collate([found], 0).images == [found.images]
+
+
+@pytest.fixture
+def server():
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            moved = self.path == "/moved"
+            self.send_response(302 if moved else 200 if self.path != "/no" else 404)
+            self.send_header("Location", "/a.png")
+            self.end_headers()
+            self.wfile.write(b"" if moved else A)
+
+        def log_message(self, *args):
+            pass
+
+    asked: list[str] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+
+
+def test_urls_are_fetched_once_and_never_from_private_addresses(server, tmp_path):
+    address, asked = server
+    with pytest.raises(FetchError, match=r"private address 127\.0\.0\.1"):
+        fetch(f"{address}/a.png", cache=tmp_path)
+    assert not asked
+    for _ in range(2):
+        assert fetch(f"{address}/moved", private=True, cache=tmp_path) == A
+    assert asked == ["/moved", "/a.png"]
+    with pytest.raises(FetchError, match="the server answers 404"):
+        fetch(f"{address}/no", private=True, cache=tmp_path)
+    with pytest.raises(FetchError, match="no http or https URL"):
+        fetch("file:///etc/passwd", cache=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("--max_images_per_prompt 1", "--apply_chat_template"),
+        (
+            "--max_images_per_prompt 1 --apply_chat_template --ulysses_size 2",
+            "computed for whole rows",
+        ),
+        (
+            "--limit_mm_per_prompt 1 --apply_chat_template --image_min_pixels 9"
+            " --image_max_pixels 4",
+            "9 is more than 4",
+        ),
+        (
+            "--max_images_per_prompt 1 --apply_chat_template --freeze_visual_encoder"
+            " --vllm_load_format dummy",
+            "random weights",
+        ),
+        ("--image_dir /tmp", "--max_images_per_prompt"),
+    ],
+)
+def test_flags_that_cannot_mean_anything(words, expected):
+    assert any(expected in problem for problem in said(PPOConfig, f"{GRPO} {words}"))
+
+
+def test_pictures_of_a_file_that_breaks_off_late():
+    """JPEG decoders fill up what is missing unless they are asked to look."""
+    out = io.BytesIO()
+    picture(4, (300, 300)).save(out, "JPEG")
+    images = RowImages(VisionFlags(max_images_per_prompt=1), None)
+    with pytest.raises(Exception, match="cannot be read"):
+        images.of({"images": [out.getvalue()[:2000]]})

@@ -1,0 +1,133 @@
+"""A vision-language model as policy and critic: what it computes of rows with and without images,
+padded and packed, held against transformers' own forward of each row alone."""
+
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText, AutoTokenizer
+
+from openrl.config.model import LoadFlags
+from openrl.config.vision import VisionFlags
+from openrl.models.causal_lm import load_causal_lm
+from openrl.models.scalar_model import ValueModel, load_scalar_model
+from openrl.models.towers import tower_parameters
+from openrl.vision.pictures import open_image, png_image
+from openrl.vision.processor import VisionProcessor, media_tokens
+from tests.tiny_vision import picture, tiny_vision_dir
+
+FP32 = LoadFlags(param_dtype="fp32")
+SEES = VisionFlags(max_images_per_prompt=2)
+TEXTS = ("no image", "<image>one", "two <image> and<image>:", "7")
+SHOWN = ((), (1,), (2, 3), ())
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return str(tiny_vision_dir(tmp_path_factory.mktemp("m")))
+
+
+@pytest.fixture(scope="module")
+def processor(checkpoint):
+    return VisionProcessor(checkpoint, {})
+
+
+@pytest.fixture(scope="module")
+def rows(checkpoint, processor):
+    """Token ids and images of each row."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    sizes = {1: (80, 60), 2: (30, 90), 3: (56, 56)}
+    return [
+        processor.place(
+            tokenizer(text, add_special_tokens=False).input_ids,
+            [png_image(picture(n, sizes[n])) for n in shown],
+        )
+        for text, shown in zip(TEXTS, SHOWN, strict=True)
+    ]
+
+
+def padded(rows):
+    width = max(len(ids) for ids, _ in rows)
+    mask = torch.tensor([[i < len(ids) for i in range(width)] for ids, _ in rows])
+    return torch.tensor([ids + [0] * (width - len(ids)) for ids, _ in rows]), mask
+
+
+def plain_logprobs(checkpoint, processor, rows):
+    """Each row alone, through the whole model of transformers and the processor's own tensors;
+    image tokens have no probability."""
+    hf = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+    banned = list(media_tokens(hf.config))
+    found = []
+    for text, (ids, placed) in zip(TEXTS, rows, strict=True):
+        shown = [open_image(p.image) for p in placed]
+        given = processor.processor(
+            text=[text], images=shown or None, return_tensors="pt", add_special_tokens=False
+        )
+        assert given["input_ids"][0].tolist() == ids
+        logits = hf(**given).logits[0].double()
+        logits[:, banned] = -torch.inf
+        chosen = logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids)[1:, None])[:, 0]
+        found.append(chosen)
+    return found
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("packing", [False, True])
+def test_log_probs_are_those_of_each_row_alone(checkpoint, processor, rows, packing):
+    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, packing, vision=SEES)
+    assert model.vision is not None
+    media = model.vision.read([placed for _, placed in rows])
+    found = model(*padded(rows), media=media)[0]
+    expected = plain_logprobs(checkpoint, processor, rows)
+    for row, ((ids, _), alone) in enumerate(zip(rows, expected, strict=True)):
+        said = alone.isfinite()
+        assert int(said.sum()) >= min(2, len(ids) - 1)
+        torch.testing.assert_close(
+            found[row, 1 : len(ids)][said].double(), alone[said], rtol=0, atol=2e-5
+        )
+        assert (found[row, 1 : len(ids)][~said] < -1e3).all()
+
+
+@torch.no_grad()
+def test_values_see_the_images(checkpoint, rows):
+    critic = load_scalar_model(
+        ValueModel, checkpoint, FP32, "cpu", "score", fresh_head_seed=0, vision=SEES
+    )
+    ids, mask = padded(rows)
+    images = [placed for _, placed in rows]
+    swapped = [tuple(reversed(placed)) for placed in images]
+    found = critic(ids, mask, media=critic.vision.read(images))[0]
+    critic.packing = True
+    packed = critic(ids, mask, media=critic.vision.read(images))[0]
+    torch.testing.assert_close(packed, found, rtol=0, atol=1e-5)
+    other = critic(ids, mask, media=critic.vision.read(swapped))[0]
+    changed = (other - found).abs().amax(-1) > 1e-3
+    assert changed.tolist() == [False, False, True, False]
+
+
+def gradients(model, rows, shown):
+    model.zero_grad()
+    ids, mask = padded(rows)
+    logprobs, more = model(ids, mask, want=("entropy",), media=model.vision.read(shown))
+    (logprobs[:, -3:].sum() + more["entropy"][:, -3:].sum()).backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
+def test_rows_without_images_give_the_tower_a_gradient_of_zero(checkpoint, rows):
+    """Ranks reduce gradients together: the same parameters have one, whatever a rank's rows
+    show."""
+    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=SEES)
+    tower = {f"hf.{name}" for name in tower_parameters(model.hf)}
+    assert tower and all("vision_model" in name or "connector" in name for name in tower)
+    seen = gradients(model, rows, [placed for _, placed in rows])
+    unseen = gradients(model, [rows[0], rows[3]], None)
+    with_gradient = [{n for n, g in found.items() if g is not None} for found in (seen, unseen)]
+    assert with_gradient[0] == with_gradient[1]
+    assert all(seen[name] is not None for name in tower if "post_layernorm" not in name)
+    assert all(float(unseen[name].abs().max()) == 0 for name in tower & with_gradient[1])
+    assert all(bool(g.isfinite().all()) for g in seen.values() if g is not None)
+
+
+@pytest.mark.parametrize("flags", [VisionFlags(), VisionFlags(freeze_visual_encoder=True)])
+def test_a_tower_that_is_not_asked_to_learn_is_frozen(checkpoint, flags):
+    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=flags)
+    frozen = {n.removeprefix("hf.") for n, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {*tower_parameters(model.hf)}
