@@ -28,7 +28,6 @@ class NumberGame(Game[NumberGameOptions]):
         " largest number; RED: the smallest; YELLOW: the one in the middle. Say the position like"
         " this: <answer>0</answer>"
     )
-    reductions = {"right": "mean"}
 
     def begin(self) -> None:
         self.round, self.mistakes = 0, 0
