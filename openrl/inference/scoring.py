@@ -18,9 +18,11 @@ from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.inference.batcher import MicroBatcher, check_room
+from openrl.models.causal_lm import DTYPES
 from openrl.models.device import Device
 from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
+from openrl.models.trial import Trial
 from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure, ScoreRequest
 from openrl.rewards.reward_rows import RewardRows
@@ -136,7 +138,8 @@ def load_reward_model(
     text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len)
     if packing:
         check_layers(path, model.hf.config)
-        check_packing(path, text_model.column)
+        trial = Trial.of(model.hf.config, DTYPES[flags.param_dtype])
+        check_packing(path, text_model.column, trial)
     return text_model
 
 

@@ -22,6 +22,7 @@ from openrl.models.outputs import LogitTransform, Want
 from openrl.models.packing import Rows, arrange
 from openrl.models.sequence_parallel import Part, undivided
 from openrl.models.towers import language_model_at
+from openrl.models.trial import Trial
 from openrl.models.vision import Media, Vision, axes_of, open_eyes, run_backbone
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -147,9 +148,11 @@ def load_causal_lm(
         **settings,
     )
     with torch.no_grad(), attention_of_a_cpu(hf):
-        expected = _plain_logprobs(hf)
+        tokens = Trial.of(hf.config, DTYPES[flags.param_dtype]).tokens[None]
+        expected = _plain_logprobs(hf, tokens)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()
-        gap = float((model(_PROBE, _PROBE > 0)[0][:, 1:] - expected).abs().max())
+        found, _ = model(tokens, torch.ones_like(tokens, dtype=torch.bool))
+        gap = float((found[:, 1:] - expected).abs().mean())
     if not gap <= (1e-3 if flags.param_dtype == "fp32" else 0.1):
         raise UserError(
             f"{path}: log-probs from the output head differ by {gap:.2g} from the model's own"
@@ -226,9 +229,6 @@ def logit_transform(
     )
 
 
-_PROBE = torch.tensor([[1, 2, 3, 4]])
-
-
 @contextmanager
 def attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
     """The model is still on the CPU, where flash attention does not run."""
@@ -238,10 +238,10 @@ def attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
     hf.set_attn_implementation(chosen)
 
 
-def _plain_logprobs(hf: PreTrainedModel) -> Tensor:
-    """The model's own log-probs of four tokens, to hold the output head against."""
-    logits = hf(input_ids=_PROBE, use_cache=False).logits[:, :-1].float()
-    return logits.log_softmax(-1).gather(-1, _PROBE[:, 1:, None])[..., 0]
+def _plain_logprobs(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """The model's own log-probs of a row of tokens, to hold the output head against."""
+    logits = hf(input_ids=tokens, use_cache=False).logits[:, :-1].float()
+    return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
 
 
 def _disable_dropout(model: nn.Module) -> None:

@@ -23,6 +23,7 @@ from transformers import PretrainedConfig
 from openrl.algorithms.row_sizes import common_prefixes, saved_tokens
 from openrl.errors import UserError
 from openrl.models.outputs import placed
+from openrl.models.trial import Trial
 
 PACKABLE_LAYERS = {
     "full_attention",
@@ -173,9 +174,6 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     )
 
 
-_PROBE = torch.arange(1, 13).view(2, 6)
-
-
 def check_layers(path: str, config: PretrainedConfig) -> None:
     """Raises UserError if the model has layers that do not know where a packed row begins."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
@@ -186,44 +184,42 @@ def check_layers(path: str, config: PretrainedConfig) -> None:
 
 
 @torch.no_grad()
-def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor]) -> None:
+def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Trial) -> None:
     """Raises UserError if the model, which packs, gives a row another result beside other rows than
     alone.
 
     ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. A gap
     between the two results is held against what the first row changes if it is put before the
     second as its context."""
-    second, context = _PROBE[1:], _PROBE.view(1, -1)
+    pair, context = trial.tokens.view(2, 6), trial.tokens.view(1, 12)
     try:
-        beside = run(_PROBE, _PROBE > 0)[1:]
+        beside = run(pair, torch.ones_like(pair, dtype=torch.bool))[1:]
     except TypeError as error:  # a forward without position_ids
         raise _unpackable(path, str(error)) from error
-    alone, after = run(second, second > 0), run(context, context > 0)
+    alone, after = (run(x, torch.ones_like(x, dtype=torch.bool)) for x in (pair[1:], context))
     tail = slice(1, None) if alone.dim() > 1 else slice(None)  # the first token has no prediction
-    gap = float((beside - alone)[..., tail].abs().max())
-    reach = float(((after[:, 6:] if after.dim() > 1 else after) - alone)[..., tail].abs().max())
-    if not gap <= 0.1 * reach:
-        raise _unpackable(
-            path, f"attention crosses from one packed row into the next ({gap:.2g} of {reach:.2g})"
-        )
-
-
-_ALIKE = torch.stack([torch.arange(1, 13), torch.tensor([*range(1, 7), *range(12, 6, -1)])])
+    after = after[:, 6:] if after.dim() > 1 else after
+    if apart := trial.apart(*(x[..., tail] for x in (beside, alone, after))):
+        raise _unpackable(path, f"attention crosses from one packed row into the next ({apart})")
 
 
 @torch.no_grad()
-def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
+def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
     """Raises UserError if rows that share their beginning get another result than packed without
     sharing.
 
     ``run`` as for ``check_packing``, and with groups (b,). A gap is held against what another
     beginning changes."""
-    mask = _ALIKE > 0
-    changed = torch.cat([_ALIKE[:, :6].flip(1), _ALIKE[:, 6:]], 1)
+    beginning, ends = trial.tokens[:6], (trial.tokens[6:], trial.tokens[6:].flip(0))
+    alike, changed = (
+        torch.stack([torch.cat([begins, end]) for end in ends])
+        for begins in (beginning, beginning.flip(0))
+    )
+    mask = torch.ones_like(alike, dtype=torch.bool)
     try:
         shared, alone, other = (
-            run(_ALIKE, mask, torch.zeros(2, dtype=torch.long)),
-            run(_ALIKE, mask),
+            run(alike, mask, torch.zeros(2, dtype=torch.long)),
+            run(alike, mask),
             run(changed, mask),
         )
     except (
@@ -234,11 +230,10 @@ def check_sharing(path: str, run: Callable[..., Tensor]) -> None:
         why = error.message if isinstance(error, UserError) else error
         raise UserError(f"--prefix_grouper: {path}: {why}", "leave --prefix_grouper out") from error
     tail = slice(6, None) if alone.dim() > 1 else slice(None)
-    gap, reach = (float((x - alone)[..., tail].abs().max()) for x in (shared, other))
-    if not gap <= 0.1 * reach:
+    if apart := trial.apart(*(x[..., tail] for x in (shared, alone, other))):
         raise UserError(
             f"--prefix_grouper: rows of {path} cannot share their beginning: results differ"
-            f" ({gap:.2g} of {reach:.2g})",
+            f" ({apart})",
             "leave --prefix_grouper out",
         )
 

@@ -33,6 +33,7 @@ from openrl.errors import UserError
 from openrl.models.attention import VARLEN
 from openrl.models.packing import PACKABLE_LAYERS, Rows
 from openrl.models.ring_attention import Ring, ring_attention
+from openrl.models.trial import Trial
 
 SPLITTABLE = ("sdpa", VARLEN, "flash_attention_2", "flash_attention_3")
 """Attention that Ulysses can run on some of the heads."""
@@ -289,34 +290,29 @@ def unsplit(model: Any) -> Iterator[None]:
     model.split = split
 
 
-_PROBE = torch.arange(1, 13)[None]
 Run = Callable[[Tensor, Tensor], Tensor]
 """A model: (b, T) token ids and attention mask -> its column."""
 
 
 @torch.no_grad()
-def probe(run: Run) -> Tensor:
-    """What a model says of a row of twelve tokens, and with other ones in its first half: (2,
+def probe(run: Run, trial: Trial) -> Tensor:
+    """What a model says of a row of twelve tokens, and with its first half the other way round: (2,
     ...)."""
-    ids = torch.cat([_PROBE, torch.where(_PROBE > 6, _PROBE, _PROBE + 1)])
-    return torch.stack([run(row[None], row[None] > 0)[0] for row in ids]).float().cpu()
+    rows = torch.stack([trial.tokens, torch.cat([trial.tokens[:6].flip(0), trial.tokens[6:]])])
+    mask = torch.ones(1, 12, dtype=torch.bool)
+    return torch.stack([run(row[None], mask)[0] for row in rows]).float().cpu()
 
 
-def differ(found: Tensor, expected: Tensor) -> str | None:
-    """How two results of ``probe`` differ, if they do: by more than a tenth of what the first half
-    does to the second."""
-    gap = float((found - expected).abs().max())
-    reach = float(
-        (expected[0] - expected[1]).reshape(-1)[-6:].abs().max()
-    )  # a reward model says one number of a row
-    return (
-        None
-        if gap <= 0.1 * reach
-        else f"parts do not add up to the whole ({gap:.2g} of {reach:.2g})"
-    )
+def differ(found: Tensor, expected: Tensor, trial: Trial) -> str | None:
+    """How two results of ``probe`` differ, if they do, held against what the first half does to the
+    second."""
+    # of six tokens or, of a reward model, of the row
+    halves = [x.reshape(2, -1)[:, -6:] for x in (found, expected, expected.flip(0))]
+    apart = trial.apart(*halves)
+    return None if apart is None else f"parts do not add up to the whole ({apart})"
 
 
-def check_split(path: str, model: Any, run: Run) -> None:
+def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
     """Raises UserError if a model whose sequences are split does not compute what it computes on
     whole ones. Collective.
 
@@ -324,14 +320,14 @@ def check_split(path: str, model: Any, run: Run) -> None:
     """
     flags = model.split.flags
     with unsplit(model):
-        expected = probe(run)
+        expected = probe(run, trial)
     try:
-        found = probe(run)
+        found = probe(run, trial)
     except (
         TypeError
     ) as error:  # a forward without position_ids, attention that is not told of the whole sequence
         raise _unsplittable(flags, path, str(error)) from error
-    if wrong := differ(found, expected):
+    if wrong := differ(found, expected, trial):
         raise _unsplittable(flags, path, wrong)
 
 

@@ -18,7 +18,7 @@ from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.vision import VisionFlags
-from openrl.models.causal_lm import CausalLM, attention_of_a_cpu, load_causal_lm
+from openrl.models.causal_lm import DTYPES, CausalLM, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_layers, check_packing, check_sharing
@@ -31,6 +31,7 @@ from openrl.models.scalar_model import (
     stored_moments,
 )
 from openrl.models.sequence_parallel import check_split, probe, split_sequences, unsplit
+from openrl.models.trial import Trial
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import own_group
 from openrl.training.optimizers import OptimSpec
@@ -146,13 +147,14 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     model = load_model(spec)
     if spec.packing:
         check_layers(spec.path, model.hf.config)
+    trial = Trial.of(model.hf.config, DTYPES[spec.model.param_dtype])
     tp_size = spec.parallel.ds_tensor_parallel_size
     layout = ParallelLayout(
         dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size
     )
     if tp_size > 1:
         with attention_of_a_cpu(model.hf):
-            of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0])
+            of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0], trial)
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
@@ -169,11 +171,11 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     )
     if tp_size > 1:
         with unsplit(model) if layout.sp_size > 1 else nullcontext():
-            check_sum(spec.path, tp_size, probe(engine.column), of_whole_layers)
+            check_sum(spec.path, tp_size, probe(engine.column, trial), of_whole_layers, trial)
     if layout.sp_size > 1:
-        check_split(spec.path, model, engine.column)
+        check_split(spec.path, model, engine.column, trial)
     if spec.shares:
-        check_sharing(spec.path, engine.column)
+        check_sharing(spec.path, engine.column, trial)
     if spec.packing:
-        check_packing(spec.path, engine.column)
+        check_packing(spec.path, engine.column, trial)
     return engine

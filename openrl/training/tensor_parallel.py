@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from openrl.errors import UserError
 from openrl.models.sequence_parallel import differ
+from openrl.models.trial import Trial
 
 STYLES = {
     "colwise", "colwise_rep", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce",
@@ -64,10 +65,10 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
             )
 
 
-def check_sum(path: str, size: int, found: Tensor, expected: Tensor) -> None:
+def check_sum(path: str, size: int, found: Tensor, expected: Tensor, trial: Trial) -> None:
     """Raises UserError if a model whose layers are split, and before, gave different results of
     ``probe``."""
-    if wrong := differ(found, expected):
+    if wrong := differ(found, expected, trial):
         raise _unsplittable(path, size, wrong)
 
 

@@ -5,10 +5,12 @@ What several ranks make of it is in ``tests/invariance/test_sequence_parallel.py
 """
 
 import pytest
+import torch
 
 from openrl.config.parallel import ParallelFlags
 from openrl.errors import UserError
 from openrl.models.sequence_parallel import check_split, split_sequences
+from openrl.models.trial import Trial
 from openrl.training.build import load_model
 from openrl.training.distributed import init_distributed, own_group
 from tests.experience import engine_spec
@@ -35,14 +37,15 @@ def test_a_part_that_is_the_whole(tmp_path, arch, packing):
     for flags in (ULYSSES, RING) if packing else (ULYSSES,):
         model = load_model(engine_spec(path, packing=packing))
         model.split = split_sequences(model.hf, str(path), flags, own_group([[0]], 60))
+        trial = Trial.of(model.hf.config, torch.float32)
         column = lambda ids, mask: model(ids, mask)[0]  # noqa: B023, E731
         if flags is RING and arch == "gemma2":
             with pytest.raises(
                 UserError, match=r"--ring_attn_size: sequences of .* its attention has softcap"
             ):
-                check_split(str(path), model, column)
+                check_split(str(path), model, column, trial)
         else:
-            check_split(str(path), model, column)
+            check_split(str(path), model, column, trial)
 
 
 def test_attention_outside_the_interface_is_refused(tmp_path):
