@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, PreTrainedModel
-from transformers.integrations.liger import apply_liger_kernel
 
 from openrl.config.model import ModelChangeFlags
 from openrl.errors import Gathered, UserError
@@ -97,6 +96,8 @@ def freeze(model: nn.Module, pattern: str, prefix: str = "") -> None:
 def use_liger_kernels(hf: PreTrainedModel) -> None:
     """Norms, rotary embeddings and MLPs; not the loss, which log-probs take the place of. Raises
     UserError if the package does not know the architecture, of which it only logs."""
+    from transformers.integrations.liger import apply_liger_kernel  # loads peft
+
     before = _replaced_forwards(hf)
     apply_liger_kernel(hf, {"cross_entropy": False, "fused_linear_cross_entropy": False})
     if _replaced_forwards(hf) == before:

@@ -16,10 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from peft import LoraConfig, PeftConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
-from peft.tuners.lora.layer import ParamWrapper
-from peft.utils import get_peft_model_state_dict, load_peft_weights, set_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
@@ -27,6 +23,7 @@ from transformers.pytorch_utils import Conv1D
 
 from openrl.config.lora import LoRAFlags
 from openrl.errors import UserError
+from openrl.lazy import peft
 from openrl.models.towers import language_model_class, tower_modules
 
 PLAIN = {
@@ -54,10 +51,12 @@ class Adapters:
     """The adapters of ``hf``, whose parameters keep peft's names: ``<layer>.base_layer.weight`` is
     W."""
 
-    def __init__(self, hf: PreTrainedModel, config: LoraConfig, base: str) -> None:
+    def __init__(self, hf: PreTrainedModel, config: peft.LoraConfig, base: str) -> None:
         self.hf, self.config, self.base = hf, config, base
         self.layers = {
-            name: module for name, module in hf.named_modules() if isinstance(module, LoraLayer)
+            name: module
+            for name, module in hf.named_modules()
+            if isinstance(module, peft.tuners.lora.LoraLayer)
         }
 
     @contextmanager
@@ -108,7 +107,7 @@ class Adapters:
             self._file_config(None).save_pretrained(directory)
             return json.loads((Path(directory) / "adapter_config.json").read_text())
 
-    def _file_config(self, modules_to_save: list[str] | None) -> LoraConfig:
+    def _file_config(self, modules_to_save: list[str] | None) -> peft.LoraConfig:
         targets = {name.rpartition(".")[2] for name in self.layers}
         return replace(
             self.config,
@@ -173,8 +172,8 @@ def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
         _inject(config, hf, TRAINED, flags)
 
 
-def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> LoraConfig:
-    return LoraConfig(
+def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> peft.LoraConfig:
+    return peft.LoraConfig(
         r=flags.lora_rank,
         lora_alpha=flags.lora_alpha,
         lora_dropout=flags.lora_dropout,
@@ -194,14 +193,14 @@ def _targets(flags: LoRAFlags, hf: PreTrainedModel) -> str | list[str]:
     return sorted(_linear_names(hf) - OF_EXPERTS) if fused else "all-linear"
 
 
-def _read_config(path: str) -> LoraConfig:
+def _read_config(path: str) -> peft.LoraConfig:
     try:
-        config = PeftConfig.from_pretrained(path)
+        config = peft.PeftConfig.from_pretrained(path)
     except (OSError, ValueError, TypeError) as error:
         raise UserError(f"--lora_adapter_path: no adapter in {path}: {error}") from error
-    if not isinstance(config, LoraConfig):
+    if not isinstance(config, peft.LoraConfig):
         raise _not_plain(f"of type {config.peft_type}")
-    plain = LoraConfig()
+    plain = peft.LoraConfig()
     for name in sorted(vars(plain).keys() - PLAIN):
         if getattr(config, name) != getattr(plain, name):
             raise _not_plain(f"with {name}")
@@ -222,7 +221,7 @@ def _not_plain(what: str) -> UserError:
     )
 
 
-def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
+def _inject(config: peft.LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
@@ -231,17 +230,17 @@ def _inject(config: LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags
             warnings.filterwarnings(
                 "ignore", "fan_in_fan_out is set"
             )  # by itself, where weights are (in, out)
-            inject_adapter_in_model(config, hf, name)
+            peft.inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
         raise UserError(
             f"--target_modules {' '.join(flags.target_modules)}: {error}", _some_names(hf)
         ) from error
     for path, module in hf.named_modules():
-        if isinstance(module, ParamWrapper):
+        if isinstance(module, peft.tuners.lora.layer.ParamWrapper):
             raise _untargetable(f"{path} belongs to a mixture of experts and takes no adapter", hf)
-        if isinstance(module, LoraLayer) and len(module.lora_embedding_A):
+        if isinstance(module, peft.tuners.lora.LoraLayer) and len(module.lora_embedding_A):
             raise _untargetable(f"{path} is not a linear layer", hf)
-    if isinstance(hf.get_output_embeddings(), LoraLayer):
+    if isinstance(hf.get_output_embeddings(), peft.tuners.lora.LoraLayer):
         raise _untargetable("the output head takes no adapter", hf)
 
 
@@ -272,9 +271,9 @@ def _linear_names(hf: PreTrainedModel) -> set[str]:
 def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> None:
     tensors = {
         name.removeprefix("base_model.model.").removeprefix(prefix): t
-        for name, t in load_peft_weights(path, device="cpu").items()
+        for name, t in peft.utils.load_peft_weights(path, device="cpu").items()
     }
-    expected = set(get_peft_model_state_dict(hf, adapter_name=names[0]))
+    expected = set(peft.utils.get_peft_model_state_dict(hf, adapter_name=names[0]))
     if differ := sorted(expected ^ tensors.keys()):
         raise UserError(
             f"--lora_adapter_path: {path} does not fit the model: {differ[0]} is only in one of"
@@ -282,7 +281,7 @@ def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> 
             "the adapter's own base as --pretrain",
         )
     for name in names:
-        set_peft_model_state_dict(hf, tensors, adapter_name=name)
+        peft.utils.set_peft_model_state_dict(hf, tensors, adapter_name=name)
 
 
 def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:

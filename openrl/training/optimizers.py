@@ -13,7 +13,6 @@ import torch
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import get_scheduler
 
 from openrl.config.learning import LearningRateFlags, OptimizerFlags, OptimizerName
 from openrl.training.bf16_adamw import BF16AdamW
@@ -128,6 +127,8 @@ class MuonAndAdamW(Optimizer):
 
 def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
     """The schedule ``spec.scheduler``; step it once after each optimizer step."""
+    from transformers import get_scheduler  # loads peft
+
     extra: dict[str, dict[str, Any]] = {
         "cosine_with_min_lr": {"min_lr_rate": spec.min_lr_ratio},
         "warmup_stable_decay": {

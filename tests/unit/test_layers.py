@@ -48,7 +48,7 @@ HOMES = {  # heavy library -> the parts that may import it
     "fastapi": {"inference", "agents"},
     "uvicorn": {"inference", "agents"},
     "prometheus_client": {"inference"},
-    "peft": {"models"},
+    "peft": {"models", "lazy"},
     "websockets": {"agents"},
 }
 
@@ -57,7 +57,7 @@ OPTIONAL = {"swanlab", "mlflow", "trackio"}  # asked for by flag: whoever wants 
 ONLY = {  # part -> the libraries it may import beside the standard library
     "algorithms": {"torch"},
     "types": {"torch"},
-    "lazy": {"torch"},
+    "lazy": {"peft", "torch"},
     "config": {"yaml"},
     "flags": {"yaml", "rich"},
     "extension_points": set(),
