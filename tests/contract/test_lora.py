@@ -61,14 +61,14 @@ def trained(spec, update=POLICY, steps=3):
 
 
 def hf_logprobs(model, batch):
-    """Of a transformers model, row by row and without padding."""
+    """Of a transformers model on the trained tokens, row by row and without padding."""
     column = torch.zeros(batch.token_ids.shape)
     for row, length in enumerate(batch.lengths.tolist()):
         ids = batch.token_ids[row : row + 1, :length]
         with torch.no_grad():
             logprobs = model(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
         column[row, 1:length] = logprobs.gather(-1, ids[:, 1:, None])[0, :, 0]
-    return column
+    return column * batch.loss_mask
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
