@@ -25,6 +25,7 @@ from openrl.rollout.build import start_engine
 from openrl.rollout.engine import EngineSpec
 from openrl.seeds import seed_of
 from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
+from openrl.vision.travel import without_pixels
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
@@ -118,7 +119,8 @@ class RolloutWorker:
         settle()
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
-        """The prompt's trajectories, scored by the sources of rewards beside the engine.
+        """The prompt's trajectories, scored by the sources of rewards beside the engine; of images
+        their hashes.
 
         RuntimeError if the infrastructure failed all of them twice."""
         starts: Starts = {}
@@ -137,7 +139,7 @@ class RolloutWorker:
         if request.scored:
             # the greedy answer is scored by itself: it is no sibling of the others
             await asyncio.gather(self._score(played), self._score(alone))
-        return Group(played[0].prompt, played, alone[0] if alone else None)
+        return without_pixels(Group(played[0].prompt, played, alone[0] if alone else None))
 
     async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]

@@ -16,6 +16,7 @@ from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.rollout_buffer import RolloutBuffer, Slot, Taken
 from openrl.trainer.waiting import all_or_first_error, cancelled
 from openrl.types import Group, Prompt
+from openrl.vision.travel import with_pixels
 
 Tell = Callable[[int, int], None]
 """``tell(done, total)``: told of each group that is complete."""
@@ -109,7 +110,7 @@ class Rollouts:
         rank = self._prompts_on.index(min(self._prompts_on))
         self._prompts_on[rank] += 1
         try:
-            group = await self.engines.one(rank, "play", prompt, request)
+            group = with_pixels(await self.engines.one(rank, "play", prompt, request), prompt)
         finally:
             self._prompts_on[rank] -= 1
         if self.reward_models is not None and request.scored:

@@ -58,6 +58,12 @@ def open_image(image: Image) -> Picture.Image:
         return opened
 
 
+def image_size(image: Image) -> tuple[int, int]:
+    """Width and height in pixels, from the head of the file."""
+    with Picture.open(io.BytesIO(image.data)) as opened:
+        return opened.size
+
+
 def _image(data: bytes) -> Image:
     return Image(data, hashlib.sha256(data).hexdigest())
 

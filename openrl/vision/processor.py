@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoProcessor
 
 from openrl.errors import UserError
 from openrl.types import Image, PlacedImage
-from openrl.vision.pictures import open_image
+from openrl.vision.pictures import image_size, open_image
 
 OF_TOKENS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
 """What processors return beside the tensors of images."""
@@ -51,6 +51,7 @@ class VisionProcessor:
         )
         """What a chat template writes for one image."""
         self.placeholder_id: int = self.processor.tokenizer.convert_tokens_to_ids(self.placeholder)
+        self._tokens_by_size: dict[tuple[int, int], list[int]] = {}
         self._seen: OrderedDict[str, dict[str, Tensor]] = OrderedDict()
 
     def place(
@@ -69,9 +70,17 @@ class VisionProcessor:
                 expanded.append(token)
                 continue
             image, start = next(waiting), len(expanded)
-            expanded += self._call(self.placeholder, [image])["input_ids"][0].tolist()
+            expanded += self._tokens(image)
             placed.append(PlacedImage(image, start, len(expanded), (token,)))
         return expanded, tuple(placed)
+
+    def _tokens(self, image: Image) -> list[int]:
+        """Of an image by itself; its size decides."""
+        size = image_size(image)
+        if size not in self._tokens_by_size:
+            found = self._call(self.placeholder, [image])["input_ids"][0]
+            self._tokens_by_size[size] = found.tolist()
+        return self._tokens_by_size[size]
 
     def check(self, text: str, token_ids: Sequence[int], images: Sequence[Image]) -> None:
         """Raises UserError if the processor makes other tokens of a text with its images than

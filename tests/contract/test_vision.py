@@ -34,6 +34,7 @@ from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
 from openrl.types import Prompt, Sampling
 from openrl.vision.processor import VisionProcessor
+from openrl.vision.travel import with_pixels
 from tests.experience import engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.tiny import PAD
@@ -119,9 +120,10 @@ def test_engine_and_trainer_agree_before_and_after_steps(checkpoint, prompts, ba
             RolloutRequest(2, sampling, seed=(1, step, n), scored=False)
             for n in range(len(prompts))
         ]
-        return await asyncio.gather(
+        played = await asyncio.gather(
             *(player.play(p, r) for p, r in zip(prompts, request, strict=True))
         )
+        return [with_pixels(group, p) for group, p in zip(played, prompts, strict=True)]
 
     async def scenario():
         await engines.call("start")

@@ -35,6 +35,11 @@ def commands(path: Path) -> list[tuple[str, list[str]]]:
 
 
 CASES = [(path.name, *call) for path in SOURCES for call in commands(path)]
+NUMBERS = {  # that scripts take from the environment, by their defaults
+    "$GPUS": "2", "$DIVIDED": "1", "$ENGINES": "2", "$SAMPLES": "320", "$PROMPT": "1024",
+    "$RESPONSE": "128", "$UPDATED": "1152", "$SCORED": "2304", "$PROMPTS": "128",
+    "$VALIDATED": "256", "$EPOCHS": "15", "$STEPS": "-1", "$SHARE": "0.6",
+}  # fmt: skip
 
 
 def test_the_scripts_were_found():
@@ -53,7 +58,8 @@ def test_the_scripts_were_found():
 @pytest.mark.parametrize(("source", "name", "words"), CASES)
 def test_example_parses(source, name, words):
     command = COMMANDS[name]
-    variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"}
+    variables = {"$OUT": "/nowhere", "$SEED": "0", "$URL": "http://127.0.0.1:1"} | NUMBERS
+    words = [word for word in words if word != "$@"]
     words = [
         re.sub(r"\$[A-Z]+", lambda found: variables.get(found[0], found[0]), word) for word in words
     ]
