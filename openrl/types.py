@@ -102,6 +102,7 @@ class Prompt:
     difficulty: float | None = None  # in [0, 1], the column --difficulty_key
     images: tuple[PlacedImage, ...] = ()  # in their order in ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
+    shown: bool = False  # people want to see the turns of its episodes
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,19 @@ import asyncio
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.build import OPENENV, AgentSetup, environment_maker, play_of
-from openrl.agents.chat import ChatFormat, Schemas
+from openrl.agents.build import OPENENV, VERIFIERS, AgentSetup, environment_maker, play_of
+from openrl.agents.chat import ChatFormat, Schemas, TemplateError
+from openrl.agents.endpoint.verifiers import check_address
+from openrl.agents.environment_agent import as_messages
 from openrl.agents.foreign.build import agent_file, recognise
 from openrl.agents.openenv.environment import ActionReader
 from openrl.agents.openenv.wire import find_server
 from openrl.agents.probe import probe, require_tools
 from openrl.agents.tools.build import open_toolbox
 from openrl.agents.tools.parsers import parser_for
+from openrl.config.agents import EnvironmentTagFlags
 from openrl.errors import UserError
+from openrl.types import Prompt
 
 REWARDING = ("executor", "turns", "gym", "skyrl")  # kinds of files that return rewards
 
@@ -28,27 +32,44 @@ def check_agents(
     Loads the file of an agent in a process, and the tools. Raises UserError for what cannot be
     played."""
     flags, chat, schemas = setup.flags, play_of(setup, tokenizer).chat, None
+    given = flags.agent_func_path
+    if given is not None and given.startswith((OPENENV, VERIFIERS)) and source is not None:
+        kind = given.partition(":")[0]
+        message = f"{kind}: environments give the rewards, and --{source} gives others"
+        raise UserError(message, f"leave --{source} out")
     if setup.environments.env_tags:
-        environment_maker(setup.environments)
+        check_tags(setup.environments, chat)
     if flags.tools is not None:
         parser_for(flags.tool_parser, tokenizer.chat_template)
         schemas = asyncio.run(_schemas(flags.tools, flags.env_step_timeout))
         require_tools(chat, schemas)
-    given = flags.agent_func_path
     if given is not None and given.startswith(OPENENV):
-        check_openenv(given.removeprefix(OPENENV), source)
-    elif given is not None and ":" not in given.partition(".py")[0]:
+        check_openenv(given.removeprefix(OPENENV))
+    elif given is not None and given.startswith(VERIFIERS):
+        check_address(given.removeprefix(VERIFIERS))
+    elif given is not None:
         schemas = check_file(setup, chat, source) or schemas
     plays = flags.agent_command or flags.agent_func_path or schemas or setup.environments.env_tags
     return probe(chat, schemas) if plays else []
 
 
-def check_openenv(url: str, source: str | None) -> None:
+def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat) -> None:
+    """Raises UserError for settings that an environment does not know, and for a first observation
+    that the chat template refuses."""
+    make = environment_maker(flags)
+    for tag in flags.env_tags:
+        prompt = Prompt(tag, [], "", source=tag)
+        try:
+            chat.render(as_messages(asyncio.run(make(prompt).reset(0, prompt))))
+        except TemplateError as error:
+            message = f"--env_tags {tag}: the policy cannot be told the rules: {error}"
+            remedy = "without a system message:  instruction: ''  for it in --env_config"
+            raise UserError(message, remedy) from error
+
+
+def check_openenv(url: str) -> None:
     """Raises UserError if no server of environments is there, or its actions cannot be written."""
     ActionReader.of(asyncio.run(find_server(url)).action)
-    if source is not None:
-        message = f"openenv: environments give the rewards, and --{source} gives others"
-        raise UserError(message, f"leave --{source} out")
 
 
 def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schemas:

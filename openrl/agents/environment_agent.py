@@ -29,8 +29,7 @@ class EnvironmentFailure(Exception):
 class EnvironmentAgent:
     """Plays the environment that ``make`` gives for a prompt.
 
-    ``prompt.meta`` may hold "seed", that of its environment, equal for all its samples, and
-    "shown", which asks for the turns for people."""
+    ``prompt.meta`` may hold "seed", that of its environment, equal for all its samples."""
 
     def __init__(self, make: Callable[[Prompt], Environment], play: Play) -> None:
         self.make, self.how = make, play
@@ -88,12 +87,11 @@ class _Guarded:
             raise self._failure(f"{type(error).__name__}: {error}") from error
 
     def _messages(self, observation: str | Sequence[Message]) -> list[Message]:
-        if isinstance(observation, str):
-            observation = [{"role": "user", "content": observation}]
-        length = sum(len(str(message["content"])) for message in observation)
+        messages = as_messages(observation)
+        length = sum(len(str(message["content"])) for message in messages)
         if length > LONGEST_OBSERVATION:
             raise self._failure(f"an observation of {length} characters")
-        return list(observation)
+        return messages
 
     def _failure(self, what: str) -> EnvironmentFailure:
         actions = repr(self.actions)
@@ -150,7 +148,7 @@ class _Episode:
         return step, reply.message, after
 
     async def _show(self, new: list[Message]) -> None:
-        if self.conversation.prompt.meta.get("shown"):
+        if self.conversation.prompt.shown:
             self.shown.append(Shown(tuple(new), await self.game.frame()))
 
     def _show_action(self, text: str, reward: float = 0.0) -> None:
@@ -173,6 +171,12 @@ class _Episode:
         tag = self.conversation.prompt.source
         named = {f"env/{tag}/{name}": value for name, value in reduced.items()}
         return {"invalid_actions": float(sum(not s.valid for s in self.steps)), **named}
+
+
+def as_messages(observation: str | Sequence[Message]) -> list[Message]:
+    if isinstance(observation, str):
+        return [{"role": "user", "content": observation}]
+    return list(observation)
 
 
 def _state(given: str | None, new: list[Message]) -> str:

@@ -27,7 +27,7 @@ class ToolAgent:
     """Plays until a reply calls no tool. ``open_tools`` makes the tools of an episode.
 
     A call that fails is a result that says why, and so is a reply whose calls cannot be read; three
-    of these in a row end the episode. ``prompt.meta["shown"]`` asks for the turns for people."""
+    of these in a row end the episode."""
 
     def __init__(self, open_tools: Callable[[], Toolbox], play: Play) -> None:
         self.open_tools, self.how = open_tools, play
@@ -132,7 +132,7 @@ class _Episode:
         }
         score = None if reward is None else Score(reward)
         trajectory = self.conversation.trajectory(end, score, metrics)
-        if self.conversation.prompt.meta.get("shown"):
+        if self.conversation.prompt.shown:
             trajectory.shown = tuple(self.shown)
         return trajectory
 

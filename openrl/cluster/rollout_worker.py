@@ -53,6 +53,15 @@ def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int 
     return seed_of(run_seed, step, draw, sample, *([attempt] if attempt else []))
 
 
+@dataclass(eq=False)
+class Siblings:
+    """What is kept of a prompt's episodes until the last one has ended."""
+
+    ordinal: int  # of its request
+    starts: Starts = field(default_factory=dict)
+    recordings: dict[int, Recording] = field(default_factory=dict)  # by sample
+
+
 async def first_sound(
     episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
 ) -> list[Trajectory]:
@@ -80,7 +89,7 @@ async def first_sound(
 
 
 def withheld(trajectory: Trajectory) -> Score:
-    """Of an episode whose agent gave no reward, as its siblings' agents did: none was earned if it
+    """Of an episode whose agent gave no reward, where nobody else gives one: none was earned if it
     was cut; else the reward is missing, and the trajectory is dropped."""
     if trajectory.end.is_truncated:
         return Score(0.0)
@@ -110,7 +119,7 @@ class RolloutWorker:
             rewards, self.tokenizer, engines=context.world_size, plugins=context.plugins
         )
         self._open = AsyncExitStack()
-        self._running: dict[Recording, tuple[int, int]] = {}  # prompt's ordinal and sample
+        self._playing: set[Siblings] = set()
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
@@ -123,23 +132,34 @@ class RolloutWorker:
         their hashes.
 
         RuntimeError if the infrastructure failed all of them twice."""
-        starts: Starts = {}
-        greedy = replace(request.sampling, temperature=0.0)
-        sampling = [request.sampling] * (request.n_samples + request.redundancy)
-        once = range(request.greedy)
-        played, alone = await asyncio.gather(
-            first_sound(
-                [self._sample(prompt, request, i, s, starts) for i, s in enumerate(sampling)],
-                request.n_samples,
-            ),
-            first_sound([self._sample(prompt, request, -1, greedy, {}) for _ in once], 1),
-        )
+        siblings = Siblings(request.ordinal)
+        self._playing.add(siblings)
+        try:
+            played, alone = await self._played(prompt, request, siblings)
+        finally:
+            self._playing.remove(siblings)
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
         if request.scored:
             # the greedy answer is scored by itself: it is no sibling of the others
             await asyncio.gather(self._score(played), self._score(alone))
         return without_pixels(Group(played[0].prompt, played, alone[0] if alone else None))
+
+    async def _played(
+        self, prompt: Prompt, request: RolloutRequest, siblings: Siblings
+    ) -> tuple[list[Trajectory], list[Trajectory]]:
+        """The trajectories of the samples, and of the greedy answer."""
+        greedy = replace(request.sampling, temperature=0.0)
+        sampling = [request.sampling] * (request.n_samples + request.redundancy)
+        once = range(request.greedy)
+        played, alone = await asyncio.gather(
+            first_sound(
+                [self._sample(prompt, request, i, s, siblings) for i, s in enumerate(sampling)],
+                request.n_samples,
+            ),
+            first_sound([self._sample(prompt, request, -1, greedy, siblings) for _ in once], 1),
+        )
+        return played, alone
 
     async def _score(self, played: list[Trajectory]) -> None:
         sound = [t for t in played if not t.end.is_failure]
@@ -149,7 +169,7 @@ class RolloutWorker:
                 f"leave --{FLAG[self.rewards.plan.sources[0].kind]} out",
             )
         unscored = [t for t in sound if t.score is None]
-        if len(unscored) < len(sound):
+        if len(unscored) < len(sound) or not self.rewards.plan.sources:
             for trajectory in unscored:
                 trajectory.score = withheld(trajectory)
             return
@@ -165,7 +185,7 @@ class RolloutWorker:
         request: RolloutRequest,
         sample: int,
         sampling: Sampling,
-        starts: Starts,
+        siblings: Siblings,
     ) -> list[Trajectory]:
         """What one episode leaves: a trajectory of each agent. If the infrastructure fails it, it
         is played once more; after a second failure it stays in its group, where nothing is trained
@@ -177,14 +197,11 @@ class RolloutWorker:
             if request.seed is not None:
                 sampling = replace(sampling, seed=request_seed(*request.seed, sample, attempt))
             recording = Recording(self.generate, [] if attempt else known)
-            self._running[recording] = (request.ordinal, sample)
-            try:
-                async with self.gate:
-                    played = await play_episode(
-                        self.agent, prompt, recording.generate, sampling, starts
-                    )
-            finally:
-                del self._running[recording]
+            siblings.recordings[sample] = recording
+            async with self.gate:
+                played = await play_episode(
+                    self.agent, prompt, recording.generate, sampling, siblings.starts
+                )
             for trajectory in played:
                 trajectory.replays = attempt
             if sample in request.recorded:
@@ -194,11 +211,14 @@ class RolloutWorker:
         return played
 
     async def recorded(self) -> dict[int, dict[int, list[Turn]]]:
-        """The turns so far of the episodes that are running: by prompt's ordinal and sample."""
+        """The turns so far of prompts that are being played, those of samples that have ended and
+        those that a resumed sample is yet to take among them: by prompt's ordinal and sample."""
         found: dict[int, dict[int, list[Turn]]] = {}
-        for recording, (ordinal, sample) in self._running.items():
-            if ordinal >= 0 and recording.turns:
-                found.setdefault(ordinal, {})[sample] = list(recording.turns)
+        for siblings in self._playing:
+            turns = {n: [*r.turns, *r.known] for n, r in siblings.recordings.items()}
+            taken = {n: of_sample for n, of_sample in turns.items() if of_sample}
+            if siblings.ordinal >= 0 and taken:
+                found[siblings.ordinal] = taken
         return found
 
     async def generate(

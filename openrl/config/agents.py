@@ -54,9 +54,9 @@ class TurnFlags:
 class AgentFlags(TurnFlags):
     agent_func_path: str | None = flag(
         None,
-        "Agent or environment of somebody else: PATH.py[:CLASS] with a class of OpenRLHF, TRL, Molt"
-        " or gym, recognised by its methods; openenv:URL or verifiers:tcp://HOST:PORT. None: one"
-        " turn, --tools, --env_tags or --agent_command.",
+        "Agent or environment in a file: PATH.py[:CLASS] with a class of ours, OpenRLHF, TRL, Molt,"
+        " SkyRL or gym, recognised by its methods; or on a server: openenv:URL,"
+        " verifiers:tcp://HOST:PORT. None: one turn, --tools, --env_tags or --agent_command.",
     )
     agent_command: str | None = flag(
         None,
@@ -84,8 +84,8 @@ class AgentFlags(TurnFlags):
     )
     tool_parser: str | None = flag(
         None,
-        "Syntax of tool calls: hermes, llama, mistral, glm, deepseek, json. None: as the chat"
-        " template writes them.",
+        "Syntax of tool calls: hermes, qwen3_coder, llama, mistral, glm, deepseek, json. None: as"
+        " the chat template writes them.",
         only_if=given("tools") | given("agent_command") | given("agent_func_path"),
     )
     agent_sample_unit: Literal["trajectory", "step"] = flag(

@@ -26,8 +26,7 @@ class Evaluation:
         self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int
     ) -> None:
         self.renders = Path(flags.render_save_dir) if flags.render_save_dir else None
-        shown = {"shown": True} if self.renders else {}
-        self.prompts = [replace(prompt, meta=prompt.meta | shown) for prompt in prompts]
+        self.prompts = [replace(prompt, shown=self.renders is not None) for prompt in prompts]
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
         self.answered: list[Group] = []  # by the last run
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)

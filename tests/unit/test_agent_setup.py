@@ -95,6 +95,12 @@ def test_turns_as_rows():
         ({"agent_func_path": "WRONG"}, None, r"Game.reset\(self\) cannot be called as gym's"),
         ({"agent_func_path": "NOTHING"}, None, "none of its classes is known"),
         ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "shows no /schema"),
+        ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "on this machine alone"),
+        (
+            {"agent_func_path": "verifiers:tcp://127.0.0.1:9"},
+            "reward_funcs",
+            "verifiers: environments give the rewards, and --reward_funcs",
+        ),
         ({"agent_func_path": "TRL", "tool_parser": "herms"}, None, "did you mean 'hermes'"),
         (
             {"agent_func_path": "EXECUTOR", "agent_sample_unit": "step"},
@@ -128,6 +134,21 @@ def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
     with pytest.raises(UserError, match=f"(?s){problem}") as raised:
         check_agents(setup(**given), hermes_chat().tokenizer, source)
     assert str(raised.value)
+
+
+def test_a_template_without_a_system_message_is_found_before_the_start(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("bandit: {instruction: ''}\n")
+    tokenizer = hermes_chat().tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}"
+        "{% endif %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    )
+    with pytest.raises(UserError, match=r"(?s)--env_tags bandit.*the rules.*instruction: ''"):
+        check_agents(setup(env_tags=("bandit",)), tokenizer, None)
+    told = EnvironmentFlags(env_tags=("bandit",), env_config=str(path))
+    how = AgentSetup(AgentFlags(), told, TemplateFlags(apply_chat_template=True))
+    assert check_agents(how, tokenizer, None) == []
 
 
 def test_a_tag_needs_settings_that_it_knows(tmp_path):

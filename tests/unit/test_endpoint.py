@@ -330,7 +330,7 @@ def test_a_port_that_is_taken():
 
 
 def test_turns_for_people():
-    prompt = replace(PROMPT, meta={"shown": True})
+    prompt = replace(PROMPT, shown=True)
 
     async def main():
         async with (

@@ -18,7 +18,7 @@ from tests.chat_templates import family_tokenizer
 from tests.scripted_policy import ScriptedPolicy
 
 CHAT = ChatFormat(family_tokenizer("qwen2.5"), chat=True, kwargs={})
-PROMPT = Prompt("eval:lamp:0/../x", [], "", source="lamp", meta={"seed": 1, "shown": True})
+PROMPT = Prompt("eval:lamp:0/../x", [], "", source="lamp", meta={"seed": 1}, shown=True)
 
 
 class Lamp:
@@ -99,7 +99,7 @@ def test_what_is_no_picture_is_left_out():
 
 
 def test_nothing_is_kept_unless_it_is_asked_for(tmp_path):
-    trajectory = played(replace(PROMPT, meta={"seed": 1}))
+    trajectory = played(replace(PROMPT, shown=False))
     assert trajectory.shown == ()
     save_episodes(tmp_path / "none", [Group(PROMPT, [trajectory])])
     assert not (tmp_path / "none").exists()

@@ -120,7 +120,7 @@ def test_what_the_infrastructure_fails_is_played_once_more(worker):
         ],
         key=str,
     )
-    assert [t.failed for t in group.trajectories].count(True) == 1
+    assert [t.score is None for t in group.trajectories].count(True) == 1
     assert len({s.seed for s in worker.engine.asked}) == 5
 
 
@@ -214,6 +214,37 @@ def test_a_resumed_episode_takes_its_turns_again_without_the_engine(worker):
     assert [t.metrics["replayed_turns"] for t in group.trajectories] == [2, 1]
 
 
+def test_what_has_ended_beside_an_unfinished_sample_is_recorded_too(worker):
+    """One sample has taken all of its three turns; the other has asked for none of those that it
+    was to take again."""
+    request = RolloutRequest(2, Sampling(30), seed=(0, 1, 0), ordinal=4)
+    taken = asyncio.run(recorded_when_left(playing(worker), request, {0: 3, 1: 1}))
+    assert {sample: len(turns) for sample, turns in taken.items()} == {0: 3, 1: 1}
+
+    resumed = playing(made(worker.spec.model))
+    run, resets = resumed.agent.run, iter(range(2))
+
+    async def second_waits(*arguments):
+        if next(resets):
+            await asyncio.Event().wait()
+        return await run(*arguments)
+
+    resumed.agent.run = second_waits
+
+    async def left_again():
+        playing = asyncio.create_task(resumed.play(SEEDED, replace(request, recorded=taken)))
+        while len((await resumed.recorded()).get(4, {})) < 2:
+            await asyncio.sleep(0)
+        for _ in range(20):
+            await asyncio.sleep(0)
+        found = await resumed.recorded()
+        playing.cancel()
+        await asyncio.gather(playing, return_exceptions=True)
+        return found, await resumed.recorded()
+
+    assert asyncio.run(left_again()) == ({4: taken}, {})
+
+
 async def recorded_when_left(worker, request, turns_left):
     """What the worker has recorded when each sample has taken so many turns and waits for more."""
     samples = {request_seed(*request.seed, sample): sample for sample in turns_left}
@@ -227,7 +258,7 @@ async def recorded_when_left(worker, request, turns_left):
         asked[sample] += 1
         if asked[sample] > turns_left[sample]:
             waiting.append(sample)
-            if len(waiting) == len(turns_left):
+            if len(waiting) == sum(turns < 3 for turns in turns_left.values()):
                 all_wait.set()
             await asyncio.Event().wait()
         return await answer(token_ids, sampling)
@@ -235,6 +266,8 @@ async def recorded_when_left(worker, request, turns_left):
     worker.engine.generate = generate
     task = asyncio.create_task(worker.play(SEEDED, request))
     await all_wait.wait()
+    for _ in range(50):  # until those that do not wait have ended
+        await asyncio.sleep(0)
     taken = await worker.recorded()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
@@ -299,3 +332,18 @@ def test_agents_that_give_rewards_to_some_of_a_group(worker):
     assert (rewarded.score.reward, cut.score.reward) == (1.0, 0.0)
     assert missing.failed and missing.score.failure == "the agent ended without a reward"
     assert group.rewards == [1.0, 0.0]
+
+
+def test_a_group_whose_agents_give_no_reward_at_all(worker):
+    """No program of it posts one: nothing that is no number comes to be trained."""
+    ends = iter([End.TIMEOUT, End.STOP])
+
+    class Silent:
+        async def run(self, prompt, generate, sampling):
+            return Trajectory(prompt, [Segment.answer([5], [7])], next(ends))
+
+    worker.agent = Silent()
+    (group,) = play(worker, RolloutRequest(2, Sampling(4)))
+    cut, missing = group.trajectories
+    assert cut.score == Score(0.0) and missing.failed
+    assert collate([group], 0).rewards.tolist() == [0.0, 0.0]

@@ -16,7 +16,7 @@ from tests.chat_templates import FAMILIES, chat_of
 from tests.scripted_policy import ScriptedPolicy
 
 QUESTION = {"role": "user", "content": "What is 2 + 2?"}
-PROMPT = Prompt("train:0", [1], "What is 2 + 2?", messages=(QUESTION,), meta={"shown": True})
+PROMPT = Prompt("train:0", [1], "What is 2 + 2?", messages=(QUESTION,), shown=True)
 ROOM = Sampling(max_tokens=10_000, seed=3)
 
 

@@ -174,7 +174,7 @@ class Session:
             "unreadable_calls": float(self.unreadable),
         }
         played = self.conversation.trajectory(end or self.over or full, self.score, counted)
-        if self.prompt.meta.get("shown"):
+        if self.prompt.shown:
             played.shown = (*self._shown, Shown(()))
         return played
 

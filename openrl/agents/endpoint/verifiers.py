@@ -33,17 +33,22 @@ PATIENCE = 60.0  # seconds without a reply after which the server is asked wheth
 @asynccontextmanager
 async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[VerifiersAgent]:
     """The agent of the server at ``tcp://HOST:PORT``. Raises UserError if none answers there."""
-    if urlparse(address).hostname not in ("127.0.0.1", "localhost"):
-        raise UserError(
-            f"verifiers:{address}: the endpoint that the server asks is on this machine alone",
-            "start the environment server here",
-        )
+    check_address(address)
     server = EnvironmentServer(address)
     try:
         await server.start()
         yield VerifiersAgent(server, endpoint)
     finally:
         await server.close()
+
+
+def check_address(address: str) -> None:
+    """Raises UserError for a server that could not ask the endpoint."""
+    if urlparse(address).hostname not in ("127.0.0.1", "localhost"):
+        raise UserError(
+            f"verifiers:{address}: the endpoint that the server asks is on this machine alone",
+            "start the environment server here",
+        )
 
 
 class VerifiersAgent:
