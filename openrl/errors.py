@@ -19,6 +19,14 @@ class UserError(Exception):
         return self.message + (f"\n  try: {self.remedy}" if self.remedy else "")
 
 
+class Interrupted(UserError):
+    """A signal ended the run; what it saved, and how to go on."""
+
+    def __init__(self, number: int, message: str, remedy: str = "") -> None:
+        super().__init__(message, remedy)
+        self.number = number
+
+
 class Gathered:
     """Gathers the errors of steps that do not need each other: ``with gathered: step()``, then
     ``raise_all()``."""

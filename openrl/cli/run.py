@@ -1,19 +1,20 @@
 """What the commands share: read the flags, run, and end with one clear message and an exit code.
 
-0 done, 1 failed, 2 flags to mend (nothing was started), 130 interrupted.
+0 done, 1 failed, 2 flags to mend (nothing was started); 130 and 143: ended by SIGINT, SIGTERM.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import openrl.config.all_rules  # noqa: F401
-from openrl.errors import UserError
+from openrl.errors import Interrupted, UserError
 from openrl.flags.parser import load
 
 QUIET = {
@@ -47,6 +48,7 @@ def command(
     )
     silence()
     started = False
+    signal.signal(signal.SIGTERM, _end)
     try:
         inputs = prepare(config)
         started = True
@@ -61,8 +63,14 @@ def command(
         print(
             f"{prog}: {user_error}" + ("" if started else "\nnothing was started"), file=sys.stderr
         )
+        if isinstance(user_error, Interrupted):
+            return 128 + user_error.number
         return 1 if started else 2
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    raise Interrupted(number, f"{signal.Signals(number).name}: ended")
 
 
 def silence() -> None:

@@ -32,6 +32,7 @@ class WorkerContext:
         default_factory=dict
     )  # environment the worker's process started with
     spans_nodes: bool = False  # its places lie on several nodes
+    log: str = ""  # file that takes what its process and its children print
 
 
 class WorkerDied(RuntimeError):
@@ -61,6 +62,9 @@ class RankGroup(Protocol):
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         """As ``call``, with ``shards[i]`` the arguments of data-parallel rank i, and one result of
         each, that of its first worker. ValueError unless there are ``data_ranks(group)`` shards."""
+
+    async def agreed(self, asked: bool) -> bool:
+        """Whether any driver of the group asked: all of them learn the same."""
 
     async def close(self) -> None:
         """Call each worker's ``close`` if it has one, then free it. The group is not used
@@ -151,6 +155,10 @@ class LocalGroup:
                 if all_ended(self.role, method, turn):
                     return
                 yield turn
+
+    async def agreed(self, asked: bool) -> bool:
+        await asyncio.sleep(0)  # a plain worker keeps this thread: signals are heard here
+        return asked
 
     async def close(self) -> None:
         for worker in self._workers:
@@ -264,8 +272,8 @@ def check_shards(group: RankGroup, method: str, shards: Sequence[Any]) -> None:
         )
 
 
-def raised_by(role: str, rank: int, method: str) -> str:
-    return f"raised by {role} rank {rank} in {method}"
+def raised_by(role: str, rank: int, method: str, log: str = "") -> str:
+    return f"raised by {role} rank {rank} in {method}" + (f"; its log: {log}" if log else "")
 
 
 def is_async(worker_class: type) -> bool:

@@ -3,6 +3,7 @@ one worker."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -51,6 +52,12 @@ class LauncherGroup:
         check_shards(self, method, shards)
         answers = await self._together(method, shards[self.rank // self.ranks_per_shard], {})
         return answers[:: self.ranks_per_shard]
+
+    async def agreed(self, asked: bool) -> bool:
+        await asyncio.sleep(0)  # the worker keeps this thread: signals are heard here
+        answers: list[Any] = [None] * self.size
+        dist.all_gather_object(answers, asked)
+        return any(answers)
 
     async def close(self) -> None:
         close_distributed()

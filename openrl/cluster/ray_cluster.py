@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import sys
 import sysconfig
+import threading
 import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 import torch
 from ray._private import ray_constants
@@ -39,6 +42,8 @@ from openrl.config.derived import cluster_address
 from openrl.config.rollout import ClusterFlags
 from openrl.errors import UserError
 
+MARK = "openrl.pid"  # file in the session directory of a cluster of our own
+RAYS_OWN = ("gcs_server", "raylet")  # without either nothing goes on
 CONNECT_S = 10.0  # patience for a cluster's address to answer
 
 
@@ -114,6 +119,8 @@ class RayCluster:
 
     local: bool
     session_dir: Path
+    own: dict[str, psutil.Process] = field(default_factory=dict)
+    """Ray's own processes, where they were started for this run."""
 
     def nodes(self) -> list[Node]:
         """The living nodes with what is free on each now."""
@@ -208,9 +215,18 @@ class RayCluster:
             " --dry_run shows the plan",
         )
 
+    def dead(self) -> str | None:
+        """A process of Ray's own that has died, in words."""
+        for name, process in self.own.items():
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                return f"Ray's {name} (process {process.pid}) died"
+        return None
+
     def close(self) -> None:
-        """Disconnect; a cluster of our own ends, with every process in it."""
+        """Disconnect; a cluster of our own ends, with every process in it and what it wrote."""
         ray.shutdown()
+        if self.local:
+            shutil.rmtree(self.session_dir, ignore_errors=True)
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
@@ -264,7 +280,20 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
             },
         )
     signal.signal(signal.SIGCHLD, on_child_end)  # the option above makes Ray ignore it, here too
-    return RayCluster(True, Path(context.address_info["session_dir"]))
+    session = Path(context.address_info["session_dir"])
+    remove_dead_sessions(session.parent)
+    (session / MARK).write_text(str(os.getpid()))
+    started = ray._private.worker._global_node.all_processes
+    own = {name: psutil.Process(started[name][0].process.pid) for name in RAYS_OWN}
+    return RayCluster(True, session, own)
+
+
+def remove_dead_sessions(home: Path) -> None:
+    """Directories of our own clusters whose driver was killed before it could remove them."""
+    for mark in home.glob(f"session_*/{MARK}"):
+        with suppress(OSError, ValueError):
+            if not psutil.pid_exists(int(mark.read_text())):
+                shutil.rmtree(mark.parent, ignore_errors=True)
 
 
 def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
@@ -306,13 +335,18 @@ def _show_token(address: str) -> None:
 
 def _init(log_to_driver: bool, **options: Any) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    return ray.init(
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    context = ray.init(
         namespace=f"openrl-{uuid.uuid4().hex[:8]}",
         log_to_driver=log_to_driver,
         logging_level="error",
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}},
         **options,
     )
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in handlers.items():
+            signal.signal(number, handler)  # Ray's own ends the process in C++, with a dump
+    return context
 
 
 def import_path() -> list[str]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import math
 import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from openrl.cluster.group import (
     maybe_await,
     raised_by,
 )
+from openrl.cluster.life import BEAT_S, begin_log, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
 from openrl.registry import load_plugins
 
@@ -39,6 +42,23 @@ log = logging.getLogger(__name__)
 ITEMS_AHEAD = 2  # items of a stream that may wait unread; then its generator pauses
 CLOSE_S = 30.0  # patience for a worker's own close()
 SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as an object of their own
+
+
+LONGEST_WORDS = 300  # characters of a line of last words
+
+
+@dataclass(frozen=True)
+class LogSpec:
+    """Where workers leave their logs, and how long one may show no sign of life."""
+
+    directory: str = ""  # absolute; empty: Ray's own logs alone
+    stall_timeout: float = 0.0  # seconds; 0: for ever
+
+    def path(self, role: str, rank: int) -> str:
+        return str(Path(self.directory) / f"{role}-{rank}.log") if self.directory else ""
+
+
+NO_LOGS = LogSpec()
 
 
 class PlainHost:
@@ -64,6 +84,8 @@ class PlainHost:
         stays where it is."""
         if Path(directory).is_dir():
             os.chdir(directory)
+        if context.log:
+            begin_log(context.log, f"{context.role} rank {context.rank}")
         load_plugins(context.plugins)
         self._worker = worker_class(context, *args)
         self._failed: dict[int, Exception] = {}
@@ -120,6 +142,7 @@ class RayGroup:
         actors: list[Any],
         timeout: float | None,
         ranks_per_shard: int,
+        logs: LogSpec,
     ) -> None:
         self.role, self.size, self.ranks_per_shard = role, len(actors), ranks_per_shard
         self._cluster, self._actors, self.timeout = cluster, actors, timeout
@@ -128,6 +151,9 @@ class RayGroup:
         ] = []  # (address, free port, process id) of each rank
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs: no use in asking the workers to close
+        self._logs = logs
+        self._watcher: asyncio.Task[None] | None = None
+        self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
 
     @classmethod
     async def create(
@@ -142,6 +168,7 @@ class RayGroup:
         plugins: tuple[str, ...] = (),
         env: dict[str, str] | None = None,
         ranks_per_shard: int = 1,
+        logs: LogSpec = NO_LOGS,
     ) -> RayGroup:
         """One actor in every slot of the role's row; builds ``worker_class(context, *args)`` in
         each.
@@ -169,7 +196,7 @@ class RayGroup:
             ).remote()
             for rank in range(size)
         ]
-        group = cls(role, cluster, actors, timeout, ranks_per_shard)
+        group = cls(role, cluster, actors, timeout, ranks_per_shard, logs)
         try:
             group._places = await group._answers("start", [a.where.remote() for a in actors])
             address, port, _ = group._places[0]
@@ -184,6 +211,7 @@ class RayGroup:
                     plugins,
                     env | places[rank],
                     plan.spans_nodes(role, rank),
+                    logs.path(role, rank),
                 )
                 for rank, local_rank in enumerate(plan.local_ranks(role))
             ]
@@ -193,6 +221,7 @@ class RayGroup:
                 for a, context in zip(actors, contexts, strict=True)
             ]
             await group._answers("__init__", builds)
+            group._watch()
         except BaseException:
             group._kill()
             raise
@@ -237,6 +266,9 @@ class RayGroup:
                     return
                 yield handles
 
+    async def agreed(self, asked: bool) -> bool:
+        return asked
+
     async def close(self) -> None:
         """Let the workers close, unless one died or hangs; then end their processes."""
         if not self._broken and self._actors:
@@ -250,7 +282,32 @@ class RayGroup:
                 log.warning("%s did not close cleanly and is killed: %s", self.role, error)
         self._kill()
 
+    def _watch(self) -> None:
+        """Look for signs of life from now on."""
+        if self._logs.directory:
+            self._lost = asyncio.get_running_loop().create_future()
+            self._watcher = asyncio.create_task(self._look(self._lost))
+
+    async def _look(self, lost: asyncio.Future[None]) -> None:
+        most = self._logs.stall_timeout or math.inf
+        while not lost.done():
+            await asyncio.sleep(min(BEAT_S, most / 4))
+            if dead := self._cluster.dead():
+                lost.set_exception(WorkerDied(dead))
+                lost.exception()  # whoever waits for an answer raises it; it may be nobody
+                return
+            for rank in range(self.size):
+                quiet = silence(self._logs.path(self.role, rank))
+                if quiet is not None and quiet > most:
+                    hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
+                    words = f"{hangs} (--stall_timeout {most:g}): {self._place(rank)}"
+                    lost.set_exception(WorkerTimeout(words + self._last_words(rank)))
+                    lost.exception()
+                    return
+
     def _kill(self) -> None:
+        if self._watcher:
+            self._watcher.cancel()
         for actor in self._actors:
             ray.kill(actor)
         self._actors.clear()
@@ -297,8 +354,9 @@ class RayGroup:
         )
 
     async def _gather(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
+        answers = gather_ranks(self.role, method, pending, self.timeout, self._describe)
         try:
-            return await gather_ranks(self.role, method, pending, self.timeout, self._describe)
+            return await unless_lost(answers, self._lost)
         except (WorkerDied, WorkerTimeout):
             self._broken = True
             raise
@@ -309,7 +367,7 @@ class RayGroup:
             return await ref
         except RayTaskError as error:
             cause = error.cause
-            cause.add_note(raised_by(self.role, rank, method))
+            cause.add_note(raised_by(self.role, rank, method, self._logs.path(self.role, rank)))
             raise cause from error
         except RayActorError as error:
             reason = str(error).strip().splitlines()[-1]
@@ -332,11 +390,31 @@ class RayGroup:
         machine."""
         if not self._places:
             return ""
-        logs = (self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err")
-        lines = [
-            line for log_file in logs for line in _tail(log_file).splitlines() if line.strip(" :")
+        found = [
+            *(self._cluster.session_dir / "logs").glob(f"worker-*-{self._places[rank][2]}.err")
         ]
-        return "".join(f"\n    {line}" for line in lines[-5:])
+        own = Path(self._logs.path(self.role, rank))
+        if own.is_file():
+            found.append(own)
+        lines = [line for file in found for line in _tail(file).splitlines() if line.strip(" :")]
+        where = f"\n  its log: {own}" if own.is_file() else ""
+        return "".join(f"\n    {line[:LONGEST_WORDS]}" for line in lines[-5:]) + where
+
+
+async def unless_lost(work: Awaitable[list[Any]], lost: asyncio.Future[None] | None) -> list[Any]:
+    """The result of ``work``, or the error of ``lost`` if that comes first."""
+    if lost is None:
+        return await work
+    task = asyncio.ensure_future(work)
+    try:
+        either: set[asyncio.Future[Any]] = {task, lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            lost.result()
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.wait({task}, timeout=1.0)
 
 
 def _tail(file: Path, size: int = 4096) -> str:

@@ -75,6 +75,7 @@ from openrl.config.rollout import (
 from openrl.config.run import (
     CheckpointFlags,
     DebugFlags,
+    FaultFlags,
     LoggingFlags,
     MemoryLoggingFlags,
     PluginFlags,
@@ -129,6 +130,7 @@ class PPOConfig:
     correction: RolloutCorrectionFlags = part(RolloutCorrectionFlags)
     evaluation: PromptEvalFlags = part(PromptEvalFlags)
     checkpoint: RLCheckpointFlags = part(RLCheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
+    faults: FaultFlags = part(FaultFlags)
     logging: LoggingFlags = part(LoggingFlags)
     samples: SampleLoggingFlags = part(SampleLoggingFlags)
     memory: MemoryLoggingFlags = part(MemoryLoggingFlags)
@@ -158,6 +160,7 @@ class SupervisedConfig:
     lora: LoRAFlags = part(LoRAFlags)
     evaluation: SupervisedEvalFlags = part(SupervisedEvalFlags)
     checkpoint: CheckpointFlags = part(CheckpointFlags)
+    faults: FaultFlags = part(FaultFlags)
     logging: LoggingFlags = part(LoggingFlags)
     debug: DebugFlags = part(DebugFlags)
     options: dict[str, Any] = chosen_options()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from openrl.config.conditions import CRITIC, EVALUATES, PROJECTS, RESUME, WANDB
+from openrl.config.conditions import CRITIC, EVALUATES, PROJECTS, RAY, RESUME, WANDB
 from openrl.flags.schema import absent, flag, given, group
 
 
@@ -24,10 +24,10 @@ class CheckpointFlags:
         bounds="-1 or > 0",
         only_if=absent("eval_only"),
     )
-    load_checkpoint: bool = flag(
+    load_checkpoint: bool | Literal["strict"] = flag(
         False,
-        "Resume from the newest complete checkpoint in --ckpt_path; none there: start fresh and"
-        " say so.",
+        "Resume from the newest whole checkpoint in --ckpt_path; none there: start fresh and say"
+        " so. strict: stop if the newest is damaged.",
     )
     resume_from_checkpoint: str | None = flag(
         None,
@@ -89,10 +89,36 @@ class RLCheckpointFlags(CheckpointFlags):
     )
 
 
+@group("Faults")
+class FaultFlags:
+    grace_period: float = flag(
+        30.0,
+        "Seconds that a run has after SIGTERM or SIGINT to finish or drop its step and write a"
+        " checkpoint. A second signal ends it at once.",
+        bounds="> 0",
+    )
+    max_restarts: int = flag(
+        0,
+        "Times that a run whose worker died or hangs starts again from its last checkpoint.",
+        bounds=">= 0",
+        only_if=RAY,
+    )
+    stall_timeout: float = flag(
+        300.0,
+        "Seconds without a sign of life after which a stopped or frozen worker is named and the run"
+        " ends. 0: off.",
+        bounds=">= 0",
+        only_if=RAY,
+    )
+
+
 @group("Logging")
 class LoggingFlags:
     exp_name: str | None = flag(
         None, "Name of the run in titles and trackers. None: command and start time."
+    )
+    logging_dir: str | None = flag(
+        None, "Directory of a log of every process. None: logs under --save_path."
     )
     logging_steps: int = flag(1, "Print and send metrics every N steps.", bounds="> 0")
     track_with: tuple[str, ...] = flag(

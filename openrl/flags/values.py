@@ -122,6 +122,12 @@ def without_none(type_: Any) -> Any:
     return members[0] if len(members) == 1 else type_
 
 
+def is_switch(type_: Any) -> bool:
+    """Whether a flag may stand without a value, which turns it on, and has a --no_ form."""
+    inner = without_none(type_)
+    return inner is bool or (is_union(inner) and bool in get_args(inner))
+
+
 def expected(type_: Any) -> str:
     """What a message says: "a whole number", "one of vllm, hf", "2 values"."""
     if is_union(type_):
@@ -141,7 +147,8 @@ def placeholder(type_: Any) -> str:
     for a switch."""
     type_ = without_none(type_)
     if is_union(type_):
-        return "|".join(placeholder(m) for m in get_args(type_) if m is not type(None))
+        forms = [placeholder(m) for m in get_args(type_) if m is not type(None)]
+        return "|".join(forms) if all(forms) else f"[{'|'.join(filter(None, forms))}]"
     if get_origin(type_) is tuple:
         return " ".join("..." if m is Ellipsis else placeholder(m) for m in get_args(type_))
     if get_origin(type_) is Literal:

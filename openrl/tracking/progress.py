@@ -64,6 +64,7 @@ class Progress:
         )
         self._active: dict[str, str] = {}  # stage -> how far it is, as text; insertion order
         self._shown = ""
+        self.failed_in = ""  # the stage that an error has left, the innermost one
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
@@ -95,6 +96,9 @@ class Progress:
         self._active[name] = ""
         try:
             yield tell
+        except BaseException:
+            self.failed_in = self.failed_in or name
+            raise
         finally:
             seconds = self.clock() - started
             # a Counter adds floats as well

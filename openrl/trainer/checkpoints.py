@@ -1,8 +1,8 @@
 """Checkpoints on disk: written aside, renamed when complete, old ones removed afterwards.
 
 <ckpt_path>/step_000004/
-    manifest.json     schema version, step, flags of the run; in a renamed directory it means
-                      complete
+    manifest.json     schema version, step, flags of the run, sizes and checksums of all files; in
+                      a renamed directory it means complete
     state.json        what the driver must know to go on: data position, KL controller, counters
     actor/ critic/    what each training engine wrote of itself
     hf/               a Hugging Face copy, with --save_hf_ckpt
@@ -10,17 +10,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from openrl.config.derived import COMPLETE_CHECKPOINTS
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
+from openrl.locks import locked
+from openrl.trainer.disk import NoRoom, disk_is_full, require_room
+from openrl.trainer.integrity import MANIFEST, damage, fingerprints, sealed
 from openrl.training.state import StateParts
 
 SCHEMA_VERSION = 5
@@ -43,14 +49,9 @@ class Checkpoints:
             StateParts(flags.save_optim, flags.save_rng),
             StateParts(flags.load_optim, flags.load_rng),
         )
-        self.start_from: Path | None = None
-        if flags.resume_from_checkpoint is not None:
-            self.start_from = Path(flags.resume_from_checkpoint).expanduser()
-        elif flags.load_checkpoint:
-            resumable = (
-                path for path in reversed(self.complete()) if manifest_of(path)["resumable"]
-            )
-            self.start_from = next(resumable, None)
+        self._bytes = 0  # of the newest checkpoint: about what the next one needs
+        start = find_start(flags)
+        self.start_from, self.notes = start.path, start.notes
         last = (
             -1
             if flags.overwrite_ckpt
@@ -71,8 +72,30 @@ class Checkpoints:
         """``write(directory)`` puts the engines' parts into the directory before it is renamed. The
         one with the highest ``metric`` is kept besides the newest.
 
-        If it raises, the checkpoints are as before; what it wrote goes with the next save.
+        If it raises, the checkpoints are as before; what it wrote goes with the next save. Raises
+        NoRoom, and leaves nothing, where the disk is full.
         """
+        final = self.directory / f"step_{step:06d}"
+        aside = self.directory / f".writing_{final.name}"
+        try:
+            require_room(self.directory, self._bytes, "a checkpoint")
+            return await self._save(step, state, flags, write, metric)
+        except Exception as error:
+            if not disk_is_full(error) and not isinstance(error, NoRoom):
+                raise
+            if self.leads:
+                shutil.rmtree(aside, ignore_errors=True)
+            reason = str(error).strip().splitlines()[0]
+            raise NoRoom(f"{final} could not be written: {reason}") from error
+
+    async def _save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        flags: dict[str, Any],
+        write: Callable[[Path], Awaitable[None]],
+        metric: float | None,
+    ) -> Path:
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
         if not self.leads:
@@ -83,13 +106,14 @@ class Checkpoints:
         aside.mkdir(parents=True)
         await write(aside)
         write_json(aside / "state.json", state)
-        manifest = {
+        manifest: dict[str, Any] = {
             "schema_version": SCHEMA_VERSION,
             "step": step,
             "resumable": self.resumable,
             "metric": metric,
         }
-        write_json(aside / "manifest.json", manifest | {"flags": flags})
+        manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
+        write_json(aside / MANIFEST, sealed(manifest))
         sync_tree(aside)
         if (
             final.exists()
@@ -100,6 +124,7 @@ class Checkpoints:
         else:
             aside.rename(final)
         sync(self.directory)
+        self._bytes = bytes_of(final)
         self._retain(final)
         return final
 
@@ -115,15 +140,67 @@ class Checkpoints:
                 shutil.rmtree(path)
         self._stale = []
         found = self.complete()
-        manifests = {path: manifest_of(path) for path in found}
-        measured = [path for path in found if manifests[path]["metric"] is not None]
-        best = max(measured, key=lambda path: manifests[path]["metric"], default=None)
+        metrics = {path: manifest_of(path)["metric"] for path in found if not damage(path, False)}
+        measured = [path for path, metric in metrics.items() if metric is not None]
+        best = max(measured, key=lambda path: metrics[path], default=None)
         kept = [path for path in found if path in found[-self.keep :] or path == best]
         while len(kept) > 1 and sum(map(bytes_of, kept)) > self.most_bytes:
             kept.remove(next(path for path in kept if path != newest))
         for path in found:
             if path not in kept:
                 shutil.rmtree(path)
+
+
+@contextmanager
+def directories_owned(flags: CheckpointFlags) -> Iterator[None]:
+    """Within it no other run writes to --save_path or --ckpt_path. Raises UserError if one does."""
+    names = ("ckpt_path", "save_path")
+    flag_of = {Path(getattr(flags, name)).expanduser().resolve(): name for name in names}
+    with ExitStack() as stack:
+        for directory, name in flag_of.items():
+            stack.enter_context(locked(directory, name))
+        yield
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run goes on, and what was passed over on the way there, in words."""
+
+    path: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
+    """The checkpoint that a run goes on from: of those in --ckpt_path the newest whole one.
+
+    Raises UserError where the named one is damaged, with ``--load_checkpoint strict`` the newest,
+    or all that there are; or if it is of another schema. Without ``deep`` contents are not
+    read."""
+    if flags.resume_from_checkpoint is not None:
+        path = Path(flags.resume_from_checkpoint).expanduser()
+        if wrong := damage(path, deep):
+            remedy = "another one, or --load_checkpoint: the newest whole one of --ckpt_path"
+            raise UserError(f"--resume_from_checkpoint {path}: {wrong}", remedy)
+        manifest_of(path)
+        return Start(path)
+    if not flags.load_checkpoint:
+        return Start(None)
+    notes: list[str] = []
+    directory = Path(flags.ckpt_path).expanduser()
+    for path in sorted(directory.glob("step_*"), key=step_of, reverse=True):
+        if wrong := damage(path, deep):
+            notes.append(f"{path}: {wrong}")
+            if flags.load_checkpoint == "strict":
+                break
+        elif manifest_of(path)["resumable"]:
+            passed = (f"WARNING: damaged and passed over: {note}" for note in notes)
+            return Start(path, tuple(passed))
+    if notes:
+        kind = "the newest checkpoint" if flags.load_checkpoint == "strict" else "every checkpoint"
+        listing = "".join(f"\n  {note}" for note in notes)
+        remedy = "--load_checkpoint without strict for an older one, or --overwrite_ckpt: fresh"
+        raise UserError(f"--load_checkpoint: {kind} is damaged:{listing}", remedy)
+    return Start(None)
 
 
 def bytes_of(directory: Path) -> int:
@@ -133,7 +210,7 @@ def bytes_of(directory: Path) -> int:
 
 def manifest_of(checkpoint: Path) -> dict[str, Any]:
     """Raises UserError if the checkpoint was laid out by another version."""
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
     if manifest["schema_version"] != SCHEMA_VERSION:
         raise UserError(
             f"{checkpoint} has schema version {manifest['schema_version']}, this is"

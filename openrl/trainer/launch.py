@@ -42,6 +42,8 @@ from openrl.trainer.roles import Roles, Stage, start_roles
 from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rows import forward_rows
+from openrl.trainer.stopping import StopRequest
+from openrl.trainer.supervision import guarded, losses_told
 from openrl.types import Group, Sampling
 
 COLUMNS = (
@@ -59,8 +61,18 @@ StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManag
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
     """Start everything, train, save, report. Whatever happens, no process that ``start`` started
     outlives the call."""
-    run_dir, console = Path(config.checkpoint.save_path), Console()
     os.environ |= derived.process_environment(config.placement)
+
+    async def once(config: PPOConfig, stop: StopRequest) -> RunSummary:
+        return await train_once(config, inputs, start, stop)
+
+    return await guarded(config, once)
+
+
+async def train_once(
+    config: PPOConfig, inputs: Inputs, start: StartRoles, stop: StopRequest
+) -> RunSummary:
+    run_dir, console = Path(config.checkpoint.save_path), Console()
     write_config(config, run_dir)
     reports = (report.line() for report in inputs.reports)
     lines = [*start_lines(config), *inputs.agent_lines, *lines_on_a_cpu(config, inputs.device)]
@@ -71,15 +83,24 @@ async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_rol
     optimizer_steps = derived.total_optimizer_steps(config.batch, len(inputs.prompts))
     checkpoints = Checkpoints(config.checkpoint)
     done, every = max(step_of(checkpoints.start_from), 0), config.logging.logging_steps
-    with Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress:
+    with (
+        Progress(name, steps, COLUMNS, done=done, console=console, every=every) as progress,
+        losses_told(progress, config.checkpoint),
+    ):
         async with start(config, inputs.device, optimizer_steps, progress.stage) as roles:
-            summary = await build_trainer(config, inputs, roles, checkpoints, progress).fit()
+            trainer = build_trainer(config, inputs, roles, checkpoints, progress, stop)
+            summary = await trainer.fit()
     leave(run_dir, name, summary, console)
     return summary
 
 
 def build_trainer(
-    config: PPOConfig, inputs: Inputs, roles: Roles, checkpoints: Checkpoints, progress: Progress
+    config: PPOConfig,
+    inputs: Inputs,
+    roles: Roles,
+    checkpoints: Checkpoints,
+    progress: Progress,
+    stop: StopRequest,
 ) -> RLTrainer:
     """The trainer over running worker groups."""
     flags = effective_flags(config)
@@ -101,7 +122,7 @@ def build_trainer(
         ),
         progress,
         RunSettings(
-            config.checkpoint, config.evaluation, config.engine.weight_sync_interval, flags
+            config.checkpoint, config.evaluation, config.engine.weight_sync_interval, flags, stop
         ),
     )
 

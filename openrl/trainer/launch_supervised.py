@@ -26,13 +26,21 @@ from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_nam
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.batching import supervised_batching
-from openrl.trainer.checkpoints import Checkpoints, step_of
+from openrl.trainer.checkpoints import Checkpoints, find_start, step_of
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.prepare import check_models_split, effective_flags, split_lines, write_config
+from openrl.trainer.prepare import (
+    check_models_split,
+    check_room,
+    effective_flags,
+    split_lines,
+    write_config,
+)
 from openrl.trainer.ranks import start_ranks
+from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of
 from openrl.trainer.supervised_trainer import SupervisedTrainer
+from openrl.trainer.supervision import guarded, losses_told
 from openrl.training.build import ModelSpec
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.distributed import Launch
@@ -83,6 +91,8 @@ def prepare(config: Any) -> SupervisedInputs:
     check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
     check_device(config.model.param_dtype, device)
     check_overrides(config.deepspeed, config.model.param_dtype, device)
+    find_start(config.checkpoint, deep=False)
+    check_room(config.model.pretrain, config.checkpoint)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     task = task_of(config, tokenizer)
     examples = load_examples(config, task)
@@ -112,6 +122,16 @@ def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
 
 async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
     """Train, save, report."""
+
+    async def once(config: SupervisedConfig, stop: StopRequest) -> RunSummary:
+        return await train_once(config, inputs, stop)
+
+    return await guarded(config, once, inputs.leads)
+
+
+async def train_once(
+    config: SupervisedConfig, inputs: SupervisedInputs, stop: StopRequest
+) -> RunSummary:
     run_dir, console, task = (
         Path(config.checkpoint.save_path),
         Console(quiet=not inputs.leads),
@@ -125,7 +145,10 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
     columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
     every = config.logging.logging_steps
     spec = model_spec(config, task, inputs.device, inputs.steps)
-    with Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress:
+    with (
+        Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
+        losses_told(progress, config.checkpoint),
+    ):
         async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
             guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
             pad_id = inputs.tokenizer.pad_token_id
@@ -145,6 +168,7 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
                 ),
                 progress=progress,
                 flags=flags,
+                stop=stop,
             )
             summary = await trainer.fit()
     if inputs.leads:

@@ -23,6 +23,7 @@ from openrl.config.presets import PRESETS
 from openrl.config.reward_plan import FLAG
 from openrl.config.rules.batches import ranks_share_a_step
 from openrl.config.rules.parallel import shards_divide
+from openrl.config.run import CheckpointFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
@@ -45,6 +46,8 @@ from openrl.models.sequence_parallel import check_shape
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.build import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
+from openrl.trainer.checkpoints import find_start
+from openrl.trainer.disk import require_room
 from openrl.trainer.evaluation import metric_names
 from openrl.trainer.ptx import load_ptx
 from openrl.training.deepspeed_config import check_device, check_overrides
@@ -105,6 +108,10 @@ def prepare(config: PPOConfig) -> Inputs:
         check_reward_models(config)
     with gathered:
         cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        find_start(config.checkpoint, deep=False)
+    with gathered:
+        check_room(config.model.pretrain, config.checkpoint)
     with gathered:
         inputs = read_data(config, device)
         inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
@@ -204,6 +211,13 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
             f" the run has {steps}",
             f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
         )
+
+
+def check_room(pretrain: str, flags: CheckpointFlags) -> None:
+    """Raises NoRoom if --save_path cannot hold the model, as large as it is now."""
+    model = Path(pretrain).expanduser()
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    require_room(Path(flags.save_path).expanduser(), weights, "--save_path: the trained model")
 
 
 def check_critic_adapters(config: PPOConfig) -> None:

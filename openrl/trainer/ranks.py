@@ -12,6 +12,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.tracking.progress import Stage
+from openrl.trainer.run_log import logging_directory
 from openrl.training.build import ModelSpec
 from openrl.training.distributed import Launch
 
@@ -45,7 +46,7 @@ async def _ray_group(
 ) -> AsyncIterator[RankGroup]:
     from openrl.cluster.planner import RoleRequest  # Ray is heavy, and only some runs need it
     from openrl.cluster.ray_cluster import open_cluster
-    from openrl.cluster.ray_group import RayGroup
+    from openrl.cluster.ray_group import LogSpec, RayGroup
 
     flags = config.ranks
     with stage("start"):
@@ -64,6 +65,7 @@ async def _ray_group(
                 timeout=flags.rpc_timeout,
                 plugins=config.debug.plugin,
                 ranks_per_shard=spec.parallel.ranks_per_shard,
+                logs=LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
             )
         try:
             yield group

@@ -13,7 +13,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_group import LogSpec, RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
@@ -31,6 +31,7 @@ from openrl.tracking.progress import Stage
 from openrl.trainer.memory_log import MemoryLog
 from openrl.trainer.prepare import agent_setup, check_ranks
 from openrl.trainer.residency import Residency, ResidencyTable, Tenant
+from openrl.trainer.run_log import logging_directory
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec
@@ -279,6 +280,7 @@ async def _start(
         plugins=config.debug.plugin,
         env=derived.process_environment(config.placement),
         ranks_per_shard=1 if role == ENGINES else config.parallel.ranks_per_shard,
+        logs=LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
     )
     await group.call("start")
     return group

@@ -16,8 +16,11 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.disk import NoRoom, model_has_room
+from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples
+from openrl.trainer.supervision import how_to_resume
 from openrl.trainer.totals import Totals, due
 
 
@@ -39,6 +42,7 @@ class SupervisedTrainer:
         trackers: Trackers,
         progress: Progress,
         flags: Mapping[str, Any],
+        stop: StopRequest,
     ) -> None:
         self.model, self.examples, self.tokenizer, self.flags = model, examples, tokenizer, flags
         self.batch, self.checkpoint, self.evaluation = (
@@ -52,10 +56,23 @@ class SupervisedTrainer:
         self.stream = SupervisedStream(
             examples.train, model.pad_id, seed, shuffle=shuffle, collate=model.task.collate
         )
-        self.step, self.totals = 0, Totals()
+        self.step, self.totals, self.stop = 0, Totals(), stop
+        self.saved = -1  # the step of the newest checkpoint
         self.measured: dict[str, float] = {}  # by the last evaluation
 
     async def fit(self) -> RunSummary:
+        """Raises Interrupted after a signal."""
+        try:
+            await self.begin()
+            await self.train()
+        finally:
+            self.trackers.close()
+        summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
+        return replace(summary, more=self.measured)
+
+    async def begin(self) -> None:
+        for note in self.checkpoints.notes:
+            self.progress.note(note)
         if self.checkpoints.start_from:
             await self.restore(self.checkpoints.start_from)
         elif self.checkpoint.load_checkpoint:
@@ -63,14 +80,26 @@ class SupervisedTrainer:
                 f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path},"
                 " starting fresh"
             )
+
+    async def train(self) -> None:
+        self.stop.saves = True
         self.progress.lap()
         while self.step < self.total_steps:
             await self.train_step()
+            if await self.model.group.agreed(bool(self.stop.signal)):
+                break
+        if self.step < self.total_steps:
+            await self.leave_early()
         with self.progress.stage("export"):
             await self.export(Path(self.checkpoint.save_path))
-        self.trackers.close()
-        summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
-        return replace(summary, more=self.measured)
+
+    async def leave_early(self) -> None:
+        """Save what was trained, if no checkpoint has it yet. Raises Interrupted."""
+        if self.step > self.saved:
+            with self.progress.stage("checkpoint"):
+                await self.save()
+        what = f"stopped after step {self.step} of {self.total_steps}"
+        raise self.stop.interrupted(what, how_to_resume(self.checkpoint))
 
     async def train_step(self) -> None:
         step = self.step + 1
@@ -106,7 +135,11 @@ class SupervisedTrainer:
             if self.checkpoint.save_hf_ckpt:
                 await self.export(directory / "hf")
 
-        await self.checkpoints.save(self.step, state, dict(self.flags), write)
+        try:
+            await self.checkpoints.save(self.step, state, dict(self.flags), write)
+            self.saved = self.step
+        except NoRoom as error:
+            self.progress.note(f"WARNING: {error.message}; training goes on")
 
     async def restore(self, checkpoint: Path) -> None:
         """Go on where ``checkpoint`` stands: weights, optimizer, random state, data position."""
@@ -114,10 +147,12 @@ class SupervisedTrainer:
         await self.model.group.call("load", str(checkpoint / "model"), self.checkpoints.read)
         self.stream.load_state(state["stream"])
         self.step, self.totals = state["step"], Totals(**state["totals"])
+        self.saved = self.step
         self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
 
     async def export(self, directory: Path) -> None:
         """The model as a Hugging Face directory, tokenizer included."""
-        await self.model.export(directory, self.examples)
-        if self.checkpoints.leads:
-            self.tokenizer.save_pretrained(directory)
+        with model_has_room(directory):
+            await self.model.export(directory, self.examples)
+            if self.checkpoints.leads:
+                self.tokenizer.save_pretrained(directory)

@@ -372,8 +372,10 @@ class DeepSpeedEngine:
                 "scheduler": self._scheduler.state_dict(),
                 "loss_scaler": self._masters.loss_scale(),
             }
-        write_rank_state(directory, self.layout.rank, tensors, values)
-        dist.barrier()
+        try:
+            write_rank_state(directory, self.layout.rank, tensors, values)
+        finally:  # a full disk of one rank must not leave the others waiting
+            dist.barrier()
 
     @needs("param", "optim")
     def load(self, directory: Path, parts: StateParts = WHOLE) -> None:

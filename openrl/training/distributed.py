@@ -11,6 +11,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from openrl.errors import UserError
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -29,6 +31,10 @@ class Launch:
         env = os.environ
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
             return None
+        for name in ("RANK", "WORLD_SIZE", "MASTER_PORT", "LOCAL_RANK"):
+            if not env.get(name, "0").isdecimal():
+                remedy = f"unset {name}, or start with torchrun, which sets it"
+                raise UserError(f"${name} is {env[name]!r}: no number of a launcher", remedy)
         own = local_rank if local_rank >= 0 else int(env.get("LOCAL_RANK", "0"))
         return cls(
             int(env["RANK"]),

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
@@ -15,9 +19,12 @@ from openrl.trainer.checkpoints import (
     SCHEMA_VERSION,
     Checkpoints,
     changed_flags,
+    find_start,
     read_state,
     step_of,
 )
+from openrl.trainer.disk import NoRoom, disk_is_full
+from openrl.trainer.integrity import sealed
 
 
 def opened(directory: Path, **flags: object) -> Checkpoints:
@@ -128,11 +135,114 @@ def test_the_newest_is_the_one_with_the_highest_step(tmp_path):
 def test_another_schema_is_refused(tmp_path, other):
     path = save(opened(tmp_path), 2)
     manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"schema_version": other}))
+    changed = sealed(manifest | {"schema_version": other})
+    (path / "manifest.json").write_text(json.dumps(changed))
     message = rf"step_000002 has schema version {other}, this is {SCHEMA_VERSION}"
     with pytest.raises(UserError, match=message) as caught:
         read_state(path)
     assert "--overwrite_ckpt" in caught.value.remedy
+
+
+def flip(path):
+    """One bit, as a bad disk does it."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-3])
+
+
+DAMAGE = {
+    "flipped": (flip, "actor/rank0", "actor/rank0 is not what was written: its checksum differs"),
+    "cut": (cut, "actor/rank0", "actor/rank0 has 4 bytes instead of 7"),
+    "gone": (Path.unlink, "actor/rank0", "actor/rank0 is missing"),
+    "state flipped": (flip, "state.json", "state.json is not what was written"),
+    "manifest flipped": (flip, "manifest.json", "manifest.json "),
+    "manifest cut": (cut, "manifest.json", "manifest.json cannot be read"),
+    "manifest gone": (Path.unlink, "manifest.json", "manifest.json is missing"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_the_newest_whole_one_is_used(tmp_path, case):
+    damages, name, words = DAMAGE[case]
+    for step in (2, 4, 6):
+        path = save(opened(tmp_path), step)
+    damages(path / name)
+    resumed = opened(tmp_path, load_checkpoint=True)
+    assert resumed.start_from == tmp_path / "step_000004"
+    assert len(resumed.notes) == 1 and f"{path}: {words}" in resumed.notes[0]
+    with pytest.raises(UserError, match="the newest checkpoint is damaged"):
+        opened(tmp_path, load_checkpoint="strict")
+    with pytest.raises(UserError, match="step_000006: "):
+        opened(tmp_path, resume_from_checkpoint=str(path))
+    for other in (2, 4):
+        damages(tmp_path / f"step_{other:06d}" / name)
+    with pytest.raises(UserError, match="every checkpoint is damaged") as caught:
+        opened(tmp_path, load_checkpoint=True)
+    assert caught.value.message.count("\n") == 3 and "--overwrite_ckpt" in caught.value.remedy
+
+
+@contextmanager
+def files_of_at_most(size):
+    """As on a full disk, writes beyond it fail."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_else(tmp_path):
+    checkpoints = opened(tmp_path)
+    save(checkpoints, 2)
+    with (
+        files_of_at_most(10_000),
+        pytest.raises(NoRoom, match=r"step_000004 could not be written: .*File too large"),
+    ):
+        save(checkpoints, 4, "w" * 20_000)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_000002"]
+    save(checkpoints, 6)
+    assert steps(tmp_path) == [2, 6]
+
+
+def test_room_is_looked_for_before_a_checkpoint_is_written(tmp_path, monkeypatch):
+    checkpoints = opened(tmp_path)
+    save(checkpoints, 2, "w" * 3_000_000)
+    monkeypatch.setattr("openrl.trainer.disk.free_bytes", lambda path: 2_500_000)
+    words = f"a checkpoint needs about 3 MB at {tmp_path}, where 2.5 MB is free"
+    with pytest.raises(NoRoom, match=words):
+        save(checkpoints, 4)
+    assert steps(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("write", [torch.save, lambda t, path: save_file({"t": t}, path)])
+def test_full_disks_are_known_by_what_libraries_raise(tmp_path, write):
+    with files_of_at_most(1_000_000), pytest.raises(Exception) as caught:
+        write(torch.zeros(10**6), tmp_path / "file")
+    assert disk_is_full(caught.value), repr(caught.value)
+    assert not disk_is_full(RuntimeError("shapes differ"))
+
+
+def test_before_the_start_contents_are_not_read(tmp_path):
+    path = save(opened(tmp_path), 2)
+    flags = CheckpointFlags(ckpt_path=str(tmp_path), load_checkpoint=True)
+    flip(path / "actor/rank0")
+    assert find_start(flags, deep=False).path == path
+    cut(path / "actor/rank0")
+    with pytest.raises(UserError, match="has 4 bytes instead of 7"):
+        find_start(flags, deep=False)
+
+
+def test_damaged_checkpoints_do_not_hinder_a_run_that_goes_on(tmp_path):
+    for step in (2, 4, 6):
+        path = save(opened(tmp_path), step)
+    cut(path / "manifest.json")
+    save(opened(tmp_path, load_checkpoint=True, max_ckpt_num=2), 5)
+    assert steps(tmp_path) == [4, 5]
 
 
 def test_a_resume_from_the_middle_forgets_what_came_after_once_it_has_gone_on(tmp_path):

@@ -28,6 +28,7 @@ LAYERS = (
     ("flags",),
     ("registry",),
     ("processes",),
+    ("locks",),
     ("errors", "files", "lazy", "seeds"),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}

@@ -94,7 +94,7 @@ def evaluation_is_asked_for(config: PPOConfig, given: Given) -> Problems:
 def resume_or_start_fresh(config: TrainingConfig, given: Given) -> Problems:
     flags = config.checkpoint
     asked = {
-        "load_checkpoint": flags.load_checkpoint,
+        "load_checkpoint": bool(flags.load_checkpoint),
         "resume_from_checkpoint": flags.resume_from_checkpoint is not None,
         "overwrite_ckpt": flags.overwrite_ckpt,
     }

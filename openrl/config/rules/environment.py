@@ -26,6 +26,7 @@ from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
 from openrl.config.reward import split
 from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
+from openrl.locks import owner_of, refusal
 
 INSTALL = "pip install 'openrl-trainer[cpu]' or 'openrl-trainer[gpu]'"
 DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
@@ -153,6 +154,7 @@ def outputs_are_writable(config: TrainingConfig, given: Given) -> Problems:
     yield from output_problems("ckpt_path", config.checkpoint.ckpt_path)
     yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
     yield from output_problems("wandb_dir", config.logging.wandb_dir)
+    yield from output_problems("logging_dir", config.logging.logging_dir)
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
@@ -169,6 +171,17 @@ def output_problems(flag: str, name: str | None) -> Problems:
         tempfile.TemporaryDirectory(prefix=".openrl_", dir=nearest).cleanup()
     except OSError as error:
         yield Problem((flag,), f"{nearest} is not writable: {error.strerror}", "another path")
+
+
+@check(*TRAINING, environment=True)
+def no_other_run_writes_there(config: TrainingConfig, given: Given) -> Problems:
+    if hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0":
+        return  # of a launcher: rank 0 of this very run has it
+    for flag in ("save_path", "ckpt_path"):
+        directory = Path(getattr(config.checkpoint, flag)).expanduser()
+        if owner := owner_of(directory):
+            error = refusal(flag, directory, owner)
+            yield Problem((flag,), error.message.partition(": ")[2], error.remedy)
 
 
 @check(*TRAINING, environment=True)

@@ -1,0 +1,81 @@
+"""Room on a disk: what is asked for before something is written, and how its lack shows."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from openrl.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+WORDS = (  # of libraries that write without Python
+    "no space left on device",
+    "disk quota exceeded",
+    "file too large",
+    "pytorchstreamwriter failed",
+    "inline_container",  # of torch.save, whatever went wrong with its file
+    "os error 28",
+    "os error 27",
+)
+
+
+class NoRoom(UserError):
+    """Something could not be written: the disk is full, or was going to be."""
+
+
+def disk_is_full(error: BaseException) -> bool:
+    """Whether ``error``, or what caused it, says so."""
+    return any(
+        (isinstance(e, OSError) and e.errno in FULL)
+        or any(words in str(e).lower() for words in WORDS)
+        for e in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        e = waiting.pop()
+        if e is not None and id(e) not in seen:
+            seen.add(id(e))
+            yield e
+            waiting += [e.__cause__, e.__context__]
+
+
+def free_bytes(path: Path) -> int:
+    """Of the file system on which ``path`` lies, or will lie."""
+    path = path.absolute()
+    nearest = next(p for p in (path, *path.parents) if p.exists())
+    return shutil.disk_usage(nearest).free
+
+
+def require_room(path: Path, needed: int, what: str) -> None:
+    """Raises NoRoom unless there are so many bytes."""
+    if (free := free_bytes(path)) < needed:
+        raise NoRoom(f"{what} needs about {amount(needed)} at {path}, where {amount(free)} is free")
+
+
+@contextmanager
+def model_has_room(directory: Path) -> Iterator[None]:
+    """Within it a model is written to ``directory``. Raises NoRoom where the disk is full."""
+    try:
+        yield
+    except Exception as error:
+        if not disk_is_full(error) or isinstance(error, NoRoom):
+            raise
+        reason = str(error).strip().splitlines()[0]
+        free = amount(free_bytes(directory))
+        message = f"the model could not be written to {directory}, where {free} is free: {reason}"
+        raise NoRoom(message, "free space, then resume from the last checkpoint") from error
+
+
+def amount(count: int) -> str:
+    """``1.5 GB``, ``20 MB``, ``3 kB``."""
+    for size, unit in ((1e9, "GB"), (1e6, "MB")):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count / 1e3:.3g} kB"

@@ -1,0 +1,70 @@
+"""Whether a checkpoint on disk is what was written: sizes and checksums of its files."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+READERS = 8  # threads: zlib lets go of the interpreter
+PIECE = 1 << 24  # bytes read at a time
+
+
+def fingerprints(directory: Path) -> dict[str, list[int]]:
+    """[bytes, CRC-32] of each file below ``directory``, by its path in it."""
+    paths = sorted(path for path in directory.rglob("*") if path.is_file())
+    with ThreadPoolExecutor(READERS) as pool:
+        checksums = pool.map(checksum, paths)
+        return {
+            str(path.relative_to(directory)): [path.stat().st_size, found]
+            for path, found in zip(paths, checksums, strict=True)
+        }
+
+
+def checksum(path: Path) -> int:
+    found = 0
+    with open(path, "rb") as file:
+        while piece := file.read(PIECE):
+            found = zlib.crc32(piece, found)
+    return found
+
+
+def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The manifest with a checksum of its own."""
+    return manifest | {"seal": _seal(manifest)}
+
+
+def _seal(manifest: dict[str, Any]) -> int:
+    rest = {name: value for name, value in manifest.items() if name != "seal"}
+    return zlib.crc32(json.dumps(rest, sort_keys=True).encode())
+
+
+def damage(directory: Path, deep: bool = True) -> str | None:
+    """What is wrong with a checkpoint, in words that name the file; None: it is whole. Without
+    ``deep`` the contents of large files are taken on trust."""
+    try:
+        manifest = json.loads((directory / MANIFEST).read_text())
+        files = manifest["files"]
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing: the checkpoint was never complete"
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__}: {error})"
+    if manifest.get("seal") != _seal(manifest):
+        return f"{MANIFEST} is not what was written"
+    for name, (size, _) in files.items():
+        path = directory / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (found := path.stat().st_size) != size:
+            return f"{name} has {found} bytes instead of {size}"
+    if not deep:
+        return None
+    with ThreadPoolExecutor(READERS) as pool:
+        found_sums = pool.map(lambda name: checksum(directory / name), files)
+        for (name, (_, expected)), actual in zip(files.items(), found_sums, strict=True):
+            if actual != expected:
+                return f"{name} is not what was written: its checksum differs"
+    return None

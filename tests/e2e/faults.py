@@ -1,0 +1,104 @@
+"""Faults, injected into real runs: how each is done, and what is left afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from tests.e2e.runs import metrics, ppo_flags
+from tests.patience import PATIENCE
+
+STEPS = 400  # far more than any of these runs gets to
+
+
+@dataclass
+class Faulty:
+    """A run under way, and where it writes."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    said: Path  # what the driver prints
+    children: list[psutil.Process]
+    before: set[str]
+
+    def pid(self, role: str) -> int:
+        """Of the first rank of a role, by the log that it began."""
+        return int(re.findall(r"process (\d+)", (self.out / f"logs/{role}-0.log").read_text())[-1])
+
+    def children_of(self, role: str) -> list[psutil.Process]:
+        return psutil.Process(self.pid(role)).children(recursive=True)
+
+    def named(self, name: str) -> psutil.Process:
+        """A process that the driver started."""
+        return next(p for p in self.children if name in p.name())
+
+    def kill(self, role: str) -> None:
+        os.kill(self.pid(role), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended after its fault."""
+
+    code: int
+    output: str
+    said: str  # from the fault on
+    seconds: float
+    lost: int  # steps that were trained and are in no checkpoint
+    left: list[str]  # processes, sockets, shared memory and Ray sessions of it
+
+
+def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **changes: object):
+    """A run whose file ``after`` exists."""
+    flags: dict[str, object] = {"max_steps": STEPS, "num_episodes": STEPS, "save_steps": 2}
+    flags |= {"rollout_backend": "hf"} | changes
+    before, said = traces(), out.parent / f"{out.name}.txt"
+    words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *ppo_flags(task, out, **flags)]
+    with open(said, "w") as file:
+        process = subprocess.Popen(
+            words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    deadline = time.monotonic() + PATIENCE
+    while not (out / after).exists():
+        assert process.poll() is None, said.read_text()
+        assert time.monotonic() < deadline, "the run never got there"
+        time.sleep(0.02)  # polling a file of another process
+    children = psutil.Process(process.pid).children(recursive=True)
+    return Faulty(process, out, said, children, before)
+
+
+def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
+    """What became of the run after ``inject(run)``."""
+    run.children = psutil.Process(run.process.pid).children(recursive=True)
+    started = time.monotonic()
+    inject(run)
+    run.process.wait(timeout=PATIENCE)
+    seconds = time.monotonic() - started
+    _, alive = psutil.wait_procs(run.children, timeout=60)  # Ray's agents look for their parent
+    output = run.said.read_text()
+    saved = [int(p.name[5:]) for p in (run.out / "checkpoints").glob("step_*")]
+    trained = [m["step"] for m in metrics(run.out)] if (run.out / "metrics.jsonl").exists() else []
+    left = [f"process {' '.join(p.cmdline()[:2])}" for p in alive]
+    left += sorted(traces() - run.before)
+    lines = output.splitlines()
+    last = max((i for i, line in enumerate(lines) if line.startswith("tiny ")), default=-1)
+    said = "\n".join(lines[last + 1 :])
+    lost = max(trained, default=0) - max(saved, default=0)
+    for process in alive:
+        process.kill()
+    return End(run.process.returncode, output, said, seconds, lost, left)
+
+
+def traces() -> set[str]:
+    """What a run may leave outside of its directories."""
+    places = [Path("/dev/shm"), Path("/tmp"), Path("/tmp/ray")]
+    return {str(p) for place in places if place.is_dir() for p in place.iterdir()}

@@ -1,0 +1,184 @@
+"""Faults injected for real. A tenth of them in every run of the suite; all, and the table of
+docs/results.md, with OPENRL_FULL_MATRIX=1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.faults import begun, ended
+from tests.e2e.runs import make_task, metrics, ppo_flags, run
+
+FULL = bool(os.environ.get("OPENRL_FULL_MATRIX"))
+LINES = 15  # that a death may take
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    return make_task(tmp_path_factory.mktemp("task"))
+
+
+def tell(name, end):
+    """A row of the table, for whoever looks."""
+    print(f"| {name} | {end.code} | {end.seconds:.1f} | {end.lost} | {len(end.left)} |")
+    print(end.said, *end.left, sep="\n    ")
+
+
+def send(*numbers):
+    def inject(run):
+        for number in numbers:
+            run.process.send_signal(number)
+
+    return inject
+
+
+def kill(role):
+    return lambda run: run.kill(role)
+
+
+def kill_children(role):
+    def inject(run):
+        for child in run.children_of(role):
+            child.kill()
+
+    return inject
+
+
+def kill_named(name):
+    return lambda run: run.named(name).kill()
+
+
+DEATHS = {
+    "policy": (kill("actor"), "actor rank 0 died"),
+    "reference": (kill("reference"), "reference rank 0 died"),
+    "rollout actor": (kill("vllm"), "vllm rank 0 died"),
+    "Ray's raylet": (kill_named("raylet"), "died"),
+    "Ray's gcs": (kill_named("gcs_server"), "Ray's gcs_server"),
+}
+WITH_REFERENCE = {"use_kl_loss": True, "kl_estimator": "k3"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DEATHS if FULL else ["policy"])
+def test_a_death_is_told_in_a_few_lines(task, tmp_path, case):
+    inject, words = DEATHS[case]
+    end = ended(begun(task, tmp_path / "out", **WITH_REFERENCE), inject)
+    tell(case, end)
+    assert end.code == 1 and words in end.said
+    assert len(end.said.splitlines()) <= LINES and "Traceback" not in end.said
+    assert "step_" in end.said and "--load_checkpoint" in end.said
+    assert "Traceback" in (tmp_path / "out/logs/driver.log").read_text()
+    assert not end.left
+
+
+SIGNALS = {
+    "SIGTERM": (send(signal.SIGTERM), 143, "SIGTERM: stopped after step"),
+    "SIGINT": (send(signal.SIGINT), 130, "SIGINT: stopped after step"),
+    "SIGTERM twice": (send(signal.SIGTERM, signal.SIGTERM), 143, "ended at once"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["on policy", "async"] if FULL else ["async"])
+@pytest.mark.parametrize("case", SIGNALS if FULL else ["SIGTERM"])
+def test_a_signal_leaves_a_checkpoint(task, tmp_path, case, way):
+    inject, code, words = SIGNALS[case]
+    end = ended(begun(task, tmp_path / "out", async_train=way == "async"), inject)
+    tell(f"{case}, {way}", end)
+    assert end.code == code and words in end.said
+    assert len(end.said.splitlines()) <= LINES and "Traceback" not in end.output
+    if "twice" not in case:
+        assert not end.left and end.lost == 0
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_signal_during_the_start_ends_it(task, tmp_path):
+    end = ended(begun(task, tmp_path / "out", after="logs/actor-0.log"), send(signal.SIGTERM))
+    tell("SIGTERM during the start", end)
+    assert end.code == 143 and "the run had not begun to train" in end.said and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_killed_driver_leaves_its_session_to_the_next_run(task, tmp_path):
+    end = ended(begun(task, tmp_path / "out"), send(signal.SIGKILL))
+    tell("driver killed", end)
+    assert not [left for left in end.left if not left.startswith("/tmp/ray/session")]
+    out = tmp_path / "out"
+    run("train_ppo_ray", ppo_flags(task, out, rollout_backend="hf", load_checkpoint=True))
+    assert not [left for left in end.left if Path(left).exists()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+@pytest.mark.parametrize("role", ["actor", "vllm"])
+def test_a_hang_is_named(task, tmp_path, role):
+    def stop(run):
+        os.kill(run.pid(role), signal.SIGSTOP)
+
+    end = ended(begun(task, tmp_path / "out", stall_timeout=15), stop)
+    tell(f"SIGSTOP of {role}", end)
+    assert end.code == 1 and f"{role} rank 0 has not moved for" in end.said
+    assert "(--stall_timeout 15)" in end.said and "during " in end.said
+    assert len(end.said.splitlines()) <= LINES and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_run_restarts_itself(task, tmp_path):
+    changes = {"max_restarts": 1, "max_steps": 8, "save_steps": 2}
+    end = ended(begun(task, tmp_path / "out", **changes), kill("actor"))
+    tell("policy, --max_restarts 1", end)
+    assert end.code == 0 and "restarting, 1 of --max_restarts left" in end.output
+    assert [m["step"] for m in metrics(tmp_path / "out")] == list(range(1, 9)) and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_worker_of_rewards_is_replaced(task, tmp_path):
+    end = ended(begun(task, tmp_path / "out", max_steps=12), kill_children("vllm"))
+    tell("reward worker", end)
+    assert end.code == 0 and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_an_engine_of_vllm_dies(task, tmp_path):
+    end = ended(begun(task, tmp_path / "out", rollout_backend="vllm"), kill_children("vllm"))
+    tell("vLLM's engine", end)
+    assert end.code == 1 and len(end.said.splitlines()) <= LINES and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_second_start_is_refused(task, tmp_path):
+    first = begun(task, tmp_path / "out")
+    flags = ppo_flags(task, tmp_path / "out", rollout_backend="hf", load_checkpoint=True)
+    said = run("train_ppo_ray", flags, code=2)
+    assert f"belongs to a run that goes on: process {first.process.pid} on" in said
+    assert ended(first, send(signal.SIGTERM)).code == 143
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_full_disk_costs_checkpoints_and_not_the_run(task, tmp_path):
+    """A checkpoint takes 0.95 MB: on the first disk not one fits, on the second not two."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    for size, words in (("600k", "No space left on device"), ("1500k", "needs about")):
+        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk]
+        if subprocess.run(mount, check=False, capture_output=True).returncode:
+            pytest.skip("only root may mount a small disk")
+        try:
+            flags = {"rollout_backend": "hf", "save_steps": 1, "ckpt_path": disk / "checkpoints"}
+            said = run("train_ppo_ray", ppo_flags(task, tmp_path / size, **flags))
+        finally:
+            subprocess.run(["umount", disk], check=True)
+        print(said)
+        assert words in said and "could not be written" in said and "training goes on" in said
+        assert (tmp_path / size / "model.safetensors").exists()
