@@ -42,7 +42,7 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
     async def check_sync(*args):
         asked.append("check_sync")
 
-    async def run(rollouts, tell):
+    async def run(rollouts, tell, step):
         return {PASS_RATE: Mean(3, 4)}
 
     async def scenario():
@@ -55,10 +55,11 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
             ),
             SimpleNamespace(settings=SimpleNamespace(dtype="fp32")),
             Publisher(asked),
-            SimpleNamespace(run=run),
-            SimpleNamespace(start_from=None),
+            SimpleNamespace(run=run, answered=()),
+            SimpleNamespace(start_from=None, notes=()),
             SimpleNamespace(
                 log=lambda step, values: logged.append((step, values)),
+                log_evaluated=lambda *row: None,
                 close=lambda: logged.append("closed"),
             ),
             Progress("test", 5, (), console=Console(file=StringIO())),

@@ -206,7 +206,7 @@ class Trainer(RLTrainer):
         self.run = run
         schedule = run.schedule
 
-        async def evaluate(rollouts, tell):
+        async def evaluate(rollouts, tell, step):
             await run.seconds("evaluation", self.step)
             return {}
 

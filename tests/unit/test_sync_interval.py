@@ -42,6 +42,9 @@ class Engine:
         row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, self.run.engines),))
         return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
 
+    async def recorded(self):
+        return {}
+
 
 class Learner:
     def __init__(self, run):
@@ -78,7 +81,7 @@ class Evaluation:
     def __init__(self, run):
         self.of = run
 
-    async def run(self, rollouts, tell):
+    async def run(self, rollouts, tell, step):
         self.of.events.append(f"judge {self.of.engines}")
         return {}
 
