@@ -156,18 +156,14 @@ async def train_once(
                 group, task, pad_id, supervised_batching(config, inputs.row_cost), guard
             )
             examples = await start_model(model, spec, inputs.examples, progress.stage)
-            flags = effective_flags(config)
             trainer = SupervisedTrainer(
                 model,
                 examples,
                 inputs.tokenizer,
                 config,
                 checkpoints=checkpoints,
-                trackers=trackers_of(
-                    config, inputs.leads, name, flags, step_of(checkpoints.start_from)
-                ),
+                trackers=trackers_of(config, inputs.leads, name, step_of(checkpoints.start_from)),
                 progress=progress,
-                flags=flags,
                 stop=stop,
             )
             summary = await trainer.fit()
@@ -219,12 +215,11 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
     )
 
 
-def trackers_of(
-    config: SupervisedConfig, leads: bool, name: str, flags: dict[str, Any], keep_until: int
-) -> Trackers:
+def trackers_of(config: SupervisedConfig, leads: bool, name: str, keep_until: int) -> Trackers:
     if not leads:
         return Trackers(NoTracker())
     run_dir = Path(config.checkpoint.save_path)
+    flags = effective_flags(config)
     return build_trackers(config.logging, run_dir, name=name, config=flags, keep_until=keep_until)
 
 

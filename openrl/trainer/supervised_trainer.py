@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -17,6 +15,7 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.disk import NoRoom, model_has_room
+from openrl.trainer.prepare import effective_flags
 from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples
@@ -25,8 +24,7 @@ from openrl.trainer.totals import Totals, due
 
 
 class SupervisedTrainer:
-    """All collaborators come in ready. ``flags`` are the effective ones, kept beside each
-    checkpoint.
+    """All collaborators come in ready.
 
     Under a launcher every rank runs one of these on equal data; ``checkpoints``, ``trackers`` and
     ``progress`` know whether this is the one that writes and shows."""
@@ -41,10 +39,10 @@ class SupervisedTrainer:
         checkpoints: Checkpoints,
         trackers: Trackers,
         progress: Progress,
-        flags: Mapping[str, Any],
         stop: StopRequest,
     ) -> None:
-        self.model, self.examples, self.tokenizer, self.flags = model, examples, tokenizer, flags
+        self.model, self.examples, self.tokenizer = model, examples, tokenizer
+        self.flags = effective_flags(config)  # kept beside each checkpoint
         self.batch, self.checkpoint, self.evaluation = (
             config.batch,
             config.checkpoint,
