@@ -150,6 +150,8 @@ class RLTrainer:
                 await whole_run.enter_async_context(self.generating())
             try:
                 for step in range(self.step + 1, self.progress.total + 1):
+                    if self.stop.signal:
+                        return
                     with self.progress.stage("rollout") as tell:
                         async with self.generating():
                             taken = await self.stop.or_none(self.rollouts.take(tell))
