@@ -31,7 +31,19 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
     if versions := [v for t in rows for v in t.versions]:
         metrics["rollout/policy_version_min"] = Min(min(versions))
     others = agent_metrics(rows) | _reward_metrics(groups, rows) | failure_metrics(groups)
-    return metrics | end_metrics(rows) | others
+    return metrics | _image_metrics(groups) | end_metrics(rows) | others
+
+
+def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
+    """Images of the prompts, and tokens that these take of a sample; absent where nothing is
+    shown."""
+    shown = [group.prompt.images for group in groups]
+    if not any(shown):
+        return {}
+    return {
+        "rollout/images": Sum(sum(map(len, shown))),
+        "rollout/image_tokens": mean(sum(p.end - p.start for p in images) for images in shown),
+    }
 
 
 def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:

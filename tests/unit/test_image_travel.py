@@ -8,6 +8,7 @@ import pytest
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.batching import collate
+from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.saved_groups import group_from_json, group_to_json
 from openrl.types import (
     Completion,
@@ -73,3 +74,11 @@ def test_checkpoints_name_images_by_their_prompt(prompt, group):
     saved = group_to_json(group)
     assert "data" not in str(saved)
     assert group_from_json(saved, {"p:0": prompt}) == group
+
+
+def test_a_step_says_what_it_showed(group):
+    other = Group(Prompt("p:1", [1, 2], ""), group.trajectories[:1])
+    found = rollout_metrics([group, other])
+    assert found["rollout/images"].value == 2
+    assert found["rollout/image_tokens"].value == (4 + 3) / 2  # of two prompts, one with images
+    assert "rollout/images" not in rollout_metrics([other])

@@ -5,9 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
 
+from openrl.config.lora import LoRAFlags
 from openrl.config.model import LoadFlags
 from openrl.config.vision import VisionFlags
 from openrl.models.causal_lm import load_causal_lm
+from openrl.models.lora import add_adapters, check_targets
 from openrl.models.scalar_model import ValueModel, load_scalar_model
 from openrl.models.towers import tower_parameters
 from openrl.vision.pictures import open_image, png_image
@@ -131,3 +133,15 @@ def test_a_tower_that_is_not_asked_to_learn_is_frozen(checkpoint, flags):
     model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=flags)
     frozen = {n.removeprefix("hf.") for n, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {*tower_parameters(model.hf)}
+
+
+@pytest.mark.parametrize("exclude", [None, r".*\.text_model\..*"])
+def test_adapters_leave_the_tower_out_unless_asked(checkpoint, exclude):
+    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=SEES)
+    flags = LoRAFlags(lora_rank=2, lora_exclude_modules=exclude)
+    check_targets(flags, checkpoint, trust_remote_code=False)
+    adapters = add_adapters(model.hf, flags, checkpoint, 0)
+    in_tower = {"vision_model" in name or "connector" in name for name in adapters.layers}
+    assert in_tower == {exclude is not None}
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)
