@@ -78,6 +78,7 @@ from openrl.config.run import (
     FaultFlags,
     LoggingFlags,
     MemoryLoggingFlags,
+    PlanFlags,
     PluginFlags,
     RLCheckpointFlags,
     SampleLoggingFlags,
@@ -134,7 +135,7 @@ class PPOConfig:
     logging: LoggingFlags = part(LoggingFlags)
     samples: SampleLoggingFlags = part(SampleLoggingFlags)
     memory: MemoryLoggingFlags = part(MemoryLoggingFlags)
-    debug: DebugFlags = part(DebugFlags)
+    debug: PlanFlags = part(PlanFlags)
     options: dict[str, Any] = chosen_options()
 
 

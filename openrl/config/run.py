@@ -188,3 +188,14 @@ class SeedFlags(PluginFlags):
 @group("Debug")
 class DebugFlags(SeedFlags):
     dry_run: bool = flag(False, "Check everything, print the plan, start nothing.")
+
+
+@group("Debug")
+class PlanFlags(DebugFlags):
+    gpu_memory_gb: float | None = flag(
+        None,
+        "GiB of a GPU in the plan, e.g. 80; with --device cuda also where there is no GPU. None:"
+        " what this machine's GPU has.",
+        bounds="> 0",
+        only_if=given("dry_run"),
+    )

@@ -14,8 +14,8 @@ Device = Literal["cpu", "cuda"]
 
 def resolve_device(flags: DeviceFlags, joined: bool = False) -> Device:
     """--device, with auto settled by this machine. Raises UserError for cuda where there is none,
-    unless models run on the nodes of a cluster that is ``joined``: which GPUs those have is for the
-    placement to find out."""
+    unless models run on the nodes of a cluster that is ``joined``, whose GPUs are for the placement
+    to find out, or nowhere (--dry_run)."""
     if flags.device == "cpu":
         return "cpu"
     if torch.cuda.is_available() or (flags.device == "cuda" and joined):

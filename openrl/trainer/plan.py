@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
-from openrl.cluster.placement import PlacementPlan, text_table
+from openrl.cluster.placement import Node, PlacementPlan, text_table
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.cluster.ray_cluster import this_machine
 from openrl.config import derived
@@ -21,6 +21,7 @@ from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.learning import DeepSpeedFlags, OptimizerName, RolloutBatchFlags
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
+from openrl.config.run import PlanFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.towers import language_model_class
@@ -34,6 +35,7 @@ from openrl.training.build import EngineKind
 from openrl.training.deepspeed_config import grad_accum_dtype
 from openrl.weights.transport import WORDS, TransportName, choose_transport
 
+GPUS_OF_A_NODE = 8  # where there is none to count
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
 MOMENT_BYTES = {
@@ -55,7 +57,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
             config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
         ),
         inputs.device,
-        [this_machine()],
+        [planned_node(inputs.device)],
     )
     check_ranks(config, {role: len(plan.rows[role]) for role in models})
     spec = run_engine_spec(config, inputs.device, plan.size(ENGINES), plan.shared(ENGINES))
@@ -73,7 +75,8 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         *sleep_table(config, plan, memory),
         *room_remarks(
-            stage_by_stage(config, plan, memory), gpu_memory() if plan.device == "cuda" else None
+            stage_by_stage(config, plan, memory),
+            gpu_memory(config.debug) if plan.device == "cuda" else None,
         ),
         (
             "Not counted: activations, communication buffers, CUDA graphs, the cache of"
@@ -91,7 +94,17 @@ def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
         ]
     if plan.device == "cpu":
         return plan.notes(os.cpu_count() or 1)
+    if not torch.cuda.is_available():
+        return [f"There is no GPU here; this is the plan for nodes of {GPUS_OF_A_NODE} GPUs."]
     return [f"Does not fit this machine: {problem}." for problem in plan.problems([this_machine()])]
+
+
+def planned_node(device: str) -> Node:
+    """This machine or, for models on GPUs where it has none, one as clusters have them."""
+    machine = this_machine()
+    if device == "cpu" or machine.gpus:
+        return machine
+    return replace(machine, gpus=GPUS_OF_A_NODE, free_gpus=GPUS_OF_A_NODE)
 
 
 def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
@@ -282,7 +295,7 @@ def memory_by_role(
         if model.rate is None and derived.ref_reward_streams(config):
             result[role] = replace(result[role], weights=0)  # a layer at a time
     result[ENGINES] = engine_memory(
-        shapes[models["actor"].path], spec, config.engine.rollout_backend
+        shapes[models["actor"].path], spec, config.engine.rollout_backend, gpu_memory(config.debug)
     )
     return result
 
@@ -366,15 +379,17 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
     )
 
 
-def engine_memory(shape: ModelShape, spec: EngineSpec, backend: str) -> Memory:
-    """One GPU of an engine: its part of the weights, and the key-value cache that vLLM sets aside
-    for good; without the cache where no GPU is at hand to tell its size."""
+def engine_memory(
+    shape: ModelShape, spec: EngineSpec, backend: str, capacity: int | None
+) -> Memory:
+    """One GPU of an engine, with ``capacity`` bytes: its part of the weights, and the key-value
+    cache that vLLM sets aside for good; without the cache where nobody knows the capacity."""
     weights = shape.parameters * BYTES[spec.dtype] // (spec.sizes.tensor * spec.sizes.pipeline)
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":
         return Memory(weights, cache=int(spec.kv_cache_gb * 2**30))
-    if (capacity := gpu_memory()) is None:  # the GPUs are those of a cluster, which was not asked
+    if capacity is None:  # the GPUs are those of a cluster, which was not asked
         return Memory(weights)
     share = int(capacity * spec.gpu_memory_utilization)
     return Memory(weights, cache=max(share - weights, 0))
@@ -429,15 +444,17 @@ def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
     if capacity is None or fullest.peak <= capacity:
         return []
     return [
-        f"Does not fit: a GPU here has {size(capacity)}, and {fullest.stage} takes"
+        f"Does not fit: a GPU has {size(capacity)}, and {fullest.stage} takes"
         f" {size(fullest.peak)} of one before anything that is not counted. Let more sleep"
         " (--vllm_enable_sleep, --deepspeed_enable_sleep, --ref_reward_offload), divide more"
         " (--zero_stage 3), or lower --vllm_gpu_memory_utilization."
     ]
 
 
-def gpu_memory() -> int | None:
-    """Bytes of a GPU of this machine, if it has one."""
+def gpu_memory(flags: PlanFlags) -> int | None:
+    """Bytes of a GPU: as --gpu_memory_gb says, else of this machine's, if it has one."""
+    if flags.gpu_memory_gb is not None:
+        return int(flags.gpu_memory_gb * 2**30)
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None
 
 

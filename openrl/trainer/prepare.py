@@ -72,9 +72,8 @@ class Inputs:
 def prepare(config: PPOConfig) -> Inputs:
     """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not
     fit."""
-    device = resolve_device(
-        config.device, joined=derived.cluster_address(config.placement) is not None
-    )
+    elsewhere = config.debug.dry_run or derived.cluster_address(config.placement) is not None
+    device = resolve_device(config.device, joined=elsewhere)
     gathered = Gathered()
     with gathered:
         world = actor_world(config.placement, device)

@@ -19,9 +19,11 @@ from openrl.trainer.plan import (
     ModelShape,
     batch_rows,
     engine_memory,
+    gpu_memory,
     micro_batches,
     model_memory,
     model_shape,
+    planned_node,
     size,
     transport_of,
 )
@@ -118,8 +120,8 @@ def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
 
 def test_an_engine_holds_weights_and_its_cache():
     spec = EngineSpec("m", dtype="fp32", kv_cache_gb=0.5)
-    assert engine_memory(SHAPE, spec, "vllm") == Memory(4000, cache=2**29)
-    assert engine_memory(SHAPE, spec, "hf") == Memory(4000)
+    assert engine_memory(SHAPE, spec, "vllm", None) == Memory(4000, cache=2**29)
+    assert engine_memory(SHAPE, spec, "hf", None) == Memory(4000)
 
 
 def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
@@ -130,7 +132,10 @@ def test_gpus_of_a_cluster_are_taken_at_their_word(monkeypatch):
     assert resolve_device(DeviceFlags(), joined=True) == "cpu"
     with pytest.raises(UserError, match=r"finds no GPU here[\s\S]*--ray_address"):
         resolve_device(DeviceFlags(device="cuda"))
-    assert engine_memory(SHAPE, EngineSpec("", dtype="bf16", device="cuda"), "vllm") == Memory(2000)
+    spec = EngineSpec("", dtype="bf16", device="cuda", gpu_memory_utilization=0.5)
+    assert engine_memory(SHAPE, spec, "vllm", None) == Memory(2000)
+    capacity = gpu_memory(ppo(f"{PPO} --dry_run --gpu_memory_gb 1").debug)
+    assert engine_memory(SHAPE, spec, "vllm", capacity) == Memory(2000, cache=2**29 - 2000)
 
 
 def test_micro_batches_round_up_per_rank():
@@ -240,3 +245,8 @@ def test_the_way_of_weights_stands_in_the_plan(words, device, transport):
         transport_of(config, plan_placement(requests, device, [Node("a", 64, 8, 64, 8)]))
         == transport
     )
+
+
+def test_a_plan_for_gpus_where_there_is_none():
+    assert planned_node("cpu").gpus == torch.cuda.device_count()
+    assert planned_node("cuda").gpus == (torch.cuda.device_count() or 8)

@@ -74,9 +74,7 @@ def test_peaks_of_one_place_by_hand():
 def test_a_stage_without_room_is_named():
     walked = walk(*table_of(f"{GRPO} {BOTH}"), SIZES, dropped_parts(ppo(f"{GRPO} {BOTH}")))
     (remark,) = room_remarks(walked, 102)
-    assert (
-        "a GPU here has 102 B, and train actor takes 103 B" in remark and "--zero_stage 3" in remark
-    )
+    assert "a GPU has 102 B, and train actor takes 103 B" in remark and "--zero_stage 3" in remark
     assert room_remarks(walked, 103) == room_remarks(walked, None) == []
 
 
