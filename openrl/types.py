@@ -214,6 +214,7 @@ class Trajectory:
     replays: int = 0  # times that it was played again because the infrastructure had failed
     failure: str | None = None  # what failed at last, in words
     agent: str = ""  # who played it, where several agents share an episode
+    seed: int | None = None  # of its environment; siblings begin with equal observations
     shown: tuple[Shown, ...] = ()  # its turns for people, if somebody asked for them
 
     @property

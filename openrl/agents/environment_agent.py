@@ -160,7 +160,7 @@ class _Episode:
             self.passed = 0.0  # cut before any verdict
         reward = math.fsum(step.reward for step in self.steps)
         trajectory = self.conversation.trajectory(end, Score(reward, self.passed), self._metrics())
-        trajectory.shown = tuple(self.shown)
+        trajectory.seed, trajectory.shown = self.game.seed, tuple(self.shown)
         return trajectory
 
     def _metrics(self) -> dict[str, float]:

@@ -43,12 +43,12 @@ async def play_episode(
 def check_start(trajectory: Trajectory, starts: Starts) -> None:
     """Raises UnequalStart if an environment shows an agent something else than its siblings were
     shown: they could not be compared. The first of them to end says what that is."""
-    first, meta = trajectory.segments[0], trajectory.prompt.meta
-    if "seed" not in meta or not trajectory.response_length:
+    first, seed = trajectory.segments[0], trajectory.seed
+    if seed is None or not trajectory.response_length:
         return
     shown = first.token_ids[: first.context_length]
     if starts.setdefault(trajectory.agent, shown) != shown:
         raise UnequalStart(
-            f"the environment {trajectory.prompt.source} ignores its seed {meta['seed']}: siblings"
-            " begin with other observations"
+            f"the environment {trajectory.prompt.source} ignores its seed {seed}: siblings begin"
+            " with other observations"
         )

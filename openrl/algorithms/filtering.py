@@ -24,15 +24,23 @@ def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
 
 def group_mean(group: Group, key: str = "score") -> float | None:
     """Mean of ``value_of`` over the trajectories that have one; None if there are none."""
-    values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
+    return _mean(group.trajectories, key)
+
+
+def _mean(trajectories: list[Trajectory], key: str) -> float | None:
+    values = [v for v in (value_of(t, key) for t in trajectories) if v is not None]
     return sum(values) / len(values) if values else None
 
 
 def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
     """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 section 3.2): low < mean < high,
-    strictly."""
-    mean = group_mean(group, key)
-    return mean is not None and low < mean < high
+    strictly. Where several agents share an episode, for one of them: each is compared with its own
+    kind."""
+    by_agent: dict[str, list[Trajectory]] = {}
+    for trajectory in group.trajectories:
+        by_agent.setdefault(trajectory.agent, []).append(trajectory)
+    means = [_mean(trajectories, key) for trajectories in by_agent.values()]
+    return any(mean is not None and low < mean < high for mean in means)
 
 
 def signal_metrics(groups: list[Group]) -> dict[str, float]:

@@ -90,9 +90,15 @@ def load_module(path: Path, name: str) -> ModuleType:
     return module
 
 
+class NotUsable(Exception):
+    """What the code brings cannot be used; the message says all that there is to know."""
+
+
 def describe(error: BaseException, path: str) -> str:
     """The error with its last place in the user's file: "ValueError: no digits (reward.py, line
     12)"."""
+    if isinstance(error, NotUsable):
+        return str(error)
     places = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
     where = f" ({Path(path).name}, line {places[-1].lineno})" if places else ""
     return f"{type(error).__name__}: {error}{where}"

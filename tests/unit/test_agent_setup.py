@@ -92,7 +92,11 @@ def test_turns_as_rows():
     [
         ({"agent_func_path": "GYM"}, "reward_funcs", "Game returns rewards, and --reward_funcs"),
         ({"agent_func_path": "PROGRAM"}, None, "speaks to a chat endpoint.*\n.*--agent_endpoint"),
-        ({"agent_func_path": "WRONG"}, None, r"Game.reset\(self\) cannot be called as gym's"),
+        (
+            {"agent_func_path": "WRONG"},
+            None,
+            r"use it: Game.reset\(self\) cannot be called as gym's",
+        ),
         ({"agent_func_path": "NOTHING"}, None, "none of its classes is known"),
         ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "shows no /schema"),
         ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "on this machine alone"),

@@ -310,6 +310,16 @@ def test_a_row_of_zero_stays():
     assert group_mean(made, "format") == 0.5  # it has no parts, and counts as 0
 
 
+def test_filtering_looks_at_each_agent_of_an_episode():
+    """Solvers that are all right and critics that are all wrong have nothing to learn."""
+    made = scored(*[Score(1.0), Score(0.0)] * 2)
+    for row, agent in zip(made.trajectories, ["solver", "critic"] * 2, strict=True):
+        row.agent = agent
+    assert not keep(made, 0.0, 1.0)
+    made.trajectories[0].score = Score(0.0)
+    assert keep(made, 0.0, 1.0)
+
+
 def test_filtering_rejects_a_group_without_rewards():
     assert not keep(scored(DROPPED, DROPPED), -math.inf, math.inf)
     assert keep(scored(Score(0.5, 0.5), DROPPED), 0.0, 1.0)

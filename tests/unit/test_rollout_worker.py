@@ -274,13 +274,16 @@ async def recorded_when_left(worker, request, turns_left):
     return taken[request.ordinal]
 
 
-def test_an_environment_that_ignores_its_seed_costs_its_sample(worker):
-    """Played again it keeps to the seed in the one case and does not in the other."""
+@pytest.mark.parametrize("prompt", [SEEDED, replace(SEEDED, meta={})])
+def test_an_environment_that_ignores_its_seed_costs_its_sample(worker, prompt):
+    """Played again it keeps to the seed in the one case and does not in the other. A row of data
+    has a seed, too: that of its id."""
     worker = playing(worker, ignores=(2, 4, 5))
-    (group,) = play(worker, RolloutRequest(3, Sampling(30)), prompt=SEEDED)
+    (group,) = play(worker, RolloutRequest(3, Sampling(30)), prompt=prompt)
     assert sorted(t.replays for t in group.trajectories) in ([0, 0, 1], [0, 1, 1])
     lost = [t for t in group.trajectories if t.failed]
-    assert all("ignores its seed 5" in t.failure for t in lost)
+    seed = prompt.meta.get("seed", seed_of(prompt.id))
+    assert all(f"ignores its seed {seed}" in t.failure for t in lost)
 
 
 def test_a_group_is_complete_with_the_first_that_end(worker):

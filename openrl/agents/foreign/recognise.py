@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from openrl.agents.foreign.shims import WRAPPED, AgentInstanceBase, Env
+from openrl.processes.worker import NotUsable
 
 ENTRIES = ("AgentExecutor", "AgentRunner", "AgentInstance")  # of OpenRLHF's and Molt's files
 GIVEN = ("env_config", "extras")  # what constructors may ask for: SkyRL's
@@ -100,7 +101,7 @@ class Found:
     kind: Kind
 
 
-class NotKnown(Exception):
+class NotKnown(NotUsable):
     """The file has no class that can be played, or several."""
 
 

@@ -149,13 +149,13 @@ def agents_exist(config: Playing, given: Given) -> Problems:
 
 @check(PPOConfig, EvaluateConfig, environment=True)
 def endpoint_port_is_free(config: Playing, given: Given) -> Problems:
-    port = config.agents.agent_endpoint_port
-    if not port:
-        return
-    try:
-        with socket.socket() as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(("127.0.0.1", port))
-    except OSError as error:
-        message = f"port {port} of 127.0.0.1 cannot be had: {error.strerror}"
-        yield Problem(("agent_endpoint_port",), message, "--agent_endpoint_port 0: a free one")
+    first = config.agents.agent_endpoint_port
+    engines = config.engine.vllm_num_engines if isinstance(config, PPOConfig) else None
+    for port in range(first, first + (engines or 1)) if first else ():
+        try:
+            with socket.socket() as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            message = f"port {port} of 127.0.0.1 cannot be had: {error.strerror}"
+            yield Problem(("agent_endpoint_port",), message, "--agent_endpoint_port 0: free ones")
