@@ -86,7 +86,7 @@ from openrl.config.run import (
 )
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
-from openrl.config.vision import VisionFlags
+from openrl.config.vision import ImageFlags, VisionFlags
 from openrl.flags.schema import absent, chosen_options, given, part
 
 
@@ -231,6 +231,7 @@ class BatchInferenceConfig:
     model: ModelFlags = part(ModelFlags)
     data: BatchDataFlags = part(BatchDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
+    vision: ImageFlags = part(ImageFlags)
     device: DeviceFlags = part(DeviceFlags)
     engine: BatchEngineFlags = part(BatchEngineFlags, only_if=given("eval_task", "generate_vllm"))
     sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)
@@ -249,6 +250,7 @@ class EvaluateConfig:
     model: ModelFlags = part(ModelFlags)
     data: EvaluateDataFlags = part(EvaluateDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
+    vision: ImageFlags = part(ImageFlags)
     device: DeviceFlags = part(DeviceFlags)
     engine: ChosenEngineFlags = part(ChosenEngineFlags)
     sampling: InferenceSamplingFlags = part(InferenceSamplingFlags)

@@ -10,7 +10,9 @@ SEES = given("max_images_per_prompt")
 
 
 @group("Vision")
-class VisionFlags:
+class ImageFlags:
+    """Of commands that show images to a model."""
+
     image_key: str = flag(
         "images",
         "Column with a row's images: paths, URLs, data: URLs, bytes or pictures of the data set,"
@@ -19,7 +21,7 @@ class VisionFlags:
     )
     max_images_per_prompt: int = flag(
         0,
-        "Most images in one prompt. 0: text only, the vision tower of a model stays as it is.",
+        "Most images in one prompt. 0: text only; training leaves the vision tower as it is.",
         bounds=">= 0",
         alias=("limit_mm_per_prompt",),
     )
@@ -46,6 +48,12 @@ class VisionFlags:
         " 200704}.",
         only_if=SEES,
     )
+
+
+@group("Vision")
+class VisionFlags(ImageFlags):
+    """Of commands that train it."""
+
     freeze_visual_encoder: bool = flag(
         False,
         "Train the language model alone: the vision tower and what joins it to the language model"

@@ -12,7 +12,7 @@ from datasets import Dataset, Features, List
 from datasets import Image as ImageFeature
 
 from openrl.config.model import ModelFlags
-from openrl.config.vision import VisionFlags
+from openrl.config.vision import ImageFlags
 from openrl.data.fetch import FetchError, fetch
 from openrl.data.rows import MISSING, BadRow, column
 from openrl.errors import UserError
@@ -29,7 +29,7 @@ _OF_PARTS = ("image", "image_url", "url", "path")  # keys under which a part hol
 class RowImages:
     """Reads the images of rows, and puts their tokens into prompts."""
 
-    def __init__(self, flags: VisionFlags, processor: VisionProcessor | None) -> None:
+    def __init__(self, flags: ImageFlags, processor: VisionProcessor | None) -> None:
         """``processor`` is None where --max_images_per_prompt is 0."""
         self.flags, self.processor = flags, processor
         folder = flags.image_dir
@@ -100,7 +100,7 @@ class RowImages:
         return path.read_bytes()
 
 
-def row_images(flags: VisionFlags, model: ModelFlags) -> RowImages:
+def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:
     """As the flags of a command say. Raises UserError if the model cannot see."""
     processor = None
     if flags.max_images_per_prompt:

@@ -25,6 +25,7 @@ from openrl.config.placement import ParallelSizes
 from openrl.config.reward import bearer_token
 from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
+from openrl.data.images import row_images
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.flags.dump import dump_yaml
@@ -95,7 +96,8 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
     plan = reward_plan(config.reward, reward_models)
     check_reward_sources(config.reward, plan.sources, config.debug.plugin)
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    builder = PromptBuilder(config.data, config.templates, tokenizer, limit)
+    images = row_images(config.vision, config.model)
+    builder = PromptBuilder(config.data, config.templates, tokenizer, limit, images=images)
     source = FLAG[plan.sources[0].kind] if plan.sources else None
     for line in check_agents(agent_setup(config), tokenizer, source):
         print(line)

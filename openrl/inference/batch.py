@@ -32,7 +32,7 @@ from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device
 from openrl.rewards.build import check_prompts
-from openrl.rollout.build import engine_spec
+from openrl.rollout.build import engine_spec, seeing
 from openrl.rollout.engine import EngineSpec
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
@@ -174,6 +174,7 @@ def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, Engine
     spec = engine_spec(
         config.model, config.engine, config.sampling.lengths.both, config.debug, device
     )
+    spec = seeing(spec, config.vision)
     if config.task.eval_task == "generate_vllm":
         return "vllm", spec
     return "hf", replace(spec, max_num_seqs=config.batch.micro_batch_size)
@@ -188,7 +189,7 @@ def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Gro
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if end is End.STOP and ids[-1:] != [tokenizer.eos_token_id]:
             ids.append(tokenizer.eos_token_id)
-        row = Segment.answer(prompt.token_ids, ids)
+        row = Segment.answer(prompt.token_ids, ids, images=prompt.images)
         trajectories.append(Trajectory(prompt, [row], end, text=tokenizer.decode(ids)))
     return Group(unit.rows[0], trajectories)
 

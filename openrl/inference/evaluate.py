@@ -28,7 +28,7 @@ from openrl.inference.answering import (
 from openrl.inference.answers import maj_at, mean_at, pass_at, vote
 from openrl.inference.output import Output, Row
 from openrl.rewards.build import check_prompts
-from openrl.rollout.build import engine_spec
+from openrl.rollout.build import engine_spec, seeing
 
 ALL = "all"  # the name of all data sources together
 COUNTING = frozenset({"k", "pass_threshold"})  # flags that act on answers that are there
@@ -97,7 +97,7 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
         return rows
     longest, device = config.sampling.lengths.both, inputs.read.device
     spec = engine_spec(config.model, config.engine, longest, config.debug, device)
-    backend = config.engine.rollout_backend
+    backend, spec = config.engine.rollout_backend, seeing(spec, config.vision)
     async with answering(config, inputs.read, backend, spec, n) as work:
         async for of_prompt in work_through(inputs.units, work, output, console):
             if output:

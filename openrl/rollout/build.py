@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from openrl.config.model import ModelFlags
@@ -11,6 +12,7 @@ from openrl.config.placement import ParallelSizes
 from openrl.config.rollout import OneEngineFlags
 from openrl.config.run import SeedFlags
 from openrl.config.sampling import DrawFlags
+from openrl.config.vision import ImageFlags, VisionFlags
 from openrl.errors import UserError
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.types import Sampling
@@ -47,6 +49,16 @@ def engine_spec(
         enable_prefix_caching=engine.enable_prefix_caching,
         trust_remote_code=model.trust_remote_code,
         deterministic=debug.full_determinism,
+    )
+
+
+def seeing(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
+    """The spec of an engine that takes the images of the run's prompts."""
+    return replace(
+        spec,
+        max_images=flags.max_images_per_prompt,
+        processor_kwargs=flags.mm_processor_kwargs,
+        keeps_tower=isinstance(flags, VisionFlags) and flags.freeze_visual_encoder,
     )
 
 

@@ -25,7 +25,7 @@ from openrl.config.reward import bearer_token
 from openrl.models.device import Device
 from openrl.models.memory import settle
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.build import engine_spec
+from openrl.rollout.build import engine_spec, seeing
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
 from openrl.trainer.memory_log import MemoryLog
@@ -143,7 +143,7 @@ def run_engine_spec(
         config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
     )
     return replace(
-        spec,
+        seeing(spec, config.vision),
         sizes=parallel_sizes(flags),
         expert_parallel=flags.vllm_enable_expert_parallel,
         load_format=flags.vllm_load_format,
@@ -151,9 +151,6 @@ def run_engine_spec(
         sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
         keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",
         config_overrides=config.changes.model_config_overrides,
-        max_images=config.vision.max_images_per_prompt,
-        processor_kwargs=config.vision.mm_processor_kwargs,
-        keeps_tower=config.vision.freeze_visual_encoder,
     )
 
 

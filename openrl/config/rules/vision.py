@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig, SFTConfig
 from openrl.config.derived import agents_of, shares_prefixes
 from openrl.flags.checks import Given, Problem, Problems, check
 
+Shown = PPOConfig | SFTConfig | EvaluateConfig | BatchInferenceConfig
 Seeing = PPOConfig | SFTConfig
 
 
-@check(PPOConfig, SFTConfig)
-def images_stand_in_chats(config: Seeing, given: Given) -> Problems:
+@check(PPOConfig, SFTConfig, EvaluateConfig, BatchInferenceConfig)
+def images_stand_in_chats(config: Shown, given: Given) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
         message = "the model's chat template writes where an image stands"
         flags = ("max_images_per_prompt", "apply_chat_template")
         yield Problem(flags, message, "--apply_chat_template")
 
 
-@check(PPOConfig, SFTConfig)
-def pixels_have_a_range(config: Seeing, given: Given) -> Problems:
+@check(PPOConfig, SFTConfig, EvaluateConfig, BatchInferenceConfig)
+def pixels_have_a_range(config: Shown, given: Given) -> Problems:
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
         flags = ("image_min_pixels", "image_max_pixels")
@@ -39,8 +40,8 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
         yield Problem(("prefix_grouper", "max_images_per_prompt"), message, "leave it out")
 
 
-@check(PPOConfig)
-def agents_show_no_images(config: PPOConfig, given: Given) -> Problems:
+@check(PPOConfig, EvaluateConfig)
+def agents_show_no_images(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
     for name in agents_of(config) if config.vision.max_images_per_prompt else ():
         message = "agents read and write text: images of prompts would be lost"
         yield Problem((name, "max_images_per_prompt"), message, "leave one out")
@@ -52,3 +53,11 @@ def towers_come_from_the_checkpoint(config: PPOConfig, given: Given) -> Problems
         message = "the tower is not sent, and the engine would have random weights for it"
         flags = ("freeze_visual_encoder", "vllm_load_format")
         yield Problem(flags, message, "--vllm_load_format auto")
+
+
+@check(BatchInferenceConfig)
+def scoring_reads_text(config: BatchInferenceConfig, given: Given) -> Problems:
+    if config.task.eval_task == "rm" and config.vision.max_images_per_prompt:
+        message = "reward models of this command read text"
+        flags = ("max_images_per_prompt", "eval_task")
+        yield Problem(flags, message, "leave --max_images_per_prompt out")
