@@ -32,8 +32,8 @@ class TurnFlags:
     episode_timeout: float = flag(0.0, "Seconds one episode may take; 0: no limit.", bounds=">= 0")
     env_step_timeout: float = flag(
         300.0,
-        "Seconds one step of an environment, or one call of a tool, may take; then the environment"
-        " has failed, and the episode is played again once. 0: no limit.",
+        "Seconds one step of an environment may take; then it has failed, and the episode is played"
+        " again once. One call of a tool: then the policy is told. 0: no limit.",
         bounds=">= 0",
     )
     env_memory_gb: float = flag(
@@ -79,8 +79,9 @@ class AgentFlags(TurnFlags):
     )
     tools: str | None = flag(
         None,
-        "Tools of the agent: a Python file whose public, typed, documented functions they are, the"
-        " URL of an MCP server, or python, which runs programs in a sandbox; commas separate them.",
+        "Tools of the agent: a Python file whose public, typed, documented functions they are, a"
+        " YAML file of verl's tools, the URL of an MCP server, or python, which runs programs in a"
+        " sandbox; commas separate them.",
     )
     tool_parser: str | None = flag(
         None,
