@@ -264,8 +264,12 @@ class Conversation:
 
     def _text(self) -> str:
         """From the first reply on, environment included; of later rows what they add."""
-        parts = []
+        parts, said = [], ""
         for row in self._rows:
             ids, first = row.segment.token_ids, row.segment.context_length
-            parts.append(self.chat.decode_after(ids[:first], ids[first:]))
+            if said and row.text.startswith(said):  # a turn with the turns before it as context
+                parts.append(row.text[len(said) :])
+            else:
+                parts.append(self.chat.decode_after(ids[:first], ids[first:]))
+            said = row.text
         return "".join(parts)

@@ -135,8 +135,8 @@ def test_a_program_trains_as_its_native_twin(tmp_path):
         "apply_chat_template": True,
         "tokenizer_chat_template": template,
         "full_determinism": True,
-        "max_tokens_per_turn": None,
-        "generate_max_len": 96,
+        "max_tokens_per_turn": 12,
+        "generate_max_len": 120,
         "format_penalty": None,
     }
     program = f"{sys.executable} {EXAMPLES / 'openai_client.py'}"
@@ -158,13 +158,14 @@ def test_a_run_that_is_killed_in_mid_episode_takes_its_turns_again(tmp_path):
     """The slow game keeps episodes under way while a checkpoint is written."""
     task = make_task(tmp_path / "task", rows=100)
     slow = GAME.replace(
-        "        self.turn += 1\n", "        self.turn += 1\n        time.sleep(0.2)\n"
+        "        self.turn += 1\n", "        self.turn += 1\n        time.sleep(1)\n"
     )
     (task / "game.py").write_text(f"import time\n{slow}")
     settings = SMALL | {
         "agent_func_path": task / "game.py",
         "async_train": True,
         "async_queue_size": 2,
+        "partial_rollout": True,
         "save_steps": 1,
         "max_steps": 6,
         "load_checkpoint": True,

@@ -149,7 +149,9 @@ def test_a_row_for_each_turn():
     policy = ScriptedPolicy(plain(), ["b<eos>", "d"])
     said = [[{"role": "user", "content": text}] for text in ("a", "c")]
     conversation, _ = play(plain(), policy, said, row_per_turn=True)
-    first, second = conversation.trajectory(End.STOP).segments
+    trajectory = conversation.trajectory(End.STOP)
+    first, second = trajectory.segments
+    assert trajectory.text == "b<eos>cd"
     assert second.token_ids[:3] == first.token_ids
     assert (first.loss_mask, second.loss_mask) == ([0, 1, 1], [0, 0, 0, 0, 1])
     assert second.rollout_logprobs == [0, 0, 0, 0, -2]
