@@ -32,10 +32,10 @@ from openrl.trainer.publisher import Publisher
 from openrl.trainer.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import Prompt, Sampling
+from openrl.types import End, Group, Prompt, Sampling, Segment, StepPlan, Trajectory
 from openrl.vision.processor import VisionProcessor
 from openrl.vision.travel import with_pixels
-from tests.experience import engine_spec, optim_spec
+from tests.experience import counts_of, engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.tiny import PAD
 from tests.tiny_vision import picture, png, tiny_vision_dir
@@ -165,3 +165,36 @@ def test_a_prompt_is_not_what_it_is_without_its_image(checkpoint, prompts):
     own, shown = asyncio.run(scenario())
     end = prompts[1].images[0].end + 1
     assert max(abs(a - b) for a, b in zip(own[end:], shown[end:], strict=True)) > 1e-3
+
+
+def test_zero_stages_train_the_same_with_and_without_images(checkpoint, prompts):
+    """Micro-batches with images and without follow each other; stage 3 gathers the tower either
+    way."""
+    g = torch.Generator().manual_seed(0)
+    answers = torch.randint(20, 60, (6, 5), generator=g).tolist()
+    rows = [
+        Trajectory(p, [Segment.answer(p.token_ids, answer, images=p.images)], End.STOP)
+        for p, answer in zip([*prompts, *prompts], answers, strict=True)
+    ]
+    batch = collate([Group(t.prompt, [t]) for t in rows], PAD)
+    found = []
+    for stage in (0, 2, 3):
+        worker = ModelWorker(
+            WorkerContext("actor"),
+            engine_spec(
+                checkpoint,
+                optim=optim_spec(),
+                vision=TRAINED,
+                zero_stage=stage,
+                packing=True,
+                gradient_checkpointing=stage == 3,
+            ),
+        )
+        worker.start()
+        for _ in range(3):
+            worker.engine.train_step(
+                batch, StepPlan([[0], [1, 2, 3], [4, 5]], counts_of(batch)), SupervisedUpdate()
+            )
+        found.append(worker.columns(batch, [[0, 3], [1, 2, 4, 5]])["column"][batch.loss_mask])
+    for column in found[1:]:
+        torch.testing.assert_close(column, found[0], rtol=0, atol=1e-3)
