@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
 from openrl.cluster.placement import Node, PlacementPlan, text_table
@@ -79,7 +79,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
             gpu_memory(config.debug) if plan.device == "cuda" else None,
         ),
         (
-            "Not counted: activations, communication buffers, CUDA graphs, the cache of"
+            "Not counted: communication buffers, CUDA graphs, libraries, the cache of"
             " --rollout_backend hf."
         ),
     ]
@@ -206,6 +206,10 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
+    # numbers that a token leaves in each layer for the backward pass: in fp32, and further ones of
+    # norms in half types, as these compute in fp32
+    saved: int = 0
+    of_norms: int = 0
 
     def of_rank(self, tp_size: int) -> ModelShape:
         """What one of the ranks holds that split its layers; embeddings and head are on each."""
@@ -222,6 +226,7 @@ class Memory:
     masters: int = 0
     moments: int = 0
     logits: int = 0
+    activations: int = 0
     cache: int = 0
     host: int = 0  # in main memory, whatever the device: what flags keep or move there
 
@@ -231,14 +236,14 @@ class Memory:
         return sum(getattr(self, f.name) for f in fields(self)) - self.host
 
     def by_part(self) -> dict[str, int]:
-        """Bytes by the parts that sleep, of an engine or a model, and the logits, which only come
-        and go."""
+        """Bytes by the parts that sleep, of an engine or a model, and the logits with what the
+        backward pass needs, which only come and go."""
         optim, named = self.masters + self.moments, {"param": self.weights, "grad": self.gradients}
         return named | {
             "optim": optim,
             "weights": self.weights,
             "cache": self.cache,
-            "logits": self.logits,
+            "logits": self.logits + self.activations,
         }
 
 
@@ -267,7 +272,23 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         vocabulary=text.vocab_size,
+        **saved_numbers(text, any(n.endswith("q_norm") for n, _ in model.named_modules())),
     )
+
+
+def saved_numbers(text: PretrainedConfig, norms: bool) -> dict[str, int]:
+    """What a token leaves in a layer for the backward pass: four times the MLP's width, six times
+    the hidden size, and queries, keys and values twice, or where they are normalised (``norms``)
+    four times. Of experts those that a token meets. Counted in transformers' layers with sdpa."""
+    heads = text.num_attention_heads
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    width = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    if experts := getattr(text, "num_experts_per_tok", None):
+        width = (getattr(text, "moe_intermediate_size", None) or width) * experts
+    attention = (heads + kv_heads) * head_dim
+    saved = 4 * width + 6 * text.hidden_size + attention * (4 if norms else 2)
+    return {"saved": saved, "of_norms": 2 * text.hidden_size + attention * norms}
 
 
 def memory_by_role(
@@ -327,6 +348,7 @@ def model_memory(
     logits = chunk * shape.vocabulary * FP32 if model.kind == "logprobs" else 0
     if model.rate is None:
         return Memory(weights, logits=logits)
+    activations = saved_bytes(shape, dtype, flags, micro_batch_tokens)
     if model.lora is not None and model.lora.adapts:
         parameters = derived.lora_rank(model.lora) * shape.linear
     shard = parameters // (ranks if stage >= 1 else 1)
@@ -338,9 +360,20 @@ def model_memory(
         masters=0 if stage == 0 and BYTES[dtype] == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
         logits=2 * logits,
+        activations=activations,
         host=0 if model.average is None else shard * FP32,
     )
     return moved_to_host(on_device, flags)
+
+
+def saved_bytes(shape: ModelShape, dtype: str, flags: DeepSpeedFlags, tokens: int) -> int:
+    """Activations of a micro-batch that wait for the backward pass. Of layers that are computed
+    again their inputs wait, and all of one of them at a time."""
+    of_layer = shape.saved + (shape.of_norms if BYTES[dtype] < FP32 else 0)
+    numbers = shape.layers * of_layer
+    if flags.gradient_checkpointing and flags.gradient_checkpointing_method == "uniform":
+        numbers = min(numbers, of_layer + shape.layers * shape.hidden)
+    return tokens * numbers * BYTES[dtype]
 
 
 def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
@@ -375,7 +408,7 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
     )
     return (
         memory_table({"model": memory}, {"model": ranks}, device)
-        + "\nNot counted: activations, communication buffers."
+        + "\nNot counted: communication buffers, libraries."
     )
 
 

@@ -12,6 +12,7 @@ from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
 from openrl.config.rollout import DeviceFlags
 from openrl.errors import UserError
+from openrl.models.causal_lm import DTYPES
 from openrl.models.device import resolve_device
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.plan import (
@@ -24,6 +25,7 @@ from openrl.trainer.plan import (
     model_memory,
     model_shape,
     planned_node,
+    saved_bytes,
     size,
     transport_of,
 )
@@ -250,3 +252,31 @@ def test_the_way_of_weights_stands_in_the_plan(words, device, transport):
 def test_a_plan_for_gpus_where_there_is_none():
     assert planned_node("cpu").gpus == torch.cuda.device_count()
     assert planned_node("cuda").gpus == (torch.cuda.device_count() or 8)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("arch", ["llama", "qwen3"])
+def test_activations_are_what_the_backward_pass_waits_for(tmp_path, arch, dtype):
+    """Of layers four and two: bytes that autograd keeps, parameters left out."""
+    kept, estimated = [], []
+    for layers in (2, 4):
+        path = tiny_model_dir(tmp_path / f"{layers}", arch=arch, num_hidden_layers=layers)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype]).base_model
+        kept.append(bytes_kept(model, torch.ones(2, 16, dtype=torch.long)))
+        shape = model_shape(str(path), False)
+        estimated.append(saved_bytes(shape, dtype, DeepSpeedFlags(), 32))
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.05)
+
+
+def bytes_kept(model: torch.nn.Module, ids: torch.Tensor) -> int:
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.untyped_storage().data_ptr() not in own:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(input_ids=ids, use_cache=False)
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
