@@ -20,8 +20,6 @@ from openrl.config.agents import EnvironmentTagFlags
 from openrl.errors import UserError
 from openrl.types import Prompt
 
-REWARDING = ("executor", "turns", "gym", "skyrl")  # kinds of files that return rewards
-
 
 def check_agents(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, source: str | None
@@ -85,7 +83,10 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schem
         raise UserError(message, "--agent_sample_unit trajectory")
     if facts.kind == "program" and not flags.agent_endpoint:
         raise UserError(f"{file}: {facts.class_name} speaks to a chat endpoint", "--agent_endpoint")
-    if facts.kind in REWARDING and source is not None:
+    if facts.rewards is False and source is None:
+        message = f"{file}: {facts.class_name} has no get_reward, and there is no other reward"
+        raise UserError(message, "--remote_rm_url FILE.py")
+    if facts.rewards and source is not None:
         raise UserError(
             f"{file}: {facts.class_name} returns rewards, and --{source} gives others",
             f"leave --{source} out",

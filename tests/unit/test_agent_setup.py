@@ -99,6 +99,8 @@ def test_turns_as_rows():
         ),
         ({"agent_func_path": "NOTHING"}, None, "none of its classes is known"),
         ({"agent_func_path": "openenv:ws://127.0.0.1:9"}, None, "shows no /schema"),
+        ({"agent_func_path": "TRL"}, None, "T has no get_reward"),
+        ({"agent_func_path": "REWARDING"}, "reward_funcs", "T returns rewards, and --reward_funcs"),
         ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "on this machine alone"),
         (
             {"agent_func_path": "verifiers:tcp://127.0.0.1:9"},
@@ -125,6 +127,8 @@ def test_what_cannot_be_played_is_refused(flags, source, problem, tmp_path):
         "TRL": f"class T:\n    def reset(self, **row): ...\n{indent(TOOLS, '    ')}".replace(
             "(a:", "(self, a:"
         ),
+        "REWARDING": "class T:\n    def reset(self, **row): ...\n"
+        f"    def get_reward(self): ...\n{indent(TOOLS, '    ')}".replace("(a:", "(self, a:"),
         "EXECUTOR": f"class Own:\n    async def execute(self, {', '.join(EXECUTE)}): ...\n",
         "UNTYPED": TOOLS.replace("a: int, b: int", "a, b"),
     }

@@ -38,6 +38,7 @@ class Facts:
     kind: str  # of ``recognise``
     class_name: str
     schemas: Sequence[Mapping[str, Any]] = ()  # of tools
+    rewards: bool | None = None  # whether it gives rewards; None: that shows when it plays
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ from openrl.agents.foreign.recognise import EXECUTOR, GYM, PROGRAM, SKYRL, TRL, 
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import Ask, Loaded, load_module
 
+_MAY_REWARD = ("agent", "program")  # kinds of classes that give rewards or do not
+
 
 @dataclass(frozen=True)
 class AgentFile:
@@ -36,8 +38,10 @@ class AgentFile:
             from openrl.agents.foreign.tools import ToolPlayer
 
             tools = ToolPlayer(made)
-            return Loaded(tools.call, Facts(name, made.__name__, tools.schemas))
-        return Loaded(Player(found).call, Facts(name, made.__name__))
+            rewarding = hasattr(made, "get_reward")
+            return Loaded(tools.call, Facts(name, made.__name__, tools.schemas, rewarding))
+        rewards = None if name in _MAY_REWARD else True
+        return Loaded(Player(found).call, Facts(name, made.__name__, rewards=rewards))
 
 
 class Player:
