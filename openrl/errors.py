@@ -46,7 +46,8 @@ class Gathered:
 
     def raise_all(self) -> None:
         """Raises the one error, or one UserError that holds them all; nothing without errors."""
-        if len(self._errors) == 1:
+        different = dict.fromkeys(map(str, self._errors))  # one cause may show in several steps
+        if len(different) == 1:
             raise self._errors[0]
-        if self._errors:
-            raise UserError("\n".join(map(str, self._errors)))
+        if different:
+            raise UserError("\n".join(different))

@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import sys
 import sysconfig
 import threading
@@ -22,7 +21,7 @@ from typing import Any
 import psutil
 import ray
 import torch
-from ray._private import ray_constants
+from ray._private import auto_init_hook, ray_constants
 from ray._private.authentication.authentication_token_setup import (
     maybe_enable_token_auth_if_token_available,
 )
@@ -36,6 +35,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from openrl.cluster.address import knock
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.config.derived import cluster_address
@@ -44,7 +44,6 @@ from openrl.errors import UserError
 
 MARK = "openrl.pid"  # file in the session directory of a cluster of our own
 RAYS_OWN = ("gcs_server", "raylet")  # without either nothing goes on
-CONNECT_S = 10.0  # patience for a cluster's address to answer
 
 
 @dataclass
@@ -303,7 +302,7 @@ def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
     """
     try:
         if address != "auto":
-            _knock(address)
+            knock(address)
             _show_token(address)
         context = _init(log_to_driver, address=address)
     except (OSError, ValueError) as error:  # Ray's ConnectionError among them
@@ -312,15 +311,6 @@ def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
             "the host:port that `ray start --head` printed",
         ) from error
     return RayCluster(False, Path(context.address_info["session_dir"]))
-
-
-def _knock(address: str) -> None:
-    """Raise OSError or ValueError unless something listens at host:port; Ray itself would try for
-    minutes."""
-    host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdecimal():
-        raise ValueError("not of the form host:port")
-    socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
 
 
 def _show_token(address: str) -> None:
@@ -335,6 +325,7 @@ def _show_token(address: str) -> None:
 
 def _init(log_to_driver: bool, **options: Any) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    auto_init_hook.enable_auto_connect = False  # a call after the end would start a cluster anew
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     context = ray.init(
         namespace=f"openrl-{uuid.uuid4().hex[:8]}",

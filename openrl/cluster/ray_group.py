@@ -10,14 +10,14 @@ import os
 import signal
 import socket
 from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 
 from openrl.cluster.group import (
     END,
@@ -309,7 +309,8 @@ class RayGroup:
         if self._watcher:
             self._watcher.cancel()
         for actor in self._actors:
-            ray.kill(actor)
+            with suppress(RaySystemError):  # Ray itself has ended
+                ray.kill(actor)
         self._actors.clear()
 
     def _share(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

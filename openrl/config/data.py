@@ -211,7 +211,9 @@ class PromptEvalFlags:
         False, "Evaluate once before the first step.", only_if=absent("eval_only")
     )
     eval_n_samples_per_prompt: int = flag(4, "Responses per prompt in evaluation.", bounds="> 0")
-    eval_temperature: float = flag(0.6, "Temperature in evaluation; 0: greedy.", bounds=">= 0")
+    eval_temperature: float = flag(
+        0.6, "Temperature in evaluation; 0: greedy.", bounds="0 or >= 0.001"
+    )
     eval_top_p: float = flag(1.0, "top_p in evaluation.", bounds="(0, 1]")
     eval_top_k: int = flag(-1, "top_k in evaluation; -1: off.", bounds="-1 or > 0")
     eval_generate_max_len: int | None = flag(

@@ -255,7 +255,7 @@ class EngineFlags(SyncedEngineFlags):
         None,
         "Number of engines. None: as many as fill the places that --colocate_all_models or"
         " --placement gives them, else 1.",
-        bounds="> 0",
+        bounds="(0, 4096]",
     )
     weight_sync_interval: int = flag(
         1,

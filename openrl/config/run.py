@@ -179,7 +179,9 @@ class PluginFlags:
 
 @group("Debug")
 class SeedFlags(PluginFlags):
-    seed: int = flag(42, "Seed of initialisation, prompt order and sampling.", bounds=">= 0")
+    seed: int = flag(
+        42, "Seed of initialisation, prompt order and sampling.", bounds="[0, 4294967295]"
+    )
     full_determinism: bool = flag(
         False, "Seeded requests and fixed order: equal runs give equal bits, slower."
     )

@@ -23,7 +23,7 @@ class DrawFlags:
     temperature: float = flag(
         1.0,
         "Sampling temperature; training log-probs and KL use logits divided by it.",
-        bounds="> 0",
+        bounds=">= 0.001",
     )
     top_p: float = flag(
         1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]"

@@ -136,12 +136,12 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
         return _read(
             FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples
         )
-    except (DatasetGenerationError, ValueError) as error:
+    except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last: only NULs
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
         reason = _bad_lines(path) if path.suffix == ".jsonl" else ""
         raise UserError(
-            f"--{flag}: cannot read {path}: {reason or error.__cause__ or error}"
+            f"--{flag}: cannot read {path}: {reason or error.__cause__ or str(error) or 'not text'}"
         ) from error
 
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from transformers import AutoConfig, PretrainedConfig
+from transformers import PretrainedConfig
 
 from openrl.algorithms.partition import RowCost
-from openrl.errors import UserError
+from openrl.models.stored import load_config
 
 
 def row_cost(path: str, trust_remote_code: bool = False) -> RowCost:
     """Of the model at ``path``, without a weight of it. Raises UserError if its config does not
     load."""
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: its config does not load: {error}", "check the path") from error
-    return cost_of(config)
+    return cost_of(load_config(path, trust_remote_code))
 
 
 def cost_of(config: PretrainedConfig) -> RowCost:

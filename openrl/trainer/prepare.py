@@ -16,6 +16,7 @@ from openrl.agents.build import AgentSetup
 from openrl.agents.checks import check_agents
 from openrl.algorithms.batching import PER_TOKEN
 from openrl.algorithms.partition import RowCost
+from openrl.cluster.address import check_address
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.placement import actor_world, parallel_sizes
@@ -43,6 +44,7 @@ from openrl.models.experts import check_mixture
 from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
+from openrl.models.stored import check_head, check_language_model, check_length
 from openrl.rewards.build import check_prompts, check_reward_sources
 from openrl.rollout.build import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
@@ -110,7 +112,15 @@ def prepare(config: PPOConfig) -> Inputs:
     with gathered:
         find_start(config.checkpoint, deep=False)
     with gathered:
+        check_address(derived.cluster_address(config.placement))
+    with gathered:
         check_room(config.model.pretrain, config.checkpoint)
+    trusted, overrides = config.model.trust_remote_code, config.changes.model_config_overrides
+    with gathered:
+        check_language_model(config.model.pretrain, trusted, overrides)
+    if "max_position_embeddings" not in overrides:
+        with gathered:
+            check_length(config.model.pretrain, derived.longest_sequence(config), trusted)
     with gathered:
         inputs = read_data(config, device)
         inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
@@ -264,10 +274,14 @@ def model_paths(config: PPOConfig) -> list[str]:
 
 
 def check_reward_models(config: PPOConfig) -> None:
-    """Raises UserError if --normalize_reward has nothing to go by."""
+    """Raises UserError if one has no head, or --normalize_reward nothing to go by."""
+    trusted = config.model.trust_remote_code
     for source in derived.rewards(config).sources:
-        if source.kind == "model" and config.reward.normalize_reward:
-            stored_moments(source.address, config.model.trust_remote_code)
+        if source.kind != "model":
+            continue
+        check_head(source.address, config.others.value_head_prefix, trusted)
+        if config.reward.normalize_reward:
+            stored_moments(source.address, trusted)
 
 
 def check_same_tokens(

@@ -124,6 +124,8 @@ def reference_exists(config: DPOConfig, given: Given) -> Problems:
 
 
 def data_problems(flag: str, names: str | None) -> Problems:
+    if names is not None and not data_items(names):
+        yield Problem((flag,), f"{names!r} names nothing", f"--{flag} FILE")
     for item in data_items(names or ""):
         name, _ = name_and_subset(item)
         if not Path(name).expanduser().exists() and (
@@ -162,8 +164,15 @@ def output_problems(flag: str, name: str | None) -> Problems:
     not tell all."""
     if name is None:
         return
+    if not name:
+        yield Problem((flag,), "names no directory", f"--{flag} ./ckpt")
+        return
     directory = Path(name).expanduser().absolute()
-    nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    try:
+        nearest = next(path for path in (directory, *directory.parents) if path.exists())
+    except OSError as error:
+        yield Problem((flag,), f"{name[:60]}...: {error.strerror}", "another path")
+        return
     if not nearest.is_dir():
         yield Problem((flag,), f"{nearest} is a file, no directory", "another path")
         return

@@ -28,6 +28,12 @@ def truncated_sampling(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
+def stop_texts_are_texts(config: PPOConfig, given: Given) -> Problems:
+    if "" in config.sampling.stop:
+        yield Problem(("stop",), "an empty text ends every answer at once", "leave it out")
+
+
+@check(PPOConfig)
 def answers_end(config: PPOConfig, given: Given) -> Problems:
     if config.sampling.ignore_eos:
         message = "answers go on after their end: what rewards and losses see is no answer any more"

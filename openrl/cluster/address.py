@@ -1,0 +1,31 @@
+"""Whether anything answers at the address of a cluster; loads no Ray."""
+
+from __future__ import annotations
+
+import socket
+
+from openrl.errors import UserError
+
+CONNECT_S = 10.0  # patience
+
+
+def knock(address: str) -> None:
+    """Raise OSError or ValueError unless something listens at host:port; Ray itself would try for
+    minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdecimal():
+        raise ValueError("not of the form host:port")
+    socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+
+
+def check_address(address: str | None) -> None:
+    """Raises UserError if nothing answers there; "auto" and None look for themselves."""
+    if address is None or address == "auto":
+        return
+    try:
+        knock(address)
+    except (OSError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"--ray_address {address}: no Ray cluster answers there ({error})",
+            "the host:port that `ray start --head` printed",
+        ) from error

@@ -1,0 +1,133 @@
+"""What lies in a model's directory, by the headers of its files: no weight is read."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, PretrainedConfig
+
+from openrl.errors import UserError
+from openrl.models.towers import language_model_class
+
+OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
+INDEX = "model.safetensors.index.json"
+LONGEST_HEADER = 100_000_000  # bytes; that of a file of ten thousand tensors has one million
+WHOLE = "a complete copy of the model: this one may be a download that broke off"
+
+Shape = tuple[int, ...]
+
+
+def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> PretrainedConfig:
+    """Raises UserError if it does not load."""
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **settings)
+    except Exception as error:  # classes of configs raise what they like
+        reason = str(error)
+        if "trust_remote_code" in reason or "custom code" in reason:
+            message, fix = "its architecture is code of its own", "--trust_remote_code"
+        elif "does not recognize this architecture" in reason:
+            message = "transformers does not know its architecture"
+            fix = "another model, or a version of transformers that knows it"
+        elif "valid JSON" in reason:
+            message, fix = "config.json is not JSON", WHOLE
+        else:
+            message = " ".join(reason.split())
+            fix = "check the path" if isinstance(error, OSError) else "mend its config.json"
+        raise UserError(f"{path}: its config does not load: {message}", fix) from error
+
+
+def stored_shapes(path: str) -> dict[str, Shape]:
+    """The shape of each weight in the safetensors files of a directory; empty where there are none,
+    or for a name of the Hub. Raises UserError for a file that is cut, missing or something else."""
+    directory = Path(path).expanduser()
+    index = directory / INDEX
+    files = sorted(directory.glob("*.safetensors"))
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise UserError(f"{index} lists no weights", WHOLE) from error
+        files = [directory / name for name in names]
+        if absent := [file.name for file in files if not file.is_file()]:
+            count = len(absent)
+            raise UserError(f"{path}: {count} of its files missing, e.g. {absent[0]}", WHOLE)
+    return {name: shape for file in files for name, shape in shapes_in(file).items()}
+
+
+def shapes_in(file: Path) -> dict[str, Shape]:
+    """Raises UserError unless ``file`` is a whole safetensors file."""
+    size = file.stat().st_size
+    with open(file, "rb") as opened:
+        start = opened.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        text = opened.read(length) if 0 < length <= LONGEST_HEADER else b""
+    try:
+        header = json.loads(text)
+        tensors = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        shapes = {name: tuple(entry["shape"]) for name, entry in tensors.items()}
+        ends = [entry["data_offsets"][1] for entry in tensors.values()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        what = "is empty" if size == 0 else "is no safetensors file"
+        raise UserError(f"{file} {what}", WHOLE) from error
+    if (needed := 8 + length + max(ends, default=0)) != size:
+        raise UserError(f"{file} has {size} bytes instead of {needed}", WHOLE)
+    return shapes
+
+
+def check_language_model(path: str, trust_remote_code: bool, overrides: dict[str, Any]) -> None:
+    """Raises UserError if the weights at ``path`` are not those of a language model with its
+    config, as far as names and shapes tell."""
+    stored = stored_shapes(path)
+    config = load_config(path, trust_remote_code)
+    heads = config.architectures or []
+    if heads and all(name.endswith(OTHER_HEADS) for name in heads):
+        message = f"{path} is a {heads[0]}, which writes no text"
+        raise UserError(message, "a model with a language head")
+    own_code = getattr(config, "auto_map", None)
+    if not stored or own_code or getattr(config, "quantization_config", None):
+        return
+    for name, value in overrides.items():
+        setattr(config, name, value)
+    with torch.device("meta"):
+        model = language_model_class(config).from_config(config)
+    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    for name in sorted(expected.keys() & stored.keys()):
+        if expected[name] != stored[name]:
+            raise UserError(
+                f"{path}: {name} has the shape {stored[name]}, and by the config {expected[name]}",
+                "leave --model_config_overrides out" if overrides else "mend its config.json",
+            )
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    missing = sorted(expected.keys() - stored.keys() - set(tied))
+    if missing and stored.keys() <= expected.keys():  # else a loader may rename some
+        raise UserError(f"{path}: {len(missing)} weights missing, e.g. {missing[0]}", WHOLE)
+
+
+def check_head(path: str, head: str, trust_remote_code: bool) -> None:
+    """Raises UserError if the reward model at ``path`` has no scalar head."""
+    stored = stored_shapes(path)
+    name = getattr(load_config(path, trust_remote_code), "value_head_prefix", None) or head
+    if stored and f"{name}.weight" not in stored:
+        raise UserError(
+            f"--reward_pretrain: {path} has no weights named {name}.weight: it is no reward model",
+            "train one with train_rm, or name its head with --value_head_prefix",
+        )
+
+
+def check_length(path: str, longest: int, trust_remote_code: bool) -> None:
+    """Raises UserError if answers may become longer than the model's positions. A config that
+    stretches them is taken at its word."""
+    text = load_config(path, trust_remote_code).get_text_config()
+    most = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
+    if not most or "factor" in str(rope) or longest <= most:
+        return
+    raise UserError(
+        f"--prompt_max_len, --generate_max_len: prompt and response may have {longest} tokens"
+        f" together, and {path} knows {most} positions",
+        f"--max_len {most}",
+    )
