@@ -158,7 +158,7 @@ def test_sound_flags_have_no_problems(words):
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a=nan", "gdpo_parts", "'nan' is no number", "a=1.0"),
         ("--policy_loss_type vanilla", "policy_loss_type", "ppo if it is verl's, gpg if it is ROLL's", ""),
         ("--advantage_estimator gdpo --n_samples_per_prompt 4 --gdpo_parts a a=2", "gdpo_parts", "given twice", "NAME"),
-        ("--temperature 0", "temperature", "must be > 0, got 0.0", ""),
+        ("--temperature 0", "temperature", "must be >= 0.001, got 0.0", ""),
         ("--reward_clip_range 5 -5", "reward_clip_range", "must be increasing, got 5.0 -5.0", ""),
         ("--actor_learning_rate inf", "actor_learning_rate", "must be a finite number, got inf", ""),
         ("--entropy_loss_coef -inf", "entropy_loss_coef", "must be a finite number, got -inf", ""),
