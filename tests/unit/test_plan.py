@@ -15,19 +15,15 @@ from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import resolve_device
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.plan import (
+from openrl.trainer.plan import batch_rows, micro_batches, planned_node, size, transport_of
+from openrl.trainer.plan_memory import (
     Memory,
     ModelShape,
-    batch_rows,
     engine_memory,
     gpu_memory,
-    micro_batches,
     model_memory,
     model_shape,
-    planned_node,
     saved_bytes,
-    size,
-    transport_of,
 )
 from openrl.trainer.roles import RoleModel
 from tests.flags import PPO, ppo

@@ -8,7 +8,8 @@ import torch
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.models.memory import MemoryUse, memory_use
 from openrl.trainer.memory_log import MemoryLog, show
-from openrl.trainer.plan import Memory, room_remarks
+from openrl.trainer.plan import room_remarks
+from openrl.trainer.plan_memory import Memory
 from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu, stages, walk
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import sleeping
