@@ -1,0 +1,125 @@
+"""Images from the rows of a file to a trained model that another run starts from: train_sft, then
+PPO with a critic and a reference."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset, Features, List, Value
+from datasets import Image as ImageFeature
+from safetensors.torch import load_file
+
+from openrl.cluster.group import LocalGroup
+from openrl.config.placement import ENGINES
+from openrl.trainer.launch import train
+from openrl.trainer.prepare import prepare
+from openrl.trainer.roles import roles_of, workers
+from tests.e2e.runs import REWARD, metrics, ppo_flags, run
+from tests.flags import ppo
+from tests.tiny_vision import picture, tiny_vision_dir
+
+VISION = {"apply_chat_template": True, "max_images_per_prompt": 2, "image_max_pixels": 4800}
+
+
+@pytest.fixture(scope="module")
+def task(tmp_path_factory) -> Path:
+    """A model, and rows as EasyR1's parquet files have them: with two images, one and none."""
+    folder = tmp_path_factory.mktemp("task")
+    tiny_vision_dir(folder).rename(folder / "model")
+    rows = [
+        {
+            "problem": "<image>" * (n % 3) + "how many?",
+            "images": [picture(n + i, (90, 70)) for i in range(n % 3)],
+            "answer": str(n % 3),
+        }
+        for n in range(24)
+    ]
+    kinds = Features(
+        {"problem": Value("string"), "images": List(ImageFeature()), "answer": Value("string")}
+    )
+    Dataset.from_list(rows, features=kinds).to_parquet(folder / "rows.parquet")
+    (folder / "reward.py").write_text(REWARD)
+    return folder
+
+
+def supervised_flags(task: Path, out: Path) -> list[str]:
+    flags = {
+        "pretrain": task / "model",
+        "dataset": task / "rows.parquet",
+        "input_key": "problem",
+        "output_key": "answer",
+        "max_len": 160,
+        "max_steps": 2,
+        "train_batch_size": 8,
+        "micro_train_batch_size": 4,
+        "learning_rate": 1e-3,
+        "param_dtype": "fp32",
+        "device": "cpu",
+        "save_path": out,
+        "ckpt_path": out / "checkpoints",
+        "max_images_per_prompt": 2,
+    }
+    return [word for n, v in flags.items() for word in (f"--{n}", str(v))] + [
+        "--apply_chat_template"
+    ]
+
+
+@pytest.fixture(scope="module")
+def supervised(task, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("sft")
+    output = run("train_sft", supervised_flags(task, out))
+    assert "nothing is left" not in output
+    return out
+
+
+@asynccontextmanager
+async def here(config, device, optimizer_steps, stage):
+    """Every role in this process."""
+    made_of = workers(config, device, optimizer_steps)
+    groups = {}
+    for role in ("actor", "critic", "reference", ENGINES):
+        groups[role] = LocalGroup.create(role, 1, *made_of[role])
+        await groups[role].call("start")
+    yield roles_of(config, groups)
+    for group in groups.values():
+        await group.close()
+
+
+def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised, tmp_path):
+    words = ppo_flags(
+        task,
+        tmp_path,
+        pretrain=supervised,
+        prompt_data=task / "rows.parquet",
+        label_key="answer",
+        input_key="problem",
+        prompt_max_len=128,
+        generate_max_len=6,
+        advantage_estimator="gae",
+        use_kl_loss=True,
+        kl_estimator="k3",
+        max_steps=3,
+        zero_stage=2,
+        packing_samples=True,
+        rollout_backend="hf",
+        **VISION,
+    )
+    config = ppo(" ".join(words))
+    inputs = prepare(config)
+    assert "24 images, at most" in inputs.reports[0].line()
+    asyncio.run(train(config, inputs, here))
+    steps = metrics(tmp_path)
+    assert [m["step"] for m in steps] == [1, 2, 3]
+    assert all(math.isfinite(m["actor/policy_loss"]) for m in steps)
+    assert all(m["rollout/images"] > 0 for m in steps)
+    before, after = (load_file(folder / "model.safetensors") for folder in (supervised, tmp_path))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("vision_model" in name for name in changed)
+    assert any("text_model" in name for name in changed)
+    assert (tmp_path / "processor_config.json").is_file()
