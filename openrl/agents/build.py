@@ -30,6 +30,7 @@ from openrl.types import Prompt
 
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
 """Of --agent_func_path, before the address of a server."""
+PROGRAM_TIMEOUT = 3600.0  # seconds of an episode of a program, which could else hang for ever
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,13 @@ async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitS
 def play_of(setup: AgentSetup, tokenizer: PreTrainedTokenizerBase) -> Play:
     """How the flags say that episodes are played. Raises UserError for an unknown --tool_parser."""
     flags, templates = setup.flags, setup.templates
+    programs = flags.agent_command is not None or flags.agent_endpoint
     limits = TurnLimits(
         max_turns=flags.max_turns,
         max_tokens_per_turn=flags.max_tokens_per_turn,
         step_timeout=flags.env_step_timeout,
         turn_timeout=flags.turn_timeout,
-        episode_timeout=flags.episode_timeout,
+        episode_timeout=flags.episode_timeout or (PROGRAM_TIMEOUT if programs else 0.0),
     )
     chat = ChatFormat(
         tokenizer, chat=templates.apply_chat_template, kwargs=templates.chat_template_kwargs

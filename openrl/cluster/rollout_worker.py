@@ -143,7 +143,8 @@ class RolloutWorker:
         if request.scored:
             # the greedy answer is scored by itself: it is no sibling of the others
             await asyncio.gather(self._score(played), self._score(alone))
-        return without_pixels(Group(played[0].prompt, played, alone[0] if alone else None))
+        sound = next(t for t in played if not t.end.is_failure)  # it knows what the seed became
+        return without_pixels(Group(sound.prompt, played, alone[0] if alone else None))
 
     async def _played(
         self, prompt: Prompt, request: RolloutRequest, siblings: Siblings

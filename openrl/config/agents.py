@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 
 from openrl.errors import UserError
-from openrl.flags.schema import flag, given, group
+from openrl.flags.schema import absent, flag, given, group
 
 AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | given("tools")
 
@@ -27,9 +27,17 @@ class TurnFlags:
         bounds="> 0",
     )
     turn_timeout: float = flag(
-        0.0, "Seconds one turn may take, reply and environment; 0: no limit.", bounds=">= 0"
+        0.0,
+        "Seconds one turn may take, reply and environment; 0: no limit.",
+        bounds=">= 0",
+        only_if=(absent("agent_command"), absent("agent_endpoint")),
     )
-    episode_timeout: float = flag(0.0, "Seconds one episode may take; 0: no limit.", bounds=">= 0")
+    episode_timeout: float = flag(
+        0.0,
+        "Seconds one episode may take; 0: no limit, and an hour for programs that speak to the"
+        " endpoint.",
+        bounds=">= 0",
+    )
     env_step_timeout: float = flag(
         300.0,
         "Seconds one step of an environment may take; then it has failed, and the episode is played"
@@ -41,6 +49,7 @@ class TurnFlags:
         "GiB of memory that an environment or agent from a file, and what it starts, may take"
         " before it is killed.",
         bounds="> 0",
+        only_if=given("agent_func_path"),
     )
     env_max_concurrency: int = flag(
         0,

@@ -11,6 +11,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.learning import RolloutBatchFlags
 from openrl.tracking.metrics import Mean, Metric
 from openrl.types import ExperienceBatch
 
@@ -45,6 +46,13 @@ def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec
     if dynamic.use_dynamic_batch:
         size = TokenCap(derived.most_tokens(config, dynamic.train_max_tokens_per_gpu))
     return BatchingSpec(size, size, cost, derived.packs(config))
+
+
+def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
+    """Trajectories of an optimizer step: --train_batch_size, or more where several agents play each
+    episode, so that a rollout has the steps that the learning rate counts on."""
+    planned = -(-derived.samples_per_step(flags) // flags.train_batch_size)
+    return max(flags.train_batch_size, -(-trajectories // planned))
 
 
 def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dict[str, Metric]:

@@ -22,7 +22,7 @@ from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
-from openrl.trainer.batching import BatchingSpec, left_out_metrics, work_metrics
+from openrl.trainer.batching import BatchingSpec, left_out_metrics, step_size, work_metrics
 from openrl.trainer.credit import Credit
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch, figures
@@ -238,7 +238,7 @@ class Learner:
         plan = plan_steps(
             batch,
             ranks,
-            flags.train_batch_size,
+            step_size(flags, len(batch.trajectory_ids.unique())),
             spec.train,
             flags.max_epochs,
             self._generator(step) if flags.shuffle_mini_batch else None,

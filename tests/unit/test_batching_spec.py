@@ -12,11 +12,13 @@ from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import LocalGroup
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
+from openrl.config.learning import RolloutBatchFlags
 from openrl.errors import UserError
 from openrl.models.cost import cost_of, row_cost
 from openrl.trainer.batching import (
     BatchingSpec,
     rollout_batching,
+    step_size,
     supervised_batching,
     work_metrics,
 )
@@ -210,3 +212,21 @@ def test_the_aims_of_the_benchmark_hold(spread):
 def test_a_model_that_is_not_there_has_no_cost(tmp_path):
     with pytest.raises(UserError, match="its config does not load"):
         row_cost(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "samples", "size", "trajectories", "expected"),
+    [
+        (8, 4, 16, 32, 16),  # two steps
+        (8, 4, 16, 20, 16),  # groups were filtered
+        (8, 4, 16, 64, 32),  # two agents play each episode: two steps still
+        (5, 3, 4, 30, 8),  # 15 samples are 4 steps, the last one smaller
+    ],
+)
+def test_several_agents_of_an_episode_make_no_more_optimizer_steps(
+    prompts, samples, size, trajectories, expected
+):
+    flags = RolloutBatchFlags(
+        rollout_batch_size=prompts, n_samples_per_prompt=samples, train_batch_size=size
+    )
+    assert step_size(flags, trajectories) == expected
