@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from openrl.experience import ExperienceBatch, StepPlan
 from openrl.rollout.engine import EngineSpec
 from openrl.training.optimizers import OptimSpec
-from openrl.types import ExperienceBatch, StepPlan
 
 START_S, CALL_S = 180.0, 120.0  # patience, seconds
 

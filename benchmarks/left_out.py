@@ -30,13 +30,13 @@ from openrl.algorithms.batching import plan_steps, turn_ids
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
+from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import Forward, LossOf
 from openrl.training.optimizers import OptimSpec
 from openrl.training.updates import PolicyUpdate
-from openrl.types import ExperienceBatch, StepCounts
 
 ANSWERS = 8
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")

@@ -29,12 +29,12 @@ from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
 from openrl.data.answers import SupervisedRow
 from openrl.data.supervised import collate
+from openrl.experience import ExperienceBatch, StepPlan
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
 from openrl.training.optimizers import OptimSpec
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import ExperienceBatch, StepPlan
 
 
 def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:

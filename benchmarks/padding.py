@@ -24,9 +24,9 @@ from transformers import PretrainedConfig
 from openrl.algorithms.batching import PER_TOKEN, MicroBatchSize, TokenCap, TrainingPlan, split_rows
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
+from openrl.experience import StepCounts, StepPlan
 from openrl.models.cost import cost_of
 from openrl.trainer.batching import BatchingSpec, work_metrics
-from openrl.types import StepCounts, StepPlan
 
 MEDIAN, LONGEST = 6144, 65_536
 QWEN3_8B = PretrainedConfig(

@@ -12,8 +12,8 @@ from openrl.algorithms.batching import turn_ids
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.shaping import RewardShapingFlags
+from openrl.experience import ExperienceBatch, LossInputs
 from openrl.extension_points import advantage_estimators
-from openrl.types import ExperienceBatch, LossInputs
 
 GROUP_SIZES = (4, 1, 3, 5)
 

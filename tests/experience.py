@@ -13,10 +13,10 @@ from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.vision import VisionFlags
+from openrl.experience import ExperienceBatch, StepCounts
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.optimizers import OptimSpec
-from openrl.types import ExperienceBatch, StepCounts
 from tests.patience import PATIENCE
 
 LENGTHS = (12, 7, 9, 5, 12, 4, 8, 10)

@@ -22,10 +22,10 @@ from openrl.algorithms.shaping import place_scores
 from openrl.algorithms.trajectories import Outcomes, SampledTokens, Trajectories
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
+from openrl.experience import ExperienceBatch
 from openrl.extension_points import advantage_estimators
 from openrl.flags.schema import Options, flag
 from openrl.lazy import torch
-from openrl.types import ExperienceBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,7 +15,8 @@ from openrl.algorithms.partition import RowCost, balanced_parts, capped_parts, f
 from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.algorithms.trajectories import Trajectories
 from openrl.errors import UserError
-from openrl.types import ExperienceBatch, Group, Score, Segment, StepCounts, StepPlan, Trajectory
+from openrl.experience import ExperienceBatch, StepCounts, StepPlan
+from openrl.types import Group, Score, Segment, Trajectory
 
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:

@@ -44,8 +44,8 @@ from openrl.algorithms.shaping import (
 )
 from openrl.algorithms.trajectories import Outcomes, Trajectories
 from openrl.config.shaping import NormScope, RewardShapingFlags
+from openrl.experience import ExperienceBatch
 from openrl.registry import Entry
-from openrl.types import ExperienceBatch
 
 COLUMN_OF_NEED = {
     "values": "values",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
-from openrl.types import ExperienceBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

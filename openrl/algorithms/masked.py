@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from openrl.config.algorithm import LossAggMode
+from openrl.experience import StepCounts
 from openrl.lazy import torch
-from openrl.types import StepCounts
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -21,7 +21,7 @@ from openrl.config.correction import (
     RolloutCorrectionFlags,
     rejection_tests,
 )
-from openrl.types import ExperienceBatch
+from openrl.experience import ExperienceBatch
 
 LIMIT = 20.0  # of a log-ratio before exp
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from openrl.algorithms.masked import masked_mean, segment_mean, sequence_mean
+from openrl.experience import ExperienceBatch, LossInputs, TokenLosses
 from openrl.extension_points import policy_losses
 from openrl.flags.schema import REQUIRED, Options, flag
 from openrl.lazy import torch
-from openrl.types import ExperienceBatch, LossInputs, TokenLosses
 
 if TYPE_CHECKING:
     from torch import Tensor

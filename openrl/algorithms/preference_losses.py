@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from openrl.algorithms.supervised_losses import dpo_loss, ipo_loss, kto_loss, orpo_loss, simpo_loss
+from openrl.experience import AnswerInputs, AnswerLosses
 from openrl.extension_points import preference_losses
 from openrl.flags.schema import Options, flag
-from openrl.types import AnswerInputs, AnswerLosses
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from openrl.algorithms.partition import RowCost
-from openrl.types import ExperienceBatch
+from openrl.experience import ExperienceBatch
 
 DUMMY = -1
 """A row of one token that trains nothing, for ranks that run out of rows."""

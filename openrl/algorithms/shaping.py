@@ -13,8 +13,8 @@ from openrl.algorithms.masked import STD_EPS, grouped_moments, masked_mean, mask
 from openrl.algorithms.trajectories import Outcomes, Trajectories
 from openrl.config.shaping import NormScope, RewardShapingFlags
 from openrl.errors import UserError
+from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
-from openrl.types import ExperienceBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 from openrl.algorithms.masked import grouped_moments, standardise
+from openrl.experience import ExperienceBatch
 from openrl.lazy import torch
-from openrl.types import ExperienceBatch
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from openrl.types import TokenLosses
+from openrl.experience import TokenLosses
 
 
 def clipped_value_loss(

@@ -14,6 +14,7 @@ from torch import Tensor
 from openrl.cluster.group import WorkerContext
 from openrl.config.rollout import SleepState
 from openrl.errors import UserError
+from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.memory import MemoryUse, memory_use, settle
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
@@ -21,7 +22,6 @@ from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.training.state import WHOLE, StateParts
-from openrl.types import ExperienceBatch, StepPlan
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.cuda_ipc import gpu_uuid
 from openrl.weights.shared_memory import machine_id

@@ -22,7 +22,7 @@ from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of
 from openrl.data.supervised import collate
 from openrl.errors import UserError
-from openrl.types import PreferenceBatch
+from openrl.experience import PreferenceBatch
 
 MARGIN_KEY = "margin"
 RATINGS = {

@@ -13,7 +13,8 @@ from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.images import RowImages
 from openrl.data.order import OrderState, SeededOrder, fingerprint
 from openrl.data.rows import BadRow, as_chat, as_text, value_of
-from openrl.types import ExperienceBatch, Message
+from openrl.experience import ExperienceBatch
+from openrl.types import Message
 
 
 class SupervisedBuilder(ExampleBuilder[SupervisedRow]):

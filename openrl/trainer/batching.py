@@ -12,8 +12,8 @@ from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SupervisedConfig
 from openrl.config.learning import RolloutBatchFlags
+from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Mean, Metric
-from openrl.types import ExperienceBatch
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.algorithm import KLFlags
 from openrl.config.derived import kl_controller_acts, kl_in_reward
+from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Last, Mean, Metric
-from openrl.types import ExperienceBatch
 
 
 class Credit:

@@ -18,6 +18,7 @@ from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.model import Dtype
+from openrl.experience import ExperienceBatch
 from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Last, Mean, Metric, merge_all
@@ -33,7 +34,7 @@ from openrl.trainer.rows import columns_of_rows, update_rows
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.state import StateParts
 from openrl.training.updates import RoleUpdate
-from openrl.types import ExperienceBatch, Group
+from openrl.types import Group
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from openrl.algorithms.off_policy import MismatchTotals, correct_rollouts, mismatch_totals
 from openrl.config.correction import RolloutCorrectionFlags
+from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Last, Metric
-from openrl.types import ExperienceBatch
 
 LEADING = ("logprob_gap", "logprob_gap_max")  # shown among the actor's figures
 

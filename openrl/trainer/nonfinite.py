@@ -13,9 +13,9 @@ from torch import Tensor
 
 from openrl.algorithms.batching import TrainingPlan
 from openrl.errors import UserError
+from openrl.experience import ExperienceBatch
 from openrl.files import write_atomically
 from openrl.tracking.metrics import Metric
-from openrl.types import ExperienceBatch
 
 Reports = Sequence[Sequence[Mapping[str, Metric]]]
 """[rank][optimizer step]: metrics of the engines."""

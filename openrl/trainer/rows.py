@@ -10,12 +10,12 @@ from openrl.algorithms.batching import TrainingPlan, join_rows, split_rows
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
+from openrl.experience import ExperienceBatch, StepPlan
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric, merge_all
 from openrl.trainer.batching import BatchingSpec
 from openrl.trainer.nonfinite import Reports
 from openrl.training.engine import LossOf
-from openrl.types import ExperienceBatch, StepPlan
 
 
 async def forward_rows(

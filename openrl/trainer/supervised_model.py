@@ -13,13 +13,13 @@ from openrl.algorithms.row_sizes import RowSizes
 from openrl.algorithms.supervised_losses import answer_logprobs
 from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, with_reference
+from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import merge_all, to_floats
 from openrl.trainer.batching import BatchingSpec, work_metrics
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.rows import evaluate_rows, forward_rows, update_rows
 from openrl.trainer.supervised_tasks import Examples, Task
 from openrl.training.build import ModelSpec
-from openrl.types import ExperienceBatch
 
 CHUNK = 1024  # examples of one batch where no optimizer step sets the number
 STATISTICS = (

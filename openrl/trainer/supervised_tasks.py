@@ -22,13 +22,13 @@ from openrl.data.blend import Report
 from openrl.data.images import row_images
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.models.experts import check_mixture
 from openrl.tracking.progress import Column
 from openrl.training.build import EngineKind
 from openrl.training.engine import LossOf
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import SupervisedUpdate, balanced
-from openrl.types import ExperienceBatch, PreferenceBatch
 
 Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
 

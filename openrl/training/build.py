@@ -18,6 +18,7 @@ from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.vision import VisionFlags
+from openrl.experience import ParallelLayout
 from openrl.models.causal_lm import DTYPES, CausalLM, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.lora import add_adapters
@@ -36,7 +37,6 @@ from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import own_group
 from openrl.training.optimizers import OptimSpec
 from openrl.training.tensor_parallel import check_sum
-from openrl.types import ParallelLayout
 
 EngineKind = Literal["logprobs", "values", "rewards"]
 

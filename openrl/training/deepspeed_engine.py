@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.rollout import SleepState
+from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
 from openrl.models.causal_lm import DTYPES, CausalLM
 from openrl.models.checkpointing import recompute
 from openrl.models.lora import of_adapter, whole
@@ -46,7 +47,6 @@ from openrl.training.state import (
     write_rank_state,
 )
 from openrl.training.tensor_parallel import is_split, undivided_weight
-from openrl.types import ExperienceBatch, ParallelLayout, StepPlan
 
 ADAPTER_FOLDER = "adapter"
 """Where an exported model keeps its adapters alone; the model beside it has them merged in."""

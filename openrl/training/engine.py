@@ -10,10 +10,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from openrl.config.rollout import SleepState
+from openrl.experience import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.state import WHOLE, StateParts
-from openrl.types import ExperienceBatch, ParallelLayout, StepCounts, StepPlan
 
 
 class Forward(Protocol):

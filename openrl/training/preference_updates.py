@@ -15,10 +15,10 @@ from torch import Tensor
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.preference_losses import split_pairs
 from openrl.algorithms.supervised_losses import answer_logprobs, pair_reward_loss
+from openrl.experience import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 from openrl.extension_points import preference_losses
 from openrl.tracking.metrics import Mean, Metric
 from openrl.training.engine import Forward
-from openrl.types import AnswerInputs, ExperienceBatch, PreferenceBatch, StepCounts
 
 
 @dataclass(frozen=True)

@@ -20,11 +20,11 @@ from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags
 from openrl.errors import UserError
+from openrl.experience import StepPlan
 from openrl.models.lora import keep_differentiable
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import PolicyUpdate, ValueUpdate
-from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

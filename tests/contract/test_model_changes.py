@@ -10,11 +10,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelChangeFlags
 from openrl.errors import UserError
+from openrl.experience import StepPlan
 from openrl.models.changes import check_changes
 from openrl.models.checkpointing import recompute
 from openrl.training.build import build_engine
 from openrl.training.updates import SupervisedUpdate, ValueUpdate
-from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec
 from tests.tiny import tiny_model_dir
 

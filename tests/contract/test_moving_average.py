@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from openrl.errors import UserError
+from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.state import StateParts
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec
 
 BETA = 0.75

@@ -7,10 +7,10 @@ from safetensors.torch import load_file
 
 from openrl.config.learning import DeepSpeedFlags
 from openrl.errors import UserError
+from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.deepspeed_config import check_overrides
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, poison
 
 THIRDS = [[0, 1, 2], [3, 4], [5, 6, 7]]

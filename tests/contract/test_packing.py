@@ -8,10 +8,10 @@ from transformers.masking_utils import sdpa_mask
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.errors import UserError
+from openrl.experience import StepPlan
 from openrl.models.attention import varlen_attention
 from openrl.training.build import build_engine
 from openrl.training.updates import PolicyUpdate, ValueUpdate
-from openrl.types import StepPlan
 from tests.contract.test_train_engine import plain_logprobs
 from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir

@@ -16,13 +16,13 @@ from openrl.algorithms.policy_losses import PPOOptions
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.errors import UserError
+from openrl.experience import StepCounts, StepPlan
 from openrl.models.experts import check_mixture
 from openrl.training.build import build_engine
 from openrl.training.engine import StepPart
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
 from openrl.training.updates import PolicyUpdate, PtxUpdate, SupervisedUpdate, ValueUpdate, balanced
-from openrl.types import StepCounts, StepPlan
 from openrl.weights.transport import Route
 from tests.experience import alike, counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.invariance.test_preferences import batch_of_pairs

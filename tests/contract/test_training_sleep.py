@@ -8,11 +8,11 @@ import torch
 from safetensors.torch import load_file
 
 from openrl.config.lora import LoRAFlags
+from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.sleep import gradient_tensors, parameter_tensors
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, optim_spec, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

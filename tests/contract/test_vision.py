@@ -26,13 +26,14 @@ from openrl.data.images import RowImages
 from openrl.data.loading import RowSource
 from openrl.data.prompts import PromptBuilder
 from openrl.data.tokenizer import load_tokenizer
+from openrl.experience import StepPlan
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.publisher import Publisher
 from openrl.trainer.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import End, Group, Prompt, Sampling, Segment, StepPlan, Trajectory
+from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
 from openrl.vision.processor import VisionProcessor
 from openrl.vision.travel import with_pixels
 from tests.experience import counts_of, engine_spec, optim_spec

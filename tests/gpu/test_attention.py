@@ -6,12 +6,12 @@ import pytest
 import torch
 from transformers.utils import is_flash_attn_2_available
 
+from openrl.experience import StepPlan
 from openrl.models.logprobs import token_logprobs
 from openrl.models.outputs import LogitTransform
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
-from openrl.types import StepPlan
 from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_batch
 from tests.tiny import tiny_model_dir
 

@@ -29,6 +29,7 @@ from openrl.algorithms.policy_losses import (
     select_tokens,
 )
 from openrl.algorithms.row_sizes import RowSizes
+from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN
 from openrl.models.causal_lm import CausalLM
@@ -36,7 +37,6 @@ from openrl.models.scalar_model import RewardModel, ValueModel
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate
-from openrl.types import ExperienceBatch, PreferenceBatch
 from tests.batches import credit, in_segments
 from tests.experience import PROMPT, alike, free_port, ragged_batch
 from tests.patience import PATIENCE

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from openrl.algorithms.policy_losses import PPOOptions
+from openrl.experience import StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate
-from openrl.types import StepPlan
 from tests.experience import counts_of, engine_spec, free_port, optim_spec, poison, ragged_batch
 from tests.patience import PATIENCE
 from tests.tiny import tiny_model_dir

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 from openrl.config.parallel import ParallelFlags
+from openrl.experience import ParallelLayout, StepPlan
 from openrl.training.build import build_engine
 from openrl.training.distributed import close_distributed, init_distributed
-from openrl.types import ParallelLayout, StepPlan
 from tests.experience import counts_of, engine_spec, free_port
 from tests.invariance.test_ranks import (
     OPTIM,

@@ -17,12 +17,13 @@ from transformers import AutoModel, AutoModelForImageTextToText, AutoTokenizer
 
 from openrl.algorithms.batching import TokenCap, collate, plan_steps
 from openrl.algorithms.policy_losses import PPOOptions
+from openrl.experience import ExperienceBatch
 from openrl.models.causal_lm import CausalLM, logit_transform
 from openrl.models.scalar_model import ValueModel
 from openrl.models.vision import Vision
 from openrl.training.distributed import close_distributed, init_distributed
 from openrl.training.updates import PolicyUpdate, ValueUpdate
-from openrl.types import End, ExperienceBatch, Group, Prompt, Score, Segment, Trajectory
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
 from tests.experience import free_port

@@ -19,7 +19,8 @@ from openrl.algorithms.batching import (
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.errors import UserError
-from openrl.types import End, Group, Prompt, Score, Segment, StepCounts, Trajectory, VersionSpan
+from openrl.experience import StepCounts
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 from tests.batches import random_batch
 
 

@@ -14,6 +14,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.commands import DPOConfig, PPOConfig, RMConfig, SFTConfig
 from openrl.config.learning import RolloutBatchFlags
 from openrl.errors import UserError
+from openrl.experience import StepCounts, StepPlan
 from openrl.models.cost import cost_of, row_cost
 from openrl.trainer.batching import (
     BatchingSpec,
@@ -26,7 +27,6 @@ from openrl.trainer.launch import build_learner
 from openrl.trainer.prepare import start_lines
 from openrl.trainer.roles import Roles, model_spec, role_models
 from openrl.trainer.rows import forward_rows
-from openrl.types import StepCounts, StepPlan
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 

@@ -45,7 +45,7 @@ import sys, torch
 from openrl.config.commands import PPOConfig
 from openrl.extension_points import policy_losses
 from openrl.flags.parser import load
-from openrl.types import LossInputs
+from openrl.experience import LossInputs
 
 argv = "--pretrain some/model --prompt_data some/data --remote_rm_url {reward} --plugin my_project.losses --init_kl_coef 0"
 argv += " --advantage_estimator group_norm --n_samples_per_prompt 8 --policy_loss_type plain_reinforce --reinforce_floor -2"

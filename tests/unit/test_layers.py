@@ -22,6 +22,7 @@ LAYERS = (
     ("agents",),
     ("data", "models", "rewards", "tracking"),
     ("algorithms", "vision"),
+    ("experience",),
     ("types",),
     ("config",),
     ("extension_points",),
@@ -57,7 +58,8 @@ OPTIONAL = {"swanlab", "mlflow", "trackio"}  # asked for by flag: whoever wants 
 
 ONLY = {  # part -> the libraries it may import beside the standard library
     "algorithms": {"torch"},
-    "types": {"torch"},
+    "experience": {"torch"},
+    "types": set(),
     "lazy": {"peft", "torch"},
     "config": {"yaml"},
     "flags": {"yaml", "rich"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from openrl.types import ParallelLayout
+from openrl.experience import ParallelLayout
 
 
 def test_eight_ranks_as_two_by_two_by_two():

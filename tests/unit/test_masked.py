@@ -9,7 +9,7 @@ from openrl.algorithms.masked import (
     standardise,
     step_loss,
 )
-from openrl.types import StepCounts
+from openrl.experience import StepCounts
 
 LOSSES = torch.tensor([[1.0, 2, 3, 9], [4, 9, 9, 9], [9, 9, 9, 9]])
 MASK = torch.tensor([[1, 1, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()

@@ -10,8 +10,8 @@ import torch
 
 from openrl.algorithms import policy_losses as losses
 from openrl.algorithms.masked import step_loss
+from openrl.experience import LossInputs, StepCounts
 from openrl.extension_points import policy_losses
-from openrl.types import LossInputs, StepCounts
 from tests.batches import loss_inputs, random_batch
 
 OPTIONS = {

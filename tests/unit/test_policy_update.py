@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from openrl.algorithms.policy_losses import PPOOptions
+from openrl.experience import StepCounts
 from openrl.trainer.losses import Losses
 from openrl.training.updates import PolicyUpdate, balanced
-from openrl.types import StepCounts
 from tests.batches import outcome_batch
 from tests.flags import ppo
 

@@ -8,8 +8,8 @@ import torch
 from openrl.algorithms.batching import TokenCap, plan_pairs, plan_steps, split_rows
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import DUMMY, RowSizes, common_prefixes
+from openrl.experience import StepCounts, StepPlan
 from openrl.models.packing import arrange
-from openrl.types import StepCounts, StepPlan
 from tests.experience import ragged_batch
 
 BY_GROUP = RowCost(0.1, shared=True)
