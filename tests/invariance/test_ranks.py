@@ -229,7 +229,7 @@ def test_two_ranks(tmp_path, checkpoint, expected):
     write(
         tmp_path / "one", *towards_a_reference(checkpoint, 0, list(range(8)), ONE_RANK["whole"], 1)
     )
-    assert_same_training(tmp_path / "kl", tmp_path / "one", by_group=False)
+    assert_same_training(tmp_path / "kl", tmp_path / "one", by_group=False, strays=1)
     for stage in STAGES:
         for cut in TWO_RANKS:
             assert_same_training(tmp_path / f"{stage}-{cut}", expected, by_group=stage in (1, 2))
