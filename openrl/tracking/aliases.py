@@ -11,7 +11,6 @@ ALIASES = {
     "actor/pg_clipfrac": "actor/clip_fraction",
     "actor/pg_clipfrac_lower": "actor/dual_clip_fraction",
     "actor/kl_coef": "kl_coef",
-    "actor/reward_kl_penalty": "actor/kl",
     "critic/score/mean": "rollout/reward",
     "critic/score/max": "rollout/reward_max",
     "critic/score/min": "rollout/reward_min",

@@ -37,7 +37,12 @@ class Credit:
         """Policy before its update against the reference, in the rows ``scored`` (B,) bool; nothing
         where nobody computed what it takes."""
         kl = reference_kl(batch, self.plan.kl_estimator)
-        return {} if kl is None else {"actor/kl": _mean(kl, batch.loss_mask & scored[:, None])}
+        if kl is None:
+            return {}
+        measured = _mean(kl, batch.loss_mask & scored[:, None])
+        # verl's name, which says that the KL is taken off the reward
+        penalty = {"actor/reward_kl_penalty": measured} if kl_in_reward(self.flags) else {}
+        return {"actor/kl": measured, **penalty}
 
     def adapt(self, metrics: Mapping[str, Metric], n_samples: int) -> None:
         """Let the controller see this step's KL; without a reference there is none to see."""

@@ -100,5 +100,7 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
 
 def traces() -> set[str]:
     """What a run may leave outside of its directories."""
-    places = [Path("/dev/shm"), Path("/tmp"), Path("/tmp/ray")]
-    return {str(p) for place in places if place.is_dir() for p in place.iterdir()}
+    places = [Path("/dev/shm"), Path("/tmp/ray")]
+    found = {str(p) for place in places if place.is_dir() for p in place.iterdir()}
+    sockets = {str(p) for p in Path("/tmp").iterdir() if p.is_socket()}
+    return {path for path in found if "latest" not in path} | sockets
