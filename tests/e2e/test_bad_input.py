@@ -17,15 +17,19 @@ import psutil
 import pytest
 from transformers import GPT2Config
 
+from openrl.agents.build import AgentSetup
 from openrl.cli import supervised, train_ppo_ray
 from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
+from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.commands import PPOConfig, SFTConfig
+from openrl.config.data import TemplateFlags
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
+from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
 from openrl.types import Prompt, Sampling
 from tests.e2e.runs import make_task, ppo_flags, start
@@ -392,7 +396,7 @@ def test_a_figure_that_the_evaluation_does_not_have(attempt, task, tmp_path):
 
 def test_fewer_prompts_than_a_step_takes(attempt, task, tmp_path):
     message = attempt(ppo_flags(task, tmp_path / "out", rollout_batch_size=64))
-    assert "--rollout_batch_size 64 prompts a step, but --prompt_data has 40" in message
+    assert "--rollout_batch_size 64 prompts a step, but there are 40" in message
 
 
 def test_long_prompts_are_left_out_counted_and_reported(attempt, task, tmp_path):
@@ -479,10 +483,11 @@ def collect_with(task: Path, reward: Path) -> None:
     model = ModelFlags(pretrain=str(task / "model"), param_dtype="fp32")
     spec = EngineSpec(model=model.pretrain, dtype="fp32", max_model_len=16)
     flags = RewardFlags(remote_rm_url=str(reward), reward_timeout=3.0, reward_failure_policy="fail")
-    rewards = (flags, reward_plan(flags))
+    agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
+    rewards = RewardSetup(flags, reward_plan(flags))
 
     async def scenario() -> None:
-        group = LocalGroup.create("vllm", 1, RolloutWorker, "hf", spec, model, *rewards)
+        group = LocalGroup.create("vllm", 1, RolloutWorker, "hf", spec, model, agents, rewards)
         await group.call("start")
         try:
             tokenize = tiny_tokenizer()
