@@ -12,6 +12,7 @@ import pytest
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
+from openrl.agents.endpoint.retries import Exchanges, Sender
 from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.tools.parsers import parser_for
 from openrl.errors import UserError
@@ -346,3 +347,38 @@ def test_turns_for_people():
     assert (first.messages, first.action) == ((ASKS,), "a")
     assert (second.messages, second.action) == ((GOES_ON,), "b")
     assert (end.messages, end.action) == ((), None)
+
+
+def test_a_repetition_that_comes_before_its_first_request_is_seen_to_leave():
+    """The second request gets the reply; a third one, equal and deliberate, gets another."""
+
+    async def main():
+        exchanges, replies = Exchanges(), iter("ab")
+
+        async def answer():
+            return next(replies)
+
+        first = exchanges.take(Sender("x", repeats=False), answer())
+        again = exchanges.take(Sender("x", repeats=True), answer())
+        assert again is first
+        first.waiting -= 1  # now it is seen
+        assert not first.abandoned and await again.reply == "a"
+        again.waiting, again.delivered = again.waiting - 1, True
+        assert await exchanges.take(Sender("x", repeats=False), answer()).reply == "b"
+
+    asyncio.run(main())
+
+
+def test_requests_at_the_same_time_do_not_exceed_the_turns():
+    async def main():
+        async with opened(Gate(policy_of("a", "b")), limits=TurnLimits(max_turns=1)) as session:
+            policy = session.session.conversation.generate
+            async with http(session) as client:
+                first = asyncio.create_task(client.post(PATH, json=BODY))
+                await policy.asked.wait()
+                other = {**BODY, "messages": [GOES_ON]}
+                refused = await client.post(PATH, json=other)
+                policy.may.set()
+                return content_of(await first), refused.json()["error"]["code"]
+
+    assert asyncio.run(asyncio.wait_for(main(), 60)) == ("a", "episode_over")

@@ -19,7 +19,13 @@ class Exchange:
     """A request and its reply, which is sampled even if the client leaves."""
 
     reply: asyncio.Task[Answer]
-    abandoned: bool = False  # the client left before the reply was there
+    waiting: int = 1  # requests that wait for it
+    delivered: bool = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Everybody left before the reply was there."""
+        return not self.waiting and not self.delivered
 
     @property
     def failed(self) -> bool:
@@ -62,7 +68,7 @@ class Exchanges:
         if again:
             answering.close()
             self.replays += 1
-            again[0].abandoned = False
+            again[0].waiting += 1
             return again[0]
         reply = asyncio.ensure_future(answering)
         # a failure that nobody waits for any more is no news

@@ -185,9 +185,10 @@ async def _wait(request: Request, exchange: Exchange) -> Answer:
         await asyncio.wait({exchange.reply, left}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         left.cancel()
+        exchange.waiting -= 1
     if not exchange.reply.done():
-        exchange.abandoned = True
         raise Refusal(499, "the client left")
+    exchange.delivered = True
     if exchange.reply.cancelled():
         raise ended()
     return exchange.reply.result()
