@@ -3,7 +3,7 @@
 # make agents       GRPO on episodes of several turns: a frozen lake, and a calculator as a tool, on this machine
 # make number_game  a small vision-language model from nothing, supervised and then GRPO, on this machine
 # make test         every test that needs no GPU, JOBS=2 files at a time, each in up to 8 GB of memory
-# make gpu          the tests that need a GPU, and a report of what they measured
+# make gpu          the tests that need a GPU, and a report of what they measured, by PYTHON, which has requirements/gpu.txt
 # make check        format, lint, types, layers
 # make docs         regenerate the generated pages, check the links
 
@@ -37,8 +37,8 @@ test: $(READY)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not gpu" -n $(JOBS) --dist loadfile \
 		--no-loadscope-reorder --max-worker-restart 1 tests
 
-gpu: $(READY)
-	@$(BIN)/python -m tests.gpu.report
+gpu:
+	@$(or $(PYTHON),python) -m tests.gpu.report
 
 check: $(READY)
 	@$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ needs no package, elsewhere sample after sample."""
 
 from __future__ import annotations
 
+import inspect
 from difflib import get_close_matches
 from typing import Any
 
@@ -131,6 +132,9 @@ def varlen_attention(
     return _one_by_one(query, key, value, lengths, scaling, sliding_window), None
 
 
+GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
+"""Whether the kernel takes fewer heads of keys than of queries; torch 2.11 does not."""
+
 Ends = tuple[Tensor | None, Tensor | None, int | None, int | None]
 """Of queries and keys: starts and end of the sequences, and the length of the longest."""
 
@@ -139,6 +143,8 @@ def _by_kernel(
     query: Tensor, key: Tensor, value: Tensor, ends: Ends, scaling: float | None, window: int | None
 ) -> Tensor:
     rows, heads, length, _ = query.shape
+    if not GROUPS:
+        key, value = (x.repeat_interleave(heads // x.shape[1], 1) for x in (key, value))
     if ends[0] is None:
         starts = torch.arange(
             0, (rows + 1) * length, length, dtype=torch.int32, device=query.device
@@ -149,8 +155,9 @@ def _by_kernel(
         -1 if window is None else window - 1,
         0,
     )  # tokens to the left and to the right; without any this is causal
-    grouped = key.shape[1] != heads
-    how: dict[str, Any] = {"scale": scaling, "window_size": span, "enable_gqa": grouped}
+    how: dict[str, Any] = {"scale": scaling, "window_size": span}
+    if GROUPS:
+        how["enable_gqa"] = key.shape[1] != heads
     out = varlen_attn(*tensors, *ends, **how)
     assert isinstance(out, Tensor)
     return out.view(rows, length, heads, -1)

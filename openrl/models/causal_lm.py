@@ -148,7 +148,7 @@ def load_causal_lm(
         **settings,
     )
     with torch.no_grad(), attention_of_a_cpu(hf):
-        tokens = Trial.of(hf.config, DTYPES[flags.param_dtype]).tokens[None]
+        tokens = Trial.of(hf.config, DTYPES[flags.param_dtype]).tokens[None].to(hf.device)
         expected = _plain_logprobs(hf, tokens)
         model = CausalLM(hf, 1.0, chunk_size, packing).eval()
         found, _ = model(tokens, torch.ones_like(tokens, dtype=torch.bool))

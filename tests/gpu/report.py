@@ -57,6 +57,9 @@ def machine() -> list[str]:
 
 
 def main(arguments: list[str]) -> int:
+    if not torch.cuda.is_available():
+        print("\n".join(machine()))
+        return 1
     figures = Figures()
     code = pytest.main(
         ["-q", "-m", "gpu", str(Path(__file__).parent), *arguments], plugins=[figures]

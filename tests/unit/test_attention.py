@@ -170,3 +170,19 @@ def test_what_is_not_known_is_refused():
         varlen_attention(both_ways, query, query, query, None)
     with pytest.raises(UserError, match="cached keys"):
         varlen_attention(torch.nn.Linear(1, 1), query[:, :, :1], query, query, None)
+
+
+def test_a_kernel_without_groups_gets_every_head_its_keys(monkeypatch):
+    """As torch 2.11 has it: queries of four heads, keys of two."""
+    seen = {}
+
+    def kernel(query, key, value, *ends, scale, window_size):
+        seen.update(query=query, key=key, value=value)
+        return query
+
+    monkeypatch.setattr(attention, "GROUPS", False)
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    query, key = torch.randn(1, 4, 6, 8), torch.randn(1, 2, 6, 8)
+    attention._by_kernel(query, key, key, (None, None, None, None), None, None)
+    assert seen["key"].shape == seen["query"].shape == (6, 4, 8)
+    assert torch.equal(seen["key"][:, 1], key[0, 0]) and torch.equal(seen["key"][:, 2], key[0, 1])
