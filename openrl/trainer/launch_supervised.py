@@ -204,6 +204,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
         device=device,
         seed=config.debug.seed,
+        deterministic=config.debug.full_determinism,
         parallel=config.parallel,
         packing=derived.packs(config),
         shares=derived.shares_prefixes(config),

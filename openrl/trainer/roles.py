@@ -113,6 +113,7 @@ def model_spec(
         optim=optim,
         device=device,
         seed=config.debug.seed,
+        deterministic=config.debug.full_determinism,
         temperature=config.sampling.temperature,
         value_head=config.others.value_head_prefix,
         normalise=role.kind == "rewards" and config.reward.normalize_reward,

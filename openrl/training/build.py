@@ -3,6 +3,7 @@ table alone."""
 
 from __future__ import annotations
 
+import os
 import random
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -52,6 +53,7 @@ class ModelSpec:
     optim: OptimSpec | None  # None: only evaluated
     device: str  # "cpu" or "cuda"
     seed: int
+    deterministic: bool = False  # kernels that give equal bits each time, where there are any
     temperature: float = 1.0  # log-probs are those of logits divided by it
     value_head: str = "score"
     normalise: bool = False  # a reward model's output, by the moments in its config.json
@@ -135,11 +137,20 @@ def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
     return model
 
 
+def compute_deterministically() -> None:
+    """For this process. What has no deterministic kernel warns and runs all the same."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS's own condition
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
+
+
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     """Load the model and start its engine. Collective; the process group must be initialised.
 
     Raises UserError if the model, split or packed, does not compute what it computes whole.
     """
+    if spec.deterministic:
+        compute_deterministically()
     disable_progress_bar()  # the bars of many workers on one terminal tell nothing
     random.seed(spec.seed)
     np.random.seed(spec.seed)
