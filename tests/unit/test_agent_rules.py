@@ -48,3 +48,18 @@ def test_the_port_of_every_engine_is_looked_at():
         words = f"{GRPO} --agent_command python --apply_chat_template --vllm_num_engines 2"
         found = said(PPOConfig, f"{words} --agent_endpoint_port {port - 1}", environment=True)
     assert any(f"port {port} of 127.0.0.1 cannot be had" in problem for problem in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [
+        ("--reward_funcs number", True),
+        ("--reward_pretrain m", True),
+        ("--remote_rm_url r.py", False),  # it may say so
+        ("--reward_funcs number --tools python --apply_chat_template", False),
+    ],
+)
+def test_a_format_penalty_needs_somebody_who_reads(words, refused):
+    flags = f"--pretrain m --prompt_data d {words} --format_penalty -1"
+    found = [problem for problem in said(PPOConfig, flags) if "could not be read" in problem]
+    assert bool(found) is refused

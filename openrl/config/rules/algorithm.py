@@ -20,7 +20,7 @@ from openrl.config.derived import (
 )
 from openrl.config.shaping import part_weights
 from openrl.errors import UserError
-from openrl.extension_points import policy_losses
+from openrl.extension_points import policy_losses, verifiers
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.registry import Entry
 
@@ -138,6 +138,24 @@ def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
         yield Problem(
             ("difficulty_key", "reward_pretrain"), message, "--difficulty_key COLUMN of the data"
         )
+
+
+def _is_ours(verifier: str) -> bool:
+    """Whether it is built in; an unknown one is reported elsewhere."""
+    try:
+        return verifiers[verifier].component.__module__.startswith("openrl.")
+    except KeyError:
+        return False
+
+
+@check(PPOConfig)
+def somebody_reads_actions(config: PPOConfig, given: Given) -> Problems:
+    """Agents count what they could not read; files and servers say so in extra_logs."""
+    foreign = [name for name in config.reward.reward_funcs if not _is_ours(name)]
+    silent = source_kinds(config) <= {"verifier", "model"} and not foreign
+    if config.shaping.format_penalty and silent and not agents_of(config):
+        message = "our verifiers and reward models do not say which answers could not be read"
+        yield Problem(("format_penalty",), message, "a reward file that returns action_is_valid")
 
 
 @check(PPOConfig)
