@@ -28,15 +28,15 @@ class ClusterFlags:
     rpc_timeout: int = flag(
         3600,
         "Seconds to wait for any answer of a worker; then the missing ones are named and the run"
-        " stops.",
-        bounds="> 0",
+        " stops. 0: no limit.",
+        bounds=">= 0",
         only_if=RAY,
     )
     placement_timeout: int = flag(
         600,
         "Seconds to wait for the cluster to grant the placement; then an error says what is"
-        " missing.",
-        bounds="> 0",
+        " missing. 0: no limit.",
+        bounds=">= 0",
         only_if=RAY,
     )
 

@@ -53,6 +53,7 @@ COLUMNS = (
     Column("perf/samples_per_second", "{:.0f} samples/s"),
 )
 
+A_YEAR = 365 * 24 * 3600  # seconds; process groups need a limit where --rpc_timeout 0 asks for none
 
 StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManager[Roles]]
 """``start_roles``, or another way to come by worker groups that fit the config."""
@@ -217,7 +218,7 @@ def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
         roles,
         config.engine,
         adapter=config.lora.lora_sync == "adapter",
-        timeout=config.placement.rpc_timeout,
+        timeout=config.placement.rpc_timeout or A_YEAR,
         engines_forget="weights" in dropped_parts(config),
         keeps_tower=config.vision.freeze_visual_encoder,
     )
