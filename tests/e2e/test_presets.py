@@ -28,7 +28,7 @@ def plan(task, tmp_path, capsys):
     """The text of --dry_run; whatever the preset decides is left to it."""
 
     def plan(**changes):
-        free = {"advantage_estimator": None, "generate_max_len": 512, "dry_run": True}
+        free = {"advantage_estimator": None, "generate_max_len": 496, "dry_run": True}
         argv = ppo_flags(task, tmp_path / "out", **(free | changes))
         run = train_ppo_ray.run
         code = command(
