@@ -14,6 +14,7 @@ from transformers import (
 )
 from transformers.core_model_loading import revert_weight_conversion
 
+from openrl.errors import UserError
 from openrl.vision.processor import sees
 
 
@@ -23,9 +24,12 @@ def language_model_class(config: PretrainedConfig) -> Any:
 
 
 def language_model_at(path: str, trust_remote_code: bool) -> Any:
-    return language_model_class(
-        AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    )
+    """Raises UserError if there is no model."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot load a model from {path!r}: {error}", "check the path") from error
+    return language_model_class(config)
 
 
 def tower_parameters(hf: PreTrainedModel) -> list[str]:
