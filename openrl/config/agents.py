@@ -104,6 +104,12 @@ class AgentFlags(TurnFlags):
         " as context, as gigpo and step_reinforce take them.",
         only_if=AGENT,
     )
+    render_save_dir: str | None = flag(
+        None,
+        "Directory for the evaluated episodes of agents: a transcript, a page, and where the"
+        " environment draws its state a GIF. None: none.",
+        only_if=AGENT,
+    )
 
 
 @group("Agent")

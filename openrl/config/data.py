@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from openrl.config.agents import AGENT
 from openrl.config.conditions import PAIRS
 from openrl.flags.schema import REQUIRED, absent, flag, given, group
 
@@ -233,12 +232,6 @@ class PromptEvalFlags:
         0,
         "Answers of each evaluation written to eval_samples.jsonl, of the same prompts each time.",
         bounds=">= 0",
-    )
-    render_save_dir: str | None = flag(
-        None,
-        "Directory for the evaluated episodes of agents: a transcript, a page, and where the"
-        " environment draws its state a GIF. None: none.",
-        only_if=AGENT,
     )
 
 

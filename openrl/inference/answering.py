@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -39,6 +40,7 @@ from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
 from openrl.rollout.build import check_engine_kwargs, sampling_of, start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
+from openrl.tracking.renders import save_episodes
 from openrl.types import Group, Prompt, Sampling, Trajectory
 
 Config = BatchInferenceConfig | EvaluateConfig
@@ -58,6 +60,7 @@ HOW = [
     "reward_timeout",
     "reward_memory_gb",
     "reward_max_retries",
+    "render_save_dir",
     "max_reward_failure_rate",
 ]
 
@@ -148,6 +151,7 @@ async def answering(
     the unit's position, not on when a run began."""
     sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
     names, agents = column_names(config.data), agent_setup(config)
+    renders = agents.flags.render_save_dir
     async with (
         running_reward(config, inputs) as reward,
         running_engine(backend, spec) as engine,
@@ -157,13 +161,16 @@ async def answering(
         async def answer(unit: Unit, sample: int, starts: Starts) -> list[Trajectory]:
             seed = request_seed(config.debug.seed, 0, unit.position, sample)
             drawn = replace(sampling, seed=seed)
-            return await play_episode(agent, unit.rows[0], engine.generate, drawn, starts)
+            prompt = replace(unit.rows[0], shown=renders is not None)
+            return await play_episode(agent, prompt, engine.generate, drawn, starts)
 
         async def work(unit: Unit) -> list[Row]:
             starts: Starts = {}
             played = await asyncio.gather(*(answer(unit, sample, starts) for sample in range(n)))
             answers = [trajectory for of_sample in played for trajectory in of_sample]
             group = await score(reward, Group(answers[0].prompt, answers))
+            if renders is not None:
+                save_episodes(Path(renders), [group])
             return rows_of(unit.id, group, names, inputs.tokenizer)
 
         yield work

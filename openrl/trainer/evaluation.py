@@ -20,12 +20,18 @@ LENGTH = "eval/response_length"
 
 
 class Evaluation:
-    """Answers the same prompts each time, ``--eval_n_samples_per_prompt`` times each."""
+    """Answers the same prompts each time, ``--eval_n_samples_per_prompt`` times each; ``renders``
+    is a directory for episodes."""
 
     def __init__(
-        self, flags: PromptEvalFlags, prompts: list[Prompt], sampling: Sampling, seed: int
+        self,
+        flags: PromptEvalFlags,
+        prompts: list[Prompt],
+        sampling: Sampling,
+        seed: int,
+        renders: str | None = None,
     ) -> None:
-        self.renders = Path(flags.render_save_dir) if flags.render_save_dir else None
+        self.renders = Path(renders) if renders else None
         self.prompts = [replace(prompt, shown=self.renders is not None) for prompt in prompts]
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
         self.answered: list[Group] = []  # by the last run

@@ -236,7 +236,11 @@ def build_evaluation(config: PPOConfig, inputs: Inputs) -> Evaluation | None:
     if not inputs.eval_prompts:
         return None
     return Evaluation(
-        config.evaluation, inputs.eval_prompts, evaluation_sampling(config), config.debug.seed
+        config.evaluation,
+        inputs.eval_prompts,
+        evaluation_sampling(config),
+        config.debug.seed,
+        config.agents.render_save_dir,
     )
 
 

@@ -102,6 +102,7 @@ def test_turns_as_rows():
         ({"agent_func_path": "TRL"}, None, "T has no get_reward"),
         ({"agent_func_path": "REWARDING"}, "reward_funcs", "T returns rewards, and --reward_funcs"),
         ({"agent_func_path": "verifiers:tcp://10.0.0.1:5000"}, None, "on this machine alone"),
+        ({"agent_func_path": "verifiers:tcp://127.0.0.1:9"}, None, "no environment server listens"),
         (
             {"agent_func_path": "verifiers:tcp://127.0.0.1:9"},
             "reward_funcs",

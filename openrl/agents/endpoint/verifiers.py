@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,12 +44,20 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 
 
 def check_address(address: str) -> None:
-    """Raises UserError for a server that could not ask the endpoint."""
-    if urlparse(address).hostname not in ("127.0.0.1", "localhost"):
+    """Raises UserError if nobody listens there, or one who could not ask the endpoint."""
+    where = urlparse(address)
+    if where.hostname not in ("127.0.0.1", "localhost"):
         raise UserError(
             f"verifiers:{address}: the endpoint that the server asks is on this machine alone",
             "start the environment server here",
         )
+    try:
+        socket.create_connection((where.hostname, where.port), timeout=5).close()
+    except OSError as error:
+        raise UserError(
+            f"verifiers:{address}: no environment server listens there: {error.strerror}",
+            "start it before the training",
+        ) from error
 
 
 class VerifiersAgent:

@@ -10,6 +10,7 @@ from pathlib import Path
 from openrl.config.agents import read_env_config
 from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
+from openrl.config.rules.environment import output_problems
 from openrl.config.rules.rewards import SOURCES
 from openrl.errors import UserError
 from openrl.extension_points import environments
@@ -145,6 +146,11 @@ def agents_exist(config: Playing, given: Given) -> Problems:
             return
         if shutil.which(program) is None:
             yield Problem(("agent_command",), f"no such program: {program!r}")
+
+
+@check(PPOConfig, EvaluateConfig, environment=True)
+def episodes_can_be_written(config: Playing, given: Given) -> Problems:
+    yield from output_problems("render_save_dir", config.agents.render_save_dir)
 
 
 @check(PPOConfig, EvaluateConfig, environment=True)
