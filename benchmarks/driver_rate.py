@@ -20,7 +20,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.data.prompts import PromptStream

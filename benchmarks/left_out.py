@@ -26,7 +26,8 @@ from rich.table import Table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from openrl.algorithms.batching import plan_steps, turn_ids
+from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from openrl.algorithms.batching import turn_ids
+from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.credit import CreditPlan, assign_credit
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.shaping import RewardShapingFlags

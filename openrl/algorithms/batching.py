@@ -1,10 +1,9 @@
-"""Trajectories to tensors, and rows to ranks, optimizer steps and micro-batches. torch only."""
+"""Rows to ranks, optimizer steps and micro-batches. torch only."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Self
 
@@ -16,144 +15,6 @@ from openrl.algorithms.row_sizes import DUMMY, RowSizes
 from openrl.algorithms.trajectories import Trajectories
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepCounts, StepPlan
-from openrl.types import Group, Score, Segment, Trajectory
-
-
-def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
-    """One row per segment, right padded to the longest; rows of a trajectory share a
-    ``trajectory_ids`` value, those of one agent's trajectories in a group a ``group_ids`` value.
-
-    A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
-    keeps its rows and loses its loss mask: it is not trained and counts in no statistic. Without a
-    score the reward is NaN."""
-    rows = [
-        (number, group, t, segment)
-        for number, group in enumerate(groups)
-        for t in group.trajectories
-        for segment in t.segments
-    ]
-    segments, trajectories = [row[3] for row in rows], [row[2] for row in rows]
-    width = max((len(s.token_ids) for s in segments), default=1)
-    loss_mask = pad([trained_mask(s, t, g) for _, g, t, s in rows], width, False, torch.bool)
-    scores = [t.score or Score(math.nan) for t in trajectories]
-    return ExperienceBatch(
-        token_ids=pad([s.token_ids for s in segments], width, pad_id, torch.long),
-        attention_mask=_inside([s.token_ids for s in segments], width),
-        loss_mask=loss_mask,
-        rollout_logprobs=pad([s.rollout_logprobs for s in segments], width, 0.0, torch.float32),
-        trajectory_ids=_numbered([id(t) for t in trajectories]),
-        group_ids=_numbered([(number, t.agent) for number, _, t, _ in rows]),
-        rewards=torch.tensor(
-            [0.0 if t.failed else s.reward for t, s in zip(trajectories, scores, strict=True)]
-        ),
-        truncated=torch.tensor([t.end.is_truncated for t in trajectories], dtype=torch.bool),
-        passed=torch.tensor([math.nan if s.passed is None else s.passed for s in scores]),
-        turn_ids=turn_ids(loss_mask),
-        sources=[t.prompt.source for t in trajectories],
-        state_ids=_numbered([s.state or t.prompt.id for _, _, t, s in rows]),
-        invalid_actions=_invalid_actions(trajectories),
-        difficulty=_difficulty(trajectories),
-        process_rewards=_process_rewards(rows, width),
-        reward_parts=_reward_parts(scores),
-        greedy_rewards=_greedy_rewards([group for _, group, *_ in rows]),
-        versions=_versions(segments, loss_mask),
-        images=[s.images for s in segments] if any(s.images for s in segments) else None,
-    )
-
-
-def rescored(batch: ExperienceBatch, scored: ExperienceBatch) -> ExperienceBatch:
-    """``batch`` with all that ``collate`` filled in ``scored``: the same rows, since then
-    scored."""
-    filled = {f.name: getattr(scored, f.name) for f in fields(scored)}
-    return batch.replace(**{name: column for name, column in filled.items() if column is not None})
-
-
-def _versions(segments: list[Segment], loss_mask: Tensor) -> Tensor:
-    versions = torch.full(loss_mask.shape, -1, dtype=torch.int32)
-    for row, segment in enumerate(segments):
-        for span in segment.versions:
-            versions[row, span.start : span.end] = span.version
-    return versions.masked_fill(~loss_mask, -1)
-
-
-def _greedy_rewards(groups: list[Group]) -> Tensor | None:
-    """None if no group has a greedy answer."""
-    if all(group.greedy is None for group in groups):
-        return None
-    rewards = [math.nan if group.greedy_reward is None else group.greedy_reward for group in groups]
-    return torch.tensor(rewards, dtype=torch.float32)
-
-
-def _difficulty(trajectories: list[Trajectory]) -> Tensor | None:
-    """None if any prompt has none."""
-    values = [t.prompt.difficulty for t in trajectories]
-    return None if None in values else torch.tensor(values, dtype=torch.float32)
-
-
-def _invalid_actions(trajectories: list[Trajectory]) -> Tensor | None:
-    """Turns whose action could not be read: as the agent counts them, or for one turn as the
-    reward's part ``action_is_valid`` says. None if nobody says anything."""
-    counts = [t.metrics.get("invalid_actions", _invalid(t)) for t in trajectories]
-    return None if set(counts) <= {None} else torch.tensor([count or 0.0 for count in counts])
-
-
-def _invalid(trajectory: Trajectory) -> float | None:
-    parts = trajectory.score.parts if trajectory.score else {}
-    said = [value for name, value in parts.items() if name.rpartition("/")[2] == "action_is_valid"]
-    return None if not said else float(min(said) == 0)
-
-
-def _process_rewards(
-    rows: list[tuple[int, Group, Trajectory, Segment]], width: int
-) -> Tensor | None:
-    """The rewards of a trajectory's tokens, cut to its segments. None if no trajectory has any."""
-    cut: list[list[float]] = []
-    for _, _, t, segment in rows:
-        earned = (t.score and t.score.token_rewards) or []
-        first = next(i for i, s in enumerate(t.segments) if s is segment)
-        start = sum(len(s.token_ids) for s in t.segments[:first])
-        cut.append(earned[start : start + len(segment.token_ids)])
-    return pad(cut, width, 0.0, torch.float32) if any(cut) else None
-
-
-def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
-    """Every named part but those inside a source, "source/part"; NaN in rows that lack it."""
-    names = sorted({name for s in scores for name in s.parts if "/" not in name})
-    return {name: torch.tensor([s.parts.get(name, math.nan) for s in scores]) for name in names}
-
-
-def _numbered(keys: Sequence[Hashable]) -> Tensor:
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    return torch.tensor([numbers[key] for key in keys], dtype=torch.long)
-
-
-def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list[bool]:
-    """The segment's loss mask, all False if its trajectory failed, or the greedy answer that it is
-    compared with did."""
-    failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
-    return [False] * len(segment.loss_mask) if failed else segment.loss_mask
-
-
-def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:
-    """Rows of numbers as (B, width), filled up on the right. One tensor of all numbers: one for
-    each row takes ten times as long."""
-    result = torch.full((len(rows), width), value, dtype=dtype)
-    return result.masked_scatter_(
-        _inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
-    )
-
-
-def _inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
-    """(B, width) bool: where the rows have numbers."""
-    return torch.arange(width) < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
-
-
-def turn_ids(loss_mask: Tensor) -> Tensor:
-    """(B, T): the number of the run of sampled tokens that a token lies in, from 0; -1 outside the
-    mask."""
-    starts = loss_mask.clone()
-    starts[:, 1:] &= ~loss_mask[:, :-1]
-    return torch.where(loss_mask, starts.cumsum(-1) - 1, -1)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.algorithms.credit import CreditPlan
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config import derived

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.collate import collate
 from openrl.algorithms.off_policy import age_metrics, too_old
 from openrl.algorithms.policy_losses import select_tokens
 from openrl.algorithms.row_sizes import RowSizes

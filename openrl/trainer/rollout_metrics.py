@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from openrl.algorithms.batching import trained_mask
+from openrl.algorithms.collate import trained_mask
 from openrl.algorithms.filtering import signal_metrics
 from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
 from openrl.trainer.reward_failures import failure_metrics

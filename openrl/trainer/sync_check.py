@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.model import Dtype
 from openrl.trainer.learner import ColumnRequest, Learner

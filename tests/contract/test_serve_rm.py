@@ -17,7 +17,7 @@ from threading import Thread
 import httpx
 import pytest
 
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
 from openrl.config.reward import RewardFlags

@@ -11,7 +11,8 @@ import torch
 from datasets import Dataset
 
 from openrl.agents.build import AgentSetup
-from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM
 
-from openrl.algorithms.batching import TokenCap, plan_pairs, plan_steps, turn_ids
+from openrl.algorithms.batching import TokenCap, plan_pairs, plan_steps
+from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.policy_losses import (
     ClipCovOptions,

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from transformers import AutoModel, AutoModelForImageTextToText, AutoTokenizer
 
-from openrl.algorithms.batching import TokenCap, collate, plan_steps
+from openrl.algorithms.batching import TokenCap, plan_steps
+from openrl.algorithms.collate import collate
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.experience import ExperienceBatch
 from openrl.models.causal_lm import CausalLM, logit_transform

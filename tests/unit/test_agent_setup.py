@@ -11,7 +11,7 @@ import pytest
 from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.checks import check_agents
 from openrl.agents.foreign.recognise import EXECUTE
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.data import TemplateFlags
 from openrl.errors import UserError

@@ -47,7 +47,7 @@ def test_what_a_diagram_names_exists(text):
 
 def test_the_way_of_a_prompt_to_its_gradient():
     hops = HOP.findall(PAGE)
-    assert len(hops) == 16 and len({file for _, file in hops}) == 12
+    assert len(hops) == 16 and len({file for _, file in hops}) == 13
     for name, file in hops:
         assert name in defined(ROOT / file), f"{file} has no {name}"
 

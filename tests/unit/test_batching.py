@@ -7,15 +7,8 @@ import math
 import pytest
 import torch
 
-from openrl.algorithms.batching import (
-    TokenCap,
-    collate,
-    join_rows,
-    plan_pairs,
-    plan_steps,
-    split_rows,
-    turn_ids,
-)
+from openrl.algorithms.batching import TokenCap, join_rows, plan_pairs, plan_steps, split_rows
+from openrl.algorithms.collate import collate, turn_ids
 from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.errors import UserError

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from openrl.agents.single_turn import SingleTurn
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.saved_groups import group_from_json, group_to_json
 from openrl.types import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.model_worker import ModelWorker
 from openrl.config.reward import RewardFlags

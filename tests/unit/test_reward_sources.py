@@ -9,7 +9,7 @@ import socket
 import pytest
 import torch
 
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.algorithms.filtering import group_mean, keep
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import RewardPlan, reward_plan, source_kwargs

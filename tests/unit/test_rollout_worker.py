@@ -15,7 +15,7 @@ from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.recording import turns_from_json, turns_to_json
 from openrl.agents.single_turn import SingleTurn
-from openrl.algorithms.batching import collate
+from openrl.algorithms.collate import collate
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker, request_seed
 from openrl.config.agents import AgentFlags, EnvironmentFlags

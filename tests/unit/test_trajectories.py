@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from openrl.algorithms.batching import collate, plan_steps
+from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.collate import collate
 from openrl.algorithms.filtering import group_mean, keep, signal_metrics
 from openrl.algorithms.masked import step_loss
 from openrl.algorithms.off_policy import correct_rollouts
