@@ -64,9 +64,10 @@ def measure(
     weight = (torch.randn(vocabulary, hidden_size, generator=g) / hidden_size**0.5).requires_grad_()
     targets = torch.randint(0, vocabulary, (tokens,), generator=g)
     up = torch.randn(2, tokens, generator=g)
+    # warm
     token_logprobs(states[:2], weight[:2], None, targets[:2] % 2, LogitTransform(), 1)[
         0
-    ].sum().backward()  # warm
+    ].sum().backward()
     states.grad = weight.grad = None
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
     before = memory("VmRSS")

@@ -148,9 +148,8 @@ def serve_trl(connection: Connection, work: Work) -> None:
             processing_class=AutoTokenizer.from_pretrained(work.model),
             callbacks=[OneAtATime()],
         )
-        trainer.log = lambda *args, **kwargs: (
-            None
-        )  # its figures would mix with ours on the terminal
+        # its figures would mix with ours on the terminal
+        trainer.log = lambda *args, **kwargs: None
         trainer.train()
 
 

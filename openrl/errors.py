@@ -10,9 +10,8 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        super().__init__(
-            message, remedy
-        )  # both in args: the error crosses process borders by pickle
+        # both in args: the error crosses process borders by pickle
+        super().__init__(message, remedy)
         self.message, self.remedy = message, remedy
 
     def __str__(self) -> str:

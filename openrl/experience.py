@@ -200,9 +200,8 @@ class TokenLosses:
     step."""
 
     per_token: Tensor  # (b, T)
-    metrics: dict[str, Tensor] = field(
-        default_factory=dict
-    )  # (b, T) each, averaged over trained tokens
+    # (b, T) each, averaged over trained tokens
+    metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ _SHAPE = {
     "num_key_value_heads": 1,
     "head_dim": 32,  # the smallest that vLLM's CPU attention knows
     "max_position_embeddings": 512,
-    "initializer_range": (
-        0.2
-    ),  # far from uniform: a wrong weight or temperature shows in every log-prob
+    # far from uniform: a wrong weight or temperature shows in every log-prob
+    "initializer_range": (0.2),
 }
 _EXTRA = {
     "qwen3_moe": {

@@ -39,9 +39,8 @@ REMEDY = (
 class TrainingPlan:
     """Who trains what, when, in one pass over a rollout batch or several."""
 
-    shards: list[
-        list[int]
-    ]  # [rank]: rows of the batch that it trains in any step; [-1] if it has none (pairs: [-1, -1])
+    # [rank]: rows of the batch that it trains in any step; [-1] if it has none (pairs: [-1, -1])
+    shards: list[list[int]]
     steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
 
 
@@ -231,9 +230,8 @@ class RowSplit:
     """Rows dealt to ranks for a forward pass."""
 
     shards: list[list[int]]  # [rank]: rows of the batch; [-1], a dummy, if it has none
-    micro_batches: list[
-        list[list[int]]
-    ]  # [rank][micro-batch]: indices into the shard, -1 is a dummy row
+    # [rank][micro-batch]: indices into the shard, -1 is a dummy row
+    micro_batches: list[list[list[int]]]
 
 
 def split_rows(

@@ -62,9 +62,8 @@ class CreditPlan:
     estimator: Entry[Estimator]
     options: Any
     shaping: RewardShapingFlags
-    norm_scopes: tuple[
-        NormScope, NormScope
-    ]  # of mean and std: as given, else as the estimator suggests
+    # of mean and std: as given, else as the estimator suggests
+    norm_scopes: tuple[NormScope, NormScope]
     whiten_advantages: bool
     max_new_tokens: int  # length limit of a response
     whiten_std: bool = True

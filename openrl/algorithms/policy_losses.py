@@ -335,9 +335,8 @@ class SelectingLoss:
     rollout batch, by log-probs of the old policy: a choice inside each micro-batch would depend on
     its size."""
 
-    select: Callable[
-        [ExperienceBatch, Any, torch.Generator], Tensor
-    ]  # (B, T) bool, becomes ``batch.selected``
+    # (B, T) bool, becomes ``batch.selected``
+    select: Callable[[ExperienceBatch, Any, torch.Generator], Tensor]
     loss: PolicyLoss
 
     def __call__(self, inputs: LossInputs, options: Any) -> TokenLosses:

@@ -11,9 +11,8 @@ from openrl.config.commands import BatchInferenceConfig
 
 def prepare(config: BatchInferenceConfig) -> Any:
     """Read and check everything that can be wrong before a model is loaded."""
-    from openrl.inference.batch import (
-        prepare_batch,
-    )  # imported after the flags are known to be right
+    # imported after the flags are known to be right
+    from openrl.inference.batch import prepare_batch
 
     return prepare_batch(config)
 

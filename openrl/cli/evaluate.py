@@ -11,9 +11,8 @@ from openrl.config.commands import EvaluateConfig
 
 def prepare(config: EvaluateConfig) -> Any:
     """Read and check everything that can be wrong before a model is loaded."""
-    from openrl.inference.evaluate import (
-        prepare_evaluation,
-    )  # imported after the flags are known to be right
+    # imported after the flags are known to be right
+    from openrl.inference.evaluate import prepare_evaluation
 
     return prepare_evaluation(config)
 

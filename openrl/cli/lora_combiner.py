@@ -14,9 +14,8 @@ def prepare(config: MergeConfig) -> None:
 
 
 def run(config: MergeConfig, inputs: None) -> None:
-    from openrl.models.adapters import (
-        merge_adapter,
-    )  # heavy libraries are imported after the flags are known to be right
+    # heavy libraries are imported after the flags are known to be right
+    from openrl.models.adapters import merge_adapter
 
     merge = config.merge
     head = merge.value_head_prefix if merge.is_rm else None

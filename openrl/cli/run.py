@@ -21,9 +21,8 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' own bars obey it too
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": (
-        "0"
-    ),  # Ray's new behaviour, without the warning about the old one
+    # Ray's new behaviour, without the warning about the old one
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 """Environment that keeps libraries from talking over the progress bar; what the user has set
 stays."""
@@ -77,9 +76,8 @@ def silence() -> None:
     """Keep the noise of libraries out of the terminal, here and in processes started later."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("bitsandbytes").setLevel(
-        logging.ERROR
-    )  # warns of a kernel for 4-bit layers at every import
+    # warns of a kernel for 4-bit layers at every import
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 

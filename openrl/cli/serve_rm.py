@@ -11,9 +11,8 @@ from openrl.config.commands import ServeConfig
 
 def prepare(config: ServeConfig) -> Any:
     """Read and check everything that can be wrong before the model is loaded."""
-    from openrl.inference.serve import (
-        prepare_server,
-    )  # imported after the flags are known to be right
+    # imported after the flags are known to be right
+    from openrl.inference.serve import prepare_server
 
     return prepare_server(config)
 

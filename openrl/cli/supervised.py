@@ -11,9 +11,8 @@ from openrl.config.commands import SupervisedConfig
 
 def prepare(config: SupervisedConfig) -> Any:
     """Read and check everything that can be wrong before anything is built."""
-    from openrl.trainer.launch_supervised import (
-        prepare,
-    )  # imported after the flags are known to be right
+    # imported after the flags are known to be right
+    from openrl.trainer.launch_supervised import prepare
 
     return prepare(config)
 

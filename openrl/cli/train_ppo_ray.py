@@ -11,9 +11,8 @@ from openrl.config.commands import PPOConfig
 
 def prepare(config: PPOConfig) -> Any:
     """Read and check everything that can be wrong before a process starts."""
-    from openrl.trainer.prepare import (
-        prepare,
-    )  # heavy libraries are imported after the flags are known to be right
+    # heavy libraries are imported after the flags are known to be right
+    from openrl.trainer.prepare import prepare
 
     return prepare(config)
 

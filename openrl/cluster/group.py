@@ -28,9 +28,8 @@ class WorkerContext:
     master_addr: str = "127.0.0.1"  # rank 0's node, with a port that was free there
     master_port: int = 0
     plugins: tuple[str, ...] = ()  # modules imported before the worker is built
-    env: dict[str, str] = field(
-        default_factory=dict
-    )  # environment the worker's process started with
+    # environment the worker's process started with
+    env: dict[str, str] = field(default_factory=dict)
     spans_nodes: bool = False  # its places lie on several nodes
     log: str = ""  # file that takes what its process and its children print
 

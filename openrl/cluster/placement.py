@@ -48,13 +48,11 @@ class PlacementPlan:
     """The table role -> slots, in rank order, over the bundles of the node groups."""
 
     device: str  # "cpu" or "cuda"
-    node_groups: tuple[
-        int, ...
-    ]  # bundles of each node group; bundles are numbered through all of them
+    # bundles of each node group; bundles are numbered through all of them
+    node_groups: tuple[int, ...]
     rows: dict[str, tuple[Slot, ...]]
-    sizes: dict[str, ParallelSizes] = field(
-        default_factory=dict
-    )  # of roles whose ranks have several slots
+    # of roles whose ranks have several slots
+    sizes: dict[str, ParallelSizes] = field(default_factory=dict)
 
     @property
     def bundle(self) -> dict[str, float]:

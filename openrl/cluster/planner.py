@@ -116,9 +116,8 @@ def _own(request: RoleRequest, gpus: int) -> list[int]:
     if request.sizes.width == 1 or not 0 < gpus < size:
         return [size] * (request.num_nodes or 1)
     tensor = request.sizes.tensor
-    on_node = (
-        gpus - gpus % tensor if tensor <= gpus else gpus
-    )  # whole tensor-parallel groups, where one fits
+    # whole tensor-parallel groups, where one fits
+    on_node = gpus - gpus % tensor if tensor <= gpus else gpus
     rest = [size % on_node] if size % on_node else []
     return ([on_node] * (size // on_node) + rest) * (request.num_nodes or 1)
 

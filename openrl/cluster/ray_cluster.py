@@ -55,9 +55,8 @@ class Reservation:
 
     plan: PlacementPlan
     groups: list[PlacementGroup]
-    bundles: dict[
-        int, tuple[PlacementGroup, int]
-    ]  # bundle of the plan -> its group and the index in it
+    # bundle of the plan -> its group and the index in it
+    bundles: dict[int, tuple[PlacementGroup, int]]
 
     def actor_options(self, role: str, rank: int) -> dict[str, Any]:
         """Ray's options that put a rank into the first of its bundles.
@@ -255,9 +254,8 @@ def open_cluster(
         return cluster, plan_placement(requests, device, cluster.nodes())
     machine = this_machine()
     plan = plan_placement(requests, device, [machine])
-    cpus = max(
-        int(plan.need["CPU"]), int(machine.cpus)
-    )  # logical: worker slots may exceed the cores
+    # logical: worker slots may exceed the cores
+    cpus = max(int(plan.need["CPU"]), int(machine.cpus))
     return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0, log_to_driver), plan
 
 

@@ -236,9 +236,8 @@ def lora_rank(flags: LoRAFlags) -> int:
     if flags.lora_adapter_path is None:
         return flags.lora_rank
     path = Path(flags.lora_adapter_path).expanduser() / "adapter_config.json"
-    return (
-        json.loads(path.read_text())["r"] if path.is_file() else 16
-    )  # on the Hub: peft reads it where it is used
+    # on the Hub: peft reads it where it is used
+    return json.loads(path.read_text())["r"] if path.is_file() else 16
 
 
 def critic_adapters(flags: LoRAFlags) -> LoRAFlags:

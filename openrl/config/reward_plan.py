@@ -108,9 +108,8 @@ def _check_url(url: str) -> None:
     """Raises UserError for a URL that no request could be sent to, or that holds a password."""
     try:
         parts = urlsplit(url)
-        usable = (
-            bool(parts.hostname) and parts.port != 0
-        )  # a port that is no number in range raises
+        # a port that is no number in range raises
+        usable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if "@" in url.split("/")[2]:

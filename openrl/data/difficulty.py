@@ -17,9 +17,8 @@ def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt
 
     Raises UserError that names all rows where it is missing, or no number in [0, 1].
     """
-    bad: dict[str, dict[int, str]] = defaultdict(
-        dict
-    )  # source -> row -> reason; a blend holds rows several times
+    # source -> row -> reason; a blend holds rows several times
+    bad: dict[str, dict[int, str]] = defaultdict(dict)
     rated = []
     for prompt in prompts:
         try:

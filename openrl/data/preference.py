@@ -25,14 +25,8 @@ from openrl.errors import UserError
 from openrl.experience import PreferenceBatch
 
 MARGIN_KEY = "margin"
-RATINGS = {
-    True: 1.0,
-    "true": 1.0,
-    "1": 1.0,
-    False: 0.0,
-    "false": 0.0,
-    "0": 0.0,
-}  # 1 and 1.0 equal True
+# 1 and 1.0 equal True
+RATINGS = {True: 1.0, "true": 1.0, "1": 1.0, False: 0.0, "false": 0.0, "0": 0.0}
 
 
 @dataclass(frozen=True)

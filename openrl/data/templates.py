@@ -27,9 +27,8 @@ class PromptParts:
 
     content: str  # the row's own text, or that of the last user message; empty where there is none
     render: Callable[[str], str]  # content -> the text that the model sees. Raises BadRow
-    messages: Callable[[str], list[Message]] = (
-        lambda content: []
-    )  # content -> the chat, if it is one
+    # content -> the chat, if it is one
+    messages: Callable[[str], list[Message]] = lambda content: []
 
     def text(self) -> str:
         """The whole prompt. Raises BadRow."""

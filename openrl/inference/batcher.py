@@ -67,9 +67,8 @@ class MicroBatcher(Generic[Item, Result]):
         futures = [asyncio.get_running_loop().create_future() for _ in items]
         self._waiting.extend(zip(items, futures, strict=True))
         self._arrived.set()
-        return await asyncio.gather(
-            *futures
-        )  # a call that is cancelled cancels its futures: they are not computed
+        # a call that is cancelled cancels its futures: they are not computed
+        return await asyncio.gather(*futures)
 
     async def _run(self) -> None:
         while True:

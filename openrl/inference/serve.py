@@ -109,9 +109,8 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
         app, http=Connection, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            number, lambda *_: None
-        )  # uvicorn raises it once more when it is done: that is no failure
+        # uvicorn raises it once more when it is done: that is no failure
+        signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
     await Server(
         config, lambda: ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")

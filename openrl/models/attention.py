@@ -120,9 +120,8 @@ def varlen_attention(
     if key_places is not None:
         key, value = (x.index_select(2, key_places) for x in (key, value))
     if query.is_cuda and _kernel_runs(module.config.dtype != torch.float32):
-        query, key, value = (
-            x.to(module.config.dtype) for x in (query, key, value)
-        )  # adapters may leave fp32
+        # adapters may leave fp32
+        query, key, value = (x.to(module.config.dtype) for x in (query, key, value))
         ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         return _by_kernel(query, key, value, ends, scaling, sliding_window), None
     lengths = [
@@ -151,10 +150,8 @@ def _by_kernel(
         )
         ends = (starts, starts, length, length)
     tensors = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    span = (
-        -1 if window is None else window - 1,
-        0,
-    )  # tokens to the left and to the right; without any this is causal
+    # tokens to the left and to the right; without any this is causal
+    span = (-1 if window is None else window - 1, 0)
     how: dict[str, Any] = {"scale": scaling, "window_size": span}
     if GROUPS:
         how["enable_gqa"] = key.shape[1] != heads

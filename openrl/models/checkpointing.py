@@ -41,9 +41,8 @@ def recompute(
         hf.gradient_checkpointing_enable({"use_reentrant": reentrant})
         for layer in layers[num_layers:] if num_layers else []:
             layer.gradient_checkpointing = False
-        if (
-            reentrant
-        ):  # it sees gradients through its inputs alone, and a frozen embedding gives none
+        # it sees gradients through its inputs alone, and a frozen embedding gives none
+        if reentrant:
             hf.enable_input_require_grads()
         return
     parts = [module for layer in layers for module in layer.modules() if PARTS[method](module)]

@@ -180,9 +180,8 @@ class _Chunked(torch.autograd.Function):
         )
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
-            for own, inside in _blocks(
-                rows, len(logits)
-            ):  # the gradient takes the place of the logits
+            # the gradient takes the place of the logits
+            for own, inside in _blocks(rows, len(logits)):
                 block, up = (
                     logits[inside],
                     [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)],

@@ -41,10 +41,8 @@ OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
 """Names by which peft means the fused weights of experts and their router, in models that have
 such."""
 
-TRAINED, START = (
-    "default",
-    "start",
-)  # names of adapters: the one that learns, and a frozen one to begin with
+# names of adapters: the one that learns, and a frozen one to begin with
+TRAINED, START = ("default", "start")
 
 
 class Adapters:
@@ -85,9 +83,8 @@ class Adapters:
                     for part in ("lora_B", "lora_A")
                 ]
                 change = self.layers[layer].scaling[TRAINED] * (low[0] @ low[1])
-                flipped = getattr(
-                    self.layers[layer], "fan_in_fan_out", False
-                )  # GPT-2 keeps its weights (in, out)
+                # GPT-2 keeps its weights (in, out)
+                flipped = getattr(self.layers[layer], "fan_in_fan_out", False)
                 weight = (weight.float() + (change.T if flipped else change)).to(weight.dtype)
             result[name.replace(".base_layer.", ".")] = weight
         return result
@@ -204,13 +201,8 @@ def _read_config(path: str) -> peft.LoraConfig:
     for name in sorted(vars(plain).keys() - PLAIN):
         if getattr(config, name) != getattr(plain, name):
             raise _not_plain(f"with {name}")
-    if config.init_lora_weights not in (
-        True,
-        False,
-        "gaussian",
-        "orthogonal",
-        "eva",
-    ):  # the others change the base too
+    # the others change the base too
+    if config.init_lora_weights not in (True, False, "gaussian", "orthogonal", "eva"):
         raise _not_plain(f"with init_lora_weights {config.init_lora_weights}")
     return replace(config, init_lora_weights=True)
 
@@ -224,12 +216,10 @@ def _not_plain(what: str) -> UserError:
 def _inject(config: peft.LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings(
-                "ignore", "Already found a `peft_config`"
-            )  # the second of two is meant
-            warnings.filterwarnings(
-                "ignore", "fan_in_fan_out is set"
-            )  # by itself, where weights are (in, out)
+            # the second of two is meant
+            warnings.filterwarnings("ignore", "Already found a `peft_config`")
+            # peft sets it itself where weights are (in, out)
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set")
             peft.inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
         raise UserError(

@@ -25,10 +25,8 @@ from openrl.errors import UserError
 from openrl.models.outputs import placed
 from openrl.models.trial import Trial
 
-PACKABLE_LAYERS = {
-    "full_attention",
-    "sliding_attention",
-}  # the others count from the start of the whole row
+# the others count from the start of the whole row
+PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
@@ -39,13 +37,11 @@ class Rows:
     token_ids: Tensor  # (R, S) int64
     predicted: Tensor  # (R, S) bool: scored tokens whose predecessor in the row predicts them
     inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
-    columns: Callable[
-        [Tensor], Tensor
-    ]  # (R, S, ...), something per token -> (b, T, ...), 0 where nothing is scored
+    # (R, S, ...), something per token -> (b, T, ...), 0 where nothing is scored
+    columns: Callable[[Tensor], Tensor]
     arranged: Callable[[Tensor], Tensor]  # the way there, (b, T, ...) -> (R, S, ...)
-    real: Callable[[Tensor], Tensor] = lambda values: (
-        values
-    )  # packed: (N, ...) -> one for each real token of all rows
+    # packed: (N, ...) -> one for each real token of all rows
+    real: Callable[[Tensor], Tensor] = lambda values: values
 
 
 def arrange(
@@ -109,10 +105,8 @@ def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, axes: Ten
 def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
     """Of sequences with so many queries that look at so many keys, the last query at all of them;
     None: as many."""
-    of_queries = (
-        F.pad(queries.cumsum(0), (1, 0)).to(torch.int32),
-        int(queries.max()),
-    )  # starts and the end, longest
+    # starts and the end, longest
+    of_queries = (F.pad(queries.cumsum(0), (1, 0)).to(torch.int32), int(queries.max()))
     of_keys = (
         of_queries
         if keys is None
@@ -136,9 +130,8 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     is its neighbour, as in other packed rows. A shared token is scored if any row asks for it."""
     index = torch.arange(token_ids.shape[1], device=token_ids.device)
     run = F.pad((groups[1:] != groups[:-1]).cumsum(0), (1, 0))
-    heads = F.pad(
-        run[1:] != run[:-1], (1, 0), value=True
-    )  # the first row of each run holds what it shares
+    # the first row of each run holds what it shares
+    heads = F.pad(run[1:] != run[:-1], (1, 0), value=True)
     head, siblings = (x[run] for x in (heads.nonzero()[:, 0], run.bincount()))
     shared = common_prefixes(token_ids, attention_mask, run)[:, None]
     shared = shared.where(saved_tokens(siblings[:, None], shared) > 0, 0)
@@ -147,9 +140,8 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     # two parts of each row, (b, 2, T): what it holds for its run, and its own
     parts = torch.stack([(index < shared) & heads[:, None], attention_mask & (index >= first)], 1)
     number = (parts.flatten().cumsum(0) - 1).view(parts.shape)
-    place = number[head, 0].where(index < shared, number[:, 1])[
-        attention_mask
-    ]  # of each real token
+    # the place of each real token
+    place = number[head, 0].where(index < shared, number[:, 1])[attention_mask]
     seen = torch.stack([parts[:, 0], attention_mask], 1)
     keys = torch.stack([number[:, 0], number[head, 0].where(index < first, number[:, 1])], 1)[seen]
     source = parts.nonzero()

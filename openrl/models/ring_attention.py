@@ -25,9 +25,8 @@ class Block:
 
     queries: slice
     keys: slice
-    bounds: tuple[
-        list[int], list[int]
-    ]  # of its sequences among these queries, and among these keys
+    # where its sequences begin and end among these queries, and among these keys
+    bounds: tuple[list[int], list[int]]
     causal: bool
 
 
@@ -70,9 +69,8 @@ def visible(starts: Sequence[int], part: int, rank: int, source: int) -> Block |
     if source == rank:
         bounds = sorted({0, part} | {start - first for start in starts if 0 < start - first < part})
         return Block(slice(0, part), slice(0, part), (bounds, bounds), causal=True)
-    begin = max(
-        (start for start in starts if start < first), default=0
-    )  # of the sequence that reaches into the part
+    # where the sequence begins that reaches into the part
+    begin = max((start for start in starts if start < first), default=0)
     queries = min(min(start for start in starts if start >= first) - first, part)
     key = max(begin - source * part, 0)
     if source > rank or not queries or key >= part:
@@ -129,9 +127,8 @@ class _Ring(torch.autograd.Function):
         query, pairs, out, lse = ctx.saved_tensors
         ring, gradient = ctx.ring, gradient.contiguous()
         of_query = torch.zeros(query.shape, dtype=lse.dtype, device=query.device)
-        of_pairs = torch.zeros(
-            pairs.shape, dtype=lse.dtype, device=query.device
-        )  # of the pairs that are here
+        # for the pairs that are here
+        of_pairs = torch.zeros(pairs.shape, dtype=lse.dtype, device=query.device)
         travelling = pairs.contiguous()
         for step in range(ring.size):
             last = step == ring.size - 1
@@ -189,9 +186,8 @@ def attend_backward(
     normalisation."""
     if _flash(query):
         bounds, longest = _on_device(block, query.device)
-        state = torch.zeros(
-            2, dtype=torch.uint64, device=query.device
-        )  # of dropout, which there is none of
+        # the state of dropout; there is no dropout
+        state = torch.zeros(2, dtype=torch.uint64, device=query.device)
         args = (
             gradient,
             query,

@@ -341,9 +341,8 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     if others := _other_layers(text):
         raise _unsplittable(flags, path, f"layers of type {others} need all tokens before a token")
-    heads, kv_heads = (
-        n // flags.ds_tensor_parallel_size for n in (heads, kv_heads)
-    )  # of a rank that has some of them
+    # what one rank has of them
+    heads, kv_heads = (n // flags.ds_tensor_parallel_size for n in (heads, kv_heads))
     if heads % flags.ulysses_size:
         fitting = next(n for n in range(flags.ulysses_size, 0, -1) if heads % n == 0)
         why = f"{heads} attention heads do not divide among {flags.ulysses_size} ranks"

@@ -275,9 +275,8 @@ class HFEngine(PausingEngine):
             state |= tower_weights(self._model)
         for sent, bucket in opened(self._receiver, received):
             refuse_incomplete(changed=changed_on_the_way(sent, bucket))
-            state |= {
-                name: tensor.clone() for name, tensor in bucket.tensors()
-            }  # buckets are borrowed
+            # buckets are borrowed
+            state |= {name: tensor.clone() for name, tensor in bucket.tensors()}
         model, report = type(self._model).from_pretrained(
             None,
             config=self._model.config,

@@ -128,10 +128,8 @@ def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -
         else:
             axes.plot(steps, values, color="#c4571b", linewidth=2, marker="o", markersize=4)
             rises = values[-1] >= values[0]
-            for (step, y), above in {
-                points[0]: not rises,
-                points[-1]: rises,
-            }.items():  # the figures clear of the line
+            # the figures clear of the line
+            for (step, y), above in {points[0]: not rises, points[-1]: rises}.items():
                 shift = (0, 7 if above else -14)
                 axes.annotate(
                     f"{y:.2f}",

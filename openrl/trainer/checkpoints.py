@@ -115,9 +115,8 @@ class Checkpoints:
         manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
         write_json(aside / MANIFEST, sealed(manifest))
         sync_tree(aside)
-        if (
-            final.exists()
-        ):  # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
+        # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
+        if final.exists():
             final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
             aside.rename(final)
             shutil.rmtree(replaced)

@@ -27,12 +27,8 @@ from openrl.training.deepspeed_config import grad_accum_dtype
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
-MOMENT_BYTES = {
-    "adamw": 8,
-    "adamw_bf16": 6,
-    "adamw_8bit": 2,
-    "muon": 8,
-}  # of a parameter; compensation included
+# bytes for each parameter; compensation included
+MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}
 
 
 @dataclass(frozen=True)

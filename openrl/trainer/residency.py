@@ -26,10 +26,8 @@ STAGES: dict[str, tuple[str, ...]] = {
     "collect": ("vllm.weights", "vllm.cache", "reward.param"),
     "forward": ("*.param",),
     "train": ("*.param", "*.optim", "*.grad"),
-    "publish": (
-        "actor.param",
-        "vllm.weights",
-    ),  # the cache sleeps on: two copies of the policy, and nothing else
+    # the cache sleeps on: two copies of the policy, and nothing else
+    "publish": ("actor.param", "vllm.weights"),
     "save": ("*.param", "*.optim"),
     "load": ("*.param", "*.optim"),
     "export": ("*.param", "*.optim"),  # masters make room for a moving average

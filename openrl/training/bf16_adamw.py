@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-CHUNK = (
-    2**24
-)  # elements whose fp32 copies exist at a time; shards of ZeRO are a model's share in one tensor
+# elements whose fp32 copies exist at a time; shards of ZeRO are a model's share in one tensor
+CHUNK = 2**24
 
 
 class BF16AdamW(Optimizer):

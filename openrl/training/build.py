@@ -61,9 +61,8 @@ class ModelSpec:
     parallel: ParallelFlags = ParallelFlags()
     packing: bool = False  # micro-batches run as one row without padding
     shares: bool = False  # packed rows of a group share what they begin with
-    changes: ModelChangeFlags = (
-        ModelChangeFlags()
-    )  # of the model's config, kernels and trained parameters
+    # of the model's config, kernels and trained parameters
+    changes: ModelChangeFlags = ModelChangeFlags()
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
     vision: VisionFlags | None = None  # None: the model reads text alone
     streamed: bool = (

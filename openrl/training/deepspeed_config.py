@@ -106,9 +106,8 @@ def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
         "reduce_bucket_size": min(REDUCE_BUCKET, facts.parameters),
         # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
         "stage3_param_persistence_threshold": 10 * facts.hidden_size,
-        "zero_hpz_partition_size": (
-            flags.zpg if facts.trained else 1
-        ),  # only a backward pass gathers from the copies
+        # only a backward pass gathers from the copies
+        "zero_hpz_partition_size": flags.zpg if facts.trained else 1,
     }
     if flags.overlap_comm is not None:
         settings["overlap_comm"] = flags.overlap_comm

@@ -310,9 +310,8 @@ class DeepSpeedEngine:
             weights = {}
             for name, tensor in self.named_weights():
                 if self.layout.rank == 0:
-                    weights[name] = tensor.to(
-                        "cpu", copy=True
-                    )  # parameters are views of one buffer in stages 1 and 2
+                    # parameters are views of one buffer in stages 1 and 2
+                    weights[name] = tensor.to("cpu", copy=True)
             if self.layout.rank == 0:
                 fields = {
                     "architectures": [self.model.architecture],

@@ -49,9 +49,8 @@ class Launch:
         first asked."""
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = seen.split(",") if seen else []
-        if not devices or self.local_rank < len(
-            devices
-        ):  # else the launcher has shown it one alone
+        # else the launcher has shown it one alone
+        if not devices or self.local_rank < len(devices):
             os.environ["CUDA_VISIBLE_DEVICES"] = (
                 devices[self.local_rank] if devices else str(self.local_rank)
             )
@@ -104,9 +103,8 @@ def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
     """
     key, limit = tuple(map(tuple, members)), timedelta(seconds=timeout)
     if key not in _groups:
-        made = [
-            dist.new_group(ranks, timeout=limit) for ranks in members
-        ]  # every rank makes every group, in one order
+        # every rank makes every group, in one order
+        made = [dist.new_group(ranks, timeout=limit) for ranks in members]
         _groups[key] = next(
             group for group, ranks in zip(made, members, strict=True) if dist.get_rank() in ranks
         )
@@ -126,9 +124,8 @@ def _tcp_store(
 ) -> dist.TCPStore:
     """Torch's own listening socket is bound to every interface; this one is bound to ``addr``."""
     descriptor = None
-    if (
-        os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    ):  # torchrun's own store listens there already
+    # torchrun's own store listens there already
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return dist.TCPStore(addr, port, world_size, False, timeout)
     if rank == 0:
         listener = socket.create_server((addr, port), backlog=max(world_size, 128))

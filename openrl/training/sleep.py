@@ -20,9 +20,8 @@ from torch.optim import Optimizer
 
 from openrl.config.rollout import SleepState
 
-PIECE = (
-    256 * 2**20
-)  # bytes; torch rounds pinned blocks up to powers of two, so large ones would waste host memory
+# bytes; torch rounds pinned blocks up to powers of two, so large ones would waste host memory
+PIECE = 256 * 2**20
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

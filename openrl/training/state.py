@@ -78,9 +78,8 @@ def optimizer_tensors(
     named = {f"master.{i}": master for i, master in enumerate(masters)}
     for i, master in enumerate(masters if state else []):
         for key, value in optimizer.state.get(master, {}).items():
-            shared = key.startswith(
-                "qmap"
-            )  # the code book of 8-bit moments is one tensor, which a file must not share
+            # the code book of 8-bit moments is one tensor, which a file must not share
+            shared = key.startswith("qmap")
             named[f"{key}.{i}"] = value.clone() if shared else torch.as_tensor(value)
     return named
 

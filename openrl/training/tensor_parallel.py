@@ -33,9 +33,8 @@ def undivided_weight(parameter: Tensor) -> Tensor:
     """The whole parameter, a copy where it is split. Collective."""
     if not is_split(parameter):
         return parameter
-    gathered = (
-        parameter.detach()
-    )  # DeepSpeed puts the whole in its place, and the parameter keeps its part
+    # DeepSpeed puts the whole in its place, and the parameter keeps its part
+    gathered = parameter.detach()
     parameter.gather_params([gathered])  # type: ignore[attr-defined]
     return gathered
 

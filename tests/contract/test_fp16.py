@@ -20,9 +20,8 @@ from tests.tiny import tiny_model_dir
 pytestmark = pytest.mark.slow
 
 ROWS = [[0, 1, 2, 3], [4, 5, 6, 7]]
-FP16 = {
-    "fp16": {"initial_scale_power": 8, "hysteresis": 1}
-}  # a scale of 256, which one overflow halves
+# a scale of 256, which one overflow halves
+FP16 = {"fp16": {"initial_scale_power": 8, "hysteresis": 1}}
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -115,9 +115,8 @@ def test_a_run_goes_on_from_a_save_and_from_an_exported_adapter(checkpoint, tmp_
     torch.testing.assert_close(started.forward(batch, ROWS), saved)
     started.train_step(batch, plan, POLICY)
     assert float((started.forward(batch, ROWS) - saved).abs().max()) > 1e-3
-    torch.testing.assert_close(
-        started.forward(batch, ROWS, at_start=True), saved
-    )  # the reference is what it began with
+    # the reference is what it began with
+    torch.testing.assert_close(started.forward(batch, ROWS, at_start=True), saved)
 
 
 @pytest.mark.parametrize(("arch", "stage"), [("qwen3_moe", 3), ("gpt2", 2)])

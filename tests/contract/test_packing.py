@@ -62,9 +62,8 @@ def test_log_probs_are_those_of_rows_alone(tmp_path, batch, arch, attention):
 
 @pytest.mark.parametrize("kind", ["values", "rewards"])
 def test_scalars_are_those_of_padded_rows(tmp_path, checkpoint, batch, kind):
-    build_engine(engine_spec(checkpoint, "values")).export(
-        tmp_path
-    )  # a reward model needs a stored head
+    # a reward model needs a stored head
+    build_engine(engine_spec(checkpoint, "values")).export(tmp_path)
     columns = [
         build_engine(engine_spec(tmp_path, kind, packing=packing)).forward(batch, CUT)
         for packing in (False, True)
@@ -73,16 +72,8 @@ def test_scalars_are_those_of_padded_rows(tmp_path, checkpoint, batch, kind):
     torch.testing.assert_close(*columns, rtol=0, atol=1e-5)
 
 
-SIBLINGS = (
-    0,
-    0,
-    1,
-    0,
-    2,
-    1,
-    2,
-    1,
-)  # rows of CUT that follow each other and are of one group: 3 0, 5 (1) 2, 4 alone
+# rows of CUT that follow each other and are of one group: 3 0, 5 (1) 2, 4 alone
+SIBLINGS = (0, 0, 1, 0, 2, 1, 2, 1)
 WITH_SIBLINGS = [[3, 0, 1, -1, 6, 4], [5, 2, 7], [-1]]
 
 
@@ -222,9 +213,8 @@ def test_layers_that_are_not_attention_are_refused(tmp_path):
 
 
 def test_positions_that_are_ignored_are_refused(tmp_path):
-    path = tiny_model_dir(
-        tmp_path, arch="bloom", tied=False
-    )  # ALiBi: distances are counted from the row's start
+    # ALiBi: distances are counted from the row's start
+    path = tiny_model_dir(tmp_path, arch="bloom", tied=False)
     with pytest.raises(UserError, match="attention crosses"):
         build_engine(engine_spec(path, attention="eager", packing=True))
 

@@ -172,9 +172,8 @@ def test_a_plan_that_never_fits_ends_with_what_is_missing(joined):
         "  - needs 4 CPUs on one node for actor, the largest free node has 3",
         "  - needs 7 CPUs in all, the cluster has 6 free on 2 nodes",
     ]
-    assert (
-        lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2
-    )  # what was granted in part is given back
+    # what was granted in part is given back
+    assert lines[3].count("2 of 2 GPUs and 3 of 3 CPUs free") == 2
     reserve(cluster, [RoleRequest("actor", 2, 3)], timeout=PATIENCE).release()
 
 

@@ -36,10 +36,8 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "tied": ({"tied": True}, {"enable_prefix_caching": True}),
     "untied": ({"tied": False}, {"deterministic": True}),
     "experts": ({"tied": True, "arch": "qwen3_moe"}, {}),
-    "divided": (
-        {"tied": True},
-        {"sizes": ParallelSizes(tensor=2)},
-    ),  # over two processes, one attention head on each
+    # over two processes, one attention head on each
+    "divided": ({"tied": True}, {"sizes": ParallelSizes(tensor=2)}),
 }
 BENCHES = [(b, m) for b in ("hf", "vllm") for m in MODELS if (b, m) != ("hf", "divided")]
 
@@ -441,9 +439,8 @@ def test_deterministic_engine_ignores_order_and_restarts(
             f"module.{name}": tensor for name, tensor in checkpoint(bench.directory).items()
         }
         with pytest.raises(UserError, match="module"):
-            other.sync(
-                wrong_names, 1
-            )  # the first sync of this engine: it cannot know better than the model
+            # the first sync of this engine: it cannot know better than the model
+            other.sync(wrong_names, 1)
         refuses_or_keeps(other)
     finally:
         bench.run(again.close())

@@ -22,10 +22,8 @@ ARCHITECTURES = {
     "qwen3_moe": {},
     "phi3": {},
     "gpt2": {},  # learned positions
-    "gemma2": {
-        "sliding_window": 4,
-        "query_pre_attn_scalar": 32,
-    },  # every second layer slides; scores are capped
+    # every second layer slides; scores are capped
+    "gemma2": {"sliding_window": 4, "query_pre_attn_scalar": 32},
 }
 
 

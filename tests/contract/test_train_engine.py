@@ -131,9 +131,8 @@ def test_the_first_step_of_adam_moves_masters_by_the_learning_rate(
         [(after[n] - before[n]).abs().flatten() for n in before if n.startswith("master.")]
     )
     assert float(moved.max()) == pytest.approx(1e-3, rel=1e-3)
-    assert (
-        float((moved > 0.99e-3).float().mean()) > 0.8
-    )  # the rest: padding and characters that do not occur
+    # the rest: padding and characters that do not occur
+    assert float((moved > 0.99e-3).float().mean()) > 0.8
 
 
 OPTIMIZERS = [
@@ -562,9 +561,8 @@ def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
     for (
         name,
         found,
-    ) in (
-        engine.named_weights()
-    ):  # a first step is lr * sign: where a gradient is 0, rounding decides it
+        # a first step is lr * sign: where a gradient is 0, rounding decides it
+    ) in engine.named_weights():
         gap = (found - expected[name]).norm() / (expected[name] - start[name]).norm()
         assert float(gap) < 0.05, name
 

@@ -111,9 +111,8 @@ def test_sleep_frees_what_it_says(checkpoint, stage):
     awake = held(engine)
     count = engine.parameter_count()
     assert awake["param"] >= 2 * count and awake["optim"] >= 12 * count
-    assert (awake["grad"] > 0) == (
-        stage in (1, 3)
-    )  # the others free their gradients after each step
+    # the others free their gradients after each step
+    assert (awake["grad"] > 0) == (stage in (1, 3))
     engine.sleep("optim", "grad")
     assert held(engine) == {"param": awake["param"], "optim": 0, "grad": 0}
     engine.sleep("param")
@@ -157,9 +156,8 @@ def test_a_model_without_an_optimizer_sleeps(checkpoint, stage):
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage))
     before = engine.forward(batch, [[*range(8)]])
     engine.sleep("param")
-    if (
-        stage == 3
-    ):  # without shards and optimizer the weights are still the mapped file that they came from
+    # without shards and optimizer the weights are still the mapped file that they came from
+    if stage == 3:
         assert sum(t.untyped_storage().nbytes() for t in parameter_tensors(engine.model)) == 0
     with pytest.raises(RuntimeError, match="columns needs param of this model, asleep now"):
         engine.forward(batch, [[*range(8)]])

@@ -173,9 +173,8 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
     rows = [json.loads(line) for line in (bench.task / "prompts.jsonl").read_text().splitlines()]
 
     def losses(name, **changes):
-        steps = bench(
-            tmp_path / name, init_kl_coef=0, train_batch_size=16, **changes
-        )  # one optimizer step a rollout
+        # one optimizer step a rollout
+        steps = bench(tmp_path / name, init_kl_coef=0, train_batch_size=16, **changes)
         return [m["actor/policy_loss"] for m in steps]
 
     def with_levels(name, levels):
@@ -282,9 +281,8 @@ def test_a_resume_with_filtering_over_the_ends_of_passes(bench, tmp_path):
     resumed = bench(tmp_path / "again", **changes, load_checkpoint=True)
 
     assert all(0 < m["filter/kept_share"] < 1 for m in whole)
-    assert (
-        sum(m["filter/generated_groups"] for m in whole[:2]) > 10
-    )  # the checkpoint is in a later pass
+    # the checkpoint is in a later pass
+    assert sum(m["filter/generated_groups"] for m in whole[:2]) > 10
     assert len({m["kl_coef"] for m in whole}) == 4  # the controller acts in every step
     assert untimed(resumed) == untimed(whole[2:])
     states = [

@@ -103,9 +103,8 @@ def test_every_prompt_is_answered_and_scored(answers):
     assert [row["input"] for row in answers[::3]] == [f"0+{i}=" for i in range(10)]
     assert [row["label"] for row in answers[::3]] == [str(i) for i in range(10)]
     assert len({row["output"] for row in answers}) > 20, "samples differ"
-    whole = [
-        row for row in answers if len(row["output"]) == 8
-    ]  # eight tokens, none of them special: all of the text
+    # eight tokens, none of them special: all of the text
+    whole = [row for row in answers if len(row["output"]) == 8]
     assert len(whole) > 10
     for row in whole:
         assert row["finish"] == "length"
@@ -259,9 +258,8 @@ def test_figures_are_those_of_the_answers(task, tmp_path, capsys):
     assert 0 < sum(map(sum, passed)) < 40, "some answers are right, some are not"
     assert figures["prompts"] == 10
     assert figures["mean@3"] == figures["pass@1"] == pytest.approx(sum(map(sum, passed)) / 40)
-    none_of_three = [
-        {0: 1.0, 1: 1 / 4}.get(int(sum(p)), 0.0) for p in passed
-    ]  # choices of 3 of 4 without a right one
+    # choices of 3 of 4 without a right one
+    none_of_three = [{0: 1.0, 1: 1 / 4}.get(int(sum(p)), 0.0) for p in passed]
     assert figures["pass@3"] == pytest.approx(1 - sum(none_of_three) / 10)
     majority = [
         maj_at(3, [vote(row["output"]) for row in group], p)

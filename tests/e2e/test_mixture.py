@@ -56,9 +56,8 @@ def test_it_trains_and_the_engine_follows(runs):
     assert [m["step"] for m in steps] == [1, 2, 3, 4]
     for m in steps:
         assert m["actor/logprob_gap_max"] < 1e-4 and m["actor/nonfinite_steps"] == 0
-        assert (
-            2 <= m["actor/aux_loss"] <= 4
-        )  # two of four experts a token: 2 if all get as many, up to 4 if all go to the same
+        # two of four experts a token: 2 if all get as many, up to 4 if all go to the same
+        assert 2 <= m["actor/aux_loss"] <= 4
     before, after = weights(model), weights(out)
     experts = [name for name in before if ".experts." in name]
     assert len(experts) == 2 * 4 * 3  # layers, experts, matrices

@@ -81,9 +81,8 @@ def test_resume_after_a_kill_is_bit_equal(whole_run, task, tmp_path):
     process = start("train_ppo_ray", flags)
     kill_when(process, (tmp_path / "checkpoints/step_000002").exists)
     output = run("train_ppo_ray", [*flags, "--load_checkpoint"])
-    assert (
-        "resumed from" in output and "load_checkpoint" in output
-    )  # the one flag that differs is named
+    # the one flag that differs is named
+    assert "resumed from" in output and "load_checkpoint" in output
     whole, _ = whole_run
     expected, found = (
         load_file(whole / "model.safetensors"),
@@ -124,12 +123,10 @@ def test_adapters_on_shared_places(task, tmp_path):
     assert "reference" not in plan_of(ppo_flags(task, tmp_path, **changes))
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
     records = metrics(tmp_path)
-    assert (
-        records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]
-    )  # it begins as the reference, then leaves it
-    assert all(
-        m["actor/logprob_gap_max"] < 1e-4 for m in records
-    )  # the engines follow: adapters arrive merged
+    # it begins as the reference, then leaves it
+    assert records[0]["actor/kl"] < 1e-6 < records[2]["actor/kl"]
+    # the engines follow: adapters arrive merged
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)
     base, merged = (
         load_file(task / "model/model.safetensors"),
         load_file(tmp_path / "model.safetensors"),
@@ -165,9 +162,8 @@ def test_an_engine_of_two_places_gives_up_the_slowest_groups(task, tmp_path):
     assert rows[0].split() == (["vllm", "1", "1", "x", "1", "0-1", "2", "x", "0.3333"])
     run("train_ppo_ray", ppo_flags(task, tmp_path, **changes))
     records = metrics(tmp_path)
-    assert all(
-        m["actor/logprob_gap_max"] < 1e-4 for m in records
-    )  # each half of the engine gets its half of a sync
+    # each half of the engine gets its half of a sync
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in records)
     assert [m["rollout/surplus_groups"] for m in records] == [2, 2]
     assert [m["rollout/samples"] for m in records] == [32, 32]
     assert records[1]["eval/response_length"] <= 30
@@ -185,9 +181,8 @@ def kill_when(process, happened) -> None:
     children = family.children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    _, alive = psutil.wait_procs(
-        children, timeout=PATIENCE
-    )  # Ray's agents look for their parent now and then
+    # Ray's agents look for their parent now and then
+    _, alive = psutil.wait_procs(children, timeout=PATIENCE)
     assert not alive, f"left behind: {[p.cmdline()[:3] for p in alive]}"
 
 

@@ -175,9 +175,8 @@ def assert_same_run(found, expected):
         [line["loss"] for line in whole_lines], rel=1e-4
     )
     assert lines[-1]["eval/loss"] == pytest.approx(whole_lines[-1]["eval/loss"], rel=1e-4)
-    for name in (
-        wanted
-    ):  # Adam turns a rounding error in a gradient near zero into one of the size of a step
+    # Adam turns a rounding error in a gradient near zero into one of the size of a step
+    for name in wanted:
         assert float((weights[name] - wanted[name]).abs().max()) < 1e-3
 
 

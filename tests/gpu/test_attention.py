@@ -16,6 +16,7 @@ from tests.experience import alike, counts_of, engine_spec, optim_spec, ragged_b
 from tests.tiny import tiny_model_dir
 
 LENGTHS = (120, 70, 9, 5, 333, 40, 64, 100)
+# tokens that the rows of a group begin with
 GROUPS, BEGINNINGS = (
     (0, 1, 1, 0, 2, 1, 0, 2),
     (
@@ -23,7 +24,7 @@ GROUPS, BEGINNINGS = (
         7,
         50,
     ),
-)  # tokens that the rows of a group begin with
+)
 WITH_SIBLINGS = [[3, 0, 6], [-1], [5, 1, 2], [7, 4]]
 KERNELS = {
     "flash_attention_2": pytest.mark.skipif(

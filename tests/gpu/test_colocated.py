@@ -49,9 +49,8 @@ def test_two_steps_with_both_sleeps(tmp_path, model_dir, record_property, level)
             f"{m['perf/sleep_seconds']:.2f}, {m['perf/wake_seconds']:.2f}",
         )
         assert m["actor/nonfinite_steps"] == 0 and m["actor/logprob_gap"] < 0.02
-        assert (
-            m.get("sync/resent", 0) == level - 1
-        )  # after the first check, and after the checkpoint of step 1
+        # after the first check, and after the checkpoint of step 1
+        assert m.get("sync/resent", 0) == level - 1
     for edge, free in edges:
         record_property(f"free GiB after {edge}", free)
     rises = [(edge, now - before) for (_, before), (edge, now) in itertools.pairwise(edges)]

@@ -63,9 +63,8 @@ def test_an_engine_sleeps_and_wakes_in_two_stages(model_dir, record_property, le
         assert after.token_ids == before.token_ids
         assert after.logprobs == pytest.approx(before.logprobs, abs=1e-2)
         assert free["asleep"] - free["with weights"] >= 0.9 * size / GIB
-        assert (
-            free["with weights"] - free["awake again"] > 1
-        )  # the cache: most of the engine's share
+        # the cache: most of the engine's share
+        assert free["with weights"] - free["awake again"] > 1
         assert abs(free["asleep again"] - free["asleep"]) < 0.25
         assert abs(free["awake again"] - free["awake"]) < 0.25
 

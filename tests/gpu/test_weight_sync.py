@@ -84,9 +84,8 @@ def gap(
             await engine.close()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(
-            "CUDA_VISIBLE_DEVICES", str(device)
-        )  # read by vLLM's processes; this one has its GPUs already
+        # read by vLLM's processes; this one has its GPUs already
+        patch.setenv("CUDA_VISIBLE_DEVICES", str(device))
         transport, got = asyncio.run(scenario())
     worker.export(str(out))
     ids = torch.tensor([TOKENS], device="cuda")

@@ -45,21 +45,11 @@ from tests.tiny import tiny_model_dir
 
 pytestmark = pytest.mark.slow
 
-LENGTHS = (
-    12,
-    7,
-    9,
-    5,
-    12,
-    4,
-    8,
-)  # seven rows: the second of two ranks has a row less, and once a dummy
+# seven rows: the second of two ranks has a row less, and once a dummy
+LENGTHS = (12, 7, 9, 5, 12, 4, 8)
 GROUPS = (0, 0, 0, 1, 1, 2, 2)
-BEGINNINGS = (
-    PROMPT,
-    PROMPT + 1,
-    PROMPT,
-)  # tokens that the rows of a group have in common, in one also of their answers
+# tokens that the rows of a group have in common, in one also of their answers
+BEGINNINGS = (PROMPT, PROMPT + 1, PROMPT)
 # By ranks: (micro-batches of a rank, rows or tokens of one, how they run). Pairs are two rows: they
 # fill more.
 PADDED, PACKED, SHARED = (False, False), (True, False), (True, True)

@@ -94,9 +94,8 @@ def goes_on(spec, directory, engine, rows, plan):
     """An engine that takes up the save after the first step and is where ``engine`` is after the
     second."""
     resumed = build_engine(spec)
-    resumed.forward(
-        batch_with_old_logprobs().select(rows), [[0]] * 2
-    )  # of weights that the save replaces
+    # of weights that the save replaces
+    resumed.forward(batch_with_old_logprobs().select(rows), [[0]] * 2)
     resumed.load(directory)
     resumed.train_step(batch_with_old_logprobs().select(rows), plan, UPDATE)
     for (name, a), (_, b) in zip(engine.named_weights(), resumed.named_weights(), strict=True):
@@ -124,10 +123,8 @@ MEMORY = {
     "optimizer on the host": {"zero_stage": 2, "adam_offload": True},
     "all on the host": {"zero_stage": 3, "adam_offload": True, "param_offload": True},
     "reduced meanwhile": {"zero_stage": 2, "overlap_comm": True},
-    "a copy among two": {
-        "zero_stage": 3,
-        "zpg": 2,
-    },  # last: DeepSpeed's group of them outlives its engine
+    # last: DeepSpeed's group of them outlives its engine
+    "a copy among two": {"zero_stage": 3, "zpg": 2},
 }
 """Flags that change where things are and when they move, and no number."""
 

@@ -178,9 +178,8 @@ def test_every_row_trains_once_an_epoch(dp_size, train_batch_size, micro, epochs
         else set(shipped) == set(range(n))
     )
     for step, planned in zip(steps, plan.steps, strict=True):
-        assert (
-            len({len(rank) for rank in step}) == 1
-        )  # the same number of collectives on every rank
+        # the same number of collectives on every rank
+        assert len({len(rank) for rank in step}) == 1
         assert all(1 <= len(rows) <= micro for rank in step for rows in rank)
         assert (
             max(len(rank) for rank in step) <= -(-max(len(real([rank])) for rank in step) // micro)
@@ -213,9 +212,8 @@ def test_token_caps_hold_and_nothing_is_lost(dp_size, cap, epochs):
                 for rank in step
                 for rows in rank
             )
-            assert all(
-                rows == [-1] or min(rows) >= 0 for rank in step for rows in rank
-            )  # a dummy is alone
+            # a dummy is alone
+            assert all(rows == [-1] or min(rows) >= 0 for rank in step for rows in rank)
             tokens = int(batch.loss_mask[real(step)].sum())
             assert {(of_rank.counts.tokens, of_rank.counts.dp_size) for of_rank in planned} == {
                 (tokens, dp_size)

@@ -160,9 +160,8 @@ def test_figures_by_hand():
     plan = TrainingPlan([[0, 1, 2], [3]], [ranks])
     lengths = [5, 3, 2, 4]
     found = work_metrics(RowSizes(lengths), plan, BatchingSpec(2, 2))
-    assert found["perf/padding_waste"].value == pytest.approx(
-        3 / 17
-    )  # 2 x 5 + 2 and 4 + 1, of which 14 are real
+    # 2 x 5 + 2 and 4 + 1, of which 14 are real
+    assert found["perf/padding_waste"].value == pytest.approx(3 / 17)
     assert found["perf/rank_imbalance"].value == pytest.approx(10 / 7)
     assert found["perf/micro_batches"].value == 2
     packed = work_metrics(RowSizes(lengths, RowCost(0.1)), plan, BatchingSpec(2, 2, packed=True))

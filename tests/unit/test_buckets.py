@@ -125,9 +125,8 @@ def test_checksum_is_the_weighed_sum_of_words(monkeypatch: pytest.MonkeyPatch) -
         assert checksum(tensor) == slow_checksum(data), name
     long = torch.randint(-(2**63), 2**63 - 1, (11,), generator=torch.Generator().manual_seed(0))
     assert checksum(long) == slow_checksum(long.numpy().tobytes())
-    assert checksum(long.view(torch.uint8)[3:]) == slow_checksum(
-        long.numpy().tobytes()[3:]
-    )  # begins inside a word
+    # begins inside a word
+    assert checksum(long.view(torch.uint8)[3:]) == slow_checksum(long.numpy().tobytes()[3:])
 
 
 def test_checksum_sees_bits_and_places() -> None:

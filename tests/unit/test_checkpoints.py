@@ -67,10 +67,8 @@ def test_a_failing_write_leaves_the_previous_one_and_nothing_that_looks_complete
     assert steps(tmp_path) == [2]
     assert opened(tmp_path, load_checkpoint=True).start_from == tmp_path / "step_000002"
     save(checkpoints, 6)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [
-        "step_000002",
-        "step_000006",
-    ]  # no remains either
+    # no remains either
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002", "step_000006"]
 
 
 def test_the_name_is_given_only_when_everything_is_on_disk(tmp_path, monkeypatch):

@@ -418,9 +418,8 @@ def test_a_token_that_no_header_can_carry_is_refused_and_not_shown(here, monkeyp
 def test_bad_paths(here, words, problem):
     (found,) = said(PPOConfig, f"{here} {words}", environment=True)
     assert problem in found
-    assert (
-        said(PPOConfig, f"{here} {words}", environment=False) == []
-    )  # a config for another machine
+    # a config for another machine
+    assert said(PPOConfig, f"{here} {words}", environment=False) == []
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "gpt2"])
@@ -440,9 +439,8 @@ def test_a_model_may_have_its_tokenizer_elsewhere(here, tmp_path):
 def test_directories_that_cannot_be_written(tmp_path):
     assert not list(output_problems("save_path", str(tmp_path / "a" / "b")))
     assert not list(tmp_path.iterdir())
-    (problem,) = output_problems(
-        "save_path", "/proc/a/b"
-    )  # refused to root, too, whatever the mode bits say
+    # refused to root, too, whatever the mode bits say
+    (problem,) = output_problems("save_path", "/proc/a/b")
     assert str(problem).startswith("--save_path: /proc is not writable")
     (tmp_path / "file").write_text("")
     (problem,) = output_problems("save_path", str(tmp_path / "file" / "b"))
@@ -646,9 +644,8 @@ def test_causes_are_searched():
     outer.__cause__ = RemoteError(WRONG_ROW)
     assert find_user_error(outer) is WRONG_ROW
     assert find_user_error(ValueError()) is None
-    wrapped = BothErrors(
-        WRONG_ROW
-    )  # as a worker group raises it: the worker's own error, from Ray's
+    # as a worker group raises it: the worker's own error, from Ray's
+    wrapped = BothErrors(WRONG_ROW)
     plain = UserError("row 3 is wrong", "mend it")
     wrapped.cause, plain.__cause__ = plain, wrapped
     assert find_user_error(plain) is plain

@@ -209,11 +209,8 @@ def test_the_table_names_the_places_of_each_engine():
     ("sizes", "nodes", "expected"),
     [
         ([2, 2], "abab", [[0, 2], [1, 3]]),
-        (
-            [4, 3, 3],
-            "bbbbbbaaaa",
-            [[6, 7, 8, 9], [0, 1, 2], [3, 4, 5]],
-        ),  # the tightest first, else 6 - 4 is wasted
+        # the tightest first, else 6 - 4 is wasted
+        ([4, 3, 3], "bbbbbbaaaa", [[6, 7, 8, 9], [0, 1, 2], [3, 4, 5]]),
         ([2, 2], "aaab", None),
         ([4, 4], "aaaaaaaa", [[0, 1, 2, 3], [4, 5, 6, 7]]),
     ],

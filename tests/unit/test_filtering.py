@@ -68,8 +68,6 @@ def test_signal_metrics():
         "all_right": pytest.approx(1 / 3),
         "all_wrong": pytest.approx(1 / 3),
     }
-    assert set(signal_metrics([rewards(1, 2)])) == {
-        "zero_variance",
-        "single_sample",
-    }  # no verdict: absent, not 0
+    # no verdict: absent, not 0
+    assert set(signal_metrics([rewards(1, 2)])) == {"zero_variance", "single_sample"}
     assert signal_metrics([]) == {}

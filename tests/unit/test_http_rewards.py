@@ -262,9 +262,8 @@ def test_a_fault_that_a_row_may_have_caused_is_tried_row_by_row(fault):
 
 def test_a_slow_answer_is_given_up_and_asked_for_again():
     (results,), time = ask([Server(never)], rows(1), timeout=1.0)
-    assert (
-        rewards(results) == [1.0] and results[0].attempts >= 2
-    )  # a busy machine may be slow as well
+    # a busy machine may be slow as well
+    assert rewards(results) == [1.0] and results[0].attempts >= 2
     assert time.pauses[0] == 1.0
 
 

@@ -69,9 +69,8 @@ def test_saved_dataset_ignores_the_split_and_saved_dict_uses_it(tmp_path):
 
 
 def test_directory_of_files_has_splits_by_file_name(tmp_path_factory):
-    directory = tmp_path_factory.mktemp(
-        "rows"
-    )  # "test" in a directory's name would be taken for the split
+    # "test" in a directory's name would be taken for the split
+    directory = tmp_path_factory.mktemp("rows")
     jsonl(directory / "train.jsonl", ROWS)
     assert list(load(directory)) == ROWS
     with pytest.raises(UserError, match=r"--prompt_data: .*Unknown split \"dev\".*train"):
@@ -159,9 +158,8 @@ def test_a_subset_of_saved_datasets_and_of_files(tmp_path):
         UserError, match=r"--prompt_data: .*rows.jsonl is one file: it has no 'test'"
     ):
         load(f"{path}@test")
-    assert (
-        list(load(jsonl(tmp_path / "a@b,c.jsonl", ROWS))) == ROWS
-    )  # a path that exists is meant as it is
+    # a path that exists is meant as it is
+    assert list(load(jsonl(tmp_path / "a@b,c.jsonl", ROWS))) == ROWS
 
 
 def test_items_of_a_comma_list_follow_each_other_and_have_names(tmp_path):

@@ -196,8 +196,7 @@ def test_memory_does_not_grow_with_the_number_of_tokens(with_gradient):
     chunk = 256 * 50_000 * 4
     rises = [measure(256, tokens, 50_000, 16, with_gradient)[0] / chunk for tokens in (512, 1024)]
     plain = measure(0, 1024, 50_000, 16, with_gradient)[0] / chunk
-    assert (
-        max(rises) < 3
-    )  # blocks are half of it here, and an eighth at the default of 1,024 tokens
+    # blocks are half of it here, and an eighth at the default of 1,024 tokens
+    assert max(rises) < 3
     assert abs(rises[1] - rises[0]) < 0.5
     assert plain > 8  # 4 chunks of logits, and as many of log-probs

@@ -10,11 +10,8 @@ from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum, merge_all
 
 
 def test_mean_weighs_every_token_equally():
-    micro_batches = [
-        {"kl": Mean(6.0, 2)},
-        {"kl": Mean(0.0, 0)},
-        {"kl": Mean(3.0, 4)},
-    ]  # means 3.0, -, 0.75
+    # means 3.0, -, 0.75
+    micro_batches = [{"kl": Mean(6.0, 2)}, {"kl": Mean(0.0, 0)}, {"kl": Mean(3.0, 4)}]
     assert to_floats(merge_all(micro_batches)) == {"kl": 1.5}  # not (3 + 0.75) / 2
 
 

@@ -154,9 +154,8 @@ def test_8_bit_moments_stay_near_adamw():
     )
     moved = torch.cat([(plain[n] - start[n]).flatten() for n in plain])
     gap = torch.cat([(plain[n] - found[n]).flatten() for n in plain])
-    assert (
-        0 < float(gap.norm() / moved.norm()) < 0.05
-    )  # small tensors keep 32 bits, the layer's matrix has 8
+    # small tensors keep 32 bits, the layer's matrix has 8
+    assert 0 < float(gap.norm() / moved.norm()) < 0.05
 
 
 def drifted(optimizer, steps=200):

@@ -94,9 +94,8 @@ def test_bins_stay_within_their_cap():
         costs = [n + 0.01 * n * n for n in sizes]
         filled = first_fit(sizes, cap)
         few = len(filled)
-        assert few <= max(
-            2 * sum(sizes) / cap, 1
-        )  # all bins but one are more than half full, on average
+        # all bins but one are more than half full, on average
+        assert few <= max(2 * sum(sizes) / cap, 1)
         for bins in (
             filled,
             capped_parts(sizes, costs, cap, few),

@@ -111,9 +111,8 @@ def test_scalar_models_have_a_head_of_one_row_and_no_logits():
 
 def test_without_chunks_all_tokens_of_a_micro_batch_have_logits_at_once():
     assert memory(REFERENCE, "bf16", 0, 1, chunk=0).logits == 64 * 20 * 4
-    assert (
-        memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4
-    )  # never more than there are
+    # never more than there are
+    assert memory(REFERENCE, "bf16", 0, 1, chunk=1000).logits == 64 * 20 * 4
 
 
 def test_an_engine_holds_weights_and_its_cache():
@@ -224,11 +223,8 @@ def test_sizes_for_people():
         ("--placement actor=0-3;vllm=0-3", "cuda", "ipc"),
         ("--placement actor=0-3;vllm=4-7", "cuda", "nccl"),
         ("--placement actor=0-3;vllm=4-7 --vllm_sync_backend gloo", "cuda", "host"),
-        (
-            "--placement actor=0-3;vllm=0-7",
-            "cuda",
-            "host",
-        ),  # no broadcast to the GPU that it comes from
+        # no broadcast to the GPU that it comes from
+        ("--placement actor=0-3;vllm=0-7", "cuda", "host"),
         ("--placement actor=0-3;vllm=4-7 --lora_rank 8 --lora_sync adapter", "cuda", "host"),
         ("--placement actor=0-3;vllm=4-7 --rollout_backend hf", "cuda", "host"),
         ("--placement actor=0-3;vllm=0-3", "cpu", "host"),

@@ -70,9 +70,8 @@ PPO = losses.PPOOptions()
 def test_ppo_by_hand(ratio, advantage, expected, dual):
     inputs = {"log_ratio": math.log(ratio), "advantage": advantage}
     assert value("ppo", PPO, **inputs) == pytest.approx(expected)
-    assert value("ppo", losses.PPOOptions(dual_clip="auto"), **inputs) == pytest.approx(
-        dual
-    )  # c = 1.4
+    # c = 1.4
+    assert value("ppo", losses.PPOOptions(dual_clip="auto"), **inputs) == pytest.approx(dual)
     assert value("ppo", losses.PPOOptions(dual_clip=1.4), **inputs) == pytest.approx(dual)
 
 

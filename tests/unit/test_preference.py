@@ -146,6 +146,5 @@ def test_plans_never_split_a_pair(ranks, micro):
                 )
                 seen += [shard[first], shard[second]] if first >= 0 else []
     assert sorted(seen) == list(range(10))
-    assert (
-        len({len(of_rank.micro_batches) for of_rank in step}) == 1
-    )  # every rank runs as many collectives
+    # every rank runs as many collectives
+    assert len({len(of_rank.micro_batches) for of_rank in step}) == 1

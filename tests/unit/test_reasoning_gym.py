@@ -22,13 +22,8 @@ ROOT = Path(__file__).parents[2]
 make_rows = runpy.run_path(str(ROOT / "examples/python/reasoning_gym/make_data.py"))["make_rows"]
 LIBRARY = Path(reasoning_gym.__file__).parent
 TASKS = sorted(DATASETS.keys() - {"composite"})  # which is made of others
-NO_ANSWER = {
-    "boxnet",
-    "graph_color",
-    "propositional_logic",
-    "rubiks_cube",
-    "rush_hour",
-}  # any solution will do
+# any solution will do
+NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 
 
 def verdict(text, label, **options):
@@ -134,9 +129,8 @@ def test_answers_are_never_run(task, tmp_path):
     label = make_rows(task, 1, seed=1, config={})[0]["label"]
     for exploit in EXPLOITS:
         text = exploit.format(file=tmp_path / "made")
-        code = "+".join(
-            f"chr({ord(c)})" for c in TOUCH.format(file=tmp_path / "made")
-        )  # no quote is needed
+        # no quote is needed
+        code = "+".join(f"chr({ord(c)})" for c in TOUCH.format(file=tmp_path / "made"))
         assert verdict(tagged(text.replace("CODE", code)), label).reward < 0.2
     assert list(tmp_path.iterdir()) == []
 

@@ -87,7 +87,6 @@ def test_no_data_no_picture(tmp_path):
 
 
 def test_smooth_is_a_weighted_mean_of_what_came_before():
-    assert smooth([5.0, 5.0, 5.0]) == pytest.approx(
-        [5.0, 5.0, 5.0]
-    )  # no pull towards 0 at the start
+    # no pull towards 0 at the start
+    assert smooth([5.0, 5.0, 5.0]) == pytest.approx([5.0, 5.0, 5.0])
     assert smooth([0.0, 1.0], keep=0.5) == pytest.approx([0.0, 0.5 / 0.75])

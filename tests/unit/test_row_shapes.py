@@ -132,10 +132,8 @@ def test_roll(tmp_path, as_text):
     assert prompts[0].meta["difficulty"] == 0.5 and prompts[0].meta["prompt"] == "raw 1"
     assert "rows look like ROLL's: prompt messages, label ground_truth" in lines[0]
     raw, _ = load("--prompt_data", path, "--input_key", "prompt", "--label_key", "ground_truth")
-    assert (raw[0].text, raw[0].label) == (
-        "raw 1",
-        "7",
-    )  # as ROLL reads the column prompt: without a template
+    # as ROLL reads the column prompt: without a template
+    assert (raw[0].text, raw[0].label) == ("raw 1", "7")
 
 
 def test_roll_with_prompts_alone(tmp_path):

@@ -33,9 +33,8 @@ from openrl.rewards.verifiers.sandbox_child import (
 )
 
 MB = 1 << 20
-LIMITS = Limits(
-    seconds=20, memory=512 * MB, output=MB
-)  # 20 s: a busy machine does not change an outcome
+# 20 s: a busy machine does not change an outcome
+LIMITS = Limits(seconds=20, memory=512 * MB, output=MB)
 contained = pytest.mark.skipif(
     sys.platform != "linux", reason="the filter of system calls is Linux's"
 )
@@ -183,10 +182,8 @@ def test_the_judge_cannot_be_read(request, file, landlock):
     assert landlock or ran.stdout == b"True\n"  # the place is right
 
 
-HEADERS = (
-    "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
-    "/usr/include/asm-generic/unistd.h",
-)  # x86-64, arm64
+# x86-64, arm64
+HEADERS = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
 
 
 @pytest.mark.skipif(not all(map(os.path.exists, HEADERS)), reason="needs the headers of the kernel")

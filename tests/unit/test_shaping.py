@@ -298,9 +298,8 @@ def test_what_shaping_did_is_measured():
         "singleton_groups": 1.0,
         "token_reward_clip_fraction": 0.25,  # -1 and 1 on the last of two tokens each, of 8
         "masked_truncated": 1.0,
-        "advantage_clip_fraction": pytest.approx(
-            2 / 6
-        ),  # the row at -0.5; the one at 0.5 is masked
+        # the row at -0.5; the one at 0.5 is masked
+        "advantage_clip_fraction": pytest.approx(2 / 6),
     }
     lonely = torch.zeros(4, 3, dtype=torch.bool).index_fill(0, torch.tensor([1]), True)
     lonely[:, :2] = False

@@ -45,9 +45,8 @@ def peaks(words: str) -> dict[str, int]:
 
 def test_peaks_of_one_place_by_hand():
     one_place = f"{GRPO} --colocate_all_models --device cpu"
-    everything = (
-        10 + 50 + 10 + 20 + 60 + 10
-    )  # engine, cache, actor with gradients and states, reference
+    # engine, cache, actor with gradients and states, reference
+    everything = 10 + 50 + 10 + 20 + 60 + 10
     assert peaks(f"{one_place} --vllm_enable_sleep") == {
         "publish": everything - 50 + 3,
         "collect": everything,

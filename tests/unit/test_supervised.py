@@ -15,9 +15,8 @@ CHAT = (
     "{% if m.role == 'assistant' %}{{ eos_token }}\n{% else %}){% endif %}{% endfor %}"
     "{% if add_generation_prompt %}a({% endif %}"
 )
-THINKING = CHAT.replace(
-    "a({% endif %}", "a(think:{% endif %}"
-)  # opens a thought that the full dialogue lacks
+# opens a thought that the full dialogue lacks
+THINKING = CHAT.replace("a({% endif %}", "a(think:{% endif %}")
 
 
 def build(rows, max_len=100, template=None, tokenizer=None, **flags):

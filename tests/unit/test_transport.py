@@ -36,30 +36,18 @@ CPU = torch.device("cpu")
         ("gloo", [], [], "host"),
         (None, ["a"], [], "host"),  # an engine that reads host memory alone
         (None, ["a"], ["a"], "ipc"),  # everything on one GPU
-        (
-            "nccl",
-            ["a", "b", "c", "d"],
-            ["a", "b", "c", "d"],
-            "ipc",
-        ),  # colocated, engines of any width
+        # colocated, engines of any width
+        ("nccl", ["a", "b", "c", "d"], ["a", "b", "c", "d"], "ipc"),
         (None, ["a", "b", "c", "d"], ["c", "d"], "ipc"),  # engines on some of the actor's GPUs
         (None, ["a", "b"], ["c", "d", "e", "f"], "nccl"),  # apart
         ("nccl", ["a"], ["b"], "nccl"),
         ("gloo", ["a"], ["a"], "host"),  # as told
         ("gloo", ["a"], ["b"], "host"),
-        (
-            None,
-            ["a", "b"],
-            ["a", "a"],
-            "host",
-        ),  # two engines on one GPU: two readers, and no ranks of NCCL
+        # two engines on one GPU: two readers, and no ranks of NCCL
+        (None, ["a", "b"], ["a", "a"], "host"),
         (None, ["a", "b"], ["b", "c"], "nccl"),  # rank 0 is on none of theirs
-        (
-            None,
-            ["a", "b"],
-            ["a", "c"],
-            "host",
-        ),  # rank 0 meets an engine, another engine meets nobody
+        # rank 0 meets an engine, another engine meets nobody
+        (None, ["a", "b"], ["a", "c"], "host"),
     ],
 )
 def test_the_way_of_a_placement(backend, trainer, engines, transport):

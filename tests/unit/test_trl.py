@@ -235,9 +235,8 @@ def test_label_smoothing_is_cdpo_here_and_ignored_by_trl(places, models, pairs):
     )
     assert trl == pytest.approx(plain, abs=1e-5)
     logits = BETA * torch.sub(*split_pairs(answers(models.policy, pairs) - pairs.ref_answers))
-    flipped = float(
-        torch.nn.functional.softplus(logits).mean()
-    )  # -log sigmoid of the flipped label
+    # -log sigmoid of the flipped label
+    flipped = float(torch.nn.functional.softplus(logits).mean())
     assert smoothed == pytest.approx(0.8 * plain + 0.2 * flipped, rel=1e-5)
     assert abs(smoothed - trl) > 0.01
 

@@ -11,9 +11,8 @@ import os
 import string
 from pathlib import Path
 
-os.environ.setdefault(
-    "DS_ACCELERATOR", "cpu"
-)  # transformers imports DeepSpeed, which warns where it finds no GPU
+# transformers imports DeepSpeed, which warns where it finds no GPU
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 import torch

@@ -64,9 +64,8 @@ def policy_exists(config: TrainingConfig, given: Given) -> Problems:
 
 
 MODEL_FILES = {"config.json": ("config.json",), "the file of weights": ("*.safetensors", "*.bin")}
-TOKENIZER_FILES = {
-    "the tokenizer": ("tokenizer*", "vocab*", "*.model")
-}  # without it transformers makes an empty one up
+# without it transformers makes an empty one up
+TOKENIZER_FILES = {"the tokenizer": ("tokenizer*", "vocab*", "*.model")}
 
 
 def model_problems(

@@ -29,9 +29,8 @@ from openrl.errors import UserError
 from openrl.extension_points import verifiers
 from openrl.flags.settings import read_settings
 
-_END_TOKEN = re.compile(
-    r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z"
-)  # <|im_end|> ...
+# <|im_end|> ...
+_END_TOKEN = re.compile(r"(?:<[|\uff5c][^<>\s]{1,40}[|\uff5c]>|</s>|<eos>|<pad>|<end_of_turn>)\Z")
 _LONGEST_END_TOKEN = 44
 
 

@@ -30,9 +30,8 @@ _OVER = re.compile(rf"(?:\s(?P<top>{_DIGITS}))?\s?/\s?(?P<bottom>{_DIGITS})(?![\
 _MIXED = re.compile(rf"\s?{_FRAC}")
 _PERCENT = re.compile(r"\s?(?:\\?%|(?:percent|per cent)\b)")
 _DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
-_SPACED = re.compile(
-    r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})"
-)  # 1\,234  1{,}234  1 234
+# 1\,234  1{,}234  1 234
+_SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")
 
 
 # What makes another value of a number: before it \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; behind it 2\pi,

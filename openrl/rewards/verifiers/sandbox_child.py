@@ -110,9 +110,8 @@ def contain(parent: int, packages: list[str]) -> bool:
     column, arch = MACHINES[platform.machine()]
     program = b"".join(struct.pack("HBBI", *line) for line in rules(column, arch))
     memory = ctypes.create_string_buffer(program)
-    described = struct.pack(
-        "HxxxxxxQ", len(program) // 8, ctypes.addressof(memory)
-    )  # struct sock_fprog
+    # struct sock_fprog
+    described = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(memory))
     libc = ctypes.CDLL(None)
     prctl = libc.prctl
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong]
