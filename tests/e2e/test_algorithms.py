@@ -198,7 +198,7 @@ def test_difficulties_of_the_data_weigh_the_loss(bench, tmp_path):
 
 
 LAYOUTS = {
-    4: (
+    5: (
         "learner.kl.coef learner.rewards.count learner.rewards.mean"
         " learner.rewards.squares rollouts.admitted rollouts.draws rollouts.dropped"
         " rollouts.prompts.data rollouts.prompts.epoch rollouts.prompts.position"

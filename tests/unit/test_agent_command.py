@@ -58,7 +58,7 @@ def test_what_a_program_finds_and_gives():
     policy = policy_of("It is 4.", "Bye.")
     seen = (
         "[os.environ[name] for name in ('OPENRL_PROMPT', 'OPENRL_MESSAGES', 'OPENRL_ROW')]"
-        " + [sorted(name for name in os.environ if 'LABEL' in name)]"
+        " + [[name for name in os.environ if name.startswith('OPENRL') and 'LABEL' in name]]"
     )
     trajectory = play(
         program(f"""

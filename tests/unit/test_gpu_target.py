@@ -12,7 +12,10 @@ ROOT = Path(__file__).parents[2]
 
 def test_it_installs_nothing_for_a_cpu():
     planned = subprocess.run(
-        ["make", "-n", "gpu", "PYTHON=/some/python"], cwd=ROOT, capture_output=True, text=True
+        ["make", "--no-print-directory", "-n", "gpu", "PYTHON=/some/python"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert planned.stdout.strip() == "/some/python -m tests.gpu.report"
 
