@@ -8,6 +8,7 @@ from openrl.seeds import seed_of
 from openrl.types import Prompt
 
 EVALUATED_SEEDS = 64  # of an evaluation that says no other number
+MOST_SEEDS = 2**18  # of one run; a longer one plays them again
 
 
 def environment_prompts(

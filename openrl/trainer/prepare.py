@@ -28,7 +28,7 @@ from openrl.config.run import CheckpointFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
-from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
+from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
 from openrl.data.images import row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
@@ -185,7 +185,7 @@ def training_prompts(
     shaping, data = config.shaping, config.data
     if config.environments.env_tags:
         of_steps = config.batch.max_steps * config.batch.rollout_batch_size
-        count = min(data.max_samples, of_steps) if of_steps > 0 else data.max_samples
+        count = min(data.max_samples, MOST_SEEDS, of_steps if of_steps > 0 else MOST_SEEDS)
         return seed_prompts(config, count, "train"), []
     if data.prompt_data is None:
         return [], []
