@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 # of the checkout, whatever is installed
 from openrl.config.commands import COMMANDS, PPOConfig  # noqa: E402
+from openrl.config.foreign import FOREIGN  # noqa: E402
 from openrl.config.presets import PRESETS  # noqa: E402
 from openrl.extension_points import (  # noqa: E402
     advantage_estimators,
@@ -63,7 +64,25 @@ def flags_page() -> str:
         for section, specs in groupby(collect_flags(config), key=lambda s: s.section):
             lines += ["", f"### {section}", "", "| flag | default | meaning |", "|---|---|---|"]
             lines += [_row(spec, known) for spec in specs]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *foreign_flags()]) + "\n"
+
+
+def foreign_flags() -> list[str]:
+    """What becomes of flags that other systems have and these commands do not."""
+    lines = [
+        "",
+        "## Flags of other systems",
+        "",
+        "Given to these commands, they are told apart from",
+    ]
+    lines[-1] += " typos: ignored with a warning, or refused with what to do instead."
+    lines += ["", "| flag | commands | why there is none | |", "|---|---|---|---|"]
+    names = {config: name for name, config in COMMANDS.items()}
+    for flag, foreign in sorted(FOREIGN.items()):
+        of = ", ".join(names[c] for c in foreign.commands) if len(foreign.commands) < 8 else "all"
+        act = f"refused: {foreign.fix}" if foreign.fix else "ignored"
+        lines.append(_cells(f"`--{flag}`", of, foreign.why, act))
+    return lines
 
 
 def _row(spec: FlagSpec, known: set[str]) -> str:

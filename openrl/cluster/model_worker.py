@@ -21,6 +21,7 @@ from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
+from openrl.training.profiler import ProfileTool, StepProfiler
 from openrl.training.state import WHOLE, StateParts
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.cuda_ipc import gpu_uuid
@@ -66,6 +67,12 @@ class ModelWorker:
 
     def memory(self) -> MemoryUse:
         return memory_use(self.spec.device)
+
+    def start_profile(self, tool: ProfileTool) -> None:
+        self._profiler = StepProfiler(tool)
+
+    def end_profile(self, directory: str) -> None:
+        self._profiler.end(Path(directory) / f"{self.context.role}-{self.context.rank}")
 
     def columns(
         self,

@@ -36,12 +36,17 @@ FOREIGN = {
         "each answer to a prompt is a request of its own", commands=(PPOConfig,)
     ),
     "use_ds_universal_ckpt": Foreign(
-        "a run resumes with the ranks and the ZeRO stage that it was saved with", "leave it out"
+        "a run resumes with the ranks and the ZeRO stage that it was saved with",
+        "leave it out; --pretrain of an export starts with any",
+        TRAINING,
     ),
     "ref_offload": Foreign(
-        "the reference stays where the policy is",
-        "--lora_rank 16: the policy without adapters is the reference, and takes no memory",
-        (DPOConfig,),
+        "the reference reads all rows before training begins, and is gone by then",
+        commands=(DPOConfig,),
+    ),
+    "num_cpus_for_local_task": Foreign(
+        "rewards and agents run beside the engines, and take no place of their own",
+        commands=(PPOConfig,),
     ),
     "use_ms": Foreign(
         "models and data come from the Hugging Face Hub or from directories",

@@ -63,6 +63,11 @@ class CheckpointFlags:
         "GB that all checkpoints may take; the oldest go first, the newest stays.",
         bounds="> 0",
     )
+    ckpt_upload_dir: str | None = flag(
+        None,
+        "Directory or fsspec URL (s3://bucket/run) that complete checkpoints are copied to, beside"
+        " the training; what fails is told, and tried again with the next one. None: nowhere.",
+    )
 
 
 @group("Checkpoint")
@@ -159,6 +164,11 @@ class SampleLoggingFlags:
     train_generations_to_log: int = flag(
         4, "Rollouts per logged step written to samples.jsonl.", bounds=">= 0"
     )
+    log_max_throughput: bool = flag(
+        False,
+        "Log perf/tps_max as well, MindSpeed-RL's figure: it takes every sample for as long as it"
+        " may be.",
+    )
 
 
 @group("Logging")
@@ -190,6 +200,16 @@ class SeedFlags(PluginFlags):
 @group("Debug")
 class DebugFlags(SeedFlags):
     dry_run: bool = flag(False, "Check everything, print the plan, start nothing.")
+    profile_tool: Literal["torch", "memory"] | None = flag(
+        None,
+        "What training ranks leave of --profile_steps in {save_path}/profile. torch: a trace of"
+        " operators and kernels, for Perfetto; memory: the allocations of a GPU, for"
+        " pytorch.org/memory_viz.",
+        only_if=given("profile_steps"),
+    )
+    profile_steps: tuple[int, ...] = flag(
+        (), "Steps to profile.", bounds="> 0", only_if=given("profile_tool")
+    )
 
 
 @group("Debug")

@@ -25,8 +25,8 @@ from openrl.inference.answering import (
     units_of,
     work_through,
 )
-from openrl.inference.answers import maj_at, mean_at, pass_at, vote
 from openrl.inference.output import Output, Row
+from openrl.rewards.at_k import figures_at, mean_at, powers_of_two, vote
 from openrl.rewards.build import check_prompts
 from openrl.rollout.build import engine_spec, seeing
 
@@ -109,8 +109,7 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
 def ks(config: EvaluateConfig) -> list[int]:
     """The values of k, ascending."""
     n = config.evaluate.n_samples_per_prompt
-    powers = [2**i for i in range(n.bit_length()) if 2**i <= n]
-    return sorted({*config.evaluate.k} or {*powers, n})
+    return sorted({*config.evaluate.k}) or powers_of_two(n)
 
 
 def summarise(
@@ -158,13 +157,8 @@ def prompt_figures(
         return {}
     verdicts = [float(row["passed"] if "passed" in row else row["reward"]) for row in judged]
     votes = [vote(row[response]) for row in judged]
-    right = sum(verdict >= threshold for verdict in verdicts)
-    possible = [k for k in ks if k <= len(judged)]
-    return (
-        {f"mean@{max(ks)}": mean_at(verdicts)}
-        | {f"pass@{k}": pass_at(k, right, len(judged)) for k in possible}
-        | {f"maj@{k}": maj_at(k, votes, verdicts) for k in possible}
-    )
+    mean = {f"mean@{max(ks)}": mean_at(verdicts)}
+    return mean | figures_at(ks, votes, verdicts, threshold)
 
 
 def table(figures: dict[str, dict[str, Any]], title: str) -> Table:

@@ -27,6 +27,7 @@ from openrl.errors import UserError
 from openrl.locks import locked
 from openrl.trainer.disk import NoRoom, disk_is_full, require_room
 from openrl.trainer.integrity import MANIFEST, damage, fingerprints, sealed
+from openrl.trainer.uploads import Uploads
 from openrl.training.state import StateParts
 
 SCHEMA_VERSION = 5
@@ -49,6 +50,8 @@ class Checkpoints:
             StateParts(flags.save_optim, flags.save_rng),
             StateParts(flags.load_optim, flags.load_rng),
         )
+        upload = flags.ckpt_upload_dir if leads else None
+        self.uploads = Uploads(upload) if upload else None
         self._bytes = 0  # of the newest checkpoint: about what the next one needs
         start = find_start(flags)
         self.start_from, self.notes = start.path, start.notes
@@ -124,8 +127,17 @@ class Checkpoints:
             aside.rename(final)
         sync(self.directory)
         self._bytes = bytes_of(final)
+        if self.uploads:
+            await self.uploads.idle()
         self._retain(final)
+        if self.uploads:
+            self.uploads.begin(final)
         return final
+
+    async def finish(self) -> None:
+        """Wait until complete checkpoints are wherever else they shall be."""
+        if self.uploads:
+            await self.uploads.finish()
 
     def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""

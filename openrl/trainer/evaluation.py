@@ -8,6 +8,7 @@ from pathlib import Path
 
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
+from openrl.rewards.at_k import figures_at, powers_of_two, vote
 from openrl.tracking.metrics import Last, Mean, Metric, Sum
 from openrl.tracking.renders import save_episodes
 from openrl.trainer.reward_failures import failed_rewards
@@ -58,45 +59,56 @@ class Evaluation:
 
 
 def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
-    """What an evaluation of these prompts is going to measure of their answers."""
+    """What an evaluation of these prompts may measure of their answers."""
     sources = dict.fromkeys(prompt.source for prompt in prompts)
-    kinds = ["mean", "best"] if samples > 1 else ["mean"]
-    return [
-        PASS_RATE,
-        LENGTH,
-        *(_of_source(source, kind, samples) for kind in kinds for source in sources),
-    ]
+    several = _of_prompt([None] * samples, [0.0] * samples) if samples > 1 else {}
+    figures = [f"mean@{samples}", *several]
+    return [PASS_RATE, LENGTH, *(_of_source(s, figure) for figure in figures for s in sources)]
 
 
-def _of_source(source: str, kind: str, samples: int) -> str:
-    return f"val-core/{source}/acc/{kind}@{samples}"
+def _of_source(source: str, figure: str) -> str:
+    return f"val-core/{source}/acc/{figure}"
+
+
+def _of_prompt(
+    votes: list[str | None], verdicts: list[float], samples: int | None = None
+) -> dict[str, float]:
+    """Figures of a prompt that has several answers; ``samples`` were asked for."""
+    samples = samples or len(verdicts)
+    at_k = figures_at(powers_of_two(samples), votes, verdicts, threshold=1.0)
+    majorities = {name for name in at_k if name.startswith("maj@")} - {f"maj@{samples}"}
+    best = {f"best@{samples}": max(verdicts)}
+    return best | {name: value for name, value in at_k.items() if name not in majorities}
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Mean verdict and length over all answers, and per source under the name
-    ``val-core/<source>/acc/mean@N``; the mean of each prompt's best answer as ``best@N``, for N >
-    1.
+    """Mean verdict and length over all answers; per source, under val-core/<source>/acc/,
+    ``mean@N`` and for N > 1 means over prompts: ``best@N`` of the best answer, ``pass@k`` whether k
+    answers hold a right one, ``maj@N`` of the answer that most give, where answers can be compared.
 
     A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
     Failed ones are counted and left out."""
-    verdicts: dict[str, list[float]] = defaultdict(list)
-    best: dict[str, list[float]] = defaultdict(list)
-    lengths = []
-    for group in groups:
-        scores = [t.score for t in group.trajectories if t.score and not t.failed]
-        of_group = [s.reward if s.passed is None else s.passed for s in scores]
-        verdicts[group.prompt.source] += of_group
-        best[group.prompt.source] += [max(of_group)] if of_group else []
-        lengths += [t.response_length for t in group.trajectories]
     samples = max((len(g.trajectories) for g in groups), default=0)
+    figures: dict[str, list[float]] = defaultdict(list)
+    everything: list[float] = []
+    compared = False
+    for group in groups:
+        scored = [(t.score, t.text) for t in group.trajectories if t.score and not t.failed]
+        verdicts = [score.reward if score.passed is None else score.passed for score, _ in scored]
+        votes = [vote(text) for _, text in scored]
+        everything += verdicts
+        compared |= any(answer is not None for answer in votes)
+        source = group.prompt.source
+        figures[_of_source(source, f"mean@{samples}")] += verdicts
+        if samples > 1 and verdicts:
+            for name, value in _of_prompt(votes, verdicts, samples).items():
+                figures[_of_source(source, name)].append(value)
+    lengths = [t.response_length for group in groups for t in group.trajectories]
     metrics: dict[str, Metric] = {
-        _of_source(source, "mean", samples): Mean(sum(v), len(v)) for source, v in verdicts.items()
+        name: Mean(sum(values), len(values))
+        for name, values in figures.items()
+        if compared or not name.endswith(f"/maj@{samples}")
     }
-    if samples > 1:
-        metrics |= {
-            _of_source(source, "best", samples): Mean(sum(v), len(v)) for source, v in best.items()
-        }
-    everything = [v for source in verdicts.values() for v in source]
     metrics[PASS_RATE] = Mean(sum(everything), len(everything))
     metrics[LENGTH] = Mean(sum(lengths), len(lengths))
     metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))

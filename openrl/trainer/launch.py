@@ -34,6 +34,7 @@ from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu
 from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
+from openrl.trainer.profiling import Profiling
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.publisher import Publisher
 from openrl.trainer.reward_models import RewardModels
@@ -123,7 +124,12 @@ def build_trainer(
         ),
         progress,
         RunSettings(
-            config.checkpoint, config.evaluation, config.engine.weight_sync_interval, flags, stop
+            config.checkpoint,
+            config.evaluation,
+            config.engine.weight_sync_interval,
+            flags,
+            stop,
+            config.sampling.lengths.both if config.samples.log_max_throughput else None,
         ),
     )
 
@@ -148,6 +154,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         oldest_trained=derived.max_staleness(config) if masks else None,
         frozen_actor_steps=derived.frozen_actor_steps(config),
         ptx=build_ptx(config, inputs),
+        profiling=Profiling.of(config.debug, config.checkpoint.save_path),
     )
     return Learner(
         roles,

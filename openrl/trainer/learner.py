@@ -29,6 +29,7 @@ from openrl.trainer.credit import Credit
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch, figures
 from openrl.trainer.nonfinite import NonFiniteGuard
+from openrl.trainer.profiling import Profiling
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.roles import Roles
 from openrl.trainer.rows import columns_of_rows, update_rows
@@ -60,6 +61,7 @@ class LearningSettings:
     oldest_trained: int | None = None  # publishes; older tokens are not trained. None: all are
     frozen_actor_steps: int = 0  # steps at the start that train the critic alone
     ptx: SupervisedMix | None = None  # supervised rows that join each optimizer step of the policy
+    profiling: Profiling = Profiling()
 
 
 class Learner:
@@ -84,6 +86,12 @@ class Learner:
         self, groups: list[Group], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
         """Train the weights ``version`` on the answers. The engines hold these or older ones."""
+        async with self.settings.profiling.step(step, self.roles.models):
+            return await self._learn(groups, version, step, stage)
+
+    async def _learn(
+        self, groups: list[Group], version: int, step: int, stage: Stage
+    ) -> dict[str, Metric]:
         batch = collate(groups, self.pad_id)
         sampled, scored = batch.loss_mask, self._scored_before_credit(batch, step)
         if scored is not None:

@@ -66,6 +66,11 @@ class ResidencyTable:
             places, tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
         )
 
+    @property
+    def count(self) -> int:
+        """Places of the run; 1 where nobody has planned them."""
+        return len(frozenset().union(*self.places.values())) or 1
+
     def needs(self, stage: str, role: str = "") -> Need:
         """The tenants that a stage works with, of the roles that this run has."""
         named = (Tenant(*name.replace("*", role).split(".")) for name in STAGES[stage])

@@ -32,7 +32,7 @@ from openrl.trainer.rollouts import Rollouts
 from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervision import how_to_resume
 from openrl.trainer.sync_check import check_sync
-from openrl.trainer.totals import Totals, due
+from openrl.trainer.totals import Totals, due, throughput
 from openrl.trainer.waiting import result_beside
 from openrl.types import Group
 
@@ -47,6 +47,7 @@ class RunSettings:
     weight_sync_interval: int
     flags: Mapping[str, Any]
     stop: StopRequest = field(default_factory=StopRequest)
+    most_tokens: int | None = None  # that a sample may have; counted with --log_max_throughput
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class RLTrainer:
         await self.export(Path(self.settings.checkpoint.save_path))
         if self.settings.checkpoint.save_value_network:
             await self.export(Path(f"{self.settings.checkpoint.save_path}_critic"), "critic")
+        await self.checkpoints.finish()
 
     async def leave_early(self) -> None:
         """Save what was trained, if no checkpoint has it yet. Raises Interrupted."""
@@ -114,6 +116,7 @@ class RLTrainer:
                 await self.rollouts.published(self.publisher.version)
             with self.progress.stage("checkpoint"):
                 await self.save(self.step, None)
+        await self.checkpoints.finish()
         what = f"stopped after step {self.step} of {self.progress.total}"
         raise self.stop.interrupted(what, how_to_resume(self.settings.checkpoint))
 
@@ -191,7 +194,7 @@ class RLTrainer:
         and because a resume sends them what was saved."""
         step, checkpoint = learned.step, self.settings.checkpoint
         self.step = step
-        values = to_floats(learned.metrics) | self.pace(learned.metrics)
+        values = to_floats(learned.metrics) | self.pace(learned)
         evaluates = due(step, self.settings.evaluation.eval_steps, self.progress.total)
         saves = checkpoint.save_steps > 0 and step % checkpoint.save_steps == 0
         if (evaluates or saves) and (measured := await self.sync()):
@@ -217,12 +220,18 @@ class RLTrainer:
         self.unsent = 0
         return measured
 
-    def pace(self, measured: Mapping[str, Metric]) -> dict[str, float]:
+    def pace(self, learned: Learned) -> dict[str, float]:
         """Seconds of this step by stage, and its throughput."""
-        samples, tokens = (
-            int(measured[f"rollout/{name}"].value or 0) for name in ("samples", "tokens")
+        samples, sampled = (
+            int(learned.metrics[f"rollout/{name}"].value or 0) for name in ("samples", "tokens")
         )
-        return self.totals.add(samples, tokens, self.progress.lap())
+        rows = [s for g in learned.groups for t in g.trajectories for s in t.segments]
+        laps, gpus = self.progress.lap(), self.learner.residency.table.count
+        pace = throughput(sum(len(row.token_ids) for row in rows), gpus, laps)
+        if self.settings.most_tokens:
+            most = samples * self.settings.most_tokens
+            pace["perf/tps_max"] = most / gpus / laps["time/step"]
+        return self.totals.add(samples, sampled, laps) | pace
 
     async def evaluate(self) -> dict[str, float]:
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset

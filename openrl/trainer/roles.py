@@ -52,6 +52,12 @@ class Roles:
     residency: Residency = field(default_factory=Residency)
     """Who of them is awake."""
 
+    @property
+    def models(self) -> list[WorkerGroup]:
+        """All but the engines."""
+        groups = (self.policy, self.critic, self.reference, self.reward)
+        return [group for group in groups if group is not None]
+
 
 @dataclass(frozen=True)
 class RoleModel:

@@ -16,11 +16,12 @@ from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.disk import NoRoom, model_has_room
 from openrl.trainer.prepare import effective_flags
+from openrl.trainer.profiling import Profiling
 from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples
 from openrl.trainer.supervision import how_to_resume
-from openrl.trainer.totals import Totals, due
+from openrl.trainer.totals import Totals, due, throughput
 
 
 class SupervisedTrainer:
@@ -49,6 +50,7 @@ class SupervisedTrainer:
             config.evaluation,
         )
         self.checkpoints, self.trackers, self.progress = checkpoints, trackers, progress
+        self.profiling = Profiling.of(config.debug, config.checkpoint.save_path)
         self.total_steps = progress.total
         seed, shuffle = derived.data_seed(config), config.order.shuffle
         self.stream = SupervisedStream(
@@ -90,12 +92,14 @@ class SupervisedTrainer:
             await self.leave_early()
         with self.progress.stage("export"):
             await self.export(Path(self.checkpoint.save_path))
+        await self.checkpoints.finish()
 
     async def leave_early(self) -> None:
         """Save what was trained, if no checkpoint has it yet. Raises Interrupted."""
         if self.step > self.saved:
             with self.progress.stage("checkpoint"):
                 await self.save()
+        await self.checkpoints.finish()
         what = f"stopped after step {self.step} of {self.total_steps}"
         raise self.stop.interrupted(what, how_to_resume(self.checkpoint))
 
@@ -103,11 +107,12 @@ class SupervisedTrainer:
         step = self.step + 1
         with self.progress.stage("train"):
             batch = self.stream.take(self.batch.train_batch_size)
-            values = await self.model.update(batch, step)
+            async with self.profiling.step(step, [self.model.group]):
+                values = await self.model.update(batch, step)
         self.step = step
-        values |= self.totals.add(
-            self.batch.train_batch_size, int(batch.loss_mask.sum()), self.progress.lap()
-        )
+        laps, tokens = self.progress.lap(), int(batch.attention_mask.sum())
+        values |= throughput(tokens, self.model.group.size, laps)
+        values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), laps)
         evaluated = self.examples.evaluation
         if evaluated and due(step, self.evaluation.eval_steps, self.total_steps):
             with self.progress.stage("evaluation") as tell:

@@ -43,6 +43,17 @@ class Totals:
         )
 
 
+def throughput(tokens: int, gpus: int, laps: Mapping[str, float]) -> dict[str, float]:
+    """Tokens of prompts and answers per second and GPU (on a CPU, per worker slot), counting every
+    GPU of the run: over the whole step, over its rollout and over its training alone."""
+    stages = {"e2e": "step", "rollout": "rollout", "train": "train"}
+    return {
+        f"perf/tokens_per_gpu_per_s_{name}": tokens / gpus / laps[f"time/{stage}"]
+        for name, stage in stages.items()
+        if laps.get(f"time/{stage}")
+    }
+
+
 def due(step: int, every: int, last: int) -> bool:
     """Every N steps and after the last one; -1 is never."""
     return every > 0 and (step % every == 0 or step == last)

@@ -16,7 +16,7 @@ from openrl.cli import batch_inference, evaluate
 from openrl.cli.run import command
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.data.tokenizer import load_tokenizer
-from openrl.inference.answers import maj_at, vote
+from openrl.rewards.at_k import maj_at, vote
 from tests.e2e.runs import make_task, start
 from tests.patience import PATIENCE
 from tests.tiny import tiny_reward_model_dir

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from openrl.config.commands import COMMANDS
+from openrl.config.foreign import FOREIGN
 from openrl.flags.schema import REQUIRED, FlagSpec, collect_flags
 from openrl.flags.values import placeholder, show
 
@@ -47,6 +48,21 @@ def test_every_flag_is_read():
     read = names_read() | READ_BY_PARSER
     unread = sorted(name for field, name in declared().items() if field not in read)
     assert not unread, f"declared, but no code reads them: {', '.join(unread)}"
+
+
+def test_flags_that_users_of_other_systems_know_are_there_or_explained():
+    """flags_of_others.txt: a flag of OpenRLHF, MindSpeed-RL, ROLL or verl, then the commands that
+    are expected to take it."""
+    known = {command: own_and_foreign_flags(command) for command in COMMANDS}
+    lines = (HERE / "flags_of_others.txt").read_text(encoding="utf-8").splitlines()
+    wanted = [(command, name) for name, *commands in map(str.split, lines) for command in commands]
+    assert [f"{command} --{name}" for command, name in wanted if name not in known[command]] == []
+
+
+def own_and_foreign_flags(command: str) -> set[str]:
+    specs = collect_flags(COMMANDS[command])
+    own = {word for spec in specs for word in (spec.name, *spec.alias, *spec.shorthands)}
+    return own | {name for name, other in FOREIGN.items() if COMMANDS[command] in other.commands}
 
 
 def declared() -> dict[str, str]:

@@ -285,3 +285,34 @@ def test_flags_that_differ_are_named():
         == "flags that differ: seed, zero_stage"
     )
     assert changed_flags({"seed": 1}, {"seed": 1}) == "same flags"
+
+
+# -- copies elsewhere ------------------------------------------------------------------------------
+
+
+def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_path, caplog):
+    there = tmp_path / "there"
+    checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}", max_ckpt_num=2)
+
+    async def write(directory: Path) -> None:
+        (directory / "actor").mkdir()
+        (directory / "actor/rank0").write_text("weights")
+
+    async def scenario() -> None:
+        there.write_text("no directory yet")
+        await checkpoints.save(1, {"step": 1}, {}, write)
+        await checkpoints.uploads.idle()
+        there.unlink()
+        await checkpoints.save(2, {"step": 2}, {}, write)
+        await checkpoints.finish()
+
+    asyncio.run(scenario())
+    assert "step_000001 was not copied to" in caplog.text
+    assert sorted(path.name for path in there.iterdir()) == ["step_000001", "step_000002"]
+    copied = opened(there, load_checkpoint=True)
+    assert copied.start_from == there / "step_000002", "whole, checksums included"
+
+
+def test_a_place_that_nothing_here_can_write_to(tmp_path):
+    with pytest.raises(UserError, match="--ckpt_upload_dir nowhere://x: "):
+        opened(tmp_path, ckpt_upload_dir="nowhere://x")

@@ -1,6 +1,6 @@
 """The book of a run: what is counted, what it makes of it, and that it survives a checkpoint."""
 
-from openrl.trainer.totals import Totals
+from openrl.trainer.totals import Totals, throughput
 
 
 def test_rates_of_a_step_and_of_the_run():
@@ -24,3 +24,11 @@ def test_rates_of_a_step_and_of_the_run():
 
 def test_a_run_without_steps_has_no_rate():
     assert Totals().summary(0, {}).samples_per_second == 0.0
+
+
+def test_tokens_per_gpu_and_second():
+    laps = {"time/step": 10.0, "time/rollout": 5.0}
+    assert throughput(4000, 4, laps) == {
+        "perf/tokens_per_gpu_per_s_e2e": 100.0,
+        "perf/tokens_per_gpu_per_s_rollout": 200.0,
+    }

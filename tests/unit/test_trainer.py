@@ -96,18 +96,34 @@ def test_eval_metrics():
         group("c", 1, (5, Score(0.5)), (5, None), source="hard"),
     ]
     measured = to_floats(eval_metrics(groups))
-    assert {*metric_names([g.prompt for g in groups], 2)} == measured.keys() - {
-        "eval/reward_failures"
-    }
+    names = {*metric_names([g.prompt for g in groups], 2)}
+    majorities = {f"val-core/{source}/acc/maj@2" for source in ("easy", "hard")}
+    assert names - measured.keys() == majorities | {"val-core/hard/acc/pass@2"}, "nothing votes"
+    assert measured.keys() - names == {"eval/reward_failures"}
     assert measured == {
         "val-core/easy/acc/mean@2": 0.75,
         "val-core/hard/acc/mean@2": 0.5,
         "val-core/easy/acc/best@2": 1.0,  # each prompt's best: 1 and 1
         "val-core/hard/acc/best@2": 0.5,  # the other answer failed
+        "val-core/easy/acc/pass@1": 0.75,  # 1/2 and 1
+        "val-core/easy/acc/pass@2": 1.0,
+        "val-core/hard/acc/pass@1": 0.0,
         "eval/pass_rate": pytest.approx(3.5 / 5),
         "eval/response_length": 5,
         "eval/reward_failures": 0,
     }
+
+
+def test_majorities_are_counted_where_answers_can_be_compared():
+    """Two of four say 7, which is right; of the other prompt nobody gives an answer."""
+    votes = group("a", 1, *[(1, Score(float(verdict))) for verdict in (1, 1, 0, 0)])
+    for row, text in zip(votes.trajectories, ("7", "it is 7", "8", "9"), strict=True):
+        row.text = text
+    silent = group("b", 1, *[(1, Score(0.0))] * 4)
+    measured = to_floats(eval_metrics([votes, silent]))
+    assert measured["val-core/default/acc/maj@4"] == 0.5
+    assert measured["val-core/default/acc/pass@2"] == pytest.approx(5 / 6 / 2)
+    assert "val-core/default/acc/maj@2" not in measured
 
 
 # -- credit and the KL controller ------------------------------------------------------------------

@@ -156,6 +156,8 @@ def outputs_are_writable(config: TrainingConfig, given: Given) -> Problems:
     yield from output_problems("use_tensorboard", config.logging.use_tensorboard)
     yield from output_problems("wandb_dir", config.logging.wandb_dir)
     yield from output_problems("logging_dir", config.logging.logging_dir)
+    upload = config.checkpoint.ckpt_upload_dir
+    yield from output_problems("ckpt_upload_dir", None if "://" in (upload or "") else upload)
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
@@ -254,6 +256,13 @@ def kernels_can_run(config: TrainingConfig, given: Given) -> Problems:
             "leave --use_liger_kernel out",
         )
     yield from package_problems(("use_liger_kernel",), "liger_kernel", "pip install liger-kernel")
+
+
+@check(*TRAINING)
+def a_gpu_has_allocations(config: TrainingConfig, given: Given) -> Problems:
+    if config.debug.profile_tool == "memory" and config.device.device == "cpu":
+        message = "it records the allocations of a GPU"
+        yield Problem(("profile_tool", "device"), message, "--profile_tool torch")
 
 
 @check(*TRAINING, environment=True)

@@ -8,7 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from openrl.inference.answers import maj_at, mean_at, pass_at, vote
+from openrl.rewards.at_k import maj_at, mean_at, pass_at, vote
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,23 @@ from openrl.rewards.verifiers.extract import after_thinking, marked_answer
 from openrl.rewards.verifiers.numeric import last_number, whole_number
 
 
+def powers_of_two(n: int) -> list[int]:
+    """1, 2, 4, ... and ``n`` itself: the values of k that are worth a look."""
+    return sorted({*(2**i for i in range(n.bit_length())), n})
+
+
+def figures_at(
+    ks: Sequence[int], answers: Sequence[str | None], verdicts: Sequence[float], threshold: float
+) -> dict[str, float]:
+    """pass@k and maj@k of the answers to one prompt, for every k that they are enough for.
+    ``answers`` are final answers as ``vote`` reads them; a verdict is right from ``threshold``
+    on."""
+    right = sum(verdict >= threshold for verdict in verdicts)
+    possible = [k for k in ks if k <= len(verdicts)]
+    figures = {f"pass@{k}": pass_at(k, right, len(verdicts)) for k in possible}
+    return figures | {f"maj@{k}": maj_at(k, answers, verdicts) for k in possible}
+
+
 def mean_at(verdicts: Sequence[float]) -> float:
     """Mean verdict; the same for every k."""
     return sum(verdicts) / len(verdicts)
