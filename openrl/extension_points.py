@@ -1,7 +1,8 @@
 """Everything that can be replaced or added without editing the package, on one page.
 
-``home`` is the module whose import registers the built-in entries; it is imported on first use, so
-reading this page loads neither torch nor any engine. ``docs/adding.md`` shows how to add to each.
+A registry names the modules whose import registers the built-in entries. They are imported on
+first use, so reading this page loads neither torch nor any engine. ``docs/adding.md`` shows how to
+add to each.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from openrl.registry import Registry
 
 advantage_estimators: Registry[Any] = Registry(
     "advantage_estimator",
-    home="openrl.algorithms.advantages",
+    "openrl.algorithms.advantages",
     elsewhere={
         "reinforce_plus_plus": "reinforce",
         "reinforce_plus_plus_baseline": "reinforce_baseline",
@@ -23,7 +24,8 @@ advantage_estimators: Registry[Any] = Registry(
 )
 policy_losses: Registry[Any] = Registry(
     "policy_loss",
-    home="openrl.algorithms.policy_losses",
+    "openrl.algorithms.policy_losses",
+    "openrl.algorithms.selecting_losses",
     elsewhere={
         "vanilla": "ppo if it is verl's, gpg if it is ROLL's",
         "gmpo": "geo_mean",
@@ -31,9 +33,9 @@ policy_losses: Registry[Any] = Registry(
     },
 )
 preference_losses: Registry[Any] = Registry(
-    "preference_loss", home="openrl.algorithms.preference_losses"
+    "preference_loss", "openrl.algorithms.preference_losses"
 )
-verifiers: Registry[Any] = Registry("verifier", home="openrl.rewards.verifiers.builtin")
-environments: Registry[Any] = Registry("environment", home="openrl.agents.environments.builtin")
-tool_parsers: Registry[Any] = Registry("tool_parser", home="openrl.agents.tools.parsers")
-trackers: Registry[Any] = Registry("tracker", home="openrl.tracking.trackers")
+verifiers: Registry[Any] = Registry("verifier", "openrl.rewards.verifiers.builtin")
+environments: Registry[Any] = Registry("environment", "openrl.agents.environments.builtin")
+tool_parsers: Registry[Any] = Registry("tool_parser", "openrl.agents.tools.parsers")
+trackers: Registry[Any] = Registry("tracker", "openrl.tracking.trackers")

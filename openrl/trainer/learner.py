@@ -13,8 +13,8 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import collate
 from openrl.algorithms.off_policy import age_metrics, too_old
-from openrl.algorithms.policy_losses import select_tokens
 from openrl.algorithms.row_sizes import RowSizes
+from openrl.algorithms.selecting_losses import select_tokens
 from openrl.cluster.group import WorkerGroup, data_ranks
 from openrl.cluster.model_worker import ModelChoice
 from openrl.config.learning import RolloutBatchFlags

@@ -20,16 +20,14 @@ from transformers import AutoModel, AutoModelForCausalLM
 from openrl.algorithms.batching import TokenCap, plan_pairs, plan_steps
 from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.partition import RowCost
-from openrl.algorithms.policy_losses import (
+from openrl.algorithms.policy_losses import ClipOptions, DROOptions, PPOOptions
+from openrl.algorithms.row_sizes import RowSizes
+from openrl.algorithms.selecting_losses import (
     ClipCovOptions,
-    ClipOptions,
-    DROOptions,
     KLCovOptions,
-    PPOOptions,
     SelectingLoss,
     select_tokens,
 )
-from openrl.algorithms.row_sizes import RowSizes
 from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.extension_points import advantage_estimators, policy_losses, preference_losses
 from openrl.models.attention import VARLEN

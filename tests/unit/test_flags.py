@@ -30,7 +30,7 @@ from openrl.flags.sources import read_file
 from openrl.flags.values import convert, within
 from openrl.registry import Registry
 
-losses = Registry("loss", home="openrl.registry")
+losses = Registry("loss", "openrl.registry")
 
 
 @dataclass(frozen=True)
@@ -493,7 +493,7 @@ from typing import Any
 from openrl.flags.schema import chosen_options, flag, group, part
 from openrl.registry import Registry
 
-points = Registry("point", home="toy_points")
+points = Registry("point", "toy_points")
 points.register("own")(lambda: None)
 
 @group("Toy")

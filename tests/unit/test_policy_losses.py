@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from openrl.algorithms import policy_losses as losses
+from openrl.algorithms import selecting_losses
 from openrl.algorithms.masked import step_loss
 from openrl.experience import LossInputs, StepCounts
 from openrl.extension_points import policy_losses
@@ -22,7 +23,7 @@ OPTIONS = {
     "dro": losses.DROOptions(dro_beta=0.3),
     "ppo": losses.PPOOptions(eps_clip_low_high=(0.2, 0.3), dual_clip=1.5),
     "segment_ppo": losses.PPOOptions(eps_clip=0.1, dual_clip=1.5),
-    "clip_cov": losses.ClipCovOptions(eps_clip=0.1, dual_clip=1.5),
+    "clip_cov": selecting_losses.ClipCovOptions(eps_clip=0.1, dual_clip=1.5),
     "gspo": losses.ClipOptions(eps_clip_low_high=(0.01, 0.02)),
     "gspo_token": losses.ClipOptions(eps_clip_low_high=(0.01, 0.02)),
     "geo_mean": losses.ClipOptions(eps_clip_low_high=(0.1, 0.2)),
@@ -107,8 +108,8 @@ BY_HAND = [
     ("dppo_tv", losses.DPPOTVOptions(), {"log_ratio": math.log(2), "advantage": -1.0, "old": math.log(0.4)}, 2 * math.log(0.8)),
     ("dppo_kl", losses.DPPOKLOptions(), {"log_ratio": math.log(2), "advantage": 1.0, "old": math.log(0.4)}, 0.0),
     ("dppo_kl", losses.DPPOKLOptions(), {"log_ratio": math.log(2), "advantage": -1.0, "old": math.log(0.4)}, 2 * math.log(0.8)),
-    ("kl_cov", losses.KLCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, -math.exp(-1) + 0.1),
-    ("clip_cov", losses.ClipCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, 0.0),
+    ("kl_cov", selecting_losses.KLCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, -math.exp(-1) + 0.1),
+    ("clip_cov", selecting_losses.ClipCovOptions(), {"log_ratio": -1.0, "advantage": 1.0}, 0.0),
 ]  # fmt: skip
 
 
@@ -334,23 +335,23 @@ def selection(name, options, seed=0):
         advantages=5 * torch.randn(batch.loss_mask.shape, generator=g, dtype=torch.float64)
     )
     generator = torch.Generator().manual_seed(seed)
-    batch = losses.select_tokens(batch, policy_losses[name].component, options, generator)
-    return batch, batch.selected, losses.covariance(batch)
+    batch = selecting_losses.select_tokens(batch, policy_losses[name].component, options, generator)
+    return batch, batch.selected, selecting_losses.covariance(batch)
 
 
 def test_kl_cov_marks_the_highest_covariances():
-    batch, selected, cov = selection("kl_cov", losses.KLCovOptions(kl_cov_ratio=0.1))
+    batch, selected, cov = selection("kl_cov", selecting_losses.KLCovOptions(kl_cov_ratio=0.1))
     assert int(selected.sum()) == int(0.1 * int(batch.loss_mask.sum()))
     assert bool((selected <= batch.loss_mask).all())
     assert float(cov[selected].min()) > float(cov[batch.loss_mask & ~selected].max())
 
 
 def test_a_small_share_still_marks_one_token():
-    assert int(selection("kl_cov", losses.KLCovOptions(kl_cov_ratio=1e-9))[1].sum()) == 1
+    assert int(selection("kl_cov", selecting_losses.KLCovOptions(kl_cov_ratio=1e-9))[1].sum()) == 1
 
 
 def test_clip_cov_marks_a_seeded_choice_inside_the_range():
-    options = losses.ClipCovOptions(clip_cov_ratio=0.05, clip_cov_range=(1.0, 5.0))
+    options = selecting_losses.ClipCovOptions(clip_cov_ratio=0.05, clip_cov_range=(1.0, 5.0))
     batch, selected, cov = selection("clip_cov", options)
     assert int(selected.sum()) == max(1, int(0.05 * int(batch.loss_mask.sum())))
     assert bool(((cov[selected] > 1) & (cov[selected] < 5)).all())
@@ -363,7 +364,7 @@ def test_clip_cov_marks_a_seeded_choice_inside_the_range():
 def test_other_losses_mark_nothing():
     batch = random_batch(3)
     assert (
-        losses.select_tokens(
+        selecting_losses.select_tokens(
             batch, policy_losses["ppo"].component, OPTIONS["ppo"], torch.Generator()
         ).selected
         is None
@@ -397,7 +398,7 @@ def test_the_gates_of_sapo_keep_double_precision():
         (losses.PPOOptions, {"dual_clip": 1.0}, "PPOOptions: dual_clip must be > 1, got 1.0"),
         (losses.ClipOptions, {"eps_clip_low_high": (0.2, -0.1)}, "eps_clip_low_high must be >= 0"),
         (
-            losses.ClipCovOptions,
+            selecting_losses.ClipCovOptions,
             {"clip_cov_range": (5.0, 1.0)},
             "clip_cov_range must be increasing",
         ),
