@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import io
 import math
-import re
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import fields, replace
-from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,10 +20,8 @@ from openrl.config.rollout import SleepState
 from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
 from openrl.models.causal_lm import DTYPES, CausalLM
 from openrl.models.checkpointing import recompute
-from openrl.models.lora import of_adapter, whole
 from openrl.models.outputs import Want
 from openrl.models.scalar_model import ScalarModel
-from openrl.models.towers import tower_parameters
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
@@ -46,7 +40,13 @@ from openrl.training.state import (
     restore_random_state,
     write_rank_state,
 )
-from openrl.training.tensor_parallel import is_split, undivided_weight
+from openrl.training.whole_weights import (
+    adapter_weights,
+    checkpoint_weights,
+    deepspeed_module,
+    nonfinite_weights,
+    parameter_count,
+)
 
 ADAPTER_FOLDER = "adapter"
 """Where an exported model keeps its adapters alone; the model beside it has them merged in."""
@@ -257,52 +257,19 @@ class DeepSpeedEngine:
     # ---- weights
 
     @needs("param")
-    @torch.no_grad()
     def named_weights(self, without_tower: bool = False) -> Iterator[tuple[str, Tensor]]:
-        seen: set[int] = set()
-        entries = []
-        left_out = tower_parameters(self.model.hf) if without_tower else []
-        own = {
-            name
-            for named in (self.model.named_parameters, self.model.named_buffers)
-            for name, _ in named()
-        } - {f"hf.{name}" for name in left_out}
-        for name, tensor in self.model.state_dict(keep_vars=True).items():
-            if name in own and id(tensor) not in seen:  # what else 4-bit weights bring is no weight
-                seen.add(id(tensor))  # a tied head is the embedding again
-                entries.append((name, tensor))
-        for _, layer in groupby(entries, key=lambda entry: _layer_of(entry[0])):
-            yield from self.model.to_checkpoint(self._full(dict(layer))).items()
-
-    def _full(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters as they are on one rank alone, 4-bit ones unpacked; copies in stage 3."""
-        with self._gathered(list(named.values())):
-            named = {name: undivided_weight(t) for name, t in named.items()}
-            return {
-                name: whole(t).clone() if self.stage == 3 else whole(t) for name, t in named.items()
-            }
-
-    def _gathered(self, tensors: list[Tensor]) -> AbstractContextManager:
-        if self.stage < 3:
-            return nullcontext()
-        return _deepspeed().zero.GatheredParameters([t for t in tensors if hasattr(t, "ds_id")])
+        return checkpoint_weights(self.model, self.stage, without_tower)
 
     @needs("param")
-    @torch.no_grad()
+    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
+        return adapter_weights(self.model, self.stage)
+
+    @needs("param")
     def nonfinite_weights(self) -> list[str]:
-        named = list(self.model.named_parameters())
-        shares = [getattr(p, "ds_tensor", p) for _, p in named]
-        bad = torch.stack([~torch.isfinite(share).all().to(self.device) for share in shares]).int()
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-        return [
-            name.removeprefix("hf.")
-            for (name, _), found in zip(named, bad.tolist(), strict=True)
-            if found
-        ]
+        return nonfinite_weights(self.model, self.device)
 
     def parameter_count(self) -> int:
-        sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in self.model.parameters())
-        return sum(size * self.layout.tp_size if split else size for size, split in sizes)
+        return parameter_count(self.model, self.layout.tp_size)
 
     @needs("param", "optim")
     def export(self, directory: Path, config_fields: Mapping[str, Any] | None = None) -> None:
@@ -337,16 +304,6 @@ class DeepSpeedEngine:
             yield
         finally:
             self._masters.put(own)
-
-    @needs("param")
-    @torch.no_grad()
-    def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        parts = {
-            name: p
-            for name, p in self.model.named_parameters()
-            if p.requires_grad or of_adapter(name)
-        }
-        yield from self.model.to_adapter(self._full(parts)).items()
 
     def adapter_config(self) -> dict[str, Any]:
         assert self.model.adapters is not None
@@ -408,34 +365,12 @@ class DeepSpeedEngine:
         }
 
 
-def _deepspeed() -> ModuleType:
-    """Imported on first use: DeepSpeed looks for its accelerator while it is imported, so
-    ``init_distributed`` has to speak first, and a process that only names this class need not load
-    it."""
-    import deepspeed
-
-    # Its shared-memory op would be compiled by every new installation, for inference collectives
-    # alone.
-    deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
-    warnings.filterwarnings(
-        "ignore", r".*(all_gather_into_tensor|reduce_scatter_tensor).* is deprecated", FutureWarning
-    )
-    return deepspeed
-
-
 def _initialize(
     model: CausalLM | ScalarModel, config: dict[str, Any], optimizer: Optimizer | None
 ) -> Any:
     with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
-        engine, *_ = _deepspeed().initialize(model=model, optimizer=optimizer, config=config)
+        engine, *_ = deepspeed_module().initialize(model=model, optimizer=optimizer, config=config)
     return engine
-
-
-def _layer_of(name: str) -> str:
-    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers
-    is its own, with its adapter."""
-    found = re.match(r".*?\.\d+\.", name)
-    return found[0] if found else re.split(r"\.(base_layer|lora_[AB])\.", name)[0]
 
 
 def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:

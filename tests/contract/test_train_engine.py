@@ -558,11 +558,8 @@ def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
     assert metrics["ptx_loss"].value == pytest.approx(float(losses[1].detach()), rel=1e-5)
     assert metrics["grad_norm"].value == pytest.approx(norm, rel=1e-4)
     start, expected = load_file(checkpoint / "model.safetensors"), model.state_dict()
-    for (
-        name,
-        found,
-        # a first step is lr * sign: where a gradient is 0, rounding decides it
-    ) in engine.named_weights():
+    # a first step is lr * sign: where a gradient is 0, rounding decides it
+    for name, found in engine.named_weights():
         gap = (found - expected[name]).norm() / (expected[name] - start[name]).norm()
         assert float(gap) < 0.05, name
 

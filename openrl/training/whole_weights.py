@@ -1,0 +1,106 @@
+"""The weights of a model that DeepSpeed divides among ranks, as a checkpoint holds them: whole.
+
+Ranks call these functions together and iterate to the end: collectives hide inside."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import groupby
+from types import ModuleType
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from openrl.models.causal_lm import CausalLM
+from openrl.models.lora import of_adapter, whole
+from openrl.models.scalar_model import ScalarModel
+from openrl.models.towers import tower_parameters
+from openrl.training.tensor_parallel import is_split, undivided_weight
+
+Model = CausalLM | ScalarModel
+
+
+@torch.no_grad()
+def checkpoint_weights(
+    model: Model, stage: int, without_tower: bool
+) -> Iterator[tuple[str, Tensor]]:
+    """See ``TrainEngine.named_weights``; ``stage`` is that of ZeRO."""
+    left_out = tower_parameters(model.hf) if without_tower else []
+    own = {
+        name for named in (model.named_parameters, model.named_buffers) for name, _ in named()
+    } - {f"hf.{name}" for name in left_out}
+    seen: set[int] = set()
+    entries = []
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name in own and id(tensor) not in seen:  # what else 4-bit weights bring is no weight
+            seen.add(id(tensor))  # a tied head is the embedding again
+            entries.append((name, tensor))
+    for _, layer in groupby(entries, key=lambda entry: _layer_of(entry[0])):
+        yield from model.to_checkpoint(_whole(dict(layer), stage)).items()
+
+
+@torch.no_grad()
+def adapter_weights(model: Model, stage: int) -> Iterator[tuple[str, Tensor]]:
+    """See ``TrainEngine.adapter_weights``."""
+    parts = {name: p for name, p in model.named_parameters() if p.requires_grad or of_adapter(name)}
+    yield from model.to_adapter(_whole(parts, stage)).items()
+
+
+@torch.no_grad()
+def nonfinite_weights(model: Model, device: torch.device) -> list[str]:
+    """See ``TrainEngine.nonfinite_weights``; ranks agree on ``device``."""
+    named = list(model.named_parameters())
+    shares = [getattr(p, "ds_tensor", p) for _, p in named]
+    bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()
+    dist.all_reduce(bad, op=dist.ReduceOp.MAX)
+    return [
+        name.removeprefix("hf.")
+        for (name, _), found in zip(named, bad.tolist(), strict=True)
+        if found
+    ]
+
+
+def parameter_count(model: Model, tp_size: int) -> int:
+    """Parameters of the whole model, shards of other ranks included."""
+    sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in model.parameters())
+    return sum(size * tp_size if split else size for size, split in sizes)
+
+
+def _whole(named: dict[str, Tensor], stage: int) -> dict[str, Tensor]:
+    """Parameters as they are on one rank alone, 4-bit ones unpacked; copies in stage 3."""
+    with _gathered(list(named.values()), stage):
+        named = {name: undivided_weight(t) for name, t in named.items()}
+        return {name: whole(t).clone() if stage == 3 else whole(t) for name, t in named.items()}
+
+
+def _gathered(tensors: list[Tensor], stage: int) -> AbstractContextManager:
+    if stage < 3:
+        return nullcontext()
+    gather = deepspeed_module().zero.GatheredParameters
+    return gather([t for t in tensors if hasattr(t, "ds_id")])
+
+
+def _layer_of(name: str) -> str:
+    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers
+    is its own, with its adapter."""
+    found = re.match(r".*?\.\d+\.", name)
+    return found[0] if found else re.split(r"\.(base_layer|lora_[AB])\.", name)[0]
+
+
+def deepspeed_module() -> ModuleType:
+    """Imported on first use: DeepSpeed looks for its accelerator while it is imported, so
+    ``init_distributed`` has to speak first, and a process that only names this class need not load
+    it."""
+    import deepspeed
+
+    # Its shared-memory op would be compiled by every new installation, for inference collectives
+    # alone.
+    deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
+    warnings.filterwarnings(
+        "ignore", r".*(all_gather_into_tensor|reduce_scatter_tensor).* is deprecated", FutureWarning
+    )
+    return deepspeed
