@@ -209,3 +209,28 @@ class KLFlags:
         bounds="> 0",
         only_if=given("kl_target"),
     )
+
+    @property
+    def in_reward(self) -> bool:
+        return self.init_kl_coef > 0 and (self.add_token_level_kl or not self.use_kl_loss)
+
+    @property
+    def in_loss(self) -> bool:
+        return self.use_kl_loss and (self.kl_loss_coef or self.init_kl_coef) > 0
+
+    @property
+    def controlled(self) -> bool:
+        """Whether a term takes its coefficient from the controller, which starts at
+        --init_kl_coef."""
+        return self.in_reward or (self.in_loss and self.kl_loss_coef is None)
+
+    @property
+    def loss_estimator(self) -> str:
+        return self.kl_loss_estimator or self.kl_estimator
+
+    @property
+    def measured_estimator(self) -> str:
+        """What `actor/kl` shows: the reward's estimator, or the loss's where the KL is in the loss
+        alone."""
+        only_in_loss = self.in_loss and not self.in_reward
+        return self.loss_estimator if only_in_loss else self.kl_estimator

@@ -7,9 +7,6 @@ from typing import Any
 from openrl.config.derived import (
     estimator,
     full_kl_top_k,
-    kl_controller_acts,
-    kl_in_loss,
-    kl_in_reward,
     loss_agg_mode,
     model_roles,
     needs_critic,
@@ -76,18 +73,18 @@ PROJECTS = Condition(
 # -- the KL to the reference
 
 KL_TERM = Condition(
-    lambda config: kl_in_reward(config.kl) or kl_in_loss(config.kl),
+    lambda config: config.kl.in_reward or config.kl.in_loss,
     "with --init_kl_coef or --kl_loss_coef",
 )
 NO_KL_TERM = Condition(
     lambda config: not KL_TERM.holds(config), "with --init_kl_coef 0: a KL term is logged anyway"
 )
 KL_ESTIMATED = Condition(
-    lambda config: kl_in_reward(config.kl) or config.kl.kl_loss_estimator is None,
+    lambda config: config.kl.in_reward or config.kl.kl_loss_estimator is None,
     "without --kl_loss_estimator, or with the KL in the reward",
 )
 KL_CONTROLLED = Condition(
-    lambda config: kl_controller_acts(config.kl) or not kl_in_loss(config.kl),
+    lambda config: config.kl.controlled or not config.kl.in_loss,
     "without --kl_loss_coef, which fixes the coefficient",
 )
 KL_STARTS = Condition(

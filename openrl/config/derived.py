@@ -17,7 +17,7 @@ from openrl.registry import Entry
 
 if TYPE_CHECKING:  # the groups below take their conditions from here
     from openrl.config.agents import EnvironmentFlags
-    from openrl.config.algorithm import KLFlags, LossAggMode
+    from openrl.config.algorithm import LossAggMode
     from openrl.config.commands import (
         BatchInferenceConfig,
         DPOConfig,
@@ -31,10 +31,8 @@ if TYPE_CHECKING:  # the groups below take their conditions from here
     from openrl.config.model import Dtype, ModelFlags
     from openrl.config.rollout import (
         ClusterFlags,
-        HybridFlags,
         PlacementFlags,
         RankFlags,
-        SleepState,
     )
     from openrl.config.run import LoggingFlags
     from openrl.config.shaping import NormScope
@@ -222,7 +220,7 @@ def needs_critic(config: PPOConfig) -> bool:
 
 
 def needs_reference(config: PPOConfig) -> bool:
-    return kl_in_reward(config.kl) or kl_in_loss(config.kl) or config.kl.log_ref_kl
+    return config.kl.in_reward or config.kl.in_loss or config.kl.log_ref_kl
 
 
 def policy_is_reference(config: PPOConfig) -> bool:
@@ -292,11 +290,6 @@ def cluster_address(flags: ClusterFlags) -> str | None:
 # -- sleep -----------------------------------------------------------------------------------------
 
 
-def sleep_states(flags: HybridFlags) -> tuple[SleepState, ...]:
-    """What of a trained model leaves its device while others use it."""
-    return flags.deepspeed_sleep_states if flags.deepspeed_enable_sleep else ()
-
-
 def ref_reward_streams(config: PPOConfig) -> bool:
     """--ref_reward_offload by ZeRO 3: DeepSpeed fetches weights layer by layer, in each pass."""
     return config.hybrid.ref_reward_offload and config.deepspeed.zero_stage == 3
@@ -311,35 +304,11 @@ def ref_reward_sleeps(config: PPOConfig) -> bool:
 # -- the KL to the reference -----------------------------------------------------------------------
 
 
-def kl_in_reward(flags: KLFlags) -> bool:
-    return flags.init_kl_coef > 0 and (flags.add_token_level_kl or not flags.use_kl_loss)
-
-
-def kl_in_loss(flags: KLFlags) -> bool:
-    return flags.use_kl_loss and (flags.kl_loss_coef or flags.init_kl_coef) > 0
-
-
-def kl_controller_acts(flags: KLFlags) -> bool:
-    """Whether a term takes its coefficient from the controller, which starts at --init_kl_coef."""
-    return kl_in_reward(flags) or (kl_in_loss(flags) and flags.kl_loss_coef is None)
-
-
-def loss_kl_estimator(flags: KLFlags) -> str:
-    return flags.kl_loss_estimator or flags.kl_estimator
-
-
-def measured_kl_estimator(flags: KLFlags) -> str:
-    """What `actor/kl` shows: the reward's estimator, or the loss's where the KL is in the loss
-    alone."""
-    only_in_loss = kl_in_loss(flags) and not kl_in_reward(flags)
-    return loss_kl_estimator(flags) if only_in_loss else flags.kl_estimator
-
-
 def full_kl_top_k(config: PPOConfig) -> int | None:
     """--kl_full_topk where some estimator compares whole distributions, else None."""
     flags = config.kl
-    used = {measured_kl_estimator(flags)} if needs_reference(config) else set()
-    used |= {loss_kl_estimator(flags)} if kl_in_loss(flags) else set()
+    used = {flags.measured_estimator} if needs_reference(config) else set()
+    used |= {flags.loss_estimator} if flags.in_loss else set()
     return flags.kl_full_topk if "full" in used else None
 
 
@@ -360,7 +329,7 @@ def old_logprobs(config: PPOConfig) -> OldLogprobs:
         return "engine"
     corrects = config.correction.enable_vllm_is_correction or bool(config.correction.rollout_rs)
     early = (
-        kl_in_reward(config.kl)
+        config.kl.in_reward
         or corrects
         or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs
     )
@@ -373,7 +342,7 @@ def reads_all_old_logprobs(config: PPOConfig) -> bool:
     take tokens out of the counts, by means over the batch, or because they were asked for."""
     flags = config.correction
     return (
-        kl_in_reward(config.kl)
+        config.kl.in_reward
         or bool(flags.rollout_rs)
         or (flags.enable_vllm_is_correction and flags.vllm_is_batch_normalize)
         or "old_logprobs" in policy_losses[config.algorithm.policy_loss_type].needs

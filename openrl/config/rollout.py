@@ -153,6 +153,11 @@ class HybridFlags:
         only_if=FROZEN_MODEL,
     )
 
+    @property
+    def sleep_states(self) -> tuple[SleepState, ...]:
+        """What of a trained model leaves its device while others use it."""
+        return self.deepspeed_sleep_states if self.deepspeed_enable_sleep else ()
+
 
 @group("Device")
 class DeviceFlags:

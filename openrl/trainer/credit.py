@@ -12,7 +12,6 @@ from openrl.algorithms.kl import KLCoefficient, reference_kl
 from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.shaping import RunningMoments
 from openrl.config.algorithm import KLFlags
-from openrl.config.derived import kl_controller_acts, kl_in_reward
 from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Last, Mean, Metric
 
@@ -26,10 +25,10 @@ class Credit:
         self.kl = KLCoefficient(flags.init_kl_coef, flags.kl_target, flags.kl_horizon)
 
     def __call__(self, batch: ExperienceBatch) -> tuple[ExperienceBatch, dict[str, Metric]]:
-        coef = self.kl.coef if kl_in_reward(self.flags) else 0.0
+        coef = self.kl.coef if self.flags.in_reward else 0.0
         batch, shaping = assign_credit(batch, self.plan, coef, self.running)
         metrics = credit_metrics(batch)
-        if kl_controller_acts(self.flags):
+        if self.flags.controlled:
             metrics["kl_coef"] = Last(self.kl.coef)
         return batch, metrics | {f"rollout/{name}": Last(value) for name, value in shaping.items()}
 
@@ -41,7 +40,7 @@ class Credit:
             return {}
         measured = _mean(kl, batch.loss_mask & scored[:, None])
         # verl's name, which says that the KL is taken off the reward
-        penalty = {"actor/reward_kl_penalty": measured} if kl_in_reward(self.flags) else {}
+        penalty = {"actor/reward_kl_penalty": measured} if self.flags.in_reward else {}
         return {"actor/kl": measured, **penalty}
 
     def adapt(self, metrics: Mapping[str, Metric], n_samples: int) -> None:

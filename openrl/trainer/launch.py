@@ -143,7 +143,7 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
         whiten_advantages=derived.whiten_advantages(config),
         max_new_tokens=config.sampling.lengths.response,
         whiten_std=not config.algorithm.no_advantage_std_norm,
-        kl_estimator=derived.measured_kl_estimator(config.kl),
+        kl_estimator=config.kl.measured_estimator,
     )
     masks = config.asynchrony.staleness_policy == "mask"
     settings = LearningSettings(

@@ -38,8 +38,8 @@ class Losses:
         )
         critic = ValueUpdate(config.algorithm.value_clip, mode, norm_const)
         full_kl = derived.full_kl_top_k(config) is not None
-        coef = config.kl.kl_loss_coef if derived.kl_in_loss(config.kl) else 0.0
-        full_kl_before = derived.kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
+        coef = config.kl.kl_loss_coef if config.kl.in_loss else 0.0
+        full_kl_before = config.kl.in_reward and config.kl.kl_estimator == "full"
         return cls(
             actor,
             critic,
@@ -62,6 +62,6 @@ class Losses:
 
 def _kl_estimator(config: PPOConfig) -> str | None:
     """Of the KL that the update computes: as a term of the loss, or to log it; None without."""
-    if derived.kl_in_loss(config.kl):
-        return derived.loss_kl_estimator(config.kl)
+    if config.kl.in_loss:
+        return config.kl.loss_estimator
     return config.kl.kl_estimator if config.kl.log_ref_kl else None

@@ -195,7 +195,7 @@ def sleeping(config: PPOConfig) -> list[Tenant]:
     ]
     for role, model in role_models(config).items():
         if model.rate is not None:
-            tenants += [Tenant(role, part) for part in derived.sleep_states(config.hybrid)]
+            tenants += [Tenant(role, part) for part in config.hybrid.sleep_states]
         elif derived.ref_reward_sleeps(config):
             tenants.append(Tenant(role, "param"))
     return tenants

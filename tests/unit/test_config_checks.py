@@ -525,11 +525,11 @@ def test_models_that_a_run_needs():
 
 
 def test_kl_is_in_the_reward_or_in_the_loss():
-    assert derived.kl_in_reward(ppo(GRPO).kl)
-    assert not derived.kl_in_reward(ppo(GRPO + " --use_kl_loss --kl_estimator k2").kl)
-    assert not derived.kl_in_reward(ppo(GRPO + " --init_kl_coef 0").kl)
+    assert ppo(GRPO).kl.in_reward
+    assert not ppo(GRPO + " --use_kl_loss --kl_estimator k2").kl.in_reward
+    assert not ppo(GRPO + " --init_kl_coef 0").kl.in_reward
     own = ppo(GRPO + " --use_kl_loss --kl_estimator k2 --kl_loss_coef 0.3")
-    assert not derived.kl_in_reward(own.kl) and derived.needs_reference(own)
+    assert not own.kl.in_reward and derived.needs_reference(own)
 
 
 @pytest.mark.parametrize(
@@ -568,9 +568,9 @@ def test_kl_is_in_the_reward_or_in_the_loss():
 def test_terms_of_the_kl(words, reward, loss, controller, measured, top_k):
     config = ppo(f"{GRPO} {words}")
     assert derived.needs_reference(config)
-    assert (derived.kl_in_reward(config.kl), derived.kl_in_loss(config.kl)) == (reward, loss)
-    assert derived.kl_controller_acts(config.kl) == controller
-    assert derived.measured_kl_estimator(config.kl) == measured
+    assert (config.kl.in_reward, config.kl.in_loss) == (reward, loss)
+    assert config.kl.controlled == controller
+    assert config.kl.measured_estimator == measured
     assert derived.full_kl_top_k(config) == top_k
 
 

@@ -9,11 +9,7 @@ from openrl.config.commands import PPOConfig
 from openrl.config.derived import (
     agents_of,
     estimator,
-    kl_controller_acts,
-    kl_in_loss,
-    kl_in_reward,
     loss_agg_mode,
-    loss_kl_estimator,
     reward_norm_scopes,
     samples_per_step,
     source_kinds,
@@ -168,7 +164,7 @@ def parts_of_the_reward_are_readable(config: PPOConfig, given: Given) -> Problem
 
 @check(PPOConfig)
 def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
-    if kl_in_loss(config.kl) and loss_kl_estimator(config.kl) in ("k1", "kl"):
+    if config.kl.in_loss and config.kl.loss_estimator in ("k1", "kl"):
         yield Problem(
             ("use_kl_loss", "kl_estimator"),
             "k1 cannot act as a loss: its gradient is that of log p, whose expectation over the"
@@ -182,7 +178,7 @@ def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
     """A step changes the coefficient by up to 0.2 * samples / horizon of itself; by 1 it is 0, by
     more negative."""
     samples, horizon = samples_per_step(config.batch), config.kl.kl_horizon
-    if config.kl.kl_target is not None and kl_controller_acts(config.kl) and samples >= 5 * horizon:
+    if config.kl.kl_target is not None and config.kl.controlled and samples >= 5 * horizon:
         message = (
             f"{samples} samples a step over a horizon of {horizon} could turn the KL coefficient to"
             " 0 or below"
@@ -201,7 +197,7 @@ def the_actor_has_a_loss(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def full_kl_in_the_reward_has_a_pass(config: PPOConfig, given: Given) -> Problems:
-    in_reward = kl_in_reward(config.kl) and config.kl.kl_estimator == "full"
+    in_reward = config.kl.in_reward and config.kl.kl_estimator == "full"
     if in_reward and config.correction.skip_old_logprob == "always":
         message = (
             "the KL of whole distributions in the reward takes a pass of the policy before its"
@@ -241,7 +237,7 @@ def penalties_fit_the_response(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def sparse_rewards_stay_sparse(config: PPOConfig, given: Given) -> Problems:
-    if config.shaping.whiten_rewards and not kl_in_reward(config.kl):
+    if config.shaping.whiten_rewards and not config.kl.in_reward:
         message = (
             "with one reward at the end of an answer, every token before it gets -mean / std as its"
             " reward"
