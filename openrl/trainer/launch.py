@@ -26,6 +26,7 @@ from openrl.tracking.report import RunSummary, plot_learning_curve, summary_tabl
 from openrl.trainer.batching import rollout_batching
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.credit import Credit
+from openrl.trainer.effective_flags import effective_flags, start_lines, write_config
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.learner import Learner, LearningSettings
@@ -33,7 +34,7 @@ from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu
-from openrl.trainer.prepare import Inputs, effective_flags, start_lines, write_config
+from openrl.trainer.prepare import Inputs
 from openrl.trainer.profiling import Profiling
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.publisher import Publisher

@@ -15,7 +15,7 @@ from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
 from openrl.trainer.disk import NoRoom, model_has_room
-from openrl.trainer.prepare import effective_flags
+from openrl.trainer.effective_flags import effective_flags
 from openrl.trainer.profiling import Profiling
 from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervised_model import SupervisedModel

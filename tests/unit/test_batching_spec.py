@@ -23,8 +23,8 @@ from openrl.trainer.batching import (
     supervised_batching,
     work_metrics,
 )
+from openrl.trainer.effective_flags import start_lines
 from openrl.trainer.launch import build_learner
-from openrl.trainer.prepare import start_lines
 from openrl.trainer.roles import Roles, model_spec, role_models
 from openrl.trainer.rows import forward_rows
 from tests.batches import random_batch

@@ -1,0 +1,81 @@
+"""What the flags of a run came to: as data, as config.yaml, and in the lines that a run begins
+with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from openrl.config import derived
+from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.presets import PRESETS
+from openrl.files import write_atomically
+from openrl.flags.dump import dump_yaml
+from openrl.flags.values import show
+
+
+def effective_flags(config: Any) -> dict[str, Any]:
+    """Every flag of a config with its value, as plain data; kept beside checkpoints."""
+    return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
+
+
+def preset_lines(config: PPOConfig) -> list[str]:
+    """What --algo_preset stands for in this run: one line, none without a preset."""
+    name = config.algorithm.algo_preset
+    if name is None:
+        return []
+    now = effective_flags(config)
+    flags = []
+    for flag, value in PRESETS[name].items():
+        differs = flag not in now or show(now[flag]) != show(value)
+        other = f" (instead of {show(value)})" if differs else ""
+        flags.append(f"--{flag} {show(now[flag]) if flag in now else 'left out'}{other}")
+    return [f"--algo_preset {name}: {' '.join(flags)}"]
+
+
+def start_lines(config: PPOConfig) -> list[str]:
+    """What a run says before anything else: what its preset stands for, and a pass that it leaves
+    out."""
+    left_out = {
+        "update": (
+            "one optimizer step per rollout: old log-probs are the update's own, without a pass"
+            " before it"
+        ),
+        "engine": "--skip_old_logprob always: the engine's log-probs are the old ones",
+    }
+    source = derived.old_logprobs(config)
+    return [
+        *preset_lines(config),
+        *split_lines(config),
+        *([left_out[source]] if source in left_out else []),
+    ]
+
+
+def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
+    """How sequences are split over ranks, if they are, and that a flag turned --packing_samples on,
+    if one did."""
+    flags, lines = config.parallel, []
+    if flags.sequence_size > 1:
+        way = "ring attention" if flags.ring_attn_size > 1 else "Ulysses"
+        lines.append(f"each sequence is split over {flags.sequence_size} ranks by {way}")
+    if flags.ds_tensor_parallel_size > 1:
+        lines.append(f"each layer is split over {flags.ds_tensor_parallel_size} ranks")
+    if derived.packs(config) and not config.packing.packing_samples:
+        ways = {
+            "prefix_grouper": derived.shares_prefixes(config),
+            "use_dynamic_batch": config.dynamic.use_dynamic_batch,
+        }
+        name = next((name for name, on in ways.items() if on), "ring_attn_size")
+        lines.append(
+            f"--{name} turns --packing_samples on: a micro-batch runs as one row without padding"
+        )
+    return lines
+
+
+def write_config(config: Any, run_dir: Path) -> None:
+    """The effective flags as config.yaml, which --config reads."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_atomically(run_dir / "config.yaml", dump_yaml(config))
