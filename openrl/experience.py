@@ -33,44 +33,35 @@ class ExperienceBatch:
     images: list[tuple[PlacedImage, ...]] | None = None  # (B,) those of each row; None: no row's
     invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
     difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
-    process_rewards: Tensor | None = (
-        None  # (B, T) the part of ``rewards`` earned on the way, at the tokens that earned it
-    )
+    # (B, T) the part of ``rewards`` earned on the way, at the tokens that earned it
+    process_rewards: Tensor | None = None
     reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
-    greedy_rewards: Tensor | None = (
-        None  # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
-    )
+    # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
+    greedy_rewards: Tensor | None = None
     state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer an equal observation
-    versions: Tensor | None = (
-        None  # (B, T) int32, the publish whose weights sampled a token; -1 outside loss_mask
-    )
+    # (B, T) int32, the publish whose weights sampled a token; -1 outside loss_mask
+    versions: Tensor | None = None
     old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
     ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
-    ref_ids: Tensor | None = (
-        None  # (B, T, K) int32, the reference's likeliest tokens in the place of token t
-    )
-    ref_support: Tensor | None = (
-        None  # (B, T, K + 1) their log-probs, and that of all other tokens together
-    )
-    ref_hidden: Tensor | None = (
-        None  # (B, T, H) or, for its whole distribution, what it predicts token t from
-    )
+    # (B, T, K) int32, the reference's likeliest tokens in the place of token t
+    ref_ids: Tensor | None = None
+    # (B, T, K + 1) their log-probs, and that of all other tokens together
+    ref_support: Tensor | None = None
+    # (B, T, H) or, for its whole distribution, what it predicts token t from
+    ref_hidden: Tensor | None = None
     full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) the critic
     shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
     scores: Tensor | None = None  # (B,) what the estimator made of them
-    token_rewards: Tensor | None = (
-        None  # (B, T) score on the last sampled token, minus any KL penalty
-    )
+    # (B, T) score on the last sampled token, minus any KL penalty
+    token_rewards: Tensor | None = None
     advantages: Tensor | None = None  # (B, T) zero outside loss_mask
     returns: Tensor | None = None  # (B, T) the critic's target
     loss_weights: Tensor | None = None  # (B,) factor of each row's policy loss
-    is_weights: Tensor | None = (
-        None  # (B, T) factor of each token's policy loss that corrects for the engine's policy
-    )
-    trajectory_tokens: Tensor | None = (
-        None  # (B,) int64, trained tokens in all rows of the row's trajectory
-    )
+    # (B, T) factor of each token's policy loss that corrects for the engine's policy
+    is_weights: Tensor | None = None
+    # (B,) int64, trained tokens in all rows of the row's trajectory
+    trajectory_tokens: Tensor | None = None
     selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats apart
 
     def __post_init__(self) -> None:
@@ -155,9 +146,8 @@ class PreferenceBatch(ExperienceBatch):
     A pair is two adjacent rows, the chosen answer first.
     """
 
-    margins: Tensor | None = (
-        None  # (B,) by how much the chosen answer of the row's pair is better, from the data
-    )
+    # (B,) by how much the chosen answer of the row's pair is better, from the data
+    margins: Tensor | None = None
     ref_answers: Tensor | None = None  # (B,) log-prob of the whole answer under the reference
     kl: Tensor | None = None  # (B,) KTO's KL to the reference: one number, on every row of the step
 

@@ -53,9 +53,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    max_len: int | None = (
-        None  # most tokens of prompt and completion together; None: as many as the engine takes
-    )
+    # most tokens of prompt and completion together; None: as many as the engine takes
+    max_len: int | None = None
     seed: int | None = None
 
 
@@ -129,9 +128,8 @@ class Score:
     # [L] process rewards, of the segments one behind the other
     token_rewards: list[float] | None = None
     attempts: int = 1  # calls that were made for it, retries included
-    failure: str | None = (
-        None  # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
-    )
+    # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
+    failure: str | None = None
 
     @property
     def dropped(self) -> bool:

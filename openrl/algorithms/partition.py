@@ -21,9 +21,8 @@ class RowCost:
     of 64k tokens take 5 % longer than the others."""
 
     attention: float = 0.0
-    shared: bool = (
-        False  # what the rows of a group begin with is computed once (``row_sizes.RowSizes``)
-    )
+    # what the rows of a group begin with is computed once (``row_sizes.RowSizes``)
+    shared: bool = False
 
     def __call__(self, tokens: int) -> float:
         return tokens + self.attention * tokens * tokens

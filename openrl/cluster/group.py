@@ -50,9 +50,8 @@ class RankGroup(Protocol):
 
     role: str
     size: int
-    ranks_per_shard: (
-        int  # neighbours that get the same shard; they split its sequences or the model's layers
-    )
+    # neighbours that get the same shard; they split its sequences or the model's layers
+    ranks_per_shard: int
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         """The method's result from every worker, same arguments for all. Handles may be

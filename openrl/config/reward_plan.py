@@ -52,9 +52,8 @@ class RewardPlan:
 
     sources: tuple[RewardSource, ...]
     weights: Mapping[str, float]  # by name of the source
-    routes: Mapping[str, Mapping[str, float]] | None = (
-        None  # data source -> source -> weight; None: weights for all
-    )
+    # data source -> source -> weight; None: weights for all
+    routes: Mapping[str, Mapping[str, float]] | None = None
 
     def of(self, datasource: str) -> Mapping[str, float]:
         """The sources that score rows of a data source, with their weights."""

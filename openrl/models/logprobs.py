@@ -46,9 +46,8 @@ class LogprobHead(nn.Module):
     """
 
     reference_head: FrozenHead | None = None  # for the KL over the whole vocabulary
-    top_k = (
-        0  # of a reference: how many of its likeliest tokens stand for it; 0: its hidden states do
-    )
+    # of a reference: how many of its likeliest tokens stand for it; 0: its hidden states do
+    top_k = 0
 
     def __init__(self, head: nn.Linear, transform: LogitTransform, chunk_size: int) -> None:
         super().__init__()

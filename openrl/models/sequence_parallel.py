@@ -65,9 +65,8 @@ class SequenceSplit:
     same calls."""
 
     group: dist.ProcessGroup
-    inner: (
-        str  # the attention that the model has when nothing is split, by its name in transformers
-    )
+    # the attention that the model has when nothing is split, by its name in transformers
+    inner: str
     flags: ParallelFlags
 
     @property

@@ -42,9 +42,8 @@ def _set_environment(spec: EngineSpec) -> None:
                 max(1, cores // (spec.engines_per_machine * spec.sizes.width))
             )
     elif spec.dtype == "fp32":
-        defaults["TRITON_F32_DEFAULT"] = (
-            "ieee"  # attention in TF32 strays by 1e-2 from the trainer's
-        )
+        # attention in TF32 strays by 1e-2 from the trainer's
+        defaults["TRITON_F32_DEFAULT"] = "ieee"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
 

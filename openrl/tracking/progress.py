@@ -59,9 +59,8 @@ class Progress:
         self.console, self.clock = console or Console(), clock
         self.seconds_by_stage: Counter[str] = Counter()
         self._lap_start, self._lap_seconds = clock(), Counter[str]()
-        self._first: tuple[float, int] | None = (
-            None  # when the first step of this process ended, and which it was
-        )
+        # when the first step of this process ended, and which it was
+        self._first: tuple[float, int] | None = None
         self._active: dict[str, str] = {}  # stage -> how far it is, as text; insertion order
         self._shown = ""
         self.failed_in = ""  # the stage that an error has left, the innermost one

@@ -69,9 +69,8 @@ class RoleModel:
     frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
     others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
     lora: LoRAFlags | None = None  # adapters that it trains, 4-bit weights; None: neither
-    average: float | None = (
-        None  # weight of the old in a moving average of its weights; None: there is none
-    )
+    # weight of the old in a moving average of its weights; None: there is none
+    average: float | None = None
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:

@@ -22,9 +22,8 @@ from openrl.trainer.supervised_tasks import Examples, Task
 from openrl.training.build import ModelSpec
 
 CHUNK = 1024  # examples of one batch where no optimizer step sets the number
-STATISTICS = (
-    1000  # training examples whose rewards are measured where there are no evaluation examples
-)
+# training examples whose rewards are measured where there are no evaluation examples
+STATISTICS = 1000
 
 Tell = Callable[[int, int], None]
 

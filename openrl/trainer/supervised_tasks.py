@@ -59,17 +59,14 @@ class Task:
     columns: tuple[Column, ...]  # on display beside the loss
     collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate
     plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
-    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = (
-        as_it_is  # before each update or evaluation
-    )
-    reference: str | None = (
-        None  # frozen model whose log-probs of the answers are computed before training
-    )
+    # before each update or evaluation
+    annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is
+    # frozen model whose log-probs of the answers are computed before training
+    reference: str | None = None
     reference_lora: LoRAFlags | None = None  # of the reference
     from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further figures
-    config_fields: Callable[[Tensor], dict[str, float]] | None = (
-        None  # for config.json, from rewards (B,)
-    )
+    # for config.json, from rewards (B,)
+    config_fields: Callable[[Tensor], dict[str, float]] | None = None
     value_head: str = "score"
     fp32_head: bool = False
 

@@ -65,15 +65,12 @@ class ModelSpec:
     changes: ModelChangeFlags = ModelChangeFlags()
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
     vision: VisionFlags | None = None  # None: the model reads text alone
-    streamed: bool = (
-        False  # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
-    )
-    kl_reference: str | None = (
-        None  # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
-    )
-    kl_top_k: int | None = (
-        None  # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
-    )
+    # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
+    streamed: bool = False
+    # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
+    kl_reference: str | None = None
+    # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
+    kl_top_k: int | None = None
 
 
 def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:

@@ -104,9 +104,8 @@ class DeepSpeedEngine:
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
         self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and self.layout.world_size == 1:
-            self._engine.enable_backward_allreduce = (
-                False  # it copies all gradients there and back, also for one rank
-            )
+            # it copies all gradients there and back, also for one rank
+            self._engine.enable_backward_allreduce = False
         self._masters = Masters(
             self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself
         )

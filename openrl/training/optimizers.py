@@ -32,9 +32,8 @@ class OptimSpec:
     max_norm: float
     total_steps: int
     optimizer: OptimizerName = "adamw"
-    average: float | None = (
-        None  # weight of the old in a moving average of the weights, which is then what is exported
-    )
+    # weight of the old in a moving average of the weights, which is then what is exported
+    average: float | None = None
 
     @classmethod
     def from_flags(

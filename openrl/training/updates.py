@@ -55,9 +55,8 @@ class PolicyUpdate:
     entropy_coef: float = 0.0  # 0: the entropy is measured, without gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
-    compares: bool = (
-        False  # measures how far the engine is from this policy; for weights that have just sampled
-    )
+    # measures how far the engine is from this policy; for weights that have just sampled
+    compares: bool = False
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts

@@ -56,9 +56,8 @@ class Verdict:
     """What a verifier says of an answer; every number is finite."""
 
     reward: float
-    passed: float | None = (
-        None  # in [0, 1]; None where the verifier does not judge whether an answer is right
-    )
+    # in [0, 1]; None where the verifier does not judge whether an answer is right
+    passed: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
 
 

@@ -78,9 +78,8 @@ MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EPERM
-ABSENT = (
-    0x00050026  # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
-)
+# ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
+ABSENT = 0x00050026
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the packet filter
 NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # where in struct seccomp_data they stand
 
