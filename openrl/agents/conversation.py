@@ -227,9 +227,16 @@ class Conversation:
 
     @property
     def is_full(self) -> bool:
-        """The last turn was cut because the episode has no room for another token."""
+        """The episode has no room for another token."""
         longest = max((len(row.segment.token_ids) for row in self._rows), default=0)
         return self.sampled >= self.sampling.max_tokens or longest >= self._longest
+
+    def require_room_after(self, reply: Reply) -> None:
+        """Raises EpisodeOver if the engine failed, or cut the last turn because the episode is
+        full."""
+        end = reply.completion.end
+        if end.is_failure or (end is End.LENGTH and self.is_full):
+            raise EpisodeOver(end)
 
     def credit(self, reward: float) -> None:
         """What the last turn has earned, on its last token."""

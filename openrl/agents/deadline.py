@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 
 from openrl.agents.conversation import EpisodeOver
@@ -21,3 +21,12 @@ async def deadline(seconds: float) -> AsyncIterator[None]:
         if limit.expired():
             raise EpisodeOver(End.TIMEOUT) from None
         raise
+
+
+async def end_of(turns: Awaitable[End], seconds: float) -> End:
+    """How an episode ends that has so many seconds, ``EpisodeOver`` included."""
+    try:
+        async with deadline(seconds):
+            return await turns
+    except EpisodeOver as over:
+        return over.end

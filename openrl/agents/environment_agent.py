@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from openrl.agents.base import Environment, Generate, Step
-from openrl.agents.conversation import Conversation, EpisodeOver, Play
-from openrl.agents.deadline import deadline
+from openrl.agents.conversation import Conversation, Play
+from openrl.agents.deadline import deadline, end_of
 from openrl.agents.reductions import reduce_metrics
 from openrl.errors import UserError
 from openrl.seeds import seed_of
@@ -40,7 +40,7 @@ class EnvironmentAgent:
         game = _Guarded(self.make(prompt), prompt, limits.step_timeout)
         episode = _Episode(conversation, game)
         try:
-            end = await episode.play()
+            end = await end_of(episode.play(), limits.episode_timeout)
         finally:
             await game.close()
         return episode.trajectory(end)
@@ -110,13 +110,6 @@ class _Episode:
         self.passed: float | None = None
 
     async def play(self) -> End:
-        try:
-            async with deadline(self.limits.episode_timeout):
-                return await self._turns()
-        except EpisodeOver as over:
-            return over.end
-
-    async def _turns(self) -> End:
         chat = new = await self.game.reset()
         state = _state(None, new)
         while not self.limits.max_turns or self.conversation.turns < self.limits.max_turns:
@@ -136,10 +129,7 @@ class _Episode:
         await self._show(new)
         reply = await self.conversation.reply(chat, state=state)
         self._show_action(reply.text)
-        if reply.completion.end.is_failure:
-            raise EpisodeOver(reply.completion.end)
-        if reply.completion.end is End.LENGTH and self.conversation.is_full:
-            raise EpisodeOver(End.LENGTH)
+        self.conversation.require_room_after(reply)
         step, after = await self.game.step(reply.text)
         self._show_action(reply.text, step.reward)
         self.conversation.credit(step.reward)

@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError
-from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
-from openrl.agents.deadline import deadline
+from openrl.agents.conversation import Conversation, Play, Reply
+from openrl.agents.deadline import deadline, end_of
 from openrl.agents.tools.calls import (
     ParsedReply,
     ToolCall,
@@ -37,7 +37,7 @@ class ToolAgent:
         tools = self.open_tools()
         episode = _Episode(conversation, tools, self.how.parse)
         try:
-            end = await episode.play()
+            end = await end_of(episode.play(), self.how.limits.episode_timeout)
             return await episode.trajectory(end)
         finally:
             await tools.close()
@@ -52,13 +52,6 @@ class _Episode:
         self.shown: list[Shown] = []
 
     async def play(self) -> End:
-        try:
-            async with deadline(self.limits.episode_timeout):
-                return await self._turns()
-        except EpisodeOver as over:
-            return over.end
-
-    async def _turns(self) -> End:
         prompt, most = self.conversation.prompt, self.limits.max_turns
         messages = opening(prompt, await self.tools.start(prompt))
         new = messages
@@ -80,11 +73,7 @@ class _Episode:
 
     def _parsed(self, reply: Reply) -> ParsedReply:
         """Raises EpisodeOver if there is no reply to go on with."""
-        end = reply.completion.end
-        if end.is_failure:
-            raise EpisodeOver(end)
-        if end is End.LENGTH and self.conversation.is_full:
-            raise EpisodeOver(End.LENGTH)
+        self.conversation.require_room_after(reply)
         parsed = self.parse(reply.text, self.tools.schemas)
         self.parse_errors += parsed.error is not None
         self.in_a_row = self.in_a_row + 1 if parsed.error else 0

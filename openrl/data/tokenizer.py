@@ -59,9 +59,8 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code, use_fast=fast
         )
-    except (
-        Exception
-    ) as error:  # a KeyError, say, or what code beside the model raises: the files are the user's
+    # a KeyError, say, or what code beside the model raises: the files are the user's
+    except Exception as error:
         raise UserError(
             f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}"
         ) from error

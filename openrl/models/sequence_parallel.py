@@ -322,9 +322,8 @@ def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
         expected = probe(run, trial)
     try:
         found = probe(run, trial)
-    except (
-        TypeError
-    ) as error:  # a forward without position_ids, attention that is not told of the whole sequence
+    # a forward without position_ids, attention that is not told of the whole sequence
+    except TypeError as error:
         raise _unsplittable(flags, path, str(error)) from error
     if wrong := differ(found, expected, trial):
         raise _unsplittable(flags, path, wrong)

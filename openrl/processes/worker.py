@@ -161,7 +161,6 @@ def main() -> None:
         asked = line.calls.get()
         try:
             line.send(Reply(loaded.call(asked, line.ask)))
-        except (
-            Exception
-        ) as error:  # also of a value that cannot be pickled, of which nothing is sent
+        # also of a value that cannot be pickled, of which nothing is sent
+        except Exception as error:
             line.send(Failed(describe(error, path)))
