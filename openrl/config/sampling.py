@@ -54,13 +54,13 @@ class SamplingFlags(DrawFlags):
     prompt_max_len: int | None = flag(
         None,
         f"Most prompt tokens; --prompt_overflow says what becomes of longer ones. None: {OPEN_LEN},"
-        " or with --max_len what --generate_max_len leaves of it (half of it if both are open).",
+        " or with --max_len what --generate_max_len leaves (half if both are open).",
         bounds="> 0",
     )
     generate_max_len: int | None = flag(
         None,
         f"Most new tokens after the prompt. None: {OPEN_LEN}, or with --max_len what the prompt"
-        " leaves of it.",
+        " leaves.",
         bounds="> 0",
         alias=("max_new_tokens",),
     )

@@ -72,7 +72,7 @@ def scores_compete(task: BatchTaskFlags) -> bool:
 
 
 def rows_per_unit(task: BatchTaskFlags) -> int:
-    """RewardRows of the output that a finished unit has at most."""
+    """Rows of the output that a finished unit has at most."""
     return (
         1
         if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY

@@ -138,11 +138,8 @@ def parse(body: bytes) -> ScoreRequest:
     """Raises Refusal for a body that is no request."""
     try:
         return read_request(json.loads(body))
-    except (
-        ValueError,
-        RecursionError,
-        BadRequest,
-    ) as error:  # what json raises, bad UTF-8 included, are ValueErrors
+    # what json raises, bad UTF-8 included, are ValueErrors
+    except (ValueError, RecursionError, BadRequest) as error:
         raise Refusal(400, f"not a request: {error}") from error
 
 

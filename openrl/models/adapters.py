@@ -98,12 +98,8 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
     stored = _stored(adapter)
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)
-    except (
-        RuntimeError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ) as error:  # sizes, unknown target modules, unknown kinds
+    # sizes, unknown target modules, unknown kinds
+    except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--lora_path: {adapter} does not fit {base}: {error}", "the base it was trained on"
         ) from error

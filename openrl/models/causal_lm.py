@@ -190,12 +190,8 @@ def load_pretrained(
             output_loading_info=True,
             **settings,
         )
-    except (
-        OSError,
-        ValueError,
-        ImportError,
-        KeyError,
-    ) as error:  # KeyError: no attention of that name
+    # KeyError: no attention of that name
+    except (OSError, ValueError, ImportError, KeyError) as error:
         remedy = "check the path and --attn_implementation"
         more = (
             ", or leave --prefix_grouper out, which asks for varlen"

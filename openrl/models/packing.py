@@ -214,11 +214,8 @@ def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
             run(alike, mask),
             run(changed, mask),
         )
-    except (
-        UserError,
-        TypeError,
-        AttributeError,
-    ) as error:  # of attention that is none of transformers' functions
+    # attention that is none of transformers' functions
+    except (UserError, TypeError, AttributeError) as error:
         why = error.message if isinstance(error, UserError) else error
         raise UserError(f"--prefix_grouper: {path}: {why}", "leave --prefix_grouper out") from error
     tail = slice(6, None) if alone.dim() > 1 else slice(None)

@@ -148,8 +148,8 @@ class _Gathered(torch.autograd.Function):
     """(R, s, ...) on each rank -> (R, S, ...) on all.
 
     Every rank of the group computes the same loss of what is gathered, and gradients are averaged
-    over all ranks: the gradient of a part is what this rank's own loss says of it, times the size
-    of the group."""
+    over all ranks: the gradient of a part is that of this rank's own loss, times the size of the
+    group."""
 
     @staticmethod
     def forward(ctx, values, group):  # type: ignore[no-untyped-def]
@@ -200,8 +200,7 @@ def ulysses_attention(
     """An attention function of transformers: query (R, H, s, D), key and value (R, H', s, D) -> (R,
     s, H, D).
 
-    Fewer key-value heads than ranks, or such as do not divide among them, are repeated as often as
-    it takes."""
+    Key-value heads that do not divide among the ranks are repeated until they do."""
     split = sequence.split
     if per_head := [name for name in ("s_aux", "position_bias") if more.get(name) is not None]:
         raise TypeError(f"its attention has {' and '.join(per_head)}")

@@ -58,7 +58,7 @@ COLUMNS = (
 A_YEAR = 365 * 24 * 3600  # seconds; process groups need a limit where --rpc_timeout 0 asks for none
 
 StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManager[Roles]]
-"""``start_roles``, or another way to come by worker groups that fit the config."""
+"""``start_roles``, or another function that starts worker groups for a config."""
 
 
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:

@@ -1,5 +1,5 @@
-"""What surrounds a training run: its directories, logs and signals; and what becomes of it when a
-worker is lost."""
+"""What surrounds a training run: its directories, logs and signals, and what happens when a worker
+is lost."""
 
 from __future__ import annotations
 

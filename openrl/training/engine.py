@@ -89,8 +89,8 @@ class TrainEngine(Protocol):
         gets the tensors. ``without_tower`` leaves out those of a vision tower."""
 
     def adapter_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """The adapters of a model and what else of it is trained, whole, under the names in peft's
-        files; every rank gets the tensors."""
+        """The adapters and every other trained parameter, whole, under the names in peft's files;
+        every rank gets the tensors."""
 
     def adapter_config(self) -> dict[str, Any]:
         """What peft writes into adapter_config.json beside those."""

@@ -257,7 +257,7 @@ def _needed(batch: ExperienceBatch, column: str) -> Tensor:
 
 
 def _any(tokens: Tensor, batch: ExperienceBatch) -> Tensor:
-    """(B,) bool: rows with such a token, (B, T) or (B, 1), among those that are trained."""
+    """(B,) bool: rows in which one of ``tokens``, (B, T) or (B, 1) bool, is trained."""
     return (tokens & batch.loss_mask).any(-1)
 
 

@@ -58,10 +58,8 @@ class Bench:
         anew."""
         made_of = workers(config, device, optimizer_steps)
         models = {role: spec for role, (_, spec, *_) in made_of.items() if role != ENGINES}
-        for (
-            role,
-            spec,
-        ) in models.items():  # one after the other: where roles sleep, there is room for one
+        # one after the other: where roles sleep, there is room for one
+        for role, spec in models.items():
             await self.groups[role].call("start", spec)
             await self.residency.started(role, self.groups[role])
         yield roles_of(config, self.groups, self.residency)

@@ -118,8 +118,8 @@ class Game(Generic[O]):
 
 
 def read_action(text: str, tags: tuple[str, ...], *, think: bool = False) -> tuple[str, str]:
-    """The tag and the content of the first action behind the thinking; what a policy writes behind
-    it, it writes without having seen what comes of it. Raises Unreadable.
+    """The tag and the content of the first action behind the thinking. What a policy writes after
+    it was written without seeing its result. Raises Unreadable.
 
     >>> read_action("<think>left?</think> <answer> Up </answer>", ("answer",))
     ('answer', 'Up')

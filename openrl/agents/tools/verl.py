@@ -1,7 +1,7 @@
 """verl's tools: classes with ``create``, ``execute``, ``calc_reward`` and ``release``, by
 themselves or named in a YAML file, and functions with ``@function_tool``.
 
-An episode has one instance of a class, from its first call of it to its end. What the tools say of
+An episode has one instance of a class, from the first call to the end. What the tools say of
 rewards is counted; as in verl it is not the episode's score."""
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def first_number(text: str) -> Number | None:
 
 
 def _is_alone(number: Number) -> bool:
-    """Whether nothing beside the number makes another value of it."""
+    """Whether the text around the number leaves its value as it is."""
     text = number.text
     before = text[max(0, number.start - 40) : number.start]
     signed = text[number.start] in "+-" and re.search(r"(?<![A-Za-z])[A-Za-z]\s?\Z", before)
