@@ -35,7 +35,15 @@ class WorkerContext:
 
 
 class WorkerDied(RuntimeError):
-    """A worker's process ended while an answer was expected of it."""
+    """A worker's process ended, or one that it needs, while an answer was expected of it."""
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        """``rank`` of the worker; None: what it runs on died, Ray itself."""
+        super().__init__(message, rank)  # both in args: the error crosses process borders by pickle
+        self.message, self.rank = message, rank
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class WorkerTimeout(TimeoutError):
@@ -76,6 +84,9 @@ class WorkerGroup(RankGroup, Protocol):
         """The method's result from one worker. Cancelling the wait cancels the call, if the method
         is a coroutine."""
 
+    async def restart(self, rank: int) -> None:
+        """A new worker in the place of one that died, built from the same arguments."""
+
     def stream_handles(self, method: str, *args: Any) -> AsyncIterator[list[Handle]]:
         """The generators of all ranks in step: one handle per rank and turn.
 
@@ -101,9 +112,11 @@ class LocalGroup:
         workers: Sequence[Any],
         timeout: float | None = 3600,
         ranks_per_shard: int = 1,
+        make: Callable[[int], Any] | None = None,
     ) -> None:
+        """``make(rank)`` gives a worker for ``restart``."""
         self.role, self.size, self.ranks_per_shard = role, len(workers), ranks_per_shard
-        self._workers, self.timeout = list(workers), timeout
+        self._workers, self.timeout, self._make = list(workers), timeout, make
 
     @classmethod
     def create(
@@ -116,10 +129,11 @@ class LocalGroup:
         ranks_per_shard: int = 1,
     ) -> LocalGroup:
         """Build ``size`` workers from the same arguments."""
-        contexts = [WorkerContext(role, rank, size, rank) for rank in range(size)]
-        return cls(
-            role, [worker_class(context, *args) for context in contexts], timeout, ranks_per_shard
-        )
+
+        def make(rank: int) -> Any:
+            return worker_class(WorkerContext(role, rank, size, rank), *args)
+
+        return cls(role, [make(rank) for rank in range(size)], timeout, ranks_per_shard, make)
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
         return await self._answers(
@@ -139,6 +153,10 @@ class LocalGroup:
 
     async def one(self, rank: int, method: str, *args: Any) -> Any:
         return (await self._answers(method, {rank: self._invoke(rank, method, args, {})}))[0]
+
+    async def restart(self, rank: int) -> None:
+        assert self._make is not None, "made of workers that nobody can make again"
+        self._workers[rank] = self._make(rank)
 
     async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
         async with AsyncExitStack() as stack:

@@ -6,12 +6,27 @@ import os
 import threading
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 BEAT_S = 5.0
 """Seconds between two touches."""
+
+
+@dataclass(frozen=True)
+class LogSpec:
+    """Where workers leave their logs, and how long one may show no sign of life."""
+
+    directory: str = ""  # absolute; empty: Ray's own logs alone
+    stall_timeout: float = 0.0  # seconds; 0: for ever
+
+    def path(self, role: str, rank: int) -> str:
+        return str(Path(self.directory) / f"{role}-{rank}.log") if self.directory else ""
+
+
+NO_LOGS = LogSpec()
 
 
 def begin_log(path: str, who: str) -> None:

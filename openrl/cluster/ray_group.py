@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import logging
 import math
 import os
-import signal
-import socket
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,114 +18,23 @@ from ray.exceptions import RayActorError, RaySystemError, RayTaskError
 from openrl.cluster.group import (
     END,
     Handle,
-    WorkerContext,
     WorkerDied,
     WorkerTimeout,
     all_ended,
     check_shards,
     gather_ranks,
-    is_async,
-    iterate,
-    maybe_await,
     raised_by,
 )
-from openrl.cluster.life import BEAT_S, begin_log, silence
+from openrl.cluster.hosts import Making
+from openrl.cluster.life import BEAT_S, NO_LOGS, LogSpec, silence
 from openrl.cluster.ray_cluster import RayCluster, Reservation
-from openrl.registry import load_plugins
 
 log = logging.getLogger(__name__)
 
 ITEMS_AHEAD = 2  # items of a stream that may wait unread; then its generator pauses
 CLOSE_S = 30.0  # patience for a worker's own close()
 SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as an object of their own
-
-
 LONGEST_WORDS = 300  # characters of a line of last words
-
-
-@dataclass(frozen=True)
-class LogSpec:
-    """Where workers leave their logs, and how long one may show no sign of life."""
-
-    directory: str = ""  # absolute; empty: Ray's own logs alone
-    stall_timeout: float = 0.0  # seconds; 0: for ever
-
-    def path(self, role: str, rank: int) -> str:
-        return str(Path(self.directory) / f"{role}-{rank}.log") if self.directory else ""
-
-
-NO_LOGS = LogSpec()
-
-
-class PlainHost:
-    """The actor around a worker whose methods are plain: one call at a time, on the main thread."""
-
-    def __init__(self) -> None:
-        # A cluster as ``start_cluster`` makes it ignores the end of children in its workers, and in
-        # their children in turn: every exit code would read 0. By libc, since the actors of
-        # coroutines are made beside the main thread.
-        ctypes.CDLL(None).signal(signal.SIGCHLD, ctypes.c_void_p(signal.SIG_DFL))
-
-    def where(self) -> tuple[str, int, int]:
-        """(address of the node, a port that is free on it, process id)"""
-        address = ray.util.get_node_ip_address()
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, probe.getsockname()[1], os.getpid()
-
-    def build(self, directory: str, worker_class: type, context: WorkerContext, *args: Any) -> None:
-        """Here and not in the constructor, so that errors keep their type.
-
-        ``directory`` is the driver's: relative paths in flags mean the same here. A node without it
-        stays where it is."""
-        if Path(directory).is_dir():
-            os.chdir(directory)
-        if context.log:
-            begin_log(context.log, f"{context.role} rank {context.rank}")
-        load_plugins(context.plugins)
-        self._worker = worker_class(context, *args)
-        self._failed: dict[int, Exception] = {}
-
-    def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._worker, method)(*args, **kwargs)
-
-    def stream(self, key: int, method: str, *args: Any) -> Any:
-        """Items of a generator. An error ends the stream and waits for ``ended``: as an item it
-        would travel on, inside a handle, and be raised in the wrong place."""
-        try:
-            # not yield from: Ray drives this generator by send(), which not every iterator has
-            for item in getattr(self._worker, method)(*args):  # noqa: UP028
-                yield item
-        except Exception as error:
-            self._failed[key] = error
-
-    def ended(self, key: int) -> None:
-        """Raise the error that ended a stream, if one did."""
-        if key in self._failed:
-            raise self._failed.pop(key)
-
-    def close(self) -> Any:
-        if hasattr(self._worker, "close"):
-            self._worker.close()
-
-
-class AsyncHost(PlainHost):
-    """The actor around a worker with coroutine methods: many calls at a time, on one event loop."""
-
-    async def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await maybe_await(getattr(self._worker, method)(*args, **kwargs))
-
-    async def stream(self, key: int, method: str, *args: Any) -> Any:
-        try:
-            async with aclosing(iterate(getattr(self._worker, method)(*args))) as items:
-                async for item in items:
-                    yield item
-        except Exception as error:
-            self._failed[key] = error
-
-    async def close(self) -> None:
-        if hasattr(self._worker, "close"):
-            await maybe_await(self._worker.close())
 
 
 class RayGroup:
@@ -137,21 +42,21 @@ class RayGroup:
 
     def __init__(
         self,
-        role: str,
         cluster: RayCluster,
-        actors: list[Any],
+        making: Making,
         timeout: float | None,
         ranks_per_shard: int,
-        logs: LogSpec,
     ) -> None:
-        self.role, self.size, self.ranks_per_shard = role, len(actors), ranks_per_shard
-        self._cluster, self._actors, self.timeout = cluster, actors, timeout
+        self.role, self.size, self.ranks_per_shard = making.role, making.size, ranks_per_shard
+        self._cluster, self._making, self.timeout = cluster, making, timeout
+        self._actors = [making.actor(rank) for rank in range(self.size)]
         self._places: list[
             tuple[str, int, int]
         ] = []  # (address, free port, process id) of each rank
         self._stream_keys = count()
         self._broken = False  # a rank died or hangs: no use in asking the workers to close
-        self._logs = logs
+        self._dead: set[int] = set()  # ranks that died and were not restarted
+        self._logs = making.logs
         self._watcher: asyncio.Task[None] | None = None
         self._lost: asyncio.Future[None] | None = None  # fails when a rank shows no sign of life
 
@@ -176,49 +81,19 @@ class RayGroup:
         ``concurrency`` bounds the calls that run at a time in a worker with coroutine methods;
         others run one. ``env`` is set before the worker's process starts, over ``worker_env``'s
         defaults. What constructors raise is raised here, and the actors are gone."""
-        plan = reservation.plan
-        size = plan.size(role)
-        env = worker_env(plan.device, size, cluster.local) | (env or {})
-        host, options = (
-            (AsyncHost, {"max_concurrency": concurrency})
-            if is_async(worker_class)
-            else (PlainHost, {})
-        )
-        actor = ray.remote(host)
+        size = reservation.plan.size(role)
+        env = worker_env(reservation.plan.device, size, cluster.local) | (env or {})
         places = await asyncio.gather(
             *(reservation.environment(role, rank) for rank in range(size))
         )
-        actors = [
-            actor.options(
-                runtime_env={"env_vars": env | places[rank]},
-                **options,
-                **reservation.actor_options(role, rank),
-            ).remote()
-            for rank in range(size)
-        ]
-        group = cls(role, cluster, actors, timeout, ranks_per_shard, logs)
+        shared = _share(args, size)
+        envs = [env | of_rank for of_rank in places]
+        making = Making(role, reservation, worker_class, shared, envs, concurrency, plugins, logs)
+        group = cls(cluster, making, timeout, ranks_per_shard)
         try:
-            group._places = await group._answers("start", [a.where.remote() for a in actors])
-            address, port, _ = group._places[0]
-            contexts = [
-                WorkerContext(
-                    role,
-                    rank,
-                    size,
-                    local_rank,
-                    address,
-                    port,
-                    plugins,
-                    env | places[rank],
-                    plan.spans_nodes(role, rank),
-                    logs.path(role, rank),
-                )
-                for rank, local_rank in enumerate(plan.local_ranks(role))
-            ]
-            shared = group._share(args)
+            group._places = await group._answers("start", [a.where.remote() for a in group._actors])
             builds = [
-                a.build.remote(str(Path.cwd()), worker_class, context, *shared)
-                for a, context in zip(actors, contexts, strict=True)
+                making.build(a, r, *group._places[0][:2]) for r, a in enumerate(group._actors)
             ]
             await group._answers("__init__", builds)
             group._watch()
@@ -227,9 +102,20 @@ class RayGroup:
             raise
         return group
 
+    async def restart(self, rank: int) -> None:
+        with suppress(RaySystemError):
+            ray.kill(self._actors[rank])  # its process lives on if only a child of it died
+        self._actors[rank] = actor = self._making.actor(rank)
+        asked = {rank: self._answer(rank, "start", actor.where.remote())}
+        self._places[rank] = (await self._gather("start", asked))[0]
+        build = self._making.build(actor, rank, *self._places[0][:2])
+        await self._gather("__init__", {rank: self._answer(rank, "__init__", build)})
+        self._dead.discard(rank)
+        self._broken = bool(self._dead)
+
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        shared = self._share(args)
-        named = dict(zip(kwargs, self._share(tuple(kwargs.values())), strict=True))
+        shared = _share(args, self.size)
+        named = dict(zip(kwargs, _share(tuple(kwargs.values()), self.size), strict=True))
         return await self._answers(
             method, [a.invoke.remote(method, *shared, **named) for a in self._actors]
         )
@@ -237,7 +123,7 @@ class RayGroup:
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
         check_shards(self, method, shards)
         each = self.ranks_per_shard
-        stored = [shard if each == 1 else self._share(shard) for shard in shards]
+        stored = [shard if each == 1 else _share(shard, self.size) for shard in shards]
         calls = [
             a.invoke.remote(method, *stored[rank // each]) for rank, a in enumerate(self._actors)
         ]
@@ -252,7 +138,7 @@ class RayGroup:
             raise
 
     async def stream_handles(self, method: str, *args: Any) -> AsyncGenerator[list[Handle]]:
-        shared = self._share(args)
+        shared = _share(args, self.size)
         async with AsyncExitStack() as stack:
             streams = [
                 await stack.enter_async_context(self._open_stream(rank, method, shared))
@@ -296,7 +182,7 @@ class RayGroup:
                 lost.set_exception(WorkerDied(dead))
                 lost.exception()  # whoever waits for an answer raises it; it may be nobody
                 return
-            for rank in range(self.size):
+            for rank in {*range(self.size)} - self._dead:
                 quiet = silence(self._logs.path(self.role, rank))
                 if quiet is not None and quiet > most:
                     hangs = f"{self.role} rank {rank} has not moved for {quiet:.0f} s"
@@ -312,12 +198,6 @@ class RayGroup:
             with suppress(RaySystemError):  # Ray itself has ended
                 ray.kill(actor)
         self._actors.clear()
-
-    def _share(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Arguments that go to every rank, stored once instead of once per rank."""
-        if self.size == 1:
-            return args
-        return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
     @asynccontextmanager
     async def _open_stream(
@@ -354,7 +234,7 @@ class RayGroup:
             method, {rank: self._answer(rank, method, ref) for rank, ref in enumerate(refs)}
         )
 
-    async def _gather(self, method: str, pending: dict[int, Awaitable[Any]]) -> list[Any]:
+    async def _gather(self, method: str, pending: Mapping[int, Awaitable[Any]]) -> list[Any]:
         answers = gather_ranks(self.role, method, pending, self.timeout, self._describe)
         try:
             return await unless_lost(answers, self._lost)
@@ -368,14 +248,19 @@ class RayGroup:
             return await ref
         except RayTaskError as error:
             cause = error.cause
+            if isinstance(cause, WorkerDied):  # a process that the worker needs
+                raise self._died(rank, method, str(cause)) from error
             cause.add_note(raised_by(self.role, rank, method, self._logs.path(self.role, rank)))
             raise cause from error
         except RayActorError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise WorkerDied(
-                f"{self.role} rank {rank} died in {method} ({self._place(rank)}):"
-                f" {reason}{self._last_words(rank)}"
-            ) from error
+            raise self._died(rank, method, str(error).strip().splitlines()[-1]) from error
+
+    def _died(self, rank: int, method: str, reason: str) -> WorkerDied:
+        if dead := self._cluster.dead():
+            return WorkerDied(dead)
+        self._dead.add(rank)
+        what = f"{self.role} rank {rank} died in {method} ({self._place(rank)})"
+        return WorkerDied(f"{what}: {reason}{self._last_words(rank)}", rank)
 
     def _place(self, rank: int) -> str:
         if not self._places:
@@ -400,6 +285,13 @@ class RayGroup:
         lines = [line for file in found for line in _tail(file).splitlines() if line.strip(" :")]
         where = f"\n  its log: {own}" if own.is_file() else ""
         return "".join(f"\n    {line[:LONGEST_WORDS]}" for line in lines[-5:]) + where
+
+
+def _share(args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
+    """Arguments that go to every rank, stored once instead of once per rank."""
+    if size == 1:
+        return args
+    return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
 
 async def unless_lost(work: Awaitable[list[Any]], lost: asyncio.Future[None] | None) -> list[Any]:

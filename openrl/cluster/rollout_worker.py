@@ -13,7 +13,7 @@ from openrl.agents.build import AgentSetup, open_agent
 from openrl.agents.episode import EngineError, Starts, play_episode
 from openrl.agents.recording import Recording, Turn
 from openrl.cluster.gate import Gate
-from openrl.cluster.group import WorkerContext
+from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config.model import ModelFlags
 from openrl.config.reward_plan import FLAG
 from openrl.data.tokenizer import policy_tokenizer
@@ -22,7 +22,7 @@ from openrl.models.memory import MemoryUse, memory_use, settle
 from openrl.rewards.build import RewardSetup, build_reward
 from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout.engine import EngineDied, EngineSpec
 from openrl.seeds import seed_of
 from openrl.types import Completion, Group, PlacedImage, Prompt, Sampling, Score, Trajectory
 from openrl.vision.travel import without_pixels
@@ -131,13 +131,16 @@ class RolloutWorker:
         """The prompt's trajectories, scored by the sources of rewards beside the engine; of images
         their hashes.
 
-        RuntimeError if the infrastructure failed all of them twice."""
+        RuntimeError if the infrastructure failed all of them twice, WorkerDied if a process of the
+        engine died."""
         siblings = Siblings(request.ordinal)
         self._playing.add(siblings)
         try:
             played, alone = await self._played(prompt, request, siblings)
         finally:
             self._playing.remove(siblings)
+        if any(t.end.is_failure for t in played + alone):
+            await self.check()  # of what a dead engine fails nothing is trained
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
         if request.scored:
@@ -238,6 +241,13 @@ class RolloutWorker:
                 raise
             except Exception as error:
                 raise EngineError(str(error)) from error
+
+    async def check(self) -> None:
+        """Raises WorkerDied if a process of the engine died."""
+        try:
+            await self.engine.check()
+        except EngineDied as error:
+            raise WorkerDied(str(error), self.context.rank) from error
 
     async def pause(self, finish_running: bool) -> None:
         """Generate nothing until ``resume``. Samples under way are finished before, or wait inside

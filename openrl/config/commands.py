@@ -81,6 +81,7 @@ from openrl.config.run import (
     PlanFlags,
     PluginFlags,
     RLCheckpointFlags,
+    RolloutFaultFlags,
     SampleLoggingFlags,
     SeedFlags,
 )
@@ -131,7 +132,7 @@ class PPOConfig:
     correction: RolloutCorrectionFlags = part(RolloutCorrectionFlags)
     evaluation: PromptEvalFlags = part(PromptEvalFlags)
     checkpoint: RLCheckpointFlags = part(RLCheckpointFlags, ckpt_path="./ckpt/checkpoints_ppo_ray")
-    faults: FaultFlags = part(FaultFlags)
+    faults: RolloutFaultFlags = part(RolloutFaultFlags)
     logging: LoggingFlags = part(LoggingFlags)
     samples: SampleLoggingFlags = part(SampleLoggingFlags)
     memory: MemoryLoggingFlags = part(MemoryLoggingFlags)

@@ -117,6 +117,16 @@ class FaultFlags:
     )
 
 
+@group("Faults")
+class RolloutFaultFlags(FaultFlags):
+    max_engine_restarts: int = flag(
+        3,
+        "Rollout engines that may die and are replaced while the run goes on; the next death ends"
+        " it. Engines that share GPUs with models, sleep or lie on several nodes are not replaced.",
+        bounds=">= 0",
+    )
+
+
 @group("Logging")
 class LoggingFlags:
     exp_name: str | None = flag(

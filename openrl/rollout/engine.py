@@ -19,6 +19,10 @@ from openrl.vision.processor import media_tokens
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
+class EngineDied(RuntimeError):
+    """A process that an engine needs has ended: it answers nothing any more."""
+
+
 class RolloutEngine(Protocol):
     """Generates with one copy of the policy. One contract suite (``tests/contract``) runs over
     every engine."""
@@ -37,7 +41,10 @@ class RolloutEngine(Protocol):
         token that completes a stop text is the last of the completion. An engine that takes images
         never samples their tokens. Raises UserError if the prompt leaves no room for a token, if
         the engine makes other tokens of the images, and if it is closed while the request
-        waits."""
+        waits; EngineDied if a process of the engine died."""
+
+    async def check(self) -> None:
+        """Raises EngineDied if a process of the engine died."""
 
     async def pause(self) -> None:
         """Interrupt the requests that run; they keep their tokens. Returns when nothing computes.

@@ -12,7 +12,7 @@ from typing import Any
 
 from openrl.errors import UserError
 from openrl.rollout.asleep import Asleep, EnginePart
-from openrl.rollout.engine import EngineSpec, room_for
+from openrl.rollout.engine import EngineDied, EngineSpec, room_for
 from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 
@@ -56,6 +56,7 @@ class PausingEngine(ABC):
         self._spec = spec
         self._asleep = Asleep()
         self._broken = ""  # why this engine cannot generate any more
+        self._dead = ""  # which of its processes died
         self._interrupting = False
         self._running = 0  # calls that compute now
         self._idle = asyncio.Event()
@@ -84,6 +85,10 @@ class PausingEngine(ABC):
         """The result of ``work``. An engine whose processes can die alone raises when they do."""
         return await work
 
+    async def check(self) -> None:
+        if self._dead:
+            raise EngineDied(self._dead)
+
     async def generate(
         self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
     ) -> Completion:
@@ -104,6 +109,8 @@ class PausingEngine(ABC):
     @contextmanager
     def _computing(self, what: str) -> Iterator[None]:
         """Counts as running meanwhile. Raises if the engine cannot compute now."""
+        if self._dead:
+            raise EngineDied(self._dead)
         if self._broken:
             raise UserError(f"this rollout engine is out of use: {self._broken}")
         self._asleep.require_all(what)

@@ -14,7 +14,7 @@ from typing import Any
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
 from openrl.rollout.asleep import EnginePart
-from openrl.rollout.engine import EngineSpec, banned_tokens, room_for, unexpanded
+from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens, room_for, unexpanded
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
@@ -177,8 +177,11 @@ class VLLMEngine(PausingEngine):
             entry[token].logprob for token, entry in zip(token_ids[1:], entries[1:], strict=True)
         ]
 
+    async def check(self) -> None:
+        await self._while_alive(self._llm.check_health())
+
     async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of ``work``; RuntimeError if vLLM's processes die meanwhile.
+        """The result of ``work``; EngineDied if vLLM's processes die meanwhile.
 
         vLLM wakes the requests that run when a process dies, but not one that is just being handed
         over, so we look."""
@@ -190,10 +193,10 @@ class VLLMEngine(PausingEngine):
                 await self._llm.check_health()
             return task.result()
         except EngineDeadError as error:
-            self._broken = (
+            self._dead = (
                 "a process of vLLM died; its log above says why (out of memory is the usual reason)"
             )
-            raise RuntimeError(self._broken) from error
+            raise EngineDied(self._dead) from error
         finally:
             task.cancel()
             await asyncio.wait({task})  # vLLM is told that a request was given up
@@ -296,6 +299,8 @@ class VLLMEngine(PausingEngine):
         try:
             loading = self._llm.collective_rpc("openrl_load_weights", args=(messages, first, last))
             reports = await self._while_alive(loading)
+        except EngineDied:
+            raise
         except Exception as error:
             self._broken = self._broken or f"vLLM could not load the synchronised weights: {error}"
             raise UserError(self._broken, _NAMES) from error

@@ -197,6 +197,7 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
         run_seed=config.debug.seed if config.debug.full_determinism else None,
         max_failure_rate=config.reward.max_reward_failure_rate,
         interrupts=config.asynchrony.partial_rollout,
+        deaths=config.faults.max_engine_restarts if roles.replaceable else 0,
     )
     return Rollouts(
         roles.rollout,

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
+from typing import Any
 
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import EngineFlags
@@ -53,6 +55,18 @@ class Publisher:
             await self._send(self.version)
             self._resent += 1
 
+    async def renew(self, ranks: Sequence[int]) -> None:
+        """Engines that were started anew get the weights, as the version in force, while the others
+        go on. Where the engines formed a group of a broadcast, it has lost a member: from now on
+        weights go through host memory."""
+        assert self.route is not None, "engines die after the first sync"
+        connected: Sequence[int] = ranks
+        if self.route.transport != "host":
+            self.route, connected = replace(self.route, transport="host"), range(self.rollout.size)
+            await self.policy.call("connect", self.route)
+        await self._tell(connected, "connect", self.route, 0)
+        await self._send(self.version, ranks)
+
     @property
     def way(self) -> str:
         """How weights travel, in words; known from the first sync on."""
@@ -95,8 +109,15 @@ class Publisher:
             keeps_tower=self.keeps_tower,
         )
 
-    async def _send(self, version: int) -> dict[str, Metric]:
-        """One call to each engine per bucket; the engines have confirmed ``version``.
+    async def _tell(self, ranks: Sequence[int] | None, method: str, *args: Any) -> list[Any]:
+        """The answers of these engines, or of all."""
+        if ranks is None:
+            return await self.rollout.call(method, *args)
+        return await all_or_first_error(self.rollout.one(rank, method, *args) for rank in ranks)
+
+    async def _send(self, version: int, to: Sequence[int] | None = None) -> dict[str, Metric]:
+        """One call to each engine (of the ranks ``to``, or to all) per bucket; the engines have
+        confirmed ``version``.
 
         Returns bytes of weights and calls to each engine, and the seconds that all took."""
         async with self.residency.stage("publish"):
@@ -105,9 +126,9 @@ class Publisher:
             started, sent, calls = time.monotonic(), 0, 0
             size = self.flags.sync_bucket_mb * 2**20
             async for ranks in self.policy.stream_handles("send_weights", version, size):
-                sent += (await self.rollout.call("load_bucket", ranks[0]))[0]
+                sent += (await self._tell(to, "load_bucket", ranks[0]))[0]
                 calls += 1
-            confirmed = await self.rollout.call("finish_sync", version)
+            confirmed = await self._tell(to, "finish_sync", version)
             if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
                 raise RuntimeError(
                     f"weights {version} were sent, but engines report {wrong} (engine: version)"

@@ -7,11 +7,12 @@ The buffer decides when prompts are played, so on-policy and asynchronous traini
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
@@ -33,8 +34,10 @@ from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervision import how_to_resume
 from openrl.trainer.sync_check import check_sync
 from openrl.trainer.totals import Totals, due, throughput
-from openrl.trainer.waiting import result_beside
+from openrl.trainer.waiting import cancelled, result_beside
 from openrl.types import Group
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,46 @@ class RLTrainer:
             await self.publisher.publish()
             await self.rollouts.published(self.publisher.version)
             version, dtype = self.publisher.version, self.learner.settings.dtype
-            await check_sync(self.rollouts, self.learner, version, dtype)
+            await self.served(check_sync(self.rollouts, self.learner, version, dtype))
         self.progress.note(f"weights travel through {self.publisher.way}")
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
+        await self.replace_engines()
         await self.publisher.remind()
         async with self.rollouts.generating():
             yield
+
+    async def served(self, work: Awaitable[Result]) -> Result:
+        """The result of ``work``, which waits for engines: those that die meanwhile are
+        replaced."""
+        task = asyncio.ensure_future(work)
+        try:
+            while not task.done():
+                died = asyncio.ensure_future(self.rollouts.pool.changed.wait())
+                await asyncio.wait({task, died}, return_when=asyncio.FIRST_COMPLETED)
+                await cancelled([died])
+                if not task.done():
+                    await self.replace_engines()
+            return task.result()
+        finally:
+            await cancelled([task])
+
+    async def replace_engines(self) -> None:
+        """Start anew those that died, and give them the policy's weights before their first
+        request. Not while the policy learns: its weights would change under way. Where steps were
+        trained since the last sync, these are newer than the other engines', whose version they
+        get."""
+        for rank, death in (await self.rollouts.pool.look()).items():
+            left = self.rollouts.pool.deaths_left
+            what = (
+                f"WARNING: {death}\n  its prompts go elsewhere, and another engine takes its place"
+            )
+            self.progress.note(f"{what}; {left} of --max_engine_restarts left")
+            with self.progress.stage("engines"):
+                await self.rollouts.restarted(rank)
+                await self.publisher.renew([rank])
+                await self.rollouts.pool.admit(rank)
 
     async def steps(self) -> AsyncGenerator[Learned]:
         """What is learnt in each step that is left; ``report`` ends it. The first error of anything
@@ -157,7 +192,7 @@ class RLTrainer:
                         return
                     with self.progress.stage("rollout") as tell:
                         async with self.generating():
-                            taken = await self.stop.or_none(self.rollouts.take(tell))
+                            taken = await self.stop.or_none(self.served(self.rollouts.take(tell)))
                             if taken is None:
                                 await self.rollouts.close()  # nobody waits for them
                                 return
@@ -170,6 +205,7 @@ class RLTrainer:
         groups = taken.groups
         measured: dict[str, Metric] = {name: Last(value) for name, value in taken.counts.items()}
         measured["rollout/steps_behind"] = Last(self.unsent)
+        measured |= self.rollouts.pool.metrics()
         if isinstance(chosen := self.rollouts.buffer.filter, DynamicFilter):
             groups, filtered = chosen.checked(groups, taken.generated)
             measured |= filtered
@@ -215,6 +251,7 @@ class RLTrainer:
         if not self.unsent:
             return {}
         with self.progress.stage("sync"):
+            await self.replace_engines()
             async with self.rollouts.held():
                 measured = await self.publisher.publish()
         self.unsent = 0
@@ -238,7 +275,7 @@ class RLTrainer:
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
                 measured = await self.stop.or_none(
-                    self.evaluation.run(self.rollouts, tell, self.step)
+                    self.served(self.evaluation.run(self.rollouts, tell, self.step))
                 )
         if measured is None:
             return {}

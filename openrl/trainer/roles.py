@@ -9,11 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from openrl.cluster.group import WorkerGroup
+from openrl.cluster.life import LogSpec
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
-from openrl.cluster.ray_group import LogSpec, RayGroup
+from openrl.cluster.ray_group import RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
@@ -51,6 +52,8 @@ class Roles:
     reference."""
     residency: Residency = field(default_factory=Residency)
     """Who of them is awake."""
+    replaceable: bool = False
+    """An engine that dies can be started anew while the others go on."""
 
     @property
     def models(self) -> list[WorkerGroup]:
@@ -201,7 +204,10 @@ def sleeping(config: PPOConfig) -> list[Tenant]:
 
 
 def roles_of(
-    config: PPOConfig, groups: Mapping[str, WorkerGroup], residency: Residency | None = None
+    config: PPOConfig,
+    groups: Mapping[str, WorkerGroup],
+    residency: Residency | None = None,
+    replaceable: bool = False,
 ) -> Roles:
     """The groups by what they do in the run; those it does not need are left out."""
     adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
@@ -215,7 +221,17 @@ def roles_of(
         reward=groups["reward"] if "reward" in wanted else None,
         adapted=adapted,
         residency=residency or Residency(),
+        replaceable=replaceable,
     )
+
+
+def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
+    """Whether a new engine finds room beside what runs, and host memory to get its weights from:
+    not on GPUs where models lie, nor where anything sleeps, nor on several nodes."""
+    if plan.device == "cuda" and plan.shared(ENGINES):
+        return False
+    ranks = range(plan.size(ENGINES))
+    return not table.rows and not any(plan.spans_nodes(ENGINES, rank) for rank in ranks)
 
 
 @asynccontextmanager
@@ -251,7 +267,7 @@ async def start_roles(
                 for role in wave:
                     await residency.started(role, groups[role])
         settle()
-        yield roles_of(config, groups, residency)
+        yield roles_of(config, groups, residency, can_replace(plan, residency.table))
     finally:
         await all_or_first_error(group.close() for group in groups.values())
         cluster.close()

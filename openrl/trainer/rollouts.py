@@ -10,6 +10,7 @@ from typing import Any
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.trainer.engine_pool import EnginePool
 from openrl.trainer.residency import Residency
 from openrl.trainer.reward_failures import FailureGuard
 from openrl.trainer.reward_models import RewardModels
@@ -30,11 +31,11 @@ class RolloutSettings:
     run_seed: int | None = None  # None: the engines draw as they like
     max_failure_rate: float = 1.0  # share of a step's rewards that may fail
     interrupts: bool = False  # answers under way wait through a weight sync instead of ending first
+    deaths: int = 0  # engines of a run that may die and are replaced
 
 
 class Rollouts:
-    """Which engine plays what. One call of an engine's worker is one prompt with all its samples;
-    it goes to the engine with the fewest prompts."""
+    """What the engines play, and when they compute."""
 
     def __init__(
         self,
@@ -44,11 +45,11 @@ class Rollouts:
         settings: RolloutSettings,
         reward_models: RewardModels | None = None,
     ) -> None:
-        self.engines, self.buffer, self.residency = engines, buffer, residency
+        self.buffer, self.residency = buffer, residency
         self.settings, self.reward_models = settings, reward_models
         self.failure: asyncio.Future[None] = asyncio.Future()
         """Has the first error of what runs in the background, as soon as there is one."""
-        self._prompts_on = [0] * engines.size
+        self.pool = EnginePool(engines, settings.deaths)
         self._playing: dict[Slot, asyncio.Task[None]] = {}
         self._producer: asyncio.Task[None] | None = None
         self._guard = self._new_guard(buffer.limits.wanted)
@@ -107,12 +108,7 @@ class Rollouts:
 
     async def play(self, prompt: Prompt, request: RolloutRequest, guard: FailureGuard) -> Group:
         """A prompt's scored trajectories. Raises UserError as ``guard`` does."""
-        rank = self._prompts_on.index(min(self._prompts_on))
-        self._prompts_on[rank] += 1
-        try:
-            group = with_pixels(await self.engines.one(rank, "play", prompt, request), prompt)
-        finally:
-            self._prompts_on[rank] -= 1
+        group = with_pixels(await self.pool.play(prompt, request), prompt)
         if self.reward_models is not None and request.scored:
             await self.reward_models(group)
         guard(group)
@@ -167,16 +163,22 @@ class Rollouts:
         await self._resume()
 
     async def _pause(self) -> None:
-        await self.engines.call("pause", not self.settings.interrupts)
+        await self.pool.group.call("pause", not self.settings.interrupts)
         self._paused = True
 
     async def _resume(self) -> None:
-        await self.engines.call("resume", not self.settings.interrupts)
+        await self.pool.group.call("resume", not self.settings.interrupts)
         self._paused = False
+
+    async def restarted(self, rank: int) -> None:
+        """Start a new engine in the place of one that died, paused if the others are."""
+        await self.pool.start(rank)
+        if self._paused:
+            await self.pool.group.one(rank, "pause", not self.settings.interrupts)
 
     async def state(self) -> dict[str, Any]:
         """Of the buffer, with the turns that running episodes have taken."""
-        of_engines = await self.engines.call("recorded")
+        of_engines = await self.pool.ask("recorded")
         return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
 
     async def close(self) -> None:

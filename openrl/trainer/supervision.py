@@ -63,7 +63,8 @@ async def with_restarts(
             if not left or stop.signal:
                 raise
             log.exception("a worker was lost")
-            print(f"{lost.message}\n  restarting, {left} of --max_restarts left", flush=True)
+            again = f"restarting; {left - 1} of --max_restarts left"
+            print(f"{lost.message}\n  {again}", flush=True)
             stop.saves = False
             config = replace(config, checkpoint=resuming(config.checkpoint))
     raise AssertionError("unreachable")

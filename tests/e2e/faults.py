@@ -7,8 +7,10 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +30,13 @@ class Faulty:
     out: Path
     said: Path  # what the driver prints
     children: list[psutil.Process]
-    before: set[str]
+    shared: set[str]  # shared memory that was there before
+    temporary: Path  # directory of its sockets and of Ray's session
 
-    def pid(self, role: str) -> int:
-        """Of the first rank of a role, by the log that it began."""
-        return int(re.findall(r"process (\d+)", (self.out / f"logs/{role}-0.log").read_text())[-1])
+    def pid(self, role: str, rank: int = 0) -> int:
+        """By the log that it began."""
+        log = self.out / f"logs/{role}-{rank}.log"
+        return int(re.findall(r"process (\d+)", log.read_text())[-1])
 
     def children_of(self, role: str) -> list[psutil.Process]:
         return psutil.Process(self.pid(role)).children(recursive=True)
@@ -41,8 +45,15 @@ class Faulty:
         """A process that the driver started."""
         return next(p for p in self.children if name in p.name())
 
-    def kill(self, role: str) -> None:
-        os.kill(self.pid(role), signal.SIGKILL)
+    def kill(self, role: str, rank: int = 0) -> None:
+        os.kill(self.pid(role, rank), signal.SIGKILL)
+
+    def traces(self) -> list[str]:
+        """What lies outside of its own directories, and nobody uses."""
+        session = self.temporary / "ray"
+        found = [p for p in self.temporary.iterdir() if p != session]
+        found += [p for p in session.glob("session_*") if "latest" not in p.name]
+        return sorted(map(str, found)) + sorted(unused_memory() - self.shared)
 
 
 @dataclass(frozen=True)
@@ -61,11 +72,16 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
     """A run whose file ``after`` exists."""
     flags: dict[str, object] = {"max_steps": STEPS, "num_episodes": STEPS, "save_steps": 2}
     flags |= {"rollout_backend": "hf"} | changes
-    before, said = traces(), out.parent / f"{out.name}.txt"
+    shared, said = unused_memory(), out.parent / f"{out.name}.txt"
+    temporary = Path(tempfile.mkdtemp(prefix="orl-", dir="/tmp"))  # sockets need a short path
     words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *ppo_flags(task, out, **flags)]
     with open(said, "w") as file:
         process = subprocess.Popen(
-            words, stdout=file, stderr=subprocess.STDOUT, start_new_session=True
+            words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**os.environ, "TMPDIR": str(temporary)},
         )
     deadline = time.monotonic() + PATIENCE
     while not (out / after).exists():
@@ -73,7 +89,7 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
         assert time.monotonic() < deadline, "the run never got there"
         time.sleep(0.02)  # polling a file of another process
     children = psutil.Process(process.pid).children(recursive=True)
-    return Faulty(process, out, said, children, before)
+    return Faulty(process, out, said, children, shared, temporary)
 
 
 def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
@@ -88,7 +104,7 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     saved = [int(p.name[5:]) for p in (run.out / "checkpoints").glob("step_*")]
     trained = [m["step"] for m in metrics(run.out)] if (run.out / "metrics.jsonl").exists() else []
     left = [f"process {' '.join(p.cmdline()[:2])}" for p in alive]
-    left += sorted(traces() - run.before)
+    left += run.traces()
     lines = output.splitlines()
     last = max((i for i, line in enumerate(lines) if line.startswith("tiny ")), default=-1)
     said = "\n".join(lines[last + 1 :])
@@ -98,9 +114,10 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     return End(run.process.returncode, output, said, seconds, lost, left)
 
 
-def traces() -> set[str]:
-    """What a run may leave outside of its directories."""
-    places = [Path("/dev/shm"), Path("/tmp/ray")]
-    found = {str(p) for place in places if place.is_dir() for p in place.iterdir()}
-    sockets = {str(p) for p in Path("/tmp").iterdir() if p.is_socket()}
-    return {path for path in found if "latest" not in path} | sockets
+def unused_memory() -> set[str]:
+    """Files in /dev/shm that no process maps; other runs may have theirs there."""
+    used = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with suppress(OSError):
+            used |= set(re.findall(r"/dev/shm/\S+", maps.read_text()))
+    return {str(p) for p in Path("/dev/shm").iterdir()} - used

@@ -17,6 +17,7 @@ from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
+from openrl.trainer.engine_pool import EnginePool
 from openrl.trainer.residency import Residency
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
@@ -190,9 +191,12 @@ def test_a_step_that_fails_leaves_no_task_behind():
 def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
     """Rollouts run ahead; one breaks while the optimizer would go on for ever."""
 
+    training = asyncio.Event()
+
     class Breaking(Engine):
         async def play(self, prompt, request):
-            if self.run.weights:  # a step is being trained
+            if self.run.events:  # the first step has its answer
+                await training.wait()
                 raise ConnectionError("the engine is gone")
             return await super().play(prompt, request)
 
@@ -202,7 +206,7 @@ def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
 
     class Endless(Learner):
         async def learn(self, groups, version, step, stage):
-            self.run.weights = step
+            training.set()
             await asyncio.Event().wait()
 
     async def scenario():
@@ -210,7 +214,7 @@ def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
         trainer = trainer_of(run, [], learner=Endless)
         limits = BufferLimits(1, 1, steps_ahead=2, max_staleness=2, carries_over=True)
         trainer.rollouts.buffer.limits = limits
-        trainer.rollouts.engines = LocalGroup.create("vllm", 1, Breaking, run)
+        trainer.rollouts.pool = EnginePool(LocalGroup.create("vllm", 1, Breaking, run))
         with pytest.raises(ConnectionError, match="the engine is gone"):
             async for _ in trainer.steps():
                 pass

@@ -1,0 +1,199 @@
+"""Engines that die: the real loop over engines that take down what they are asked for, and by which
+weights they answer."""
+
+import asyncio
+from io import StringIO
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from openrl.cluster.group import LocalGroup, WorkerDied
+from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.config.data import PromptEvalFlags
+from openrl.config.run import RLCheckpointFlags
+from openrl.data.prompts import PromptStream
+from openrl.tracking.progress import Progress
+from openrl.trainer.engine_pool import EnginePool
+from openrl.trainer.residency import Residency
+from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+
+STEPS = 4
+
+
+class Run:
+    """``dies`` has (engine, how many requests it has answered when the next one kills it)."""
+
+    def __init__(self, *dies):
+        self.dies, self.version, self.events = list(dies), 1, []
+        self.engines = {}  # those that live, by rank
+
+    def happened(self, what):
+        return [words for words in self.events if words[0] == what]
+
+
+class Engine:
+    """Has no weights until it gets some."""
+
+    def __init__(self, context, run):
+        self.run, self.rank, self.answered = run, context.rank, 0
+        self.weights, self.dead = None, False
+        run.events.append(("made", self.rank))
+        run.engines[self.rank] = self
+
+    async def start(self):
+        self.run.events.append(("started", self.rank))
+
+    async def check(self):
+        if self.dead:
+            raise WorkerDied(f"engine {self.rank} is dead", self.rank)
+
+    async def play(self, prompt, request):
+        await asyncio.sleep(0)
+        if (self.rank, self.answered) in self.run.dies:
+            self.run.dies.remove((self.rank, self.answered))
+            self.dead = True
+        await self.check()
+        assert self.weights is not None
+        self.answered += 1
+        self.run.events.append(("played", self.rank, prompt.id, self.weights))
+        row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, self.weights),))
+        return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
+
+    async def take(self, version):
+        await self.check()
+        self.weights = version
+
+    async def recorded(self):
+        await self.check()
+        return {}
+
+
+class Publisher:
+    def __init__(self, run, group):
+        self.run, self.group = run, group
+
+    @property
+    def version(self):
+        return self.run.version
+
+    async def remind(self):
+        pass
+
+    async def publish(self):
+        self.run.version += 1
+        await self.group.call("take", self.run.version)
+        return {}
+
+    async def renew(self, ranks):
+        for rank in ranks:
+            await self.group.one(rank, "take", self.run.version)
+
+
+class Learner:
+    def __init__(self):
+        self.residency = Residency()
+        self.steps = {}
+
+    async def learn(self, groups, version, step, stage):
+        self.steps[step] = [group.prompt.id for group in groups]
+        return {}
+
+    def trains_actor(self, step):
+        return True
+
+
+async def trained(run, deaths, engines=2, learner=None):
+    """(prompts of each step, metrics of each step) of a run that replaces ``deaths`` engines."""
+    group, logged = LocalGroup.create("vllm", engines, Engine, run), []
+    learner = learner or Learner()
+    await group.call("take", run.version)
+    stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
+    trackers = SimpleNamespace(
+        log=lambda step, values: logged.append(values), log_samples=lambda *args: None
+    )
+    trainer = RLTrainer(
+        Rollouts(
+            group,
+            RolloutBuffer(stream, BufferLimits(4)),
+            Residency(),
+            RolloutSettings(RolloutRequest(1, Sampling(1)), deaths=deaths),
+        ),
+        learner,
+        Publisher(run, group),
+        None,
+        None,
+        trackers,
+        Progress("test", STEPS, (), console=Console(file=StringIO())),
+        RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, {}),
+    )
+    async for learned in trainer.steps():
+        await trainer.report(learned)
+    return learner.steps, logged
+
+
+def first_prompts():
+    """The prompts of each step, in the order of the data."""
+    stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
+    return {step: [prompt.id for prompt in stream.take(4)] for step in range(1, STEPS + 1)}
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("after", [0, 1, 4])
+def test_nothing_of_a_dead_engine_is_lost(engines, after):
+    """Every prompt is trained once; the new engine answers by the weights in force, the first of
+    its requests too (an engine without weights fails)."""
+    run = Run((0, after))
+    steps, logged = asyncio.run(trained(run, deaths=1, engines=engines))
+    assert steps == first_prompts()
+    assert len(run.happened("made")) == engines + 1 and run.happened("started") == [("started", 0)]
+    played = {prompt: weights for _, _, prompt, weights in run.happened("played")}
+    assert all(played[p] == step for step, prompts in steps.items() for p in prompts)
+    assert sum(m["rollout/engines_replaced"] for m in logged) == 1
+    assert sum(m["rollout/prompts_moved"] for m in logged) >= 1
+
+
+def test_an_engine_that_dies_while_nothing_is_asked_of_it():
+    """It is found before it has to take weights."""
+    run = Run()
+
+    class Deadly(Learner):
+        async def learn(self, groups, version, step, stage):
+            if step == 2:
+                run.engines[1].dead = True
+            return await super().learn(groups, version, step, stage)
+
+    steps, logged = asyncio.run(trained(run, deaths=1, learner=Deadly()))
+    assert steps == first_prompts() and run.happened("started") == [("started", 1)]
+    assert [m["rollout/engines_replaced"] for m in logged] == [0, 0, 1, 0]
+    assert not any(m["rollout/prompts_moved"] for m in logged)
+
+
+def test_one_death_too_many_ends_the_run():
+    with pytest.raises(WorkerDied, match="engine 1 is dead"):
+        asyncio.run(trained(Run((0, 1), (1, 2)), deaths=1))
+    with pytest.raises(WorkerDied, match="engine 0 is dead"):
+        asyncio.run(trained(Run((0, 1)), deaths=0))
+
+
+def test_both_engines_die_at_once():
+    run = Run((0, 1), (1, 1))
+    steps, logged = asyncio.run(trained(run, deaths=2))
+    assert steps == first_prompts()
+    assert sum(m["rollout/engines_replaced"] for m in logged) == 2
+
+
+def test_rays_own_death_is_not_made_good():
+    class Gone(Engine):
+        async def check(self):
+            raise WorkerDied("Ray's raylet died")
+
+    async def scenario():
+        group = LocalGroup.create("vllm", 1, Gone, Run())
+        await EnginePool(group, deaths=3).look()
+
+    with pytest.raises(WorkerDied, match="raylet"):
+        asyncio.run(scenario())
