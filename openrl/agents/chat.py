@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from openrl.data.tokenizer import leading_ids
 from openrl.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Schemas = Sequence[Mapping[str, Any]]
 _BEFORE = 4  # tokens in front of those that are decoded: how a token reads depends on the last ones

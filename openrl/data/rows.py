@@ -6,13 +6,14 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-from datasets import Dataset
+from typing import TYPE_CHECKING, Any
 
 from openrl.config.data import JINJA_SUFFIXES
 from openrl.errors import UserError
 from openrl.types import Message
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 MISSING = object()
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-
-from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase
+from typing import TYPE_CHECKING
 
 from openrl.config.model import ModelFlags
 from openrl.data.rows import text_or_file
 from openrl.errors import UserError
+
+if TYPE_CHECKING:  # transformers takes seconds, and processes of agents start without it
+    from transformers import PreTrainedTokenizerBase
 
 
 def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrainedTokenizerBase:
@@ -32,6 +34,8 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
     if chat_template is not None:
         tokenizer.chat_template = text_or_file(chat_template, "tokenizer_chat_template")
     if model.tokenizer_path is not None:
+        from transformers import AutoConfig
+
         config = AutoConfig.from_pretrained(
             model.pretrain, trust_remote_code=model.trust_remote_code
         )
@@ -53,6 +57,8 @@ def load_tokenizer(
     Without a padding token it pads with the end-of-text token: masks, never token ids, say what is
     padding, so no real end of text is lost. Raises UserError if there is no tokenizer or it knows
     no end-of-text token."""
+    from transformers import AutoTokenizer
+
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
         raise UserError(f"--{flag}: there is no model directory {path}")
     try:

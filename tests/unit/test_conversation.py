@@ -1,6 +1,8 @@
 """Token rows of an episode, over the chat templates of eight families and more."""
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -233,3 +235,11 @@ def test_nothing_was_played():
     conversation = Conversation(Play(plain()), PROMPT, ScriptedPolicy(plain(), []), ROOM)
     trajectory = conversation.trajectory(End.ENVIRONMENT_ERROR)
     assert trajectory.segments[0].token_ids == [1, 2] and trajectory.response_length == 0
+
+
+def test_the_process_of_an_agent_starts_without_heavy_libraries():
+    """A file that plays by ``Conversation`` is loaded in a process of its own."""
+    heavy = ("torch", "transformers", "datasets", "numpy")
+    use = f"import openrl.agents.conversation, sys; print(*({{*{heavy}}} & {{*sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

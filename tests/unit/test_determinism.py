@@ -1,23 +1,17 @@
 """--full_determinism reaches the kernels, of every command that trains."""
 
-import subprocess
-import sys
+import os
 
 import pytest
+import torch
 
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
 from openrl.trainer import launch_supervised
 from openrl.trainer.roles import model_spec, role_models
 from openrl.trainer.supervised_tasks import task_of
+from openrl.training.build import compute_deterministically
 from tests.flags import PPO, SFT, ppo, settle
 from tests.tiny import tiny_tokenizer
-
-USE = """
-import torch
-from openrl.training.build import compute_deterministically
-compute_deterministically()
-print(torch.are_deterministic_algorithms_enabled())
-"""
 
 
 @pytest.mark.parametrize("asked", [True, False])
@@ -32,6 +26,13 @@ def test_every_trained_model_is_told(asked):
     assert {spec.deterministic for spec in specs} == {asked} and len(specs) >= 5
 
 
-def test_kernels_are_chosen():
-    done = subprocess.run([sys.executable, "-c", USE], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "True"
+def test_kernels_are_chosen(monkeypatch):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        compute_deterministically()
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = filled

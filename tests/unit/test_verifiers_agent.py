@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from contextlib import asynccontextmanager
 
 import httpx
@@ -232,7 +233,8 @@ def test_a_server_that_dies(monkeypatch):
 @pytest.mark.parametrize(
     "address, message",
     [
-        ("tcp://127.0.0.1:9", "no environment server answers"),
+        ("tcp://127.0.0.1:9", "no environment server listens there"),
+        ("tcp://127.0.0.1:{silent}", "no environment server answers"),
         ("tcp://10.0.0.1:5000", "on this machine alone"),
     ],
 )
@@ -240,8 +242,10 @@ def test_addresses_where_none_is(monkeypatch, address, message):
     monkeypatch.setattr(verifiers, "START_TIMEOUT", 0.2)
 
     async def main():
-        async with endpoint() as own, open_verifiers(address, own):
-            pass
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            at = address.format(silent=silent.getsockname()[1])
+            async with endpoint() as own, open_verifiers(at, own):
+                pass
 
     with pytest.raises(UserError, match=message):
         asyncio.run(main())
