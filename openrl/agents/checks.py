@@ -52,13 +52,18 @@ def check_agents(
 
 
 def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat) -> None:
-    """Raises UserError for settings that an environment does not know, and for a first observation
-    that the chat template refuses."""
+    """Raises UserError for settings that an environment does not know or cannot begin a game with,
+    and for a first observation that the chat template refuses."""
     make = environment_maker(flags)
     for tag in flags.env_tags:
         prompt = Prompt(tag, [], "", source=tag)
         try:
-            chat.render(as_messages(asyncio.run(make(prompt).reset(0, prompt))))
+            first = asyncio.run(make(prompt).reset(0, prompt))
+        except Exception as error:  # the environment's own
+            message = f"--env_tags {tag}: it begins no game: {type(error).__name__}: {error}"
+            raise UserError(message, "other settings for it in --env_config") from error
+        try:
+            chat.render(as_messages(first))
         except TemplateError as error:
             message = f"--env_tags {tag}: the policy cannot be told the rules: {error}"
             remedy = "without a system message:  instruction: ''  for it in --env_config"

@@ -152,6 +152,16 @@ class EnvironmentFlags(EnvironmentTagFlags):
     )
 
 
+def split_agent_path(given: str) -> tuple[str, str | None]:
+    """PATH.py[:CLASS] in two.
+
+    >>> split_agent_path("agents.py:Guess")
+    ('agents.py', 'Guess')
+    """
+    path, _, name = given.rpartition(".py:")
+    return (f"{path}.py", name) if path else (given, None)
+
+
 def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """The settings of each tag. Raises UserError for what is no such file."""
     try:

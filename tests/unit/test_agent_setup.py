@@ -167,3 +167,20 @@ def test_a_tag_needs_settings_that_it_knows(tmp_path):
     how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
     with pytest.raises(UserError, match="did you mean 'max_steps'"):
         check_agents(how, hermes_chat().tokenizer, None)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "sokoban: {rows: 4, columns: 4, boxes: 6}",
+        "countdown: {numbers: 8, largest_target: 5, operators: '+'}",
+        "countdown: {numbers: 2, largest_number: 1, operators: '-'}",
+    ],
+)
+def test_settings_without_a_game_are_refused(settings, tmp_path):
+    path, tag = tmp_path / "settings.yaml", settings.partition(":")[0]
+    path.write_text(settings)
+    tagged = EnvironmentFlags(env_tags=(tag,), env_config=str(path))
+    how = AgentSetup(AgentFlags(), tagged, TemplateFlags())
+    with pytest.raises(UserError, match=f"(?s)--env_tags {tag}: it begins no game: .*--env_config"):
+        check_agents(how, hermes_chat().tokenizer, None)

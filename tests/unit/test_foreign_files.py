@@ -13,9 +13,11 @@ from openrl.agents.conversation import Play, Reply
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
 from openrl.agents.foreign.calls import Played
 from openrl.agents.foreign.executor_agent import NotSampled, trajectory
+from openrl.config.commands import PPOConfig
 from openrl.errors import UserError
 from openrl.types import Completion, End, Score
 from tests.endpoint import endpoint
+from tests.flags import said
 from tests.foreign_files import CHAT, END, PROMPT, QUESTION, ROOM, ids, play, policy_of, sampled
 
 
@@ -506,6 +508,17 @@ def test_the_entry_of_a_file_goes_before_its_other_classes(write):
 def test_a_class_may_be_named(write):
     path = write(GYM + GYM.replace("Game", "Other"))
     assert recognise(agent_file(f"{path}:Other")).class_name == "Other"
+
+
+def test_a_directory_may_be_called_as_python_files_are(tmp_path):
+    path = tmp_path / ".pyenv" / "game.py"
+    path.parent.mkdir()
+    path.write_text(GYM)
+    for given in (path, f"{path}:Game"):
+        assert recognise(agent_file(f"{given}")).class_name == "Game"
+        words = f"--pretrain m --prompt_data d --agent_func_path {given}"
+        problems = said(PPOConfig, words, environment=True)
+        assert not [problem for problem in problems if "agent_func_path" in problem]
 
 
 def test_the_game_of_the_page_is_played_as_printed(write):

@@ -231,7 +231,8 @@ def test_what_an_observation_says(observation, text):
 
 
 def test_what_is_no_server_is_said_before_the_start():
-    with pytest.raises(UserError, match="shows no /schema"):
-        asyncio.run(find_server("ws://127.0.0.1:9"))
+    for nowhere in ("ws://127.0.0.1:9", "ws://127.0.0.1:99999", "ws://[::1"):
+        with pytest.raises(UserError, match="shows no /schema"):
+            asyncio.run(find_server(nowhere))
     with pytest.raises(UserError, match="no field that a policy could write"):
         play(Server(schema={"properties": {}}), policy_of("hi"))

@@ -236,6 +236,9 @@ def test_a_server_that_dies(monkeypatch):
         ("tcp://127.0.0.1:9", "no environment server listens there"),
         ("tcp://127.0.0.1:{silent}", "no environment server answers"),
         ("tcp://10.0.0.1:5000", "on this machine alone"),
+        ("tcp://127.0.0.1", "is no address"),
+        ("tcp://127.0.0.1:99999", "is no address"),
+        ("tcp://[::1", "is no address"),
     ],
 )
 def test_addresses_where_none_is(monkeypatch, address, message):

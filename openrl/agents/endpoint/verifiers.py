@@ -45,14 +45,20 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 
 def check_address(address: str) -> None:
     """Raises UserError if nobody listens there, or one who could not ask the endpoint."""
-    where = urlparse(address)
-    if where.hostname not in ("127.0.0.1", "localhost"):
+    try:
+        where = urlparse(address)
+        host, port = where.hostname, where.port
+    except ValueError:
+        host, port = None, None
+    if not host or not port:
+        raise UserError(f"verifiers:{address} is no address", "verifiers:tcp://127.0.0.1:PORT")
+    if host not in ("127.0.0.1", "localhost"):
         raise UserError(
             f"verifiers:{address}: the endpoint that the server asks is on this machine alone",
             "start the environment server here",
         )
     try:
-        socket.create_connection((where.hostname, where.port), timeout=5).close()
+        socket.create_connection((host, port), timeout=5).close()
     except OSError as error:
         raise UserError(
             f"verifiers:{address}: no environment server listens there: {error.strerror}",

@@ -10,6 +10,8 @@ from openrl.extension_points import environments
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.countdown import constants, evaluate, grade, parse
 
+_ATTEMPTS = 10_000
+
 
 @dataclass(frozen=True)
 class CountdownGameOptions(GameOptions):
@@ -67,7 +69,7 @@ def _mistake(expression: str, numbers_right: bool) -> str:
 
 def _problem(drawn: random.Random, given: CountdownGameOptions) -> tuple[list[int], int]:
     """Numbers and a target that some of their expressions reach."""
-    while True:
+    for _ in range(_ATTEMPTS):
         numbers = [drawn.randint(1, given.largest_number) for _ in range(given.numbers)]
         terms = [*numbers]
         while len(terms) > 1:
@@ -77,3 +79,4 @@ def _problem(drawn: random.Random, given: CountdownGameOptions) -> tuple[list[in
             terms.append(made)
         if 1 <= terms[0] <= given.largest_target:
             return numbers, terms[0]
+    raise ValueError(f"no problem was found in {_ATTEMPTS} attempts with {given}")

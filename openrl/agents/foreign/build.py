@@ -19,6 +19,7 @@ from openrl.agents.foreign.player import AgentFile
 from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
 from openrl.agents.foreign.tool_agent import FileToolAgent
+from openrl.config.agents import split_agent_path
 from openrl.errors import UserError
 from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
@@ -30,8 +31,8 @@ MEMORY = 8 * 2**30  # bytes of one process
 
 def agent_file(given: str) -> AgentFile:
     """Of --agent_func_path PATH.py[:CLASS]."""
-    path, _, name = given.partition(".py")
-    return AgentFile(Path(f"{path}.py").expanduser().absolute(), name.removeprefix(":") or None)
+    path, name = split_agent_path(given)
+    return AgentFile(Path(path).expanduser().absolute(), name)
 
 
 def recognise(file: AgentFile) -> Facts:

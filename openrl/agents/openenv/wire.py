@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 import websockets
@@ -71,6 +72,7 @@ async def find_server(url: str) -> Server:
     root = root.rstrip("/").removesuffix("/ws")
     remedy = "--agent_func_path openenv:ws://HOST:PORT of a server that runs"
     try:
+        _ = urlsplit(root).port  # ValueError for what is none; httpx would take it
         async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client:
             found = await client.get(f"{root}/schema")
             schema = found.raise_for_status().json()

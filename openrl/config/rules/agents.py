@@ -7,7 +7,7 @@ import shutil
 import socket
 from pathlib import Path
 
-from openrl.config.agents import read_env_config
+from openrl.config.agents import read_env_config, split_agent_path
 from openrl.config.commands import EvaluateConfig, PPOConfig
 from openrl.config.derived import agents_of, prompts_running
 from openrl.config.rules.environment import output_problems
@@ -132,8 +132,8 @@ def environment_settings_are_known(config: Playing, given: Given) -> Problems:
 def agents_exist(config: Playing, given: Given) -> Problems:
     path, command = config.agents.agent_func_path, config.agents.agent_command
     if path is not None and not path.startswith(SERVERS):
-        file = path.partition(".py")[0] + ".py"
-        if not path.partition(":")[0].endswith(".py"):
+        file, _ = split_agent_path(path)
+        if not file.endswith(".py"):
             fix = "PATH.py[:CLASS], openenv:URL or verifiers:tcp://HOST:PORT"
             yield Problem(("agent_func_path",), f"{path} is no Python file", fix)
         elif not Path(file).expanduser().is_file():
