@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from openrl.agents.base import Environment, Generate, Step
+from openrl.agents.closing import closing
 from openrl.agents.conversation import Conversation, Play
 from openrl.agents.deadline import deadline, end_of
 from openrl.agents.reductions import reduce_metrics
@@ -39,10 +40,8 @@ class EnvironmentAgent:
         conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
         game = _Guarded(self.make(prompt), prompt, limits.step_timeout)
         episode = _Episode(conversation, game)
-        try:
+        async with closing(game.close):
             end = await end_of(episode.play(), limits.episode_timeout)
-        finally:
-            await game.close()
         return episode.trajectory(end)
 
 

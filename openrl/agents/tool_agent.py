@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError
+from openrl.agents.closing import closing
 from openrl.agents.conversation import Conversation, Play, Reply
 from openrl.agents.deadline import deadline, end_of
 from openrl.agents.tools.calls import (
@@ -36,11 +37,9 @@ class ToolAgent:
         conversation = Conversation(self.how, prompt, generate, sampling)
         tools = self.open_tools()
         episode = _Episode(conversation, tools, self.how.parse)
-        try:
+        async with closing(tools.close):
             end = await end_of(episode.play(), self.how.limits.episode_timeout)
             return await episode.trajectory(end)
-        finally:
-            await tools.close()
 
 
 class _Episode:
@@ -85,9 +84,13 @@ class _Episode:
         if parsed.error:
             return [result_message("error", ids[0], f"This call cannot be read: {parsed.error}")]
         self.calls += len(ids)
-        results = await asyncio.gather(*map(self._result, parsed.calls))
+        try:
+            async with asyncio.TaskGroup() as group:
+                results = [group.create_task(self._result(call)) for call in parsed.calls]
+        except ExceptionGroup as failed:  # the other calls have been given up
+            raise failed.exceptions[0] from None
         return [
-            result_message(call.name, i, result)
+            result_message(call.name, i, result.result())
             for i, call, result in zip(ids, parsed.calls, results, strict=True)
         ]
 

@@ -15,7 +15,7 @@ from openrl.agents.base import ToolError
 from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import open_toolbox
-from openrl.agents.tools.mcp import McpFailed
+from openrl.agents.tools.mcp import McpFailed, McpServer
 from openrl.agents.tools.parsers import parser_for
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
@@ -101,6 +101,8 @@ class PlainServer:
 
     def __init__(self):
         self.sessions, self.ended, self.app = {}, [], FastAPI()
+        self.speaks = asyncio.Event()
+        self.speaks.set()
         self.app.post("/mcp")(self.post)
         self.app.delete("/mcp")(self.delete)
 
@@ -109,6 +111,7 @@ class PlainServer:
         method, params = message["method"], message.get("params", {})
         session = request.headers.get("mcp-session-id")
         if method == "initialize":
+            await self.speaks.wait()
             assert params["protocolVersion"] and params["clientInfo"]["name"] == "openrl"
             session = f"s{len(self.sessions)}"
             self.sessions[session] = 0
@@ -195,6 +198,25 @@ def test_what_the_protocol_also_allows():
     assert names == ["count", "shows", "fails"]
     assert shown == "[image image/png]\na's text\n[resource_link file:///b]"
     assert server.ended == ["s0", "s1", "s2", "s3"]
+
+
+def test_a_session_whose_opening_took_too_long_is_opened_again():
+    """The first call has no time left while the server says nothing; the second one has a session
+    of its own."""
+    server = PlainServer()
+
+    async def play():
+        async with serve(server.app) as url:
+            toolset = (await McpServer.find(url)).toolset()
+            server.speaks.clear()
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await toolset.call("count", {})
+            server.speaks.set()
+            assert await toolset.call("count", {}) == '{"count": 1}'
+            await toolset.close()
+
+    asyncio.run(play())
 
 
 def test_a_server_that_is_not_there():

@@ -212,6 +212,33 @@ def test_a_failure_says_which_episode_it_was(answer, words):
     assert environment.closed == 1
 
 
+class Stuck(Walk):
+    def close(self):
+        raise RuntimeError("it cannot be closed")
+
+
+def test_a_close_that_fails_hides_neither_a_failure_nor_that_the_episode_was_given_up():
+    async def given_up():
+        asked = asyncio.Event()
+
+        async def silent(ids, sampling, images=()):
+            asked.set()
+            await asyncio.Event().wait()
+
+        agent = EnvironmentAgent(lambda _: GymEnvironment(Stuck()), Play(CHAT))
+        episode = asyncio.create_task(agent.run(PROMPT, silent, ROOM))
+        await asked.wait()
+        episode.cancel()
+        await asyncio.wait([episode])
+        return episode.cancelled()
+
+    assert asyncio.run(given_up())
+    with pytest.raises(EnvironmentFailure, match="KeyError: 'up'"):
+        play(Stuck(), "up")
+    with pytest.raises(EnvironmentFailure, match="it cannot be closed"):
+        play(Stuck(), "right", "right", "right")
+
+
 def test_a_long_list_of_actions_is_cut():
     environment = Async()
     turns = iter([Step("ok")] * 9 + [Step("ok", reward=-math.inf)])

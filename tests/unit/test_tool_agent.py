@@ -4,13 +4,14 @@ import asyncio
 
 import pytest
 
-from openrl.agents.base import TurnLimits
+from openrl.agents.base import Toolset, TurnLimits
 from openrl.agents.chat import TemplateError
 from openrl.agents.conversation import Play
 from openrl.agents.tool_agent import ToolAgent, opening
 from openrl.agents.tools.build import toolbox_of
-from openrl.agents.tools.functions import FunctionTools
+from openrl.agents.tools.functions import FunctionTools, schema_of
 from openrl.agents.tools.parsers import parser_for
+from openrl.agents.tools.toolbox import NoAnswer, Toolbox
 from openrl.types import End, Prompt, Sampling
 from tests.chat_templates import FAMILIES, chat_of
 from tests.scripted_policy import ScriptedPolicy
@@ -156,6 +157,54 @@ def test_a_call_that_cannot_be_read_is_explained_and_three_are_enough(family):
         trajectory = play(chat, policy)
         assert (trajectory.end, trajectory.turns) == (End.STOP, 6)
         assert numbers(trajectory, "tool_calls", "invalid_actions") == [1, 4]
+
+
+class Slow(Toolset):
+    """Its tools end when they are given up; ``hangs`` is what never ends besides."""
+
+    def __init__(self, hangs=""):
+        self.schemas, self.hangs, self.given_up = [schema_of(add)], hangs, 0
+        self.called = asyncio.Event()
+
+    async def call(self, name, arguments):
+        if arguments["a"] == 0:
+            await self.called.wait()
+            raise ConnectionError("the server is gone")
+        self.called.set()
+        await self.wait()
+
+    async def reward(self):
+        return await self.wait() if self.hangs == "reward" else None
+
+    async def close(self):
+        return await self.wait() if self.hangs == "close" else None
+
+    async def wait(self):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.given_up += 1
+
+
+def of(toolset, *replies, timeout=0.0):
+    chat = chat_of("qwen2.5")
+    policy = ScriptedPolicy(chat, [reply + FAMILIES["qwen2.5"].end for reply in replies])
+    agent = ToolAgent(lambda: Toolbox([toolset], timeout), Play(chat, parser_for("hermes", None)))
+    return asyncio.run(agent.run(PROMPT, policy, ROOM))
+
+
+def test_a_call_that_fails_the_episode_gives_the_others_up():
+    call = '<tool_call>{{"name": "add", "arguments": {{"a": {}, "b": 2}}}}</tool_call>'
+    with pytest.raises(ConnectionError):
+        of(slow := Slow(), call.format(0) + call.format(1))
+    assert slow.given_up == 1
+
+
+@pytest.mark.parametrize("what", ["reward", "close"])
+def test_tools_that_never_end_cost_their_episode(what):
+    with pytest.raises(NoAnswer, match=f"{what} gave no answer within 0.01 s"):
+        of(slow := Slow(hangs=what), "4", timeout=0.01)
+    assert slow.given_up == 1
 
 
 def test_limits():

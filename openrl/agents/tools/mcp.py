@@ -68,9 +68,17 @@ class McpTools(Toolset):
         """Raises ToolError for what the server says is wrong, McpFailed if it fails itself."""
         async with self._opening:
             if self._session is None:
-                self._session = McpSession(self.server.url)
-                await self._session.open()
+                self._session = await self._opened()
         return await self._session.call_tool(name, arguments)
+
+    async def _opened(self) -> McpSession:
+        session = McpSession(self.server.url)
+        try:
+            await session.open()
+        except BaseException:  # the time of the call may be over: the next one tries again
+            await session.close()
+            raise
+        return session
 
     async def close(self) -> None:
         if self._session is not None:

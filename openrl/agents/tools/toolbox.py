@@ -1,11 +1,11 @@
-"""The tools of an episode in one place: arguments are checked, calls have a time limit and results
-a longest length."""
+"""The tools of an episode in one place: arguments are checked, all that is awaited has a time limit
+and results have a longest length."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from jsonschema import Draft202012Validator
 
@@ -16,9 +16,16 @@ from openrl.types import Prompt
 LONGEST_RESULT = 8000  # characters
 _LONGEST_COMPLAINT = 300  # characters
 
+T = TypeVar("T")
+
+
+class NoAnswer(TimeoutError):
+    """A toolset took longer than it may."""
+
 
 class Toolbox(Toolset):
-    """Several toolsets as one. ``timeout`` is in seconds of one call, 0: no limit."""
+    """Several toolsets as one. ``timeout`` is in seconds of one call, 0: no limit. Whatever else
+    takes longer raises NoAnswer."""
 
     def __init__(
         self, toolsets: Sequence[Toolset], timeout: float, longest: int = LONGEST_RESULT
@@ -40,19 +47,16 @@ class Toolbox(Toolset):
         }
 
     async def start(self, prompt: Prompt) -> str:
-        return "".join([await toolset.start(prompt) for toolset in self.toolsets])
+        said = [await self._within("start", toolset.start(prompt)) for toolset in self.toolsets]
+        return "".join(said)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
         """The result, cut to the longest length. Raises ToolError."""
         self._check(name, arguments)
-        limit = asyncio.timeout(self.timeout or None)
         try:
-            async with limit:
-                result = await self._homes[name].call(name, arguments)
-        except TimeoutError:
-            if limit.expired():
-                raise ToolError(f"{name} gave no answer within {self.timeout:g} s") from None
-            raise
+            result = await self._within(name, self._homes[name].call(name, arguments))
+        except NoAnswer as late:
+            raise ToolError(str(late)) from None
         if len(result) <= self.longest:
             return result
         self.cut += 1
@@ -60,7 +64,7 @@ class Toolbox(Toolset):
 
     async def reward(self) -> float | None:
         """The sum over those that give one."""
-        rewards = [await toolset.reward() for toolset in self.toolsets]
+        rewards = [await self._within("reward", toolset.reward()) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
         return sum(given) if given else None
 
@@ -71,12 +75,21 @@ class Toolbox(Toolset):
         return {"cut_tool_results": float(self.cut), **joined}
 
     async def close(self) -> None:
-        results = await asyncio.gather(
-            *(toolset.close() for toolset in self.toolsets), return_exceptions=True
-        )
+        ends = (self._within("close", toolset.close()) for toolset in self.toolsets)
+        results = await asyncio.gather(*ends, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _within(self, name: str, answer: Awaitable[T]) -> T:
+        limit = asyncio.timeout(self.timeout or None)
+        try:
+            async with limit:
+                return await answer
+        except TimeoutError:
+            if limit.expired():
+                raise NoAnswer(f"{name} gave no answer within {self.timeout:g} s") from None
+            raise
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
         if name not in self._homes:
