@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from openrl.agents.base import Generate, TurnLimits
 from openrl.agents.chat import ChatFormat, Schemas, TemplateError
 from openrl.agents.tools.calls import Parse, reads_no_calls
-from openrl.seeds import seed_of
 from openrl.types import (
     Completion,
     End,
@@ -99,7 +98,7 @@ class Conversation:
         self.prompt, self.generate, self.sampling = prompt, generate, sampling
         self.any_prompt = any_prompt
         self.turns, self.forks = 0, 0
-        self._calls = 0  # turns that were asked for
+        self._asking = 0  # turns that are being sampled
         self._rows: list[_Row] = []
         self._last: _Row | None = None  # of the last turn
         self._longest = sampling.max_len or 2**31  # tokens of a row
@@ -116,7 +115,7 @@ class Conversation:
         key of what the policy sees, for a row that begins with this turn. ``max_tokens`` and
         ``stop`` are further bounds of this turn.
 
-        Raises EpisodeOver if there is no room for a token, and TemplateError."""
+        Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
         text = self.chat.render(messages, tools)
         row = self._row_for(lambda row: text.startswith(row.text))
         held, rest = row.segment.token_ids, text[len(row.text) :]
@@ -151,10 +150,12 @@ class Conversation:
         """Samples behind the row and ``context``, which has this text."""
         held = row.segment.token_ids
         asked, row.busy = [*held, *context], True
+        self._asking += 1
         try:
             completion = await self.generate(asked, sampling)
         finally:
             row.busy = False
+            self._asking -= 1
         if row not in self._rows:
             row.segment.state = state
             self.forks += bool(self._rows) and not held
@@ -201,23 +202,21 @@ class Conversation:
         return row.as_context() if self.row_per_turn else row
 
     def _sampling(self, asked: int, max_tokens: int | None, stop: tuple[str, ...]) -> Sampling:
-        """Of the next turn, which follows ``asked`` tokens."""
+        """Of the next turn, which follows ``asked`` tokens. Raises EpisodeOver if there is none."""
+        if self.turns + self._asking >= (self.limits.max_turns or 2**31):
+            raise EpisodeOver(End.MAX_TURNS)
         if not self._rows and not self.any_prompt:
             # a second call at the same time may be the first one, too
             self._longest = min(self._longest, asked + self.sampling.max_tokens)
         left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
         if left < 1:
             raise EpisodeOver(End.LENGTH)
-        seed, call = self.sampling.seed, self._calls
-        self._calls += 1
         bounds = (left, self.limits.max_tokens_per_turn, max_tokens)
         return replace(
             self.sampling,
             max_tokens=min(bound for bound in bounds if bound),
             max_len=None,
             stop=(*self.sampling.stop, *stop),
-            # with one seed for all its turns a policy repeats itself
-            seed=seed_of(seed, call) if seed is not None and call else seed,
         )
 
     @property

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from openrl.agents.conversation import EpisodeOver
 from openrl.types import End
 
 
-@asynccontextmanager
-async def deadline(seconds: float) -> AsyncIterator[None]:
+def deadline(seconds: float) -> AbstractAsyncContextManager[None]:
     """Ends the episode after so many seconds; 0: never."""
+    return within(seconds, EpisodeOver(End.TIMEOUT))
+
+
+@asynccontextmanager
+async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
+    """Gives up and raises ``late`` after so many seconds; 0: never."""
     limit = asyncio.timeout(seconds or None)
     try:
         async with limit:
             yield
     except TimeoutError:
         if limit.expired():
-            raise EpisodeOver(End.TIMEOUT) from None
+            raise late from None
         raise
 
 

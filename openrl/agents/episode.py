@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+
 from openrl.agents.base import Agent, Generate
 from openrl.errors import UserError
-from openrl.types import End, Prompt, Sampling, Segment, Trajectory
+from openrl.seeds import seed_of
+from openrl.types import Completion, End, PlacedImage, Prompt, Sampling, Segment, Trajectory
 
 
 class EngineError(RuntimeError):
@@ -25,7 +30,7 @@ async def play_episode(
     """A trajectory of each agent; one without a token if the infrastructure failed, with the reason
     in ``failure``. Raises UserError for what a user has to mend."""
     try:
-        played = await agent.run(prompt, generate, sampling)
+        played = await agent.run(prompt, with_seeds(generate), sampling)
         played = played if isinstance(played, list) else [played]
         for trajectory in played:
             check_start(trajectory, starts)
@@ -38,6 +43,22 @@ async def play_episode(
         end, failure = End.ENVIRONMENT_ERROR, f"{type(error).__name__}: {error}"
     nothing = Segment.answer(prompt.token_ids, [], images=prompt.images)
     return [Trajectory(prompt, [nothing], end, failure=failure)]
+
+
+def with_seeds(generate: Generate) -> Generate:
+    """Draws each reply of the episode by a seed of its own: with one for all a policy repeats
+    itself, and agents of one episode say the same. The first one's is that of the episode."""
+    numbers = itertools.count()
+
+    async def seeded(
+        token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
+        seed, number = sampling.seed, next(numbers)
+        if seed is not None and number:
+            sampling = replace(sampling, seed=seed_of(seed, number))
+        return await generate(token_ids, sampling, images)
+
+    return seeded
 
 
 def check_start(trajectory: Trajectory, starts: Starts) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 
@@ -183,7 +182,7 @@ def test_a_turn_has_room_of_its_own():
     assert [len(ids) for ids in policy.given] == [3, 2] and not conversation.is_full
 
 
-def test_seeds_differ_between_turns_and_between_turns_at_the_same_time():
+def test_turns_at_the_same_time_have_a_row_each():
     policy = ScriptedPolicy(plain(), ["b<eos>"] * 4)
     said = [[{"role": "user", "content": "a"}]] * 2
     conversation, messages = play(plain(), policy, said)
@@ -193,15 +192,21 @@ def test_seeds_differ_between_turns_and_between_turns_at_the_same_time():
         return await asyncio.gather(conversation.reply(more), conversation.reply(more))
 
     asyncio.run(twice())
-    seeds = [sampling.seed for sampling in policy.sampling]
-    assert seeds[0] == 7 and len({*seeds}) == 4
     assert len(conversation.trajectory(End.STOP).segments) == 2  # nobody waited for the other
-    again = ScriptedPolicy(plain(), ["b<eos>"] * 2)
-    play(plain(), again, said)
-    assert [sampling.seed for sampling in again.sampling] == seeds[:2]
-    unseeded = ScriptedPolicy(plain(), ["b<eos>"] * 2)
-    play(plain(), unseeded, said, sampling=replace(ROOM, seed=None))
-    assert [sampling.seed for sampling in unseeded.sampling] == [None, None]
+
+
+def test_turns_run_out():
+    policy, said = ScriptedPolicy(plain(), ["b<eos>"] * 3), {"role": "user", "content": "a"}
+    limits = TurnLimits(max_turns=3)
+    conversation, messages = play(plain(), policy, [[said]], limits=limits)
+
+    async def thrice():
+        chats = ([*messages, {"role": "user", "content": text}] for text in "xyz")
+        return await asyncio.gather(*map(conversation.reply, chats), return_exceptions=True)
+
+    *_, last = asyncio.run(thrice())
+    assert isinstance(last, EpisodeOver) and last.end is End.MAX_TURNS
+    assert conversation.turns == 3
 
 
 def test_a_turn_that_fails_leaves_nothing():

@@ -50,7 +50,6 @@ class Session:
         self.overrides, self.left_out, self.unreadable = 0, 0, 0  # requests, requests, replies
         self._closed = False
         self._calls = 0  # of tools
-        self._asking = 0  # turns that are being sampled
         self._failures: dict[str, Exception] = {}  # of requests that were not repeated with success
         self._sampled, self._shown = SampledMessages(), list[Shown]()
         self._chats: dict[str, list[Message]] = {}  # by the id of the answer that they end with
@@ -64,12 +63,9 @@ class Session:
 
     async def _answer(self, ask: Ask, sender: Sender) -> Answer:
         """Raises Refusal."""
-        if self.conversation.turns + self._asking >= (self.play.limits.max_turns or 2**31):
-            raise self._refuse(End.MAX_TURNS)
         self.overrides += _differs(ask.distribution, self.sampling)
         self.left_out += ask.tools_left_out > 0
         messages = [*self._earlier(ask.after), *ask.messages]
-        self._asking += 1
         try:
             reply = await self._sample(ask, messages)
         except EpisodeOver as over:
@@ -79,8 +75,6 @@ class Session:
         except Exception as error:
             self._failures[sender.name] = error
             raise Refusal(500, f"no reply: {type(error).__name__}: {error}") from error
-        finally:
-            self._asking -= 1
         self._failures.pop(sender.name, None)
         if reply.completion.end.is_failure:
             raise self._refuse(reply.completion.end)

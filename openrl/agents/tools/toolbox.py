@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from jsonschema import Draft202012Validator
 
 from openrl.agents.base import ToolError, Toolset
+from openrl.agents.deadline import within
 from openrl.errors import UserError
 from openrl.types import Prompt
 
@@ -19,7 +20,7 @@ _LONGEST_COMPLAINT = 300  # characters
 T = TypeVar("T")
 
 
-class NoAnswer(TimeoutError):
+class NoAnswer(Exception):
     """A toolset took longer than it may."""
 
 
@@ -82,14 +83,9 @@ class Toolbox(Toolset):
                 raise result
 
     async def _within(self, name: str, answer: Awaitable[T]) -> T:
-        limit = asyncio.timeout(self.timeout or None)
-        try:
-            async with limit:
-                return await answer
-        except TimeoutError:
-            if limit.expired():
-                raise NoAnswer(f"{name} gave no answer within {self.timeout:g} s") from None
-            raise
+        late = NoAnswer(f"{name} gave no answer within {self.timeout:g} s")
+        async with within(self.timeout, late):
+            return await answer
 
     def _check(self, name: str, arguments: Mapping[str, Any]) -> None:
         if name not in self._homes:
