@@ -86,6 +86,9 @@ def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schem
     if facts.kind == "executor" and flags.agent_sample_unit == "step":
         message = f"{file}: {facts.class_name} makes the training rows itself"
         raise UserError(message, "--agent_sample_unit trajectory")
+    if facts.kind in ("executor", "agent") and flags.turn_timeout:
+        message = f"{file}: {facts.class_name} alone knows when a turn begins"
+        raise UserError(message, "--episode_timeout instead of --turn_timeout")
     if facts.kind == "program" and not flags.agent_endpoint:
         raise UserError(f"{file}: {facts.class_name} speaks to a chat endpoint", "--agent_endpoint")
     if facts.rewards is False and source is None:

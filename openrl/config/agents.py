@@ -28,14 +28,15 @@ class TurnFlags:
     )
     turn_timeout: float = flag(
         0.0,
-        "Seconds one turn may take, reply and environment; 0: no limit.",
+        "Seconds one turn may take, reply and environment; 0: no limit. Agents that play the whole"
+        " episode themselves have --episode_timeout.",
         bounds=">= 0",
         only_if=(absent("agent_command"), absent("agent_endpoint")),
     )
     episode_timeout: float = flag(
         0.0,
-        "Seconds one episode may take; 0: no limit, and an hour for programs that speak to the"
-        " endpoint.",
+        "Seconds one episode may take, then it is cut; an agent of ours from a file has failed."
+        " 0: no limit, and an hour for programs that speak to the endpoint.",
         bounds=">= 0",
     )
     env_step_timeout: float = flag(

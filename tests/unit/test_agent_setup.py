@@ -15,7 +15,7 @@ from openrl.algorithms.collate import collate
 from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.data import TemplateFlags
 from openrl.errors import UserError
-from openrl.types import Group, Prompt, Sampling
+from openrl.types import End, Group, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
@@ -40,12 +40,12 @@ def setup(env_tags=(), **flags):
     return AgentSetup(AgentFlags(**flags), EnvironmentFlags(env_tags=env_tags), templates)
 
 
-def play(how, *replies, prompt=QUESTION):
+def play(how, *replies, prompt=QUESTION, tokens=2000):
     policy = policy_of(*replies)
 
     async def main():
         async with open_agent(how, hermes_chat().tokenizer) as agent:
-            return await agent.run(prompt, policy, Sampling(max_tokens=2000))
+            return await agent.run(prompt, policy, Sampling(max_tokens=tokens))
 
     return asyncio.run(main()), policy
 
@@ -76,6 +76,11 @@ def test_two_agents_of_one_episode_are_compared_with_their_own_kind():
     assert [[(t.agent, t.score.reward) for t in played] for played in episodes] == [
         [("solver", 1.0), ("critic", 1.0)],
         [("solver", 0.0), ("critic", 0.0)],
+    ]
+    cut = play(how, "3", "no", tokens=3)[0]
+    assert [(t.agent, t.end, t.score.reward) for t in cut] == [
+        ("solver", End.LENGTH, 0.0),
+        ("critic", End.LENGTH, 0.0),
     ]
     batch = collate([Group(QUESTION, [t for played in episodes for t in played])], 0)
     assert batch.group_ids.tolist() == [0, 1, 0, 1]
@@ -113,6 +118,11 @@ def test_turns_as_rows():
             {"agent_func_path": "EXECUTOR", "agent_sample_unit": "step"},
             None,
             "Own makes the training rows itself",
+        ),
+        (
+            {"agent_func_path": "EXECUTOR", "turn_timeout": 3.0},
+            None,
+            "Own alone knows when a turn begins",
         ),
         ({"tools": "UNTYPED"}, "reward_funcs", "add.*type"),
         ({"tools": "python", "tool_parser": "herms"}, "reward_funcs", "did you mean 'hermes'"),

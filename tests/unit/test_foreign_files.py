@@ -5,10 +5,12 @@ import asyncio
 import math
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play, Reply
 from openrl.agents.foreign.build import agent_file, open_file_agent, recognise
 from openrl.agents.foreign.calls import Played
@@ -175,8 +177,6 @@ def test_openrlhf_executor(write, shape):
     assert (played.end, played.turns, played.score) == (End.STOP, 2, Score(1.0, 1.0))
     assert played.metrics["env/sums/longest"] == len(PROMPT.token_ids) + 1000
     assert played.text == f"3{END}\nagain: 2{END}"
-    seeds = [s.seed for s in policy.sampling]
-    assert seeds[0] == 11 != seeds[1]
     assert {s.temperature for s in policy.sampling} == {0.7}
 
 
@@ -224,6 +224,22 @@ def test_an_executor_may_leave_replies_out_and_cut_them(write):
     assert sampled(played) == [policy.given[1][:-1]]
     assert played.metrics["untrained_replies"] == 1.0
     assert played.segments[0].versions[0].end == len(played.segments[0].token_ids)
+
+
+@pytest.mark.parametrize(
+    ("limits", "room", "end", "turns"),
+    [
+        (TurnLimits(max_turns=1), 1000, End.MAX_TURNS, 1),
+        (TurnLimits(), 2, End.LENGTH, 1),
+        (TurnLimits(episode_timeout=2.0), 1000, End.TIMEOUT, 2),
+    ],
+)
+def test_an_executor_that_is_cut_leaves_what_was_sampled(write, limits, room, end, turns):
+    policy, path = policy_of("3", "2"), write(executor(spoil="await asyncio.sleep(1000)"))
+    (played,) = play(path, policy, limits=limits, sampling=replace(ROOM, max_tokens=room))
+    assert (played.end, played.score) == (end, None)
+    assert [i for run in sampled(played) for i in run] == [i for ids in policy.given for i in ids]
+    assert played.turns == len(policy.given) <= turns
 
 
 def test_the_engines_failure_is_the_engines(write):
@@ -458,6 +474,13 @@ def test_an_agent_of_ours_runs_beside_the_engine(write):
     (played,) = play(write(OURS), policy)
     assert sampled(played) == policy.given
     assert played.score == Score(0.5)
+
+
+def test_an_agent_of_ours_has_its_time(write):
+    text = OURS.replace("said =", "await asyncio.Event().wait()\n        said =")
+    path = write(f"import asyncio\n{text}")
+    (failed,) = play(path, policy_of(), limits=TurnLimits(episode_timeout=0.05))
+    assert "did not end within 0.05 s (--episode_timeout)" in str(failed)
 
 
 # -- what is refused before anything starts --------------------------------------------------------

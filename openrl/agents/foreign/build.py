@@ -15,6 +15,7 @@ from openrl.agents.endpoint.server import Endpoint
 from openrl.agents.foreign.calls import Facts
 from openrl.agents.foreign.environment import FileAgent, RawText
 from openrl.agents.foreign.executor_agent import ExecutorAgent
+from openrl.agents.foreign.own_agent import OwnAgent
 from openrl.agents.foreign.player import AgentFile
 from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
@@ -76,8 +77,9 @@ async def open_file_agent(
         elif facts.kind == "executor":
             yield ExecutorAgent(pool, play)
         elif facts.kind == "agent":
+            await pool.close()  # it plays here, and what waits there must await
             made = find_class(load_module(file.path, "agent_file"), file.class_name).made
-            yield made(play)  # what waits there must await
+            yield OwnAgent(made(play), play.limits.episode_timeout)
         elif facts.kind == "trl":
             yield FileToolAgent(pool, play)
         else:

@@ -3,13 +3,13 @@ sampled is compared with what was."""
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass, replace
 from typing import Any
 
 from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
+from openrl.agents.deadline import deadline
 from openrl.agents.foreign.calls import Call, Generated, Generation, Played, TokenizerAsked
 from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
@@ -28,8 +28,8 @@ class ExecutorAgent:
         self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises what the engine raised, CallFailed, NotSampled, and TimeoutError for an episode
-        that took too long."""
+        """Raises what the engine raised, CallFailed and NotSampled. An executor whose time is over,
+        or that could not go on without another token, leaves what was sampled."""
         longest = len(prompt.token_ids) + sampling.max_tokens
         longest = min(longest, sampling.max_len or longest)
         conversation = Conversation(self.how, prompt, generate, sampling)
@@ -39,11 +39,15 @@ class ExecutorAgent:
             await process.call(Call("prepare"), engine.answer, timeout=START_TIMEOUT)
             call = Call("play", (row_of(prompt, sampling), longest))
             try:
-                async with asyncio.timeout(self.how.limits.episode_timeout or None):
+                async with deadline(self.how.limits.episode_timeout):
                     played: Played = await process.call(call, engine.answer)
+            except EpisodeOver as over:
+                return conversation.trajectory(over.end)
             except CallFailed:
                 if engine.failure is not None:
                     raise engine.failure from None
+                if engine.over is not None:
+                    return conversation.trajectory(engine.over)
                 raise
         return trajectory(prompt, played, engine.replies, self.how.chat)
 
@@ -55,6 +59,7 @@ class _Engine:
         self._conversation = conversation
         self.replies: list[Reply] = []
         self.failure: Exception | None = None
+        self.over: End | None = None  # why there was no reply
 
     async def answer(self, asked: Any) -> Any:
         if isinstance(asked, TokenizerAsked):
@@ -64,8 +69,11 @@ class _Engine:
             reply = await self._conversation.reply_to_tokens(
                 asked.token_ids, asked.max_tokens, asked.stop
             )
-        except EpisodeOver:
-            raise RuntimeError("there is no room for another token: see max_length") from None
+        except EpisodeOver as over:
+            self.over = over.end
+            raise RuntimeError(
+                f"the episode has no room for another reply: {over.end.value}"
+            ) from None
         except Exception as error:
             self.failure = error
             raise
