@@ -86,8 +86,8 @@ class ResidencyTable:
         ]
 
     def _meet(self, one: str, other: str) -> bool:
-        """Whether two roles use a place that serves more than one role. A role meets itself where it
-        shares a place."""
+        """Whether two roles use a place that serves more than one role. A role meets itself where
+        it shares a place."""
         common = self._common(one, other)
         if one != other:
             return bool(common)
