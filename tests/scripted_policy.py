@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from openrl.agents.chat import ChatFormat
-from openrl.types import Completion, End, Sampling, VersionSpan
+from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 
 class ScriptedPolicy:
@@ -18,14 +18,18 @@ class ScriptedPolicy:
         self.asked: list[list[int]] = []  # what it was given
         self.given: list[list[int]] = []  # what it sampled
         self.sampling: list[Sampling] = []
+        self.shown: list[tuple[PlacedImage, ...]] = []
 
-    async def __call__(self, token_ids: list[int], sampling: Sampling) -> Completion:
+    async def __call__(
+        self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
+    ) -> Completion:
         text = self.replies[len(self.given)]
         ids = self._odd(token_ids, text) if self.odd else self.chat.encode_after(token_ids, text)
         kept = ids[: sampling.max_tokens]
         self.asked.append(list(token_ids))
         self.given.append(kept)
         self.sampling.append(sampling)
+        self.shown.append(tuple(images))
         end = End.STOP if kept == ids else End.LENGTH
         turn = float(len(self.given))
         return Completion(kept, [-turn] * len(kept), end, (VersionSpan(0, len(kept), 1),))

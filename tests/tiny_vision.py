@@ -1,93 +1,201 @@
-"""Tiny random vision-language models with their processors, and pictures to show them."""
+"""Tiny random vision-language models with their processors, and pictures to show them.
+
+Idefics3 and Gemma3 need nothing else; the processors of the others want torchvision for videos."""
 
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
+import transformers
 from PIL import Image as Picture
 from PIL import ImageDraw
-from transformers import (
-    AutoConfig,
-    AutoModelForImageTextToText,
-    Idefics3ImageProcessorPil,
-    Idefics3Processor,
-)
+from tokenizers import AddedToken
+from transformers import AutoConfig, AutoModelForImageTextToText
 
 from tests.tiny import BOS, EOS, PAD, tiny_tokenizer
 
 SIDE, PATCH, SCALE = 56, 14, 2  # pixels of a tile and a patch; patches to a side of a token
-MARKS = ("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>")
-TILES = tuple(f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5))
-TEMPLATE = (
+_TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+    "pad_token_id": PAD,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "tie_word_embeddings": False,
+}
+_TOWER = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": SIDE,
+    "patch_size": PATCH,
+    "initializer_range": 0.2,
+}
+_TILES = tuple(f"<row_{r}_col_{c}>" for r in range(1, 5) for c in range(1, 5))
+_IDEFICS = ("<fake_token_around_image>", "<image>", "<global-img>", "<end_of_utterance>", *_TILES)
+_QWEN = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+_GEMMA = ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "\n\n", "\n\n\n\n")
+_TEMPLATE = (
     "{% for m in messages %}{{ m['role'][0] }}:"
     "{% if m['content'] is string %}{{ m['content'] }}{% else %}"
-    "{% for p in m['content'] %}{% if p['type'] == 'image' %}<image>{% else %}{{ p['text'] }}"
+    "{% for p in m['content'] %}{% if p['type'] == 'image' %}IMAGE{% else %}{{ p['text'] }}"
     "{% endif %}{% endfor %}{% endif %}<eos>{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
 )
 
 
 def tiny_vision_dir(
-    tmp: Path, *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: object
+    tmp: Path,
+    *,
+    arch: str = "idefics3",
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    **overrides: object,
 ) -> Path:
-    """A directory below ``tmp`` with a random Idefics3 of about 0.2M parameters. A picture becomes
-    up to five tiles of four tokens each. ``overrides`` are fields of its text model."""
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": [*MARKS, *TILES]})
-    tokenizer.chat_template = TEMPLATE
-    image_id = tokenizer.convert_tokens_to_ids("<image>")
-    text = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.2,
-        "vocab_size": len(tokenizer),
-        "pad_token_id": PAD,
-        "bos_token_id": BOS,
-        "eos_token_id": EOS,
-        "tie_word_embeddings": False,
-    }
-    vision = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": SIDE,
-        "patch_size": PATCH,
-        "initializer_range": 0.2,
-    }
-    config = AutoConfig.for_model(
-        "idefics3",
-        text_config=text | overrides,
-        vision_config=vision,
-        scale_factor=SCALE,
-        image_token_id=image_id,
-        pad_token_id=PAD,
-        tie_word_embeddings=False,
-    )
+    """A directory below ``tmp`` with a random model of about 0.2M parameters. To Idefics3 a picture
+    is up to five tiles of four tokens each. ``overrides`` are fields of its text model. Skips the
+    test where the processor cannot be made."""
+    if arch not in ("idefics3", "gemma3"):
+        pytest.importorskip("torchvision")
+    tokenizer = _tokenizer(*_MARKS[arch])
+    config, processor = _MAKERS[arch](tokenizer, {"vocab_size": len(tokenizer)} | overrides)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = AutoModelForImageTextToText.from_config(config, dtype=dtype)
     model.generation_config.eos_token_id = EOS
-    path = tmp / f"idefics3-{seed}"
+    path = tmp / f"{arch}-{seed}"
     model.save_pretrained(path)
-    processor = Idefics3Processor(
-        Idefics3ImageProcessorPil(
-            size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}
-        ),
-        tokenizer,
-        image_seq_len=(SIDE // PATCH // SCALE) ** 2,
-        chat_template=TEMPLATE,
-    )
     processor.save_pretrained(path)
     return path
+
+
+def _tokenizer(marks: tuple[str, ...], placeholder: str) -> Any:
+    tokenizer = tiny_tokenizer()
+    special = [AddedToken(mark, special=True, normalized=False) for mark in marks]
+    tokenizer.add_special_tokens({"additional_special_tokens": special})
+    tokenizer.chat_template = _TEMPLATE.replace("IMAGE", placeholder)
+    return tokenizer
+
+
+def _idefics(family: str, arch: str) -> Callable[..., Any]:
+    def make(tokenizer: Any, fields: dict[str, Any]) -> Any:
+        config = AutoConfig.for_model(
+            arch,
+            text_config=_TEXT | {"model_type": "llama"} | fields,
+            vision_config=_TOWER,
+            scale_factor=SCALE,
+            image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+            pad_token_id=PAD,
+            tie_word_embeddings=False,
+        )
+        images = getattr(transformers, f"{family}ImageProcessorPil")(
+            size={"longest_edge": 2 * SIDE}, max_image_size={"longest_edge": SIDE}
+        )
+        others = [transformers.SmolVLMVideoProcessor()] if arch == "smolvlm" else []
+        processor = getattr(transformers, f"{family}Processor")(
+            images,
+            tokenizer,
+            *others,
+            image_seq_len=(SIDE // PATCH // SCALE) ** 2,
+            chat_template=tokenizer.chat_template,
+        )
+        return config, processor
+
+    return make
+
+
+def _qwen(family: str, arch: str) -> Callable[..., Any]:
+    patch = 16 if arch == "qwen3_vl" else PATCH
+
+    def make(tokenizer: Any, fields: dict[str, Any]) -> Any:
+        names = ("vision_start", "image", "vision_end", "video")
+        ids = zip(names, tokenizer.convert_tokens_to_ids(list(_QWEN)), strict=True)
+        config = AutoConfig.for_model(
+            arch,
+            text_config=_TEXT | {"rope_parameters": _ROPE[arch]} | fields,
+            vision_config=_QWEN_TOWERS[arch] | {"patch_size": patch},
+            tie_word_embeddings=False,
+            **{f"{name}_token_id": token for name, token in ids},
+        )
+        side = 2 * patch
+        size = {"shortest_edge": side * side, "longest_edge": 16 * side * side}
+        images = transformers.Qwen2VLImageProcessorPil(patch_size=patch, merge_size=2, size=size)
+        videos = "Qwen3VL" if arch == "qwen3_vl" else "Qwen2VL"
+        processor = getattr(transformers, f"{family}Processor")(
+            images,
+            tokenizer,
+            getattr(transformers, f"{videos}VideoProcessor")(patch_size=patch, merge_size=2),
+            chat_template=tokenizer.chat_template,
+        )
+        return config, processor
+
+    return make
+
+
+def _gemma(tokenizer: Any, fields: dict[str, Any]) -> Any:
+    named = zip(("boi_token", "image_token", "eoi_token"), _GEMMA, strict=False)
+    tokenizer._set_model_specific_special_tokens(dict(named))
+    boi, image, eoi = tokenizer.convert_tokens_to_ids(list(_GEMMA[:3]))
+    config = AutoConfig.for_model(
+        "gemma3",
+        text_config=_TEXT | {"sliding_window": 512} | fields,
+        vision_config=_TOWER,
+        mm_tokens_per_image=4,
+        boi_token_index=boi,
+        image_token_index=image,
+        eoi_token_index=eoi,
+        tie_word_embeddings=False,
+    )
+    images = transformers.Gemma3ImageProcessorPil(size={"height": SIDE, "width": SIDE})
+    template = tokenizer.chat_template
+    return config, transformers.Gemma3Processor(images, tokenizer, template, image_seq_length=4)
+
+
+_ROPE: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6]},
+    "qwen3_vl": {
+        "rope_type": "default",
+        "rope_theta": 1e4,
+        "mrope_section": [6, 5, 5],
+        "mrope_interleaved": True,
+    },
+}
+_ROPE["qwen2_5_vl"] = _ROPE["qwen2_vl"]
+_LATER = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2}
+_QWEN_TOWERS: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"depth": 2, "embed_dim": 64, "mlp_ratio": 2, "num_heads": 2, "hidden_size": 64},
+    "qwen2_5_vl": _LATER
+    | {"out_hidden_size": 64, "window_size": 112, "fullatt_block_indexes": [1]},
+    "qwen3_vl": _LATER
+    | {"out_hidden_size": 64, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+}
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "idefics3": _idefics("Idefics3", "idefics3"),
+    "smolvlm": _idefics("SmolVLM", "smolvlm"),
+    "qwen2_vl": _qwen("Qwen2VL", "qwen2_vl"),
+    "qwen2_5_vl": _qwen("Qwen2_5_VL", "qwen2_5_vl"),
+    "qwen3_vl": _qwen("Qwen3VL", "qwen3_vl"),
+    "gemma3": _gemma,
+}
+_MARKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "idefics3": (_IDEFICS, "<image>"),
+    "smolvlm": (_IDEFICS, "<image>"),
+    "gemma3": (_GEMMA, "<start_of_image>"),
+}
+_MARKS |= dict.fromkeys(_ROPE, (_QWEN, "<|vision_start|><|image_pad|><|vision_end|>"))
+ARCHITECTURES = tuple(_MAKERS)
 
 
 def picture(number: int, size: tuple[int, int] = (80, 60)) -> Picture.Image:

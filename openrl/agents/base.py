@@ -3,7 +3,8 @@
     Agent.run -> Conversation.reply -> generate        a turn of the policy
               -> Environment.step or Toolset.call      what comes of it
 
-Agents speak in tokens; environments and tools read and write text, and never see a token."""
+Agents speak in tokens; environments and tools read text and give text and pictures, and never see
+a token."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # environments run in processes that have no need of torch
     from openrl.types import Completion, Message, PlacedImage, Prompt, Sampling, Trajectory
+    from openrl.vision.parts import Content
 
 
 class Generate(Protocol):
@@ -50,7 +52,7 @@ class TurnLimits:
 class Step:
     """What comes of an action."""
 
-    observation: str | Sequence[Message]  # text is what the user says next
+    observation: Content | Sequence[Message]  # text and parts are what the user says next
     reward: float = 0.0
     done: bool = False  # over by the rules
     truncated: bool = False  # given up by the environment, e.g. after too many steps
@@ -67,7 +69,7 @@ class Environment(Protocol):
     reductions: Mapping[str, str]
     """How a metric of steps becomes one of the episode: mean, sum, min, max, first or last."""
 
-    async def reset(self, seed: int, prompt: Prompt) -> str | Sequence[Message]:
+    async def reset(self, seed: int, prompt: Prompt) -> Content | Sequence[Message]:
         """The first observation; equal for equal seeds."""
 
     async def step(self, action: str) -> Step:
@@ -95,8 +97,8 @@ class Toolset:
         """Before the first turn. The text is appended to what the user asks."""
         return ""
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result as text. Raises ToolError."""
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
+        """The result. Raises ToolError."""
         raise NotImplementedError
 
     async def reward(self) -> float | None:

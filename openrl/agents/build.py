@@ -26,6 +26,8 @@ from openrl.agents.tools.calls import Parse, reads_no_calls
 from openrl.agents.tools.parsers import parser_for, writes_calls
 from openrl.config.agents import AgentFlags, EnvironmentTagFlags, read_env_config
 from openrl.config.data import TemplateFlags
+from openrl.config.vision import ImageFlags
+from openrl.data.images import RowImages
 from openrl.types import Prompt
 
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
@@ -40,6 +42,7 @@ class AgentSetup:
     flags: AgentFlags
     environments: EnvironmentTagFlags
     templates: TemplateFlags
+    vision: ImageFlags = ImageFlags()
 
     @property
     def rewards_itself(self) -> bool:
@@ -50,10 +53,14 @@ class AgentSetup:
 
 @asynccontextmanager
 async def open_agent(
-    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, rank: int = 0
+    setup: AgentSetup,
+    tokenizer: PreTrainedTokenizerBase,
+    rank: int = 0,
+    images: RowImages | None = None,
 ) -> AsyncIterator[Agent]:
-    """The agent of the engine ``rank``; processes and servers that it has end with the context."""
-    flags, play = setup.flags, play_of(setup, tokenizer)
+    """The agent of the engine ``rank``; processes and servers that it has end with the context.
+    Without ``images`` conversations are text."""
+    flags, play = setup.flags, play_of(setup, tokenizer, images)
     async with AsyncExitStack() as stack:
         if flags.agent_command is not None:
             endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
@@ -90,7 +97,9 @@ async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitS
     return await stack.enter_async_context(opened)
 
 
-def play_of(setup: AgentSetup, tokenizer: PreTrainedTokenizerBase) -> Play:
+def play_of(
+    setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
+) -> Play:
     """How the flags say that episodes are played. Raises UserError for an unknown --tool_parser."""
     flags, templates = setup.flags, setup.templates
     programs = flags.agent_command is not None or flags.agent_endpoint
@@ -102,7 +111,10 @@ def play_of(setup: AgentSetup, tokenizer: PreTrainedTokenizerBase) -> Play:
         episode_timeout=flags.episode_timeout or (PROGRAM_TIMEOUT if programs else 0.0),
     )
     chat = ChatFormat(
-        tokenizer, chat=templates.apply_chat_template, kwargs=templates.chat_template_kwargs
+        tokenizer,
+        chat=templates.apply_chat_template,
+        kwargs=templates.chat_template_kwargs,
+        images=images,
     )
     return Play(chat, call_parser(flags, tokenizer), limits, flags.agent_sample_unit == "step")
 

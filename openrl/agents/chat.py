@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from openrl.data.images import RowImages
 from openrl.data.tokenizer import leading_ids
-from openrl.types import Message
+from openrl.errors import UserError
+from openrl.types import Image, Message, PlacedImage
+from openrl.vision.parts import without_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,10 +26,15 @@ class ChatFormat:
     """Without ``chat`` the text of a chat is that of its messages, one behind the other."""
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, *, chat: bool, kwargs: Mapping[str, Any]
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        chat: bool,
+        kwargs: Mapping[str, Any],
+        images: RowImages | None = None,
     ) -> None:
-        """``kwargs`` are the chat template's."""
-        self.tokenizer, self.chat, self.kwargs = tokenizer, chat, kwargs
+        """``kwargs`` are the chat template's. Without ``images`` chats are text."""
+        self.tokenizer, self.chat, self.kwargs, self.images = tokenizer, chat, kwargs, images
         self._leading = [] if chat else leading_ids(tokenizer)
         added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in added.items() if token.special}
@@ -40,7 +48,7 @@ class ChatFormat:
             return "".join(message["content"] for message in messages)
         try:
             return self.tokenizer.apply_chat_template(
-                list(messages),
+                without_images(messages),
                 tools=list(tools) if tools else None,
                 tokenize=False,
                 add_generation_prompt=to_reply,
@@ -48,6 +56,49 @@ class ChatFormat:
             )
         except Exception as error:  # templates raise what they like, e.g. that roles must alternate
             raise TemplateError(f"the chat template refuses it: {error}") from error
+
+    @property
+    def sees(self) -> bool:
+        """Whether the policy takes images."""
+        return self.images is not None and self.images.processor is not None
+
+    def seen(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages with their images as engine and trainer get them. Raises BadRow for one that
+        cannot be used, and UserError if the policy reads text alone."""
+        return [
+            {**message, "content": list(map(self._seen, message["content"]))}
+            if isinstance(message["content"], list)
+            else dict(message)
+            for message in messages
+        ]
+
+    def _seen(self, part: dict[str, Any]) -> dict[str, Any]:
+        if part["type"] == "text":
+            return part
+        if self.images is None or not self.sees:
+            message = "an image is shown to a policy that reads text alone"
+            raise UserError(message, "--max_images_per_prompt N, and a vision-language model")
+        return {"type": "image", "image": self.images.read(part)}
+
+    def place(
+        self, token_ids: list[int], images: Sequence[Image], start: int
+    ) -> tuple[list[int], tuple[PlacedImage, ...]]:
+        """Token ids with those of the images among them, which begin at ``start`` of a row. Raises
+        BadRow."""
+        if self.images is None:
+            return token_ids, ()
+        expanded, placed = self.images.place(token_ids, images)
+        return expanded, tuple(image.moved(start) for image in placed)
+
+    def images_in(self, messages: Sequence[Message]) -> list[Image]:
+        """Of a chat that was ``seen``. Raises UserError if they are more than the engine takes."""
+        chats = [m["content"] for m in messages if isinstance(m["content"], list)]
+        found = [part["image"] for parts in chats for part in parts if part["type"] == "image"]
+        most = self.images.flags.max_images_per_prompt if self.images else 0
+        if len(found) > most:
+            message = f"an episode shows {len(found)} images, more than --max_images_per_prompt"
+            raise UserError(f"{message} {most}", f"--max_images_per_prompt {len(found)}")
+        return found
 
     def template(self, tools: Schemas | None = None) -> str:
         """The text of the chat template; "" without one."""

@@ -19,6 +19,7 @@ from openrl.agents.tools.parsers import parser_for
 from openrl.config.agents import EnvironmentTagFlags
 from openrl.errors import UserError
 from openrl.types import Prompt
+from openrl.vision.parts import with_pictures
 
 
 def check_agents(
@@ -36,7 +37,7 @@ def check_agents(
         message = f"{kind}: environments give the rewards, and --{source} gives others"
         raise UserError(message, f"leave --{source} out")
     if setup.environments.env_tags:
-        check_tags(setup.environments, chat)
+        check_tags(setup.environments, chat, setup.vision.max_images_per_prompt)
     if flags.tools is not None:
         parser_for(flags.tool_parser, tokenizer.chat_template)
         schemas = asyncio.run(_schemas(flags.tools, flags.env_step_timeout))
@@ -51,9 +52,9 @@ def check_agents(
     return probe(chat, schemas) if plays else []
 
 
-def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat) -> None:
+def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int) -> None:
     """Raises UserError for settings that an environment does not know or cannot begin a game with,
-    and for a first observation that the chat template refuses."""
+    and for a first observation that the chat template refuses or that the policy cannot see."""
     make = environment_maker(flags)
     for tag in flags.env_tags:
         prompt = Prompt(tag, [], "", source=tag)
@@ -62,8 +63,13 @@ def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat) -> None:
         except Exception as error:  # the environment's own
             message = f"--env_tags {tag}: it begins no game: {type(error).__name__}: {error}"
             raise UserError(message, "other settings for it in --env_config") from error
+        messages = as_messages(first)
+        shown = sum(with_pictures(message["content"]) is not None for message in messages)
+        if shown > most_images:
+            message = f"--env_tags {tag} shows images, and --max_images_per_prompt is {most_images}"
+            raise UserError(message, "--max_images_per_prompt: as many as an episode shows")
         try:
-            chat.render(as_messages(first))
+            chat.render(messages)
         except TemplateError as error:
             message = f"--env_tags {tag}: the policy cannot be told the rules: {error}"
             remedy = "without a system message:  instruction: ''  for it in --env_config"

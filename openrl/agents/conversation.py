@@ -15,7 +15,9 @@ from openrl.agents.tools.calls import Parse, reads_no_calls
 from openrl.types import (
     Completion,
     End,
+    Image,
     Message,
+    PlacedImage,
     Prompt,
     Sampling,
     Score,
@@ -23,6 +25,7 @@ from openrl.types import (
     Trajectory,
     VersionSpan,
 )
+from openrl.vision.placing import unexpanded
 
 
 class EpisodeOver(Exception):
@@ -54,6 +57,15 @@ class Reply:
     completion: Completion
 
 
+@dataclass(frozen=True)
+class _Context:
+    """What is added to a row."""
+
+    text: str  # with one mark for each image
+    token_ids: list[int]
+    images: tuple[PlacedImage, ...] = ()
+
+
 @dataclass(eq=False)
 class _Row:
     """A segment that grows."""
@@ -63,10 +75,20 @@ class _Row:
     rewards: dict[int, float] = field(default_factory=dict)  # by the last token of a turn
     busy: bool = False  # a reply is sampled from it now
 
-    def extend(self, text: str, ids: list[int], sampled: Completion | None = None) -> None:
-        row, start = self.segment, len(self.segment.token_ids)
-        self.text += text
+    @property
+    def images(self) -> list[Image]:
+        return [placed.image for placed in self.segment.images]
+
+    def begins(self, text: str, images: Sequence[Image]) -> bool:
+        """Whether a chat of this text and these images goes on from the row."""
+        known = self.images
+        return text.startswith(self.text) and list(images[: len(known)]) == known
+
+    def extend(self, added: _Context, sampled: Completion | None = None) -> None:
+        row, start, ids = self.segment, len(self.segment.token_ids), added.token_ids
+        self.text += added.text
         row.token_ids += ids
+        row.images = (*row.images, *added.images)
         row.loss_mask += [sampled is not None] * len(ids)
         row.rollout_logprobs += sampled.logprobs if sampled else [0.0] * len(ids)
         for span in sampled.versions if sampled else ():
@@ -75,8 +97,9 @@ class _Row:
 
     def as_context(self) -> _Row:
         """A row that begins with the tokens of this one, none of them to be trained."""
-        ids = self.segment.token_ids
-        return _Row(self.text, Segment(ids[:], [False] * len(ids), [0.0] * len(ids)))
+        ids, images = self.segment.token_ids, self.segment.images
+        nothing = [False] * len(ids)
+        return _Row(self.text, Segment(ids[:], nothing, [0.0] * len(ids), images=images))
 
 
 class Conversation:
@@ -116,12 +139,13 @@ class Conversation:
         ``stop`` are further bounds of this turn.
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
-        text = self.chat.render(messages, tools)
-        row = self._row_for(lambda row: text.startswith(row.text))
+        text, images = self.chat.render(messages, tools), self.chat.images_in(messages)
+        row = self._row_for(lambda row: row.begins(text, images))
         held, rest = row.segment.token_ids, text[len(row.text) :]
-        context = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
-        sampling = self._sampling(len(held) + len(context), max_tokens, stop)
-        return await self._turn(row, rest, context, sampling, state)
+        ids = self.chat.encode_after(held, rest) if held else self.chat.encode(rest)
+        context = _Context(rest, *self.chat.place(ids, images[len(row.images) :], len(held)))
+        sampling = self._sampling(len(held) + len(context.token_ids), max_tokens, stop)
+        return await self._turn(row, context, sampling, state)
 
     async def reply_to_tokens(
         self, token_ids: list[int], max_tokens: int | None = None, stop: tuple[str, ...] = ()
@@ -134,25 +158,21 @@ class Conversation:
 
         row = self._row_for(is_held)
         held = row.segment.token_ids
-        context = token_ids[len(held) :]
-        text = self.chat.decode_after(held, context)
+        added = token_ids[len(held) :]
+        context = _Context(self.chat.decode_after(held, added), added)
         sampling = self._sampling(len(token_ids), max_tokens, stop)
-        return await self._turn(row, text, context, sampling)
+        return await self._turn(row, context, sampling)
 
     async def _turn(
-        self,
-        row: _Row,
-        text: str,
-        context: list[int],
-        sampling: Sampling,
-        state: str | None = None,
+        self, row: _Row, context: _Context, sampling: Sampling, state: str | None = None
     ) -> Reply:
-        """Samples behind the row and ``context``, which has this text."""
+        """Samples behind the row and ``context``."""
         held = row.segment.token_ids
-        asked, row.busy = [*held, *context], True
+        asked, row.busy = [*held, *context.token_ids], True
+        images = (*row.segment.images, *context.images)
         self._asking += 1
         try:
-            completion = await self.generate(asked, sampling)
+            completion = await self.generate(asked, sampling, images)
         finally:
             row.busy = False
             self._asking -= 1
@@ -161,8 +181,8 @@ class Conversation:
             self.forks += bool(self._rows) and not held
             self._rows.append(row)
         ids = completion.token_ids
-        row.extend(text, context)
-        row.extend(self.chat.decode_after(asked, ids), ids, completion)
+        row.extend(context)
+        row.extend(_Context(self.chat.decode_after(asked, ids), ids), completion)
         self.turns += 1
         self._last = row
         said, message = self.chat.said(asked, ids), self.chat.message(asked, ids)
@@ -175,7 +195,7 @@ class Conversation:
             text = self.chat.render(messages, tools)
         except TemplateError:
             return False
-        return self._last is not None and text.startswith(self._last.text)
+        return self._last is not None and self._last.begins(text, self.chat.images_in(messages))
 
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
@@ -247,7 +267,8 @@ class Conversation:
         self, end: End, score: Score | None = None, metrics: Mapping[str, float] | None = None
     ) -> Trajectory:
         """What was played. ``score`` takes the turns' rewards with it."""
-        rows = self._rows or [_Row("", Segment.answer(self.prompt.token_ids, []))]
+        nothing = Segment.answer(self.prompt.token_ids, [], images=self.prompt.images)
+        rows = self._rows or [_Row("", nothing)]
         if score is not None and any(row.rewards for row in rows) and self.turns > 1:
             earned = [
                 row.rewards.get(at, 0.0) for row in rows for at in range(len(row.segment.token_ids))
@@ -256,8 +277,11 @@ class Conversation:
         counted = {"turns": float(self.turns), "forked_segments": float(self.forks)}
         prompt = self.prompt
         if not prompt.token_ids and self._rows:  # a seed: this is what came of it
-            ids = rows[0].segment.token_ids[: rows[0].segment.context_length]
-            prompt = replace(prompt, token_ids=ids, text=self.chat.decode_after([], ids))
+            first = rows[0].segment
+            ids = first.token_ids[: first.context_length]
+            images = tuple(image for image in first.images if image.end <= len(ids))
+            text = self.chat.decode_after([], unexpanded(ids, images))
+            prompt = replace(prompt, token_ids=ids, text=text, images=images)
         return Trajectory(
             prompt,
             [row.segment for row in rows],
@@ -272,10 +296,16 @@ class Conversation:
         """From the first reply on, environment included; of later rows what they add."""
         parts, said = [], ""
         for row in self._rows:
-            ids, first = row.segment.token_ids, row.segment.context_length
             if said and row.text.startswith(said):  # a turn with the turns before it as context
                 parts.append(row.text[len(said) :])
             else:
-                parts.append(self.chat.decode_after(ids[:first], ids[first:]))
+                parts.append(self._after_context(row.segment))
             said = row.text
         return "".join(parts)
+
+    def _after_context(self, row: Segment) -> str:
+        """From the first sampled token on; of later images their marks."""
+        first = row.context_length
+        later = [image.moved(-first) for image in row.images if image.start >= first]
+        ids = unexpanded(row.token_ids[first:], later)
+        return self.chat.decode_after(row.token_ids[:first], ids)

@@ -13,14 +13,17 @@ from openrl.agents.closing import closing
 from openrl.agents.conversation import Conversation, Play
 from openrl.agents.deadline import deadline, end_of
 from openrl.agents.reductions import reduce_metrics
+from openrl.data.rows import BadRow
 from openrl.errors import UserError
 from openrl.seeds import seed_of
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+from openrl.vision.parts import Content
 
 LONGEST_OBSERVATION = 1_000_000  # characters
 _SHOWN_ACTIONS = 1000  # characters of the actions that a failure names
 
 T = TypeVar("T")
+See = Callable[[Sequence[Message]], list[Message]]
 
 
 class EnvironmentFailure(Exception):
@@ -38,7 +41,7 @@ class EnvironmentAgent:
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
         """Raises EnvironmentFailure if the environment fails, hangs or gives what is none."""
         conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
-        game = _Guarded(self.make(prompt), prompt, limits.step_timeout)
+        game = _Guarded(self.make(prompt), prompt, limits.step_timeout, self.how.chat.seen)
         episode = _Episode(conversation, game)
         async with closing(game.close):
             end = await end_of(episode.play(), limits.episode_timeout)
@@ -48,8 +51,10 @@ class EnvironmentAgent:
 class _Guarded:
     """An environment whose failures say which episode it was."""
 
-    def __init__(self, environment: Environment, prompt: Prompt, timeout: float) -> None:
+    def __init__(self, environment: Environment, prompt: Prompt, timeout: float, see: See) -> None:
+        """``see`` reads the images of messages."""
         self.environment, self.prompt, self.timeout = environment, prompt, timeout
+        self.see = see
         self.seed = prompt.meta.get("seed", seed_of(prompt.id))
         self.actions: list[str] = []
 
@@ -85,8 +90,11 @@ class _Guarded:
                 raise self._failure(f"no answer within {self.timeout:g} s") from None
             raise self._failure(f"{type(error).__name__}: {error}") from error
 
-    def _messages(self, observation: str | Sequence[Message]) -> list[Message]:
-        messages = as_messages(observation)
+    def _messages(self, observation: Content | Sequence[Message]) -> list[Message]:
+        try:
+            messages = self.see(as_messages(observation))
+        except BadRow as error:
+            raise self._failure(str(error)) from error
         length = sum(len(str(message["content"])) for message in messages)
         if length > LONGEST_OBSERVATION:
             raise self._failure(f"an observation of {length} characters")
@@ -162,8 +170,8 @@ class _Episode:
         return {"invalid_actions": float(sum(not s.valid for s in self.steps)), **named}
 
 
-def as_messages(observation: str | Sequence[Message]) -> list[Message]:
-    if isinstance(observation, str):
+def as_messages(observation: Content | Sequence[Message]) -> list[Message]:
+    if isinstance(observation, str) or any("role" not in part for part in observation):
         return [{"role": "user", "content": observation}]
     return list(observation)
 

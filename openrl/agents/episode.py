@@ -20,8 +20,11 @@ class UnequalStart(RuntimeError):
     """An environment ignores its seed."""
 
 
-Starts = dict[str, list[int]]
-"""What each agent of a group was first shown, in tokens: equal for all siblings."""
+Start = tuple[list[int], list[str]]
+"""Tokens, and hashes of images."""
+
+Starts = dict[str, Start]
+"""What each agent of a group was first shown: equal for all siblings."""
 
 
 async def play_episode(
@@ -67,7 +70,8 @@ def check_start(trajectory: Trajectory, starts: Starts) -> None:
     first, seed = trajectory.segments[0], trajectory.seed
     if seed is None or not trajectory.response_length:
         return
-    shown = first.token_ids[: first.context_length]
+    ids = first.token_ids[: first.context_length]
+    shown = ids, [placed.image.sha256 for placed in first.images if placed.end <= len(ids)]
     if starts.setdefault(trajectory.agent, shown) != shown:
         raise UnequalStart(
             f"the environment {trajectory.prompt.source} ignores its seed {seed}: siblings begin"

@@ -1,10 +1,11 @@
 """Classes with gym's ``reset`` and ``step`` as environments: Gymnasium's 5-tuples, the old
 4-tuples, GEM's games, ours; their methods may be async.
 
-Of ``info`` are read "action_is_valid", "success", "state", "metrics" {name: number} and, from
-``reset``, "env_instruction", which becomes a system message. A class attribute ``reductions``
-{metric: mean | sum | min | max | first | last} says how metrics of steps become one of the
-episode.
+An observation is text, a picture (of PIL, or an array of uint8, height x width x 3), or a list of
+texts and pictures. Of ``info`` are read "action_is_valid", "success", "state", "metrics" {name:
+number} and, from ``reset``, "env_instruction", which becomes a system message. A class attribute
+``reductions`` {metric: mean | sum | min | max | first | last} says how metrics of steps become one
+of the episode.
 
 Methods that are not async run in place, and nothing else meanwhile: what takes long belongs in a
 process of its own."""
@@ -20,6 +21,8 @@ from openrl.agents.reductions import REDUCTIONS
 from openrl.errors import UserError
 from openrl.extension_points import environments
 from openrl.flags.settings import read_settings
+from openrl.vision.parts import Content, as_content
+from openrl.vision.pictures import is_picture
 
 if TYPE_CHECKING:  # processes of environments have no need of torch
     from openrl.types import Message, Prompt
@@ -70,7 +73,7 @@ class GymEnvironment:
         observation, info = found if isinstance(found, tuple) else (found, {})
         rules = info.get("env_instruction")
         system = [{"role": "system", "content": rules}] if rules else []
-        return [*system, {"role": "user", "content": _text(observation)}]
+        return [*system, {"role": "user", "content": _content(observation)}]
 
     async def step(self, action: str) -> Step:
         found = await _result(self._game.step(action))
@@ -79,7 +82,7 @@ class GymEnvironment:
         observation, reward, done, *rest = found
         info, success = rest[-1], rest[-1].get("success")
         return Step(
-            _text(observation),
+            _content(observation),
             reward=float(reward),
             done=bool(done),
             truncated=bool(rest[0]) if len(rest) == 2 else False,
@@ -92,7 +95,7 @@ class GymEnvironment:
     async def frame(self) -> Any | None:
         render = getattr(self._game, "render", None)
         frame = await _result(render()) if render else None
-        return frame if _is_picture(frame) else None  # gym's may be text
+        return frame if is_picture(frame) else None  # gym's may be text
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):
@@ -103,11 +106,9 @@ async def _result(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
-def _is_picture(frame: Any) -> bool:
-    return getattr(frame, "ndim", 0) == 3 and frame.shape[2] == 3 and str(frame.dtype) == "uint8"
-
-
-def _text(observation: Any) -> str:
-    if not isinstance(observation, str):
-        raise TypeError(f"an observation is text, this one is {type(observation).__name__}")
-    return observation
+def _content(observation: Any) -> Content:
+    content = as_content(observation)
+    if content is None:
+        kind = type(observation).__name__
+        raise TypeError(f"an observation is text, a picture or a list of both, this one is {kind}")
+    return content

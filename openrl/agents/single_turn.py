@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from openrl.agents.base import Generate
-from openrl.types import Prompt, Sampling, Segment, Trajectory
+from openrl.types import Prompt, Sampling, Segment, Shown, Trajectory
+from openrl.vision.parts import prompt_messages
 
 
 class SingleTurn:
@@ -19,4 +20,6 @@ class SingleTurn:
         row = Segment.answer(
             prompt.token_ids, reply.token_ids, reply.logprobs, reply.versions, prompt.images
         )
-        return Trajectory(prompt, [row], reply.end, text=self.decode(reply.token_ids))
+        text = self.decode(reply.token_ids)
+        shown = (Shown(tuple(prompt_messages(prompt)), action=text),) if prompt.shown else ()
+        return Trajectory(prompt, [row], reply.end, text=text, shown=shown)

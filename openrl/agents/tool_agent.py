@@ -20,6 +20,7 @@ from openrl.agents.tools.calls import (
 from openrl.agents.tools.parsers import Parse
 from openrl.agents.tools.toolbox import Toolbox
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
+from openrl.vision.parts import Content, content_text, prompt_messages
 
 MOST_PARSE_ERRORS = 3  # in a row
 
@@ -89,14 +90,17 @@ class _Episode:
                 results = [group.create_task(self._result(call)) for call in parsed.calls]
         except ExceptionGroup as failed:  # the other calls have been given up
             raise failed.exceptions[0] from None
-        return [
+        messages = [
             result_message(call.name, i, result.result())
             for i, call, result in zip(ids, parsed.calls, results, strict=True)
         ]
+        return self.conversation.chat.seen(messages)
 
-    async def _result(self, call: ToolCall) -> str:
+    async def _result(self, call: ToolCall) -> Content:
+        """Images are only named to a policy that reads text alone."""
         try:
-            return await self.tools.call(call.name, call.arguments)
+            result = await self.tools.call(call.name, call.arguments)
+            return result if self.conversation.chat.sees else content_text(result)
         except ToolError as error:
             self.failed_calls += 1
             return f"Error: {error}"
@@ -131,8 +135,7 @@ class _Episode:
 
 def opening(prompt: Prompt, addition: str) -> list[Message]:
     """The chat before the first turn; ``addition`` stands behind what the user says last."""
-    messages = [dict(message) for message in prompt.messages]
-    messages = messages or [{"role": "user", "content": prompt.text}]
+    messages = prompt_messages(prompt)
     users = [message for message in messages if message["role"] == "user"]
     if addition and users:
         said = users[-1]["content"]

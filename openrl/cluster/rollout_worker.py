@@ -16,6 +16,7 @@ from openrl.cluster.gate import Gate
 from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.config.model import ModelFlags
 from openrl.config.reward_plan import FLAG
+from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse, memory_use, settle
@@ -111,6 +112,7 @@ class RolloutWorker:
     ) -> None:
         """``max_inflight`` is the most requests under way, 0: any number."""
         self.context, self.backend, self.agents, self.rewards = context, backend, agents, rewards
+        self.model = model
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
         self.tokenizer = policy_tokenizer(model, agents.templates.tokenizer_chat_template)
         self.inflight = asyncio.Semaphore(max_inflight) if max_inflight else nullcontext()
@@ -123,7 +125,8 @@ class RolloutWorker:
 
     async def start(self) -> None:
         self.engine = await start_engine(self.backend, self.spec)
-        agent = open_agent(self.agents, self.tokenizer, self.context.rank)
+        images = row_images(self.agents.vision, self.model)
+        agent = open_agent(self.agents, self.tokenizer, self.context.rank, images)
         self.agent = await self._open.enter_async_context(agent)
         settle()
 
@@ -147,7 +150,8 @@ class RolloutWorker:
             # the greedy answer is scored by itself: it is no sibling of the others
             await asyncio.gather(self._score(played), self._score(alone))
         sound = next(t for t in played if not t.end.is_failure)  # it knows what the seed became
-        return without_pixels(Group(sound.prompt, played, alone[0] if alone else None))
+        group = Group(sound.prompt, played, alone[0] if alone else None)
+        return without_pixels(group, prompt)
 
     async def _played(
         self, prompt: Prompt, request: RolloutRequest, siblings: Siblings

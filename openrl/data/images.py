@@ -17,7 +17,7 @@ from openrl.data.fetch import FetchError, fetch
 from openrl.data.rows import MISSING, BadRow, column
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage
-from openrl.vision.pictures import BadImage, make_image
+from openrl.vision.pictures import BadImage, is_picture, make_image, png
 from openrl.vision.processor import VisionProcessor
 
 MARK = "<image>"
@@ -59,7 +59,7 @@ class RowImages:
         if len(cells) > most:
             known = f"{len(cells)} images, more than --max_images_per_prompt {most}"
             raise BadRow(f"{self.flags.image_key}: {known}")
-        return [self._image(cell) for cell in cells]
+        return [self.read(cell) for cell in cells]
 
     def place(
         self, token_ids: list[int], images: Sequence[Image]
@@ -72,7 +72,8 @@ class RowImages:
         except ValueError as error:
             raise BadRow(f"{self.flags.image_key}: {error}") from error
 
-    def _image(self, cell: Any) -> Image:
+    def read(self, cell: Any) -> Image:
+        """The image that a cell of the data, or a part of a chat, holds. Raises BadRow."""
         key, flags = self.flags.image_key, self.flags
         try:
             return make_image(self._bytes(cell), flags.image_min_pixels, flags.image_max_pixels)
@@ -83,8 +84,10 @@ class RowImages:
         if isinstance(cell, bytes):
             return cell
         if isinstance(cell, dict):
-            named = cell.get("bytes") or next((cell[k] for k in _OF_PARTS if cell.get(k)), None)
-            return self._bytes(named)
+            held = (cell.get(key) for key in ("bytes", *_OF_PARTS))
+            return self._bytes(next((inner for inner in held if inner is not None), None))
+        if is_picture(cell):
+            return png(cell)
         if not isinstance(cell, str):
             raise BadImage(f"no image, but {type(cell).__name__}")
         if cell.startswith("data:"):

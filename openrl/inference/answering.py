@@ -152,10 +152,11 @@ async def answering(
     sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
     names, agents = column_names(config.data), agent_setup(config)
     renders = agents.flags.render_save_dir
+    images = row_images(config.vision, config.model)
     async with (
         running_reward(config, inputs) as reward,
         running_engine(backend, spec) as engine,
-        open_agent(agents, inputs.tokenizer) as agent,
+        open_agent(agents, inputs.tokenizer, images=images) as agent,
     ):
 
         async def answer(unit: Unit, sample: int, starts: Starts) -> list[Trajectory]:
@@ -178,8 +179,8 @@ async def answering(
 
 def agent_setup(config: Config) -> AgentSetup:
     if isinstance(config, EvaluateConfig):
-        return AgentSetup(config.agents, config.environments, config.templates)
-    return AgentSetup(AgentFlags(), EnvironmentTagFlags(), config.templates)
+        return AgentSetup(config.agents, config.environments, config.templates, config.vision)
+    return AgentSetup(AgentFlags(), EnvironmentTagFlags(), config.templates, config.vision)
 
 
 def answer_sampling(flags: InferenceSamplingFlags) -> Sampling:

@@ -155,16 +155,6 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
     return min(sampling.max_tokens, room)
 
 
-def unexpanded(token_ids: list[int], images: Sequence[PlacedImage]) -> list[int]:
-    """The row as an engine takes it that expands images itself: with their placeholders."""
-    kept: list[int] = []
-    end = 0
-    for placed in images:
-        kept += [*token_ids[end : placed.start], *placed.placeholder]
-        end = placed.end
-    return kept + token_ids[end:]
-
-
 def banned_tokens(spec: EngineSpec) -> tuple[int, ...]:
     """What an engine that takes images never samples."""
     if not spec.max_images:

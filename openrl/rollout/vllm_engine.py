@@ -14,13 +14,14 @@ from typing import Any
 from openrl.errors import UserError
 from openrl.models.memory import MemoryUse
 from openrl.rollout.asleep import EnginePart
-from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens, room_for, unexpanded
+from openrl.rollout.engine import EngineDied, EngineSpec, banned_tokens, room_for
 from openrl.rollout.pausing import PausingEngine, Request
 from openrl.rollout.vllm_adapters import AdapterSlot
 from openrl.rollout.vllm_sleep import VLLMSleep
 from openrl.rollout.vllm_start import start_llm
 from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 from openrl.vision.pictures import open_image
+from openrl.vision.placing import unexpanded
 from openrl.weights.host import HostBuffer
 from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, refuse_incomplete

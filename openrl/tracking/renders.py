@@ -15,6 +15,8 @@ from PIL import Image
 
 from openrl.files import write_atomically
 from openrl.types import Group, Shown, Trajectory
+from openrl.vision.parts import content_text
+from openrl.vision.pictures import png
 
 _FRAME_MS = 500
 _LAST_MS = 1500
@@ -60,7 +62,8 @@ def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
 
 def transcript(trajectory: Trajectory) -> str:
     """All that was said, with roles and rewards."""
-    said = (f"--- {title}\n{text}\n" for turn in trajectory.shown for title, text in _said(turn))
+    turns = (part for turn in trajectory.shown for part in _said(turn))
+    said = (f"--- {title}\n{text}\n" for title, text, _ in turns)
     return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(said)}"
 
 
@@ -86,27 +89,27 @@ def _outcome(trajectory: Trajectory) -> str:
     return f"{reward}{trajectory.turns} turns, {trajectory.end.value}"
 
 
-def _said(turn: Shown) -> Iterator[tuple[str, str]]:
-    """(who said it, what)."""
+def _said(turn: Shown) -> Iterator[tuple[str, str, list[bytes]]]:
+    """(who said it, what, the images in it)."""
     for message in turn.messages:
-        yield message["role"], str(message["content"])
+        content = message["content"]
+        parts = content if isinstance(content, list) else []
+        shown = [part["image"].data for part in parts if part["type"] == "image"]
+        yield message["role"], content_text(content), shown
     if turn.action is not None:
-        yield f"assistant, reward {turn.reward:g}", turn.action
+        yield f"assistant, reward {turn.reward:g}", turn.action, []
 
 
 def _section(turn: Shown) -> str:
     said = "".join(
         f'<div class="{escape(title.partition(",")[0])}"><h2>{escape(title)}</h2>'
-        f"<pre>{escape(text)}</pre></div>"
-        for title, text in _said(turn)
+        f"{''.join(map(_img, images))}<pre>{escape(text)}</pre></div>"
+        for title, text, images in _said(turn)
     )
-    return f"<section>{_picture(turn.frame)}<div>{said}</div></section>"
+    state = "" if turn.frame is None else _img(png(turn.frame))
+    return f"<section>{state}<div>{said}</div></section>"
 
 
-def _picture(frame: Any | None) -> str:
-    if frame is None:
-        return ""
-    file = io.BytesIO()
-    Image.fromarray(frame).save(file, "PNG")
-    data = base64.b64encode(file.getvalue()).decode()
-    return f'<img alt="the state" src="data:image/png;base64,{data}">'
+def _img(data: bytes) -> str:
+    """Browsers look for themselves what kind of picture it is."""
+    return f'<img alt="what it saw" src="data:image/png;base64,{base64.b64encode(data).decode()}">'

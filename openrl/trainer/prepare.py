@@ -168,7 +168,7 @@ def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
 
 
 def agent_setup(config: PPOConfig) -> AgentSetup:
-    return AgentSetup(config.agents, config.environments, config.templates)
+    return AgentSetup(config.agents, config.environments, config.templates, config.vision)
 
 
 def training_prompts(

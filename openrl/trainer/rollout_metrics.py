@@ -9,7 +9,8 @@ from openrl.algorithms.collate import trained_mask
 from openrl.algorithms.filtering import signal_metrics
 from openrl.tracking.metrics import Last, Max, Mean, Metric, Min, Sum
 from openrl.trainer.reward_failures import failure_metrics
-from openrl.types import Group, Trajectory
+from openrl.types import Group, Image, Trajectory
+from openrl.vision.pictures import image_size
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
@@ -35,15 +36,23 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
 
 
 def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Images of the prompts, and tokens that these take of a sample; absent where nothing is
-    shown."""
-    shown = [group.prompt.images for group in groups]
+    """Different images of each group and their pixels, and tokens that images take of a sample;
+    absent where nothing is shown."""
+    shown = [[p for s in t.segments for p in s.images] for g in groups for t in g.trajectories]
     if not any(shown):
         return {}
+    different = [image for group in groups for image in _different_images(group)]
+    sizes = [image_size(image) for image in different]
     return {
-        "rollout/images": Sum(sum(map(len, shown))),
+        "rollout/images": Sum(len(different)),
+        "rollout/image_pixels": Sum(sum(width * height for width, height in sizes)),
         "rollout/image_tokens": mean(sum(p.end - p.start for p in images) for images in shown),
     }
+
+
+def _different_images(group: Group) -> list[Image]:
+    placed = (p for t in group.trajectories for s in t.segments for p in s.images)
+    return [*{p.image.sha256: p.image for p in placed}.values()]
 
 
 def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:

@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from dataclasses import asdict, replace
 from typing import Any
 
-from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+from openrl.types import (
+    End,
+    Group,
+    Image,
+    PlacedImage,
+    Prompt,
+    Score,
+    Segment,
+    Trajectory,
+    VersionSpan,
+)
+
+Images = tuple[PlacedImage, ...]
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
-    """Lists and numbers alone; the prompt by its id, its images by their number, and what an
-    environment made of its seed. Floats come back as they were. What a trajectory shows to people
-    is left out."""
+    """Lists and numbers alone; the prompt by its id, what an environment made of its seed, and the
+    images that the row of the data does not have. Floats come back as they were. What a trajectory
+    shows to people is left out."""
     prompt, made = group.prompt, "seed" in group.prompt.meta
+    row = () if made else prompt.images
+    begun = {"token_ids": prompt.token_ids, "text": prompt.text}
     return {
         "prompt": prompt.id,
-        "made": {"token_ids": prompt.token_ids, "text": prompt.text} if made else {},
+        "made": begun | {"images": _placed_to_json(prompt.images)} if made else {},
+        "images": _others(group, {placed.image.sha256 for placed in row}),
         "trajectories": [_trajectory_to_json(t) for t in group.trajectories],
         "greedy": _trajectory_to_json(group.greedy) if group.greedy else None,
     }
@@ -23,18 +39,39 @@ def group_to_json(group: Group) -> dict[str, Any]:
 
 def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
     """The inverse; ``prompts`` by id."""
-    prompt, greedy = replace(prompts[saved["prompt"]], **saved["made"]), saved["greedy"]
+    prompt, made, greedy = prompts[saved["prompt"]], saved["made"], saved["greedy"]
+    known = {placed.image.sha256: placed.image for placed in prompt.images}
+    known |= {key: Image(b64decode(data), key) for key, data in saved["images"].items()}
+    if made:
+        prompt = replace(prompt, **made | {"images": _placed_from_json(made["images"], known)})
     return Group(
         prompt,
-        [_trajectory_from_json(t, prompt) for t in saved["trajectories"]],
-        _trajectory_from_json(greedy, prompt) if greedy else None,
+        [_trajectory_from_json(t, prompt, known) for t in saved["trajectories"]],
+        _trajectory_from_json(greedy, prompt, known) if greedy else None,
+    )
+
+
+def _others(group: Group, known: set[str]) -> dict[str, str]:
+    """The files of images that are not known, by hash."""
+    images = [p.image for t in group.answers for s in t.segments for p in s.images]
+    return {i.sha256: b64encode(i.data).decode() for i in images if i.sha256 not in known}
+
+
+def _placed_to_json(images: Images) -> list[list[Any]]:
+    return [[p.image.sha256, p.start, p.end, list(p.placeholder)] for p in images]
+
+
+def _placed_from_json(saved: list[list[Any]], known: dict[str, Image]) -> Images:
+    return tuple(
+        PlacedImage(known[key], start, end, tuple(placeholder))
+        for key, start, end, placeholder in saved
     )
 
 
 def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     fields = vars(trajectory) | {"prompt": None, "end": trajectory.end.value}
     fields["segments"] = [
-        asdict(replace(segment, images=())) | {"images": len(segment.images)}
+        asdict(replace(segment, images=())) | {"images": _placed_to_json(segment.images)}
         for segment in trajectory.segments
     ]
     fields["score"] = asdict(trajectory.score) if trajectory.score else None
@@ -42,14 +79,16 @@ def _trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
     return fields
 
 
-def _trajectory_from_json(saved: dict[str, Any], prompt: Prompt) -> Trajectory:
-    segments = [_segment_from_json(segment, prompt) for segment in saved["segments"]]
+def _trajectory_from_json(
+    saved: dict[str, Any], prompt: Prompt, known: dict[str, Image]
+) -> Trajectory:
+    segments = [_segment_from_json(segment, known) for segment in saved["segments"]]
     score = Score(**saved["score"]) if saved["score"] else None
-    known = {"prompt": prompt, "segments": segments, "end": End(saved["end"]), "score": score}
-    return Trajectory(**saved | known)
+    parts = {"prompt": prompt, "segments": segments, "end": End(saved["end"]), "score": score}
+    return Trajectory(**saved | parts)
 
 
-def _segment_from_json(saved: dict[str, Any], prompt: Prompt) -> Segment:
+def _segment_from_json(saved: dict[str, Any], known: dict[str, Image]) -> Segment:
     versions = tuple(VersionSpan(**span) for span in saved["versions"])
-    images = prompt.images[: saved.get("images", 0)]
+    images = _placed_from_json(saved["images"], known)
     return Segment(**saved | {"versions": versions, "images": images})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import math
+from typing import Any
 
 from PIL import Image as Picture
 from PIL import ImageOps, UnidentifiedImageError
@@ -46,9 +47,23 @@ def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | Non
 
 def png_image(picture: Picture.Image) -> Image:
     """The record of a picture that lies in memory, mode RGB."""
+    return _image(png(picture))
+
+
+def is_picture(value: Any) -> bool:
+    """Of PIL, or an array of uint8 (height, width, 3)."""
+    if isinstance(value, Picture.Image):
+        return True
+    shape: tuple[int, ...] = getattr(value, "shape", ())
+    return len(shape) == 3 and shape[2] == 3 and str(value.dtype) == "uint8"
+
+
+def png(picture: Any) -> bytes:
+    """A picture that lies in memory, as a file."""
     out = io.BytesIO()
-    picture.save(out, "PNG")
-    return _image(out.getvalue())
+    held = picture if isinstance(picture, Picture.Image) else Picture.fromarray(picture)
+    held.save(out, "PNG")
+    return out.getvalue()
 
 
 def open_image(image: Image) -> Picture.Image:

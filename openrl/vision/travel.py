@@ -1,8 +1,9 @@
-"""Groups on their way back from an engine: the driver has the images of the prompt already."""
+"""Groups on their way back from an engine: the driver has the images of the prompt already, and
+every other one travels once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from openrl.types import Group, Image, PlacedImage, Prompt
@@ -10,32 +11,32 @@ from openrl.types import Group, Image, PlacedImage, Prompt
 Images = tuple[PlacedImage, ...]
 
 
-def without_pixels(group: Group) -> Group:
-    """The group with hashes in the place of its images."""
-    return _each(group, lambda images: tuple(_with(p, Image(b"", p.image.sha256)) for p in images))
+def without_pixels(group: Group, prompt: Prompt) -> Group:
+    """The group with hashes in the place of the images of the prompt that was sent, and one object
+    for each other image: it is pickled once."""
+    known = {image.sha256: Image(b"", image.sha256) for image in _images(prompt.images)}
+    return _with(group, lambda image: known.setdefault(image.sha256, image))
 
 
 def with_pixels(group: Group, prompt: Prompt) -> Group:
     """The group with the images of the prompt that it was played from, one object for each."""
-    known = {placed.image.sha256: placed.image for placed in prompt.images}
-    return _each(group, lambda images: tuple(_with(p, known[p.image.sha256]) for p in images))
+    known = {image.sha256: image for image in _images(prompt.images)}
+    return _with(group, lambda image: known.get(image.sha256, image))
 
 
-def _with(placed: PlacedImage, image: Image) -> PlacedImage:
-    return replace(placed, image=image)
+def _images(placed: Images) -> Iterable[Image]:
+    return (one.image for one in placed)
 
 
-def _each(group: Group, change: Callable[[Images], Images]) -> Group:
-    if not group.prompt.images:
-        return group
-    prompt = replace(group.prompt, images=change(group.prompt.images))
-    answers = {
-        id(t): replace(
-            t,
-            prompt=prompt,
-            segments=[replace(s, images=change(s.images)) for s in t.segments],
-        )
-        for t in group.answers
-    }
-    greedy = answers[id(group.greedy)] if group.greedy else None
-    return Group(prompt, [answers[id(t)] for t in group.trajectories], greedy)
+def _with(group: Group, change: Callable[[Image], Image]) -> Group:
+    """The group with other objects for its images."""
+
+    def changed(images: Images) -> Images:
+        return tuple(replace(placed, image=change(placed.image)) for placed in images)
+
+    prompt = replace(group.prompt, images=changed(group.prompt.images))
+    for trajectory in group.answers:
+        trajectory.prompt = replace(trajectory.prompt, images=changed(trajectory.prompt.images))
+        for segment in trajectory.segments:
+            segment.images = changed(segment.images)
+    return replace(group, prompt=prompt)

@@ -196,7 +196,9 @@ def test_what_the_protocol_also_allows():
 
     shown, names = asyncio.run(play())
     assert names == ["count", "shows", "fails"]
-    assert shown == "[image image/png]\na's text\n[resource_link file:///b]"
+    image = {"type": "image", "image": "data:image/png;base64,AAAA"}
+    text = "a's text\n[resource_link file:///b]"
+    assert shown == [image, {"type": "text", "text": text}]
     assert server.ended == ["s0", "s1", "s2", "s3"]
 
 

@@ -16,7 +16,7 @@ from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker
-from openrl.config.agents import AgentFlags, EnvironmentFlags
+from openrl.config.agents import AgentFlags, EnvironmentTagFlags
 from openrl.config.data import PromptDataFlags, TemplateFlags
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
@@ -28,6 +28,7 @@ from openrl.data.loading import RowSource
 from openrl.data.prompts import PromptBuilder
 from openrl.data.tokenizer import load_tokenizer
 from openrl.experience import StepPlan
+from openrl.models.towers import tower_parameters
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.publisher import Publisher
@@ -40,7 +41,7 @@ from openrl.vision.travel import with_pixels
 from tests.experience import counts_of, engine_spec, optim_spec
 from tests.patience import PATIENCE
 from tests.tiny import PAD
-from tests.tiny_vision import picture, png, tiny_vision_dir
+from tests.tiny_vision import ARCHITECTURES, picture, png, tiny_vision_dir
 
 pytestmark = pytest.mark.slow
 
@@ -48,6 +49,7 @@ CLOSE = 1e-5
 TRAINED = VisionFlags(max_images_per_prompt=2)
 FROZEN = VisionFlags(max_images_per_prompt=2, freeze_visual_encoder=True)
 CHAT = TemplateFlags(apply_chat_template=True)
+ALONE = AgentSetup(AgentFlags(), EnvironmentTagFlags(), TemplateFlags())
 ROWS = [
     {"input": "nothing to see", "images": []},
     {"input": "<image>what is it", "images": [png(picture(1))]},
@@ -67,6 +69,10 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def prompts(checkpoint) -> list[Prompt]:
+    return prompts_of(checkpoint)
+
+
+def prompts_of(checkpoint: str) -> list[Prompt]:
     images = RowImages(TRAINED, VisionProcessor(checkpoint, {}))
     builder = PromptBuilder(PromptDataFlags(), CHAT, load_tokenizer(checkpoint), 256, images=images)
     source = RowSource("rows", "rows", Dataset.from_list(ROWS))
@@ -83,13 +89,14 @@ def policy_of(path: str, vision: VisionFlags, packing: bool) -> tuple[LocalGroup
     return LocalGroup("actor", [worker]), worker
 
 
-def engines_of(path: str, backend: str, frozen: bool) -> LocalGroup:
+def engines_of(
+    path: str, backend: str, frozen: bool, agents: AgentSetup = ALONE, max_images: int = 2
+) -> LocalGroup:
     spec = EngineSpec(
-        path, dtype="fp32", max_model_len=256, max_images=2, keeps_tower=frozen,
+        path, dtype="fp32", max_model_len=256, max_images=max_images, keeps_tower=frozen,
         enable_prefix_caching=True,
     )  # fmt: skip
     rewards = RewardSetup(RewardFlags(), reward_plan(RewardFlags()))
-    agents = AgentSetup(AgentFlags(), EnvironmentFlags(), TemplateFlags())
     model = ModelFlags(pretrain=path)
     worker = RolloutWorker(WorkerContext("vllm"), backend, spec, model, agents, rewards)
     return LocalGroup("vllm", [worker])
@@ -105,15 +112,25 @@ def gap(worker: ModelWorker, groups) -> float:
 
 
 @pytest.mark.parametrize("vision", [TRAINED, FROZEN], ids=["trained", "frozen"])
-@pytest.mark.parametrize("backend", ["hf", "vllm"])
-def test_engine_and_trainer_agree_before_and_after_steps(checkpoint, prompts, backend, vision):
+@pytest.mark.parametrize(
+    ("backend", "arch"),
+    [*(("vllm", arch) for arch in ARCHITECTURES if arch != "gemma3"), ("hf", "idefics3")],
+)
+def test_engine_and_trainer_agree_before_and_after_steps(tmp_path, backend, arch, vision):
+    checkpoint = str(tiny_vision_dir(tmp_path, arch=arch))
+    prompts = prompts_of(checkpoint)
+    agree(checkpoint, prompts, backend, vision)
+
+
+def agree(checkpoint: str, prompts: list[Prompt], backend: str, vision: VisionFlags) -> None:
     frozen = vision.freeze_visual_encoder
     policy, worker = policy_of(checkpoint, vision, packing=backend == "vllm")
     engines = engines_of(checkpoint, backend, frozen)
     flags = EngineFlags(check_weight_sync=True)
     publisher = Publisher(Roles(policy, engines), flags, keeps_tower=frozen)
-    tower = worker.engine.model.hf.base_model.vision_model
-    before = [p.detach().clone() for p in tower.parameters()]
+    names = {*tower_parameters(worker.engine.model.hf)}
+    tower = [p for name, p in worker.engine.model.hf.named_parameters() if name in names]
+    before = [p.detach().clone() for p in tower]
     sampling = Sampling(12, ignore_eos=True)
 
     async def play(step: int):
@@ -143,10 +160,38 @@ def test_engine_and_trainer_agree_before_and_after_steps(checkpoint, prompts, ba
 
     gaps, sent = asyncio.run(scenario())
     assert max(gaps) < CLOSE, gaps
-    changed = any(not torch.equal(a, b) for a, b in zip(before, tower.parameters(), strict=True))
+    changed = any(not torch.equal(a, b) for a, b in zip(before, tower, strict=True))
     assert changed != frozen
     everything = sum(p.numel() * 4 for p in worker.engine.model.parameters())
     assert (sent < everything) == frozen
+
+
+@pytest.mark.parametrize("backend", ["hf", "vllm"])
+def test_engine_and_trainer_agree_on_what_an_environment_shows(checkpoint, tmp_path, backend):
+    """Three rounds of a game, each shown as a picture: all turns of a row see all of them."""
+    settings = tmp_path / "environments.yaml"
+    settings.write_text("number_game: {pictures: true, max_steps: 3, instruction: ''}\n")
+    tags = EnvironmentTagFlags(env_tags=["number_game"], env_config=str(settings))
+    vision = VisionFlags(max_images_per_prompt=4)
+    agents = AgentSetup(AgentFlags(max_tokens_per_turn=8), tags, CHAT, vision)
+    policy, worker = policy_of(checkpoint, vision, packing=True)
+    engines = engines_of(checkpoint, backend, False, agents, max_images=4)
+    publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True))
+    seeds = [Prompt(f"s:{n}", [], "", source="number_game", meta={"seed": n}) for n in range(3)]
+
+    async def scenario():
+        await engines.call("start")
+        await publisher.publish()
+        (player,) = engines._workers
+        asked = RolloutRequest(2, Sampling(60, ignore_eos=True), seed=(1, 0, 0), scored=False)
+        played = [await player.play(seed, asked) for seed in seeds]
+        await engines.close()
+        return [with_pixels(group, seed) for group, seed in zip(played, seeds, strict=True)]
+
+    groups = asyncio.run(scenario())
+    rows = [segment for g in groups for t in g.trajectories for segment in t.segments]
+    assert [len(row.images) for row in rows] == [3] * len(rows)
+    assert gap(worker, groups) < CLOSE
 
 
 def test_a_prompt_is_not_what_it_is_without_its_image(checkpoint, prompts):

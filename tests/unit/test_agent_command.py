@@ -96,7 +96,7 @@ def test_programs_that_fail(code, message):
 
 
 def test_an_engine_that_fails_is_no_failure_of_the_program():
-    async def gone(token_ids, sampling):
+    async def gone(token_ids, sampling, images=()):
         raise ConnectionError("the engine is gone")
 
     with pytest.raises(ConnectionError, match="the engine is gone"):
@@ -140,7 +140,7 @@ def test_a_program_that_is_given_up(tmp_path):
     async def main():
         asked = asyncio.Event()
 
-        async def policy(token_ids, sampling):
+        async def policy(token_ids, sampling, images=()):
             asked.set()
             return await policy_of("b")(token_ids, sampling)
 

@@ -40,7 +40,7 @@ class Gate:
     def __init__(self, policy):
         self.policy, self.asked, self.may = policy, asyncio.Event(), asyncio.Event()
 
-    async def __call__(self, token_ids, sampling):
+    async def __call__(self, token_ids, sampling, images=()):
         self.asked.set()
         await self.may.wait()
         return await self.policy(token_ids, sampling)
@@ -52,7 +52,7 @@ class Broken:
     def __init__(self, policy, failures):
         self.policy, self.failures = policy, failures
 
-    async def __call__(self, token_ids, sampling):
+    async def __call__(self, token_ids, sampling, images=()):
         if self.failures:
             self.failures -= 1
             raise RuntimeError("the engine is gone")

@@ -255,7 +255,7 @@ def test_what_takes_too_long_ends_the_episode(limit):
     assert trajectory.end is End.TIMEOUT and environment.closed == 1
     assert sampled(trajectory) == policy.given and trajectory.score == Score(0, 0)
 
-    async def never(token_ids, sampling):
+    async def never(token_ids, sampling, images=()):
         await asyncio.Event().wait()
 
     trajectory, _ = play(Async(), limits=TurnLimits(**{limit: 0.05}), generate=never)
@@ -263,7 +263,7 @@ def test_what_takes_too_long_ends_the_episode(limit):
 
 
 def test_a_broken_engine_is_not_the_environments_fault():
-    async def broken(token_ids, sampling):
+    async def broken(token_ids, sampling, images=()):
         raise TimeoutError("engine")
 
     game = Walk()
@@ -326,7 +326,7 @@ def test_an_observation_that_is_no_text_is_a_failure():
         def line(self):
             return 3
 
-    with pytest.raises(EnvironmentFailure, match="an observation is text, this one is int"):
+    with pytest.raises(EnvironmentFailure, match="a list of both, this one is int"):
         play(Numbers(), "x")
 
 

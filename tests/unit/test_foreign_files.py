@@ -243,7 +243,7 @@ def test_an_executor_that_is_cut_leaves_what_was_sampled(write, limits, room, en
 
 
 def test_the_engines_failure_is_the_engines(write):
-    async def broken(token_ids, sampling):
+    async def broken(token_ids, sampling, images=()):
         raise ConnectionError("the engine is gone")
 
     failed, played = play(write(executor()), broken, policy_of("3", "2"))

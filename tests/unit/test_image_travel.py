@@ -2,7 +2,9 @@
 once to each rank that trains answers to it."""
 
 import asyncio
+import json
 import pickle
+from dataclasses import replace
 
 import pytest
 
@@ -14,9 +16,11 @@ from openrl.types import (
     Completion,
     End,
     Group,
+    Image,
     PlacedImage,
     Prompt,
     Sampling,
+    Segment,
     VersionSpan,
 )
 from openrl.vision.pictures import png_image
@@ -24,6 +28,7 @@ from openrl.vision.travel import with_pixels, without_pixels
 from tests.tiny_vision import picture
 
 ANSWERS = 4
+TEXT = Segment.answer([1, 2], [3], [-0.5])
 
 
 @pytest.fixture
@@ -55,7 +60,7 @@ def copies(sent: object, prompt: Prompt) -> list[int]:
 
 def test_once_on_each_way(prompt, group):
     assert copies(prompt, prompt) == [1, 1]
-    answer = without_pixels(group)
+    answer = without_pixels(group, prompt)
     assert copies(answer, prompt) == [0, 0]
     back = with_pixels(pickle.loads(pickle.dumps(answer)), prompt)
     assert back == group and back.trajectories[0].segments[0].images[0].image.data
@@ -67,18 +72,50 @@ def test_once_on_each_way(prompt, group):
 
 def test_text_is_passed_on_as_it_is(group):
     plain = Group(Prompt("p", [1], ""), [])
-    assert without_pixels(plain) is plain
+    assert without_pixels(plain, plain.prompt) == plain
+
+
+def test_what_an_environment_shows_is_sent_once(prompt, group):
+    """Siblings that saw equal pictures of their own."""
+    seed = replace(prompt, images=(), meta={"seed": 3})
+    for trajectory in group.trajectories:
+        own = [
+            replace(p, image=Image(bytes(bytearray(p.image.data)), p.image.sha256))
+            for p in prompt.images
+        ]
+        trajectory.segments[0].images = tuple(own)
+    assert copies(group, prompt) != [1, 1]
+    sent = without_pixels(replace(group, prompt=seed), seed)
+    assert copies(sent, prompt) == [1, 1]
+    back = with_pixels(pickle.loads(pickle.dumps(sent)), seed)
+    assert [p.image.data for p in back.trajectories[3].segments[0].images] == [
+        p.image.data for p in prompt.images
+    ]
+
+
+def test_checkpoints_hold_what_an_environment_showed(prompt, group):
+    seed = Prompt("p:0", [], "", meta={"seed": 3})
+    made = replace(prompt, meta=seed.meta)
+    played = [replace(t, prompt=made) for t in group.trajectories]
+    saved = json.loads(json.dumps(group_to_json(Group(made, played))))
+    back = group_from_json(saved, {"p:0": seed})
+    assert back == Group(made, played)
+    shown = back.trajectories[1].segments[0].images
+    assert [p.image.data for p in shown] == [p.image.data for p in prompt.images]
 
 
 def test_checkpoints_name_images_by_their_prompt(prompt, group):
     saved = group_to_json(group)
-    assert "data" not in str(saved)
+    assert saved["images"] == {}
     assert group_from_json(saved, {"p:0": prompt}) == group
 
 
 def test_a_step_says_what_it_showed(group):
     other = Group(Prompt("p:1", [1, 2], ""), group.trajectories[:1])
     found = rollout_metrics([group, other])
-    assert found["rollout/images"].value == 2
-    assert found["rollout/image_tokens"].value == (4 + 3) / 2  # of two prompts, one with images
-    assert "rollout/images" not in rollout_metrics([other])
+    assert found["rollout/images"].value == 2 + 2  # of two groups
+    assert found["rollout/image_pixels"].value == 4 * 80 * 60
+    assert found["rollout/image_tokens"].value == 4 + 3
+    text = Group(other.prompt, [replace(t, segments=[TEXT]) for t in other.trajectories])
+    assert rollout_metrics([group, text])["rollout/image_tokens"].value == (4 + 3) * 4 / 5
+    assert "rollout/images" not in rollout_metrics([text])

@@ -23,8 +23,8 @@ from openrl.data.prompts import PromptBuilder
 from openrl.data.supervised import SupervisedBuilder, collate
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.rollout.engine import unexpanded
 from openrl.vision.pictures import open_image
+from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.flags import GRPO, said
 from tests.tiny_vision import picture, png, tiny_vision_dir

@@ -157,7 +157,7 @@ def test_a_full_server_is_waited_for_and_that_is_counted():
         server = Server(places=1)
         slow = policy_of("hi", "bye")
 
-        async def waiting(token_ids, sampling):
+        async def waiting(token_ids, sampling, images=()):
             await server.refused.wait()
             return await slow(token_ids, sampling)
 

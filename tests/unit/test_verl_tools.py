@@ -162,7 +162,8 @@ def test_classes_that_a_file_names(folder):
         "cut_tool_results": 0.0,
     }
     assert other[0] == ["graded 0.0"] and other[2]["tool/grade/final_reward"] == 0.0
-    assert look == "A cat.\n[image]"
+    image = {"type": "image", "image": b"png"}
+    assert look == [image, {"type": "text", "text": "A cat."}]
     assert [schema["function"]["name"] for schema in schemas] == ["grade", "look"]
     answer = schemas[0]["function"]["parameters"]["properties"]["answer"]
     assert answer == {"type": "string", "description": "The answer.", "enum": ["4", "5"]}

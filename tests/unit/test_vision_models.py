@@ -14,7 +14,7 @@ from openrl.models.scalar_model import ValueModel, load_scalar_model
 from openrl.models.towers import tower_parameters
 from openrl.vision.pictures import open_image, png_image
 from openrl.vision.processor import VisionProcessor, media_tokens
-from tests.tiny_vision import picture, tiny_vision_dir
+from tests.tiny_vision import ARCHITECTURES, picture, tiny_vision_dir
 
 FP32 = LoadFlags(param_dtype="fp32")
 SEES = VisionFlags(max_images_per_prompt=2)
@@ -28,12 +28,15 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def processor(checkpoint):
-    return VisionProcessor(checkpoint, {})
+def rows(checkpoint):
+    return rows_of(checkpoint, VisionProcessor(checkpoint, {}))
 
 
-@pytest.fixture(scope="module")
-def rows(checkpoint, processor):
+def texts_of(processor):
+    return [text.replace("<image>", processor.placeholder) for text in TEXTS]
+
+
+def rows_of(checkpoint, processor):
     """Token ids and images of each row."""
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     sizes = {1: (80, 60), 2: (30, 90), 3: (56, 56)}
@@ -42,7 +45,7 @@ def rows(checkpoint, processor):
             tokenizer(text, add_special_tokens=False).input_ids,
             [png_image(picture(n, sizes[n])) for n in shown],
         )
-        for text, shown in zip(TEXTS, SHOWN, strict=True)
+        for text, shown in zip(texts_of(processor), SHOWN, strict=True)
     ]
 
 
@@ -58,7 +61,7 @@ def plain_logprobs(checkpoint, processor, rows):
     hf = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
     banned = list(media_tokens(hf.config))
     found = []
-    for text, (ids, placed) in zip(TEXTS, rows, strict=True):
+    for text, (ids, placed) in zip(texts_of(processor), rows, strict=True):
         shown = [open_image(p.image) for p in placed]
         given = processor.processor(
             text=[text], images=shown or None, return_tensors="pt", add_special_tokens=False
@@ -73,7 +76,11 @@ def plain_logprobs(checkpoint, processor, rows):
 
 @torch.no_grad()
 @pytest.mark.parametrize("packing", [False, True])
-def test_log_probs_are_those_of_each_row_alone(checkpoint, processor, rows, packing):
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_log_probs_are_those_of_each_row_alone(tmp_path, arch, packing):
+    checkpoint = str(tiny_vision_dir(tmp_path, arch=arch))
+    processor = VisionProcessor(checkpoint, {})
+    rows = rows_of(checkpoint, processor)
     model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, packing, vision=SEES)
     assert model.vision is not None
     media = model.vision.read([placed for _, placed in rows])

@@ -33,7 +33,7 @@ CHAT_TEMPLATE = (
     "{% if part.type == 'image' %}<image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}"
     "<eos>{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-SIDE, PATCH, SCALE = 56, 7, 2  # pixels of an image and of a patch; patches to a side of a token
+SIDE, PATCH = 56, 14  # pixels of an image and of a patch, which is a token
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:
@@ -75,13 +75,16 @@ def make_model(tokenizer: PreTrainedTokenizerFast, hidden: int, layers: int) -> 
         "idefics3",
         text_config=shape | text | ids,
         vision_config=shape | {"image_size": SIDE, "patch_size": PATCH},
-        scale_factor=SCALE,
+        scale_factor=1,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         pad_token_id=tokenizer.pad_token_id,
         tie_word_embeddings=False,
     )
     model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
+    for parameter in model.parameters():
+        if parameter.ndim > 1:  # at the usual 0.02 so narrow a model is blind for many steps
+            torch.nn.init.normal_(parameter, std=0.1)
     return model
 
 
@@ -101,7 +104,7 @@ def main() -> None:
     images = Idefics3ImageProcessorPil(
         size={"longest_edge": SIDE}, max_image_size={"longest_edge": SIDE}, do_image_splitting=False
     )
-    tokens = (SIDE // PATCH // SCALE) ** 2
+    tokens = (SIDE // PATCH) ** 2
     Idefics3Processor(
         images, tokenizer, image_seq_len=tokens, chat_template=CHAT_TEMPLATE
     ).save_pretrained(args.output_dir)

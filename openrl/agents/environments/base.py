@@ -28,6 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
+from openrl.errors import UserError
 from openrl.flags.schema import Options, flag
 from openrl.rewards.verifiers.extract import after_thinking
 from openrl.seeds import seed_of
@@ -43,6 +44,9 @@ class GameOptions(Options):
     think: bool = flag(False, "An action counts only behind </think>.")
     instruction: str | None = flag(
         None, "What the system message says. None = the rules of the game; '' = no system message."
+    )
+    pictures: bool = flag(
+        False, "The state is shown as a picture, to a policy that sees; for games that draw it."
     )
 
 
@@ -90,31 +94,39 @@ class Game(Generic[O]):
         """The state as a picture, uint8 (height, width, 3); None if there is none."""
         return None
 
-    def reset(self, seed: int) -> tuple[str, dict[str, Any]]:
+    def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
         self.random = random.Random(seed_of(type(self).__name__, seed))
         self.steps = 0
         self.begin()
         given = self.options.instruction
         rules = self.rules if given is None else given
-        return self.look(), {"state": self.look(), "env_instruction": rules}
+        return self._show(), {"state": self.look(), "env_instruction": rules}
 
-    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def _show(self, said: str = "") -> Any:
+        """What the policy is told: ``said``, and the state."""
+        if not self.options.pictures:
+            return f"{said}\n{self.look()}" if said else self.look()
+        drawn = self.render()
+        if drawn is None:
+            name = type(self).__name__
+            raise UserError(f"{name} draws no pictures", "pictures: false in --env_config")
+        return [said, drawn] if said else [drawn]
+
+    def step(self, action: str) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         self.steps += 1
         valid = True
         try:
             turn = self.play(*read_action(action, self.tags, think=self.options.think))
         except Unreadable as error:
             turn, valid = Turn(text=str(error)), False
-        shown = self.look()
         info = {
             "action_is_valid": valid,
             "success": turn.success,
-            "state": shown,
+            "state": self.look(),
             "metrics": dict(turn.metrics),
         }
         truncated = not turn.done and self.steps >= self.options.max_steps
-        text = f"{turn.text}\n{shown}" if turn.text else shown
-        return text, turn.reward, turn.done, truncated, info
+        return self._show(turn.text), turn.reward, turn.done, truncated, info
 
 
 def read_action(text: str, tags: tuple[str, ...], *, think: bool = False) -> tuple[str, str]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from openrl.agents.environments.base import INVALID, Game, GameOptions, Turn, Unreadable
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
 
 RANKS = {"RED": 0, "YELLOW": 1, "GREEN": 2}  # light -> the place of the right card by its size
+COLOURS = {"RED": (214, 69, 65), "YELLOW": (240, 200, 60), "GREEN": (90, 180, 90)}
+SIZE = (84, 56)  # pixels of a picture: width and height
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,19 @@ class NumberGame(Game[NumberGameOptions]):
 
     def look(self) -> str:
         return f"Light: {self.light}\nCards: {' '.join(map(str, self.cards))}"
+
+    def render(self) -> Any:
+        """The cards under a strip in the colour of the light."""
+        import numpy as np
+        from PIL import Image, ImageDraw, ImageFont
+
+        picture = Image.new("RGB", SIZE, (24, 24, 40))
+        pen, font = ImageDraw.Draw(picture), ImageFont.load_default(size=24)
+        pen.rectangle([0, 0, SIZE[0], SIZE[1] // 5], fill=COLOURS[self.light])
+        for place, card in enumerate(self.cards):
+            middle = (SIZE[0] * (2 * place + 1) / 6, SIZE[1] * 0.6)
+            pen.text(middle, str(card), fill=(255, 255, 255), font=font, anchor="mm")
+        return np.asarray(picture)
 
     def play(self, tag: str, said: str) -> Turn:
         if said not in ("0", "1", "2"):

@@ -15,6 +15,7 @@ from openrl.agents.tools.toolbox import Toolbox
 from openrl.processes.child import CallFailed
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import Prompt, Sampling, Trajectory
+from openrl.vision.parts import Content
 
 
 class ProcessTools(Toolset):
@@ -29,7 +30,7 @@ class ProcessTools(Toolset):
     async def start(self, prompt: Prompt) -> str:
         return await self._process.call(Call("start", (row_of(prompt, self._sampling),)))
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Raises ToolError, and CallFailed once the process has ended."""
         said, failed = await self._ask("use", name, dict(arguments))
         if failed:

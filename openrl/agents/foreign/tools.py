@@ -10,6 +10,7 @@ from openrl.agents.base import ToolError
 from openrl.agents.foreign.calls import Call
 from openrl.agents.tools.trl import TrlEnvironment, TrlTools
 from openrl.processes.worker import Ask
+from openrl.vision.parts import Content
 
 
 class ToolPlayer:
@@ -28,7 +29,7 @@ class ToolPlayer:
         self._tools = self._environment.toolset()
         return await self._tools.start(prompt)
 
-    async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[str, bool]:
+    async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:
         """What the tool says, and whether it failed."""
         assert self._tools is not None
         try:

@@ -9,6 +9,7 @@ from typing import Any
 
 from openrl.agents.chat import Schemas
 from openrl.types import Message
+from openrl.vision.parts import Content
 
 
 @dataclass(frozen=True)
@@ -59,5 +60,5 @@ def message_forms(sampled: Message, parsed: ParsedReply, ids: Sequence[str]) -> 
     return [*forms, sampled]
 
 
-def result_message(name: str, call_id: str, content: str) -> Message:
+def result_message(name: str, call_id: str, content: Content) -> Message:
     return {"role": "tool", "name": name, "tool_call_id": call_id, "content": content}

@@ -18,6 +18,7 @@ from transformers.utils import get_json_schema
 from openrl.agents.base import ToolError, Toolset
 from openrl.errors import UserError
 from openrl.processes.worker import load_module
+from openrl.vision.parts import Content, with_pictures
 
 Function = Callable[..., Any]
 _PLAIN = (int, float, str, bool, type(None), list, tuple, dict, Any)
@@ -42,14 +43,16 @@ class FunctionTools(Toolset):
         names = [schema["function"]["name"] for schema in self.schemas]
         self._functions = dict(zip(names, functions, strict=True))
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         return await result_of(self._functions[name], arguments)
 
 
-async def result_of(function: Function, arguments: Mapping[str, Any]) -> str:
-    """What a tool returns, as text. Raises ToolError if it raises anything."""
+async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content:
+    """What a tool returns, as text where it is no picture. Raises ToolError if it raises
+    anything."""
     try:
-        return as_text(await call(function, **arguments))
+        value = await call(function, **arguments)
+        return with_pictures(value) or as_text(value)
     except ToolError:
         raise
     except Exception as error:

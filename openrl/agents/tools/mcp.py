@@ -18,6 +18,7 @@ import httpx
 
 from openrl.agents.base import ToolError, Toolset
 from openrl.errors import UserError
+from openrl.vision.parts import Content, Part
 
 PROTOCOL = "2025-06-18"
 TIMEOUT = 30.0  # seconds to connect, to open a session, to list tools
@@ -64,7 +65,7 @@ class McpTools(Toolset):
         self._session: McpSession | None = None
         self._opening = asyncio.Lock()
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Raises ToolError for what the server says is wrong, McpFailed if it fails itself."""
         async with self._opening:
             if self._session is None:
@@ -113,15 +114,17 @@ class McpSession:
                 return
             cursor = {"cursor": page["nextCursor"]}
 
-    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Content:
         params = {"name": name, "arguments": dict(arguments)}
         answer = await self._ask("tools/call", params)
-        text = "\n".join(_text(block) for block in answer.get("content", []))
+        blocks = answer.get("content", [])
+        text = "\n".join(_text(block) for block in blocks if block.get("type") != "image")
         if not text and "structuredContent" in answer:
             text = json.dumps(answer["structuredContent"], ensure_ascii=False)
         if answer.get("isError"):
             raise ToolError(text or f"{name} failed")
-        return text
+        shown = [_image(block) for block in blocks if block.get("type") == "image"]
+        return [*shown, {"type": "text", "text": text}] if shown else text
 
     async def close(self) -> None:
         """Ends the session, if the server still knows it."""
@@ -191,6 +194,10 @@ def _text(block: dict[str, Any]) -> str:
     if "text" in resource:
         return str(resource["text"])
     return f"[{block.get('type')} {block.get('uri') or block.get('mimeType') or ''}]"
+
+
+def _image(block: dict[str, Any]) -> Part:
+    return {"type": "image", "image": f"data:{block.get('mimeType')};base64,{block['data']}"}
 
 
 def _schema(tool: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from openrl.agents.base import ToolError, Toolset
 from openrl.agents.deadline import within
 from openrl.errors import UserError
 from openrl.types import Prompt
+from openrl.vision.parts import Content
 
 LONGEST_RESULT = 8000  # characters
 _LONGEST_COMPLAINT = 300  # characters
@@ -51,17 +52,22 @@ class Toolbox(Toolset):
         said = [await self._within("start", toolset.start(prompt)) for toolset in self.toolsets]
         return "".join(said)
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result, cut to the longest length. Raises ToolError."""
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
+        """The result, its texts cut to the longest length. Raises ToolError."""
         self._check(name, arguments)
         try:
             result = await self._within(name, self._homes[name].call(name, arguments))
         except NoAnswer as late:
             raise ToolError(str(late)) from None
-        if len(result) <= self.longest:
-            return result
+        if isinstance(result, str):
+            return self._cut(result)
+        return [p | {"text": self._cut(p["text"])} if p["type"] == "text" else p for p in result]
+
+    def _cut(self, text: str) -> str:
+        if len(text) <= self.longest:
+            return text
         self.cut += 1
-        return f"{result[: self.longest]}\n[cut: the result has {len(result)} characters]"
+        return f"{text[: self.longest]}\n[cut: the result has {len(text)} characters]"
 
     async def reward(self) -> float | None:
         """The sum over those that give one."""

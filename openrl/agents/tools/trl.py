@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from openrl.agents.base import Toolset
 from openrl.agents.tools.functions import Function, call, result_of, schema_of
 from openrl.errors import UserError
+from openrl.vision.parts import Content
 
 if TYPE_CHECKING:  # processes of environments have no need of torch
     from openrl.types import Prompt
@@ -69,7 +70,7 @@ class TrlTools(Toolset):
             raise TypeError(f"{name}.reset gives {type(said).__name__}, not text or None")
         return said or ""
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         method = getattr(self._object, name)
         if inspect.iscoroutinefunction(method):
             return await result_of(method, arguments)

@@ -22,6 +22,7 @@ from openrl.agents.base import ToolError, Toolset
 from openrl.agents.tools.functions import as_text
 from openrl.errors import UserError
 from openrl.types import Prompt
+from openrl.vision.parts import Content, Part
 
 METHODS = ("create", "execute", "release")
 
@@ -43,7 +44,7 @@ class VerlTools(Toolset):
         self._kwargs = row.get("tools_kwargs") or {}
         return ""
 
-    async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         tool = self._tools[name]
         try:
             instance = await self._instance(name)
@@ -53,7 +54,7 @@ class VerlTools(Toolset):
             raise ToolError(f"{type(error).__name__}: {error}") from error
         response, reward, metrics = answer
         self._count(name, {"reward": reward, **(metrics or {})})
-        return _text(response)
+        return _content(response)
 
     async def reward(self) -> float | None:
         for name, instance in self._instances.items():
@@ -140,10 +141,12 @@ def _plain(schema: Any) -> dict[str, Any]:
     return plain
 
 
-def _text(response: Any) -> str:
-    """Of a text, a dictionary or a ToolResponse; what is no text is named."""
+def _content(response: Any) -> Content:
+    """Of a text, a dictionary or a ToolResponse, which may hold images; a video is only named."""
     if isinstance(response, str):
         return response
-    parts = response if isinstance(response, Mapping) else vars(response)
-    seen = [f"[{kind}]" for kind in ("image", "video") if parts.get(kind)]
-    return "\n".join([as_text(parts.get("text") or ""), *seen]).strip("\n")
+    held = response if isinstance(response, Mapping) else vars(response)
+    seen = ["[video]"] if held.get("video") else []
+    text = "\n".join([as_text(held.get("text") or ""), *seen]).strip("\n")
+    shown: list[Part] = [{"type": "image", "image": image} for image in held.get("image") or []]
+    return [*shown, {"type": "text", "text": text}] if shown else text

@@ -41,10 +41,11 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def agents_show_no_images(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+def programs_show_no_images(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
     for name in agents_of(config) if config.vision.max_images_per_prompt else ():
-        message = "agents read and write text: images of prompts would be lost"
-        yield Problem((name, "max_images_per_prompt"), message, "leave one out")
+        if name in ("agent_func_path", "agent_command"):
+            message = "agents of others are given text: images of prompts would be lost"
+            yield Problem((name, "max_images_per_prompt"), message, "leave one out")
 
 
 @check(PPOConfig)
