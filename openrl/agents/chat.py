@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from openrl.data.images import RowImages
 from openrl.data.tokenizer import leading_ids
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage
@@ -13,6 +12,8 @@ from openrl.vision.parts import without_images
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from openrl.data.images import RowImages
 
 Schemas = Sequence[Mapping[str, Any]]
 _BEFORE = 4  # tokens in front of those that are decoded: how a token reads depends on the last ones
