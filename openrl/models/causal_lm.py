@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,33 +15,26 @@ from openrl.config.model import LoadFlags
 from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.attention import VARLEN, asked_attention, pack_attention
-from openrl.models.experts import load_balancing
+from openrl.models.headed import HeadedModel
 from openrl.models.logprobs import LogprobHead, of_next, to_next
-from openrl.models.lora import Adapters, keep_differentiable, nf4, peft_name
+from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
-from openrl.models.packing import Rows, arrange
-from openrl.models.sequence_parallel import Part, undivided
 from openrl.models.towers import language_model_at
 from openrl.models.trial import Trial
-from openrl.models.vision import Media, Vision, axes_of, open_eyes, run_backbone
+from openrl.models.vision import Media, open_eyes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
-class CausalLM(nn.Module):
-    """A transformers model whose output head scores tokens chunk by chunk. ``hf`` keeps its
-    parameter names."""
+class CausalLM(HeadedModel):
+    """Its output head scores tokens chunk by chunk."""
+
+    adapted_modules = None
 
     def __init__(
         self, hf: PreTrainedModel, temperature: float, chunk_size: int, packing: bool = False
     ) -> None:
-        super().__init__()
-        self.hf, self.packing = hf, packing
-        self.shares = False  # packed rows of a group share what they begin with
-        self.adapters: Adapters | None = None
-        self.vision: Vision | None = None
-        self.split: Callable[[Rows], Part] = undivided
-        self.balancing = load_balancing(type(hf), hf.config)
+        super().__init__(hf, packing)
         head = LogprobHead(
             hf.get_output_embeddings(), logit_transform(hf.config, temperature), chunk_size
         )
@@ -72,12 +65,9 @@ class CausalLM(nn.Module):
             reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
             media: of a model that sees, the tensors of all images of the rows.
         """
-        axes = axes_of(self.vision, token_ids, attention_mask, media)
-        groups = groups if self.shares else None
-        rows = arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
+        rows = self.arranged(token_ids, attention_mask, groups, scored, media)
         part = self.split(rows)
-        balance = {"output_router_logits": True} if "balance" in want else {}
-        found = run_backbone(self.hf.base_model, part, self.vision, media, balance)
+        found = self.run(self.hf.base_model, part, media, want)
         predicts = part.take(of_next(rows.predicted))
         logprobs, more = self.hf.get_output_embeddings()(
             found.last_hidden_state,
@@ -91,34 +81,21 @@ class CausalLM(nn.Module):
             name: rows.columns(to_next(part.whole(column)))
             for name, column in found_columns.items()
         }
-        if balance:
-            assert self.balancing is not None  # checked before the run starts
-            logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
-            columns["balance"] = self.balancing(logits, None if self.packing else attention_mask)
+        if "balance" in want:
+            columns["balance"] = self.balance(found, part, rows, attention_mask)
         return columns.pop("logprobs"), columns
-
-    adapted_modules: list[str] | None = None
-    """What an adapter's file holds besides adapters."""
-
-    @property
-    def config(self) -> PretrainedConfig:
-        """What DeepSpeed reads of a model whose layers it splits."""
-        return self.hf.config
 
     @property
     def architecture(self) -> str:
         return type(self.hf).__name__
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of one or more whole layers, by this module's names -> as ``save_pretrained``
-        writes them, adapters merged in."""
         body = {name.removeprefix("hf."): t for name, t in named.items()}
         return revert_weight_conversion(
             self.hf, self.adapters.merged(body) if self.adapters else body
         )
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of adapters, by this module's names -> as peft's files name them."""
         return {peft_name(name.removeprefix("hf.")): t for name, t in named.items()}
 
 

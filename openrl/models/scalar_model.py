@@ -4,14 +4,14 @@ the row)."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModel, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
@@ -19,18 +19,17 @@ from openrl.config.model import LoadFlags
 from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import load_pretrained
-from openrl.models.experts import load_balancing
+from openrl.models.headed import HeadedModel
 from openrl.models.logprobs import of_next, to_next
-from openrl.models.lora import Adapters, peft_name
+from openrl.models.lora import peft_name
 from openrl.models.outputs import Want, placed
-from openrl.models.packing import Rows, arrange
-from openrl.models.sequence_parallel import Part, undivided
-from openrl.models.vision import Media, Vision, axes_of, open_eyes, run_backbone
+from openrl.models.packing import Rows
+from openrl.models.vision import Media, open_eyes
 
 HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
 
 
-class ScalarModel(nn.Module):
+class ScalarModel(HeadedModel):
     """The last hidden state of each token through one linear head without bias."""
 
     def __init__(
@@ -42,54 +41,36 @@ class ScalarModel(nn.Module):
         fp32_head: bool = False,
         packing: bool = False,
     ) -> None:
-        super().__init__()
-        self.hf, self.head_name, self.packing = hf, head_name, packing
-        self.shares = False  # packed rows of a group share what they begin with
-        self.adapters: Adapters | None = None
-        self.vision: Vision | None = None
-        self.split: Callable[[Rows], Part] = undivided
-        self.balancing = load_balancing(type(hf), hf.config)
+        super().__init__(hf, packing)
+        self.head_name = head_name
         kind = FullPrecisionLinear if fp32_head else nn.Linear
         self.head = kind(head_weight.shape[1], 1, bias=False, dtype=head_weight.dtype)
         with torch.no_grad():
             self.head.weight.copy_(head_weight)
 
-    def arranged(
-        self,
-        token_ids: Tensor,
-        attention_mask: Tensor,
-        groups: Tensor | None,
-        scored: Tensor | None,
-        media: Media | None,
-    ) -> Rows:
-        axes = axes_of(self.vision, token_ids, attention_mask, media)
-        groups = groups if self.shares else None
-        return arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
-
     def scalars(
-        self, rows: Rows, asked: Tensor, media: Media | None, balance: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+        self,
+        rows: Rows,
+        asked: Tensor,
+        attention_mask: Tensor,
+        media: Media | None,
+        want: Sequence[Want] = (),
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """(R, S) the head's output at the tokens ``asked`` (R, S) bool, in at least fp32, 0 at the
-        others, and for ``balance`` what the router of each layer said, (R * S, experts)."""
+        others; and "balance" if it is wanted."""
         part = self.split(rows)
-        wanted = {"output_router_logits": True} if balance else {}
-        found = run_backbone(self.hf, part, self.vision, media, wanted)
+        found = self.run(self.hf, part, media, want)
         own = part.take(asked)
         column = self.head(found.last_hidden_state[own])[..., 0]
         column = placed(column.to(torch.promote_types(column.dtype, torch.float32)), own)
         scalars = part.whole(column)
-        return scalars, (
-            [rows.real(x) for x in part.whole_logits(found.router_logits)] if balance else []
-        )
+        if "balance" not in want:
+            return scalars, {}
+        return scalars, {"balance": self.balance(found, part, rows, attention_mask)}
 
     @property
-    def config(self) -> PretrainedConfig:
-        """What DeepSpeed reads of a model whose layers it splits."""
-        return self.hf.config
-
-    @property
-    def adapted_modules(self) -> list[str]:
-        """What an adapter's file holds besides adapters: the head learns whole."""
+    def adapted_modules(self) -> list[str]:  # type: ignore[override]
+        """The head learns whole."""
         return [self.head_name]
 
     @property
@@ -98,8 +79,6 @@ class ScalarModel(nn.Module):
         return type(self.hf).__name__.removesuffix("Model") + "ForSequenceClassification"
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of one or more whole layers, by this module's names -> names of a checkpoint
-        with a head."""
         head = {
             f"{self.head_name}.weight": t for name, t in named.items() if name.startswith("head.")
         }
@@ -112,8 +91,6 @@ class ScalarModel(nn.Module):
         } | head
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of adapters and the head, by this module's names -> as peft's files name
-        them."""
         names = {name: name.replace("hf.", f"{self.hf.base_model_prefix}.", 1) for name in named}
         names["head.weight"] = f"{self.head_name}.weight"
         return {peft_name(names[name]): t for name, t in named.items()}
@@ -139,7 +116,8 @@ class ValueModel(ScalarModel):
         state at t-1 describes. 0 at index 0, on padding, and where ``scored`` (b, T) bool is
         False."""
         rows = self.arranged(token_ids, attention_mask, groups, scored, media)
-        return rows.columns(to_next(self.scalars(rows, of_next(rows.predicted), media)[0])), {}
+        scalars, _ = self.scalars(rows, of_next(rows.predicted), attention_mask, media)
+        return rows.columns(to_next(scalars)), {}
 
 
 class RewardModel(ScalarModel):
@@ -160,11 +138,7 @@ class RewardModel(ScalarModel):
         rows = self.arranged(token_ids, attention_mask, groups, None, media)
         last = attention_mask.sum(-1, keepdim=True) - 1
         every = torch.ones_like(rows.predicted)
-        scalars, logits = self.scalars(rows, every, media, "balance" in want)
-        more = {}
-        if "balance" in want:
-            assert self.balancing is not None  # checked before the run starts
-            more["balance"] = self.balancing(logits, None if self.packing else attention_mask)
+        scalars, more = self.scalars(rows, every, attention_mask, media, want)
         return (rows.columns(scalars).gather(1, last)[:, 0] - self.mean) / self.std, more
 
 

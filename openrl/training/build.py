@@ -20,14 +20,14 @@ from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.vision import VisionFlags
 from openrl.experience import ParallelLayout
-from openrl.models.causal_lm import DTYPES, CausalLM, attention_of_a_cpu, load_causal_lm
+from openrl.models.causal_lm import DTYPES, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
+from openrl.models.headed import HeadedModel
 from openrl.models.lora import add_adapters
 from openrl.models.packing import check_layers, check_packing, check_sharing
 from openrl.models.reference import FrozenHead
 from openrl.models.scalar_model import (
     RewardModel,
-    ScalarModel,
     ValueModel,
     load_scalar_model,
     stored_moments,
@@ -73,7 +73,7 @@ class ModelSpec:
     kl_top_k: int | None = None
 
 
-def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:
+def prepare_full_kl(model: HeadedModel, spec: ModelSpec) -> None:
     """Set up a reference's output head, or a policy's against ``spec.kl_reference``, for
     ``spec.kl_top_k``."""
     head = model.hf.get_output_embeddings()
@@ -87,11 +87,11 @@ def prepare_full_kl(model: CausalLM, spec: ModelSpec) -> None:
         head.reference_head = FrozenHead(of_reference, of_reference.transform)
 
 
-def load_model(spec: ModelSpec) -> CausalLM | ScalarModel:
+def load_model(spec: ModelSpec) -> HeadedModel:
     """The model on the CPU, with its adapters."""
     load_in_4bit = spec.lora is not None and spec.lora.load_in_4bit
     settings = load_settings(spec.changes)
-    model: CausalLM | ScalarModel
+    model: HeadedModel
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
         model = load_causal_lm(

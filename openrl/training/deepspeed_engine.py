@@ -18,10 +18,10 @@ from torch.optim import Optimizer
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.rollout import SleepState
 from openrl.experience import ExperienceBatch, ParallelLayout, StepPlan
-from openrl.models.causal_lm import DTYPES, CausalLM
+from openrl.models.causal_lm import DTYPES
 from openrl.models.checkpointing import recompute
+from openrl.models.headed import HeadedModel
 from openrl.models.outputs import Want
-from openrl.models.scalar_model import ScalarModel
 from openrl.tracking.metrics import Last, Mean, Metric, Sum, merge_all
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config, grad_accum_dtype
 from openrl.training.engine import LossOf, StepPart
@@ -60,7 +60,7 @@ class DeepSpeedEngine:
 
     def __init__(
         self,
-        model: CausalLM | ScalarModel,
+        model: HeadedModel,
         dtype: str,
         flags: DeepSpeedFlags,
         optim: OptimSpec | None,
@@ -364,9 +364,7 @@ class DeepSpeedEngine:
         }
 
 
-def _initialize(
-    model: CausalLM | ScalarModel, config: dict[str, Any], optimizer: Optimizer | None
-) -> Any:
+def _initialize(model: HeadedModel, config: dict[str, Any], optimizer: Optimizer | None) -> Any:
     with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
         engine, *_ = deepspeed_module().initialize(model=model, optimizer=optimizer, config=config)
     return engine

@@ -15,18 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from openrl.models.causal_lm import CausalLM
+from openrl.models.headed import HeadedModel
 from openrl.models.lora import of_adapter, whole
-from openrl.models.scalar_model import ScalarModel
 from openrl.models.towers import tower_parameters
 from openrl.training.tensor_parallel import is_split, undivided_weight
-
-Model = CausalLM | ScalarModel
 
 
 @torch.no_grad()
 def checkpoint_weights(
-    model: Model, stage: int, without_tower: bool
+    model: HeadedModel, stage: int, without_tower: bool
 ) -> Iterator[tuple[str, Tensor]]:
     """See ``TrainEngine.named_weights``; ``stage`` is that of ZeRO."""
     left_out = tower_parameters(model.hf) if without_tower else []
@@ -44,14 +41,14 @@ def checkpoint_weights(
 
 
 @torch.no_grad()
-def adapter_weights(model: Model, stage: int) -> Iterator[tuple[str, Tensor]]:
+def adapter_weights(model: HeadedModel, stage: int) -> Iterator[tuple[str, Tensor]]:
     """See ``TrainEngine.adapter_weights``."""
     parts = {name: p for name, p in model.named_parameters() if p.requires_grad or of_adapter(name)}
     yield from model.to_adapter(_whole(parts, stage)).items()
 
 
 @torch.no_grad()
-def nonfinite_weights(model: Model, device: torch.device) -> list[str]:
+def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
     """See ``TrainEngine.nonfinite_weights``; ranks agree on ``device``."""
     named = list(model.named_parameters())
     shares = [getattr(p, "ds_tensor", p) for _, p in named]
@@ -64,7 +61,7 @@ def nonfinite_weights(model: Model, device: torch.device) -> list[str]:
     ]
 
 
-def parameter_count(model: Model, tp_size: int) -> int:
+def parameter_count(model: HeadedModel, tp_size: int) -> int:
     """Parameters of the whole model, shards of other ranks included."""
     sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in model.parameters())
     return sum(size * tp_size if split else size for size, split in sizes)

@@ -1,0 +1,79 @@
+"""A transformers model with a head that training reads: what language models and scalar models
+share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
+
+from openrl.models.experts import load_balancing
+from openrl.models.lora import Adapters
+from openrl.models.outputs import Want
+from openrl.models.packing import Rows, arrange
+from openrl.models.sequence_parallel import Part, undivided
+from openrl.models.vision import Media, Vision, axes_of, run_backbone
+
+
+class HeadedModel(nn.Module):
+    """``hf`` keeps its parameter names. ``shares`` to ``split`` are set once it is loaded."""
+
+    adapted_modules: list[str] | None
+    """What an adapter's file holds besides adapters."""
+
+    def __init__(self, hf: PreTrainedModel, packing: bool) -> None:
+        super().__init__()
+        self.hf, self.packing = hf, packing
+        self.shares = False  # packed rows of a group share what they begin with
+        self.adapters: Adapters | None = None
+        self.vision: Vision | None = None
+        self.split: Callable[[Rows], Part] = undivided
+        self._balancing = load_balancing(type(hf), hf.config)
+
+    @property
+    def config(self) -> PretrainedConfig:
+        """What DeepSpeed reads of a model whose layers it splits."""
+        return self.hf.config
+
+    @property
+    def architecture(self) -> str:
+        """The class that config.json names."""
+        raise NotImplementedError
+
+    def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of one or more whole layers, by this module's names -> as a checkpoint names
+        them, adapters merged in."""
+        raise NotImplementedError
+
+    def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters of adapters and what learns beside them, by this module's names -> as peft's
+        files name them."""
+        raise NotImplementedError
+
+    def arranged(
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        groups: Tensor | None,
+        scored: Tensor | None,
+        media: Media | None,
+    ) -> Rows:
+        """(b, T) tokens as the rows (R, S) that the backbone runs."""
+        axes = axes_of(self.vision, token_ids, attention_mask, media)
+        groups = groups if self.shares else None
+        return arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
+
+    def run(
+        self, backbone: PreTrainedModel, part: Part, media: Media | None, want: Sequence[Want]
+    ) -> Any:
+        """The backbone's outputs on this rank's part of the rows."""
+        routers = {"output_router_logits": True} if "balance" in want else {}
+        return run_backbone(backbone, part, self.vision, media, routers)
+
+    def balance(self, found: Any, part: Part, rows: Rows, attention_mask: Tensor) -> Tensor:
+        """The load-balancing loss, a scalar, of the routers' logits in the backbone's outputs."""
+        assert self._balancing is not None  # checked before the run starts
+        logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
+        return self._balancing(logits, None if self.packing else attention_mask)
