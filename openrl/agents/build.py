@@ -44,12 +44,6 @@ class AgentSetup:
     templates: TemplateFlags
     vision: ImageFlags = ImageFlags()
 
-    @property
-    def rewards_itself(self) -> bool:
-        """Whether who plays may give the rewards."""
-        flags = self.flags
-        return bool(flags.agent_func_path or flags.agent_command or self.environments.env_tags)
-
 
 @asynccontextmanager
 async def open_agent(

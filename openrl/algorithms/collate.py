@@ -32,7 +32,7 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
     scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
         token_ids=pad([s.token_ids for s in segments], width, pad_id, torch.long),
-        attention_mask=_inside([s.token_ids for s in segments], width),
+        attention_mask=inside([s.token_ids for s in segments], width),
         loss_mask=loss_mask,
         rollout_logprobs=pad([s.rollout_logprobs for s in segments], width, 0.0, torch.float32),
         trajectory_ids=_numbered([id(t) for t in trajectories]),
@@ -126,11 +126,11 @@ def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.
     each row takes ten times as long."""
     result = torch.full((len(rows), width), value, dtype=dtype)
     return result.masked_scatter_(
-        _inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
+        inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
     )
 
 
-def _inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
+def inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
     """(B, width) bool: where the rows have numbers."""
     return torch.arange(width) < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
 

@@ -181,11 +181,6 @@ class RolloutWorker:
             for trajectory in unscored:
                 trajectory.score = withheld(trajectory)
             return
-        if unscored and self.agents.rewards_itself and not self.rewards.plan.sources:
-            raise UserError(
-                "the agent gave no episode of a prompt a reward, and there is no source of rewards",
-                "--reward_funcs or --remote_rm_url, or an agent that returns rewards",
-            )
         if self.reward is None or not unscored:
             return
         scores = await self.reward.score(Group(unscored[0].prompt, unscored))

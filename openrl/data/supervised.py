@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from openrl.algorithms.collate import inside, pad
 from openrl.config.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.images import RowImages
@@ -68,22 +69,14 @@ def _last_answer(chat: Any) -> tuple[Any, Any]:
 
 def collate(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
     """Right-padded batch (B, T); columns that only reinforcement learning has are zero."""
-    shape = (len(rows), max(len(r.token_ids) for r in rows))
-    token_ids = torch.full(shape, pad_id, dtype=torch.long)
-    attention_mask, loss_mask = (
-        torch.zeros(shape, dtype=torch.bool),
-        torch.zeros(shape, dtype=torch.bool),
-    )
-    for i, row in enumerate(rows):
-        length = len(row.token_ids)
-        token_ids[i, :length] = torch.tensor(row.token_ids)
-        attention_mask[i, :length] = True
-        loss_mask[i, :length] = torch.tensor(row.loss_mask)
+    tokens = [row.token_ids for row in rows]
+    width = max(map(len, tokens))
+    loss_mask = pad([row.loss_mask for row in rows], width, False, torch.bool)
     return ExperienceBatch(
-        token_ids=token_ids,
-        attention_mask=attention_mask,
+        token_ids=pad(tokens, width, pad_id, torch.long),
+        attention_mask=inside(tokens, width),
         loss_mask=loss_mask,
-        rollout_logprobs=torch.zeros(shape),
+        rollout_logprobs=torch.zeros(loss_mask.shape),
         trajectory_ids=torch.arange(len(rows)),
         group_ids=torch.arange(len(rows)),
         rewards=torch.zeros(len(rows)),
