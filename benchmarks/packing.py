@@ -28,7 +28,7 @@ from openrl.algorithms.batching import plan_steps
 from openrl.config.learning import DeepSpeedFlags
 from openrl.config.model import ModelFlags
 from openrl.data.answers import SupervisedRow
-from openrl.data.supervised import collate
+from openrl.data.supervised import collate_rows
 from openrl.experience import ExperienceBatch, StepPlan
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
@@ -47,7 +47,7 @@ def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
         .tolist()
     )
     rows = [torch.randint(4, 20, (n,), generator=g).tolist() for n in lengths]
-    return collate(
+    return collate_rows(
         [SupervisedRow(ids, [False] + [True] * (len(ids) - 1)) for ids in rows], pad_id=0
     )
 

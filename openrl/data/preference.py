@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.config.data import PreferenceDataFlags, TemplateFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of
-from openrl.data.supervised import collate
+from openrl.data.supervised import collate_rows
 from openrl.errors import UserError
 from openrl.experience import PreferenceBatch
 
@@ -185,7 +185,7 @@ def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> P
     def columns(pairs: list[tuple[float, float]]) -> Tensor:
         return torch.tensor(pairs, dtype=torch.float32).flatten()
 
-    batch = collate([row for e in examples for row in e.rows], pad_id)
+    batch = collate_rows([row for e in examples for row in e.rows], pad_id)
     own = {name: getattr(batch, name) for name in vars(batch)}
     own |= {"group_ids": batch.group_ids // 2, "passed": columns([e.passed for e in examples])}
     return PreferenceBatch(

@@ -67,7 +67,7 @@ def _last_answer(chat: Any) -> tuple[Any, Any]:
     raise BadRow("no answer: give --output_key, or end the chat with the assistant")
 
 
-def collate(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
+def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
     """Right-padded batch (B, T); columns that only reinforcement learning has are zero."""
     tokens = [row.token_ids for row in rows]
     width = max(map(len, tokens))
@@ -101,7 +101,7 @@ class SupervisedStream:
         seed: int,
         *,
         shuffle: bool = True,
-        collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate,
+        collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate_rows,
     ) -> None:
         self.examples, self.pad_id, self.collate = examples, pad_id, collate
         data = fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)

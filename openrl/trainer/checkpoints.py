@@ -25,7 +25,7 @@ from openrl.config.derived import COMPLETE_CHECKPOINTS
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 from openrl.locks import locked
-from openrl.trainer.disk import NoRoom, disk_is_full, require_room
+from openrl.trainer.disk import DiskFull, disk_is_full, require_room
 from openrl.trainer.integrity import MANIFEST, damage, fingerprints, sealed
 from openrl.trainer.uploads import Uploads
 from openrl.training.state import StateParts
@@ -76,7 +76,7 @@ class Checkpoints:
         one with the highest ``metric`` is kept besides the newest.
 
         If it raises, the checkpoints are as before; what it wrote goes with the next save. Raises
-        NoRoom, and leaves nothing, where the disk is full.
+        DiskFull, and leaves nothing, where the disk is full.
         """
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
@@ -84,12 +84,12 @@ class Checkpoints:
             require_room(self.directory, self._bytes, "a checkpoint")
             return await self._save(step, state, flags, write, metric)
         except Exception as error:
-            if not disk_is_full(error) and not isinstance(error, NoRoom):
+            if not disk_is_full(error) and not isinstance(error, DiskFull):
                 raise
             if self.leads:
                 shutil.rmtree(aside, ignore_errors=True)
             reason = str(error).strip().splitlines()[0]
-            raise NoRoom(f"{final} could not be written: {reason}") from error
+            raise DiskFull(f"{final} could not be written: {reason}") from error
 
     async def _save(
         self,

@@ -22,7 +22,7 @@ WORDS = (  # of libraries that write without Python
 )
 
 
-class NoRoom(UserError):
+class DiskFull(UserError):
     """Something could not be written: the disk is full, or was going to be."""
 
 
@@ -54,23 +54,25 @@ def free_bytes(path: Path) -> int:
 
 
 def require_room(path: Path, needed: int, what: str) -> None:
-    """Raises NoRoom unless there are so many bytes."""
+    """Raises DiskFull unless there are so many bytes."""
     if (free := free_bytes(path)) < needed:
-        raise NoRoom(f"{what} needs about {amount(needed)} at {path}, where {amount(free)} is free")
+        raise DiskFull(
+            f"{what} needs about {amount(needed)} at {path}, where {amount(free)} is free"
+        )
 
 
 @contextmanager
 def model_has_room(directory: Path) -> Iterator[None]:
-    """Within it a model is written to ``directory``. Raises NoRoom where the disk is full."""
+    """Within it a model is written to ``directory``. Raises DiskFull where the disk is full."""
     try:
         yield
     except Exception as error:
-        if not disk_is_full(error) or isinstance(error, NoRoom):
+        if not disk_is_full(error) or isinstance(error, DiskFull):
             raise
         reason = str(error).strip().splitlines()[0]
         free = amount(free_bytes(directory))
         message = f"the model could not be written to {directory}, where {free} is free: {reason}"
-        raise NoRoom(message, "free space, then resume from the last checkpoint") from error
+        raise DiskFull(message, "free space, then resume from the last checkpoint") from error
 
 
 def amount(count: int) -> str:

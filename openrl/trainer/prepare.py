@@ -216,7 +216,7 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
 
 
 def check_room(pretrain: str, flags: CheckpointFlags) -> None:
-    """Raises NoRoom if --save_path cannot hold the model, as large as it is now."""
+    """Raises DiskFull if --save_path cannot hold the model, as large as it is now."""
     model = Path(pretrain).expanduser()
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     require_room(Path(flags.save_path).expanduser(), weights, "--save_path: the trained model")

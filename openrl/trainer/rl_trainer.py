@@ -21,7 +21,7 @@ from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
-from openrl.trainer.disk import NoRoom, model_has_room
+from openrl.trainer.disk import DiskFull, model_has_room
 from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.learner import Learner
@@ -304,7 +304,7 @@ class RLTrainer:
         try:
             await self.checkpoints.save(step, state, dict(self.settings.flags), write, metric)
             self.saved = step
-        except NoRoom as error:
+        except DiskFull as error:
             self.progress.note(f"WARNING: {error.message}; training goes on")
 
     async def restore(self, checkpoint: Path) -> None:

@@ -21,7 +21,7 @@ from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.blend import Report
 from openrl.data.images import row_images
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
-from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.experience import ExperienceBatch, PreferenceBatch
 from openrl.models.experts import check_mixture
 from openrl.tracking.progress import Column
@@ -57,7 +57,7 @@ class Task:
     update: LossOf
     builder: ExampleBuilder[Any]
     columns: tuple[Column, ...]  # on display beside the loss
-    collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate
+    collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate_rows
     plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
     # before each update or evaluation
     annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is

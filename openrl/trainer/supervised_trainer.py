@@ -14,7 +14,7 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
 from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
-from openrl.trainer.disk import NoRoom, model_has_room
+from openrl.trainer.disk import DiskFull, model_has_room
 from openrl.trainer.effective_flags import effective_flags
 from openrl.trainer.profiling import Profiling
 from openrl.trainer.stopping import StopRequest
@@ -141,7 +141,7 @@ class SupervisedTrainer:
         try:
             await self.checkpoints.save(self.step, state, dict(self.flags), write)
             self.saved = self.step
-        except NoRoom as error:
+        except DiskFull as error:
             self.progress.note(f"WARNING: {error.message}; training goes on")
 
     async def restore(self, checkpoint: Path) -> None:

@@ -28,7 +28,7 @@ def _store(route: Route, listener: int | None = None) -> dist.TCPStore:
     )
 
 
-class Group:
+class BroadcastGroup:
     """The ranks of a broadcast; 0 sends."""
 
     def __init__(self, store: dist.Store, route: Route, rank: int, device: torch.device) -> None:
@@ -73,7 +73,7 @@ class Sender:
         self.packs = rank == 0
         self._device = device
         if rendezvous is not None:
-            self._group = Group(_store(route, rendezvous.take()), route, 0, device)
+            self._group = BroadcastGroup(_store(route, rendezvous.take()), route, 0, device)
 
     def begin(self) -> None:
         pass
@@ -96,7 +96,7 @@ class Receiver:
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._device = device
-        self._group = Group(_store(route), route, rank, device)
+        self._group = BroadcastGroup(_store(route), route, rank, device)
 
     def open(self, sent: SentBucket) -> Tensor:
         data = torch.empty(sent.where["size"], dtype=torch.uint8, device=self._device)

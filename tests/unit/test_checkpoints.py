@@ -23,7 +23,7 @@ from openrl.trainer.checkpoints import (
     read_state,
     step_of,
 )
-from openrl.trainer.disk import NoRoom, disk_is_full
+from openrl.trainer.disk import DiskFull, disk_is_full
 from openrl.trainer.integrity import sealed
 
 
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_else(t
     save(checkpoints, 2)
     with (
         files_of_at_most(10_000),
-        pytest.raises(NoRoom, match=r"step_000004 could not be written: .*File too large"),
+        pytest.raises(DiskFull, match=r"step_000004 could not be written: .*File too large"),
     ):
         save(checkpoints, 4, "w" * 20_000)
     assert [p.name for p in tmp_path.iterdir()] == ["step_000002"]
@@ -212,7 +212,7 @@ def test_room_is_looked_for_before_a_checkpoint_is_written(tmp_path, monkeypatch
     save(checkpoints, 2, "w" * 3_000_000)
     monkeypatch.setattr("openrl.trainer.disk.free_bytes", lambda path: 2_500_000)
     words = f"a checkpoint needs about 3 MB at {tmp_path}, where 2.5 MB is free"
-    with pytest.raises(NoRoom, match=words):
+    with pytest.raises(DiskFull, match=words):
         save(checkpoints, 4)
     assert steps(tmp_path) == [2]
 

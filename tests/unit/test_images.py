@@ -20,7 +20,7 @@ from openrl.data.fetch import FetchError, fetch
 from openrl.data.images import RowImages
 from openrl.data.loading import RowSource, load_rows
 from openrl.data.prompts import PromptBuilder
-from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
 from openrl.vision.pictures import open_image
@@ -206,7 +206,7 @@ def test_answers_after_an_image(checkpoint, processor, max_len, learned, shown, 
     if learned is not None:
         kept = [t for t, mine in zip(found.token_ids, found.loss_mask, strict=True) if mine]
         assert tokenizer.decode(kept) == learned
-        assert collate([found], 0).images == [found.images]
+        assert collate_rows([found], 0).images == [found.images]
 
 
 @pytest.fixture

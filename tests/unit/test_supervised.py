@@ -5,7 +5,7 @@ from datasets import Dataset
 from openrl.config.commands import SFTConfig
 from openrl.config.data import SupervisedDataFlags, TemplateFlags
 from openrl.data.loading import RowSource
-from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate
+from openrl.data.supervised import SupervisedBuilder, SupervisedRow, SupervisedStream, collate_rows
 from openrl.errors import UserError
 from tests.flags import settle
 from tests.tiny import EOS, PAD, tiny_tokenizer
@@ -120,7 +120,7 @@ def test_bad_rows_are_named():
 
 
 def test_collate_pads_on_the_right():
-    batch = collate(
+    batch = collate_rows(
         [SupervisedRow([5, 6, 7], [False, True, True]), SupervisedRow([8, EOS], [False, True])], PAD
     )
     assert batch.token_ids.tolist() == [[5, 6, 7], [8, EOS, PAD]]
@@ -130,7 +130,7 @@ def test_collate_pads_on_the_right():
 
 
 def test_an_end_of_text_that_pads_is_still_learned_where_it_is_real():
-    batch = collate(
+    batch = collate_rows(
         [SupervisedRow([5, 6, EOS], [False, True, True]), SupervisedRow([8, EOS], [False, True])],
         EOS,
     )

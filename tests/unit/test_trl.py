@@ -41,7 +41,7 @@ from openrl.data.preference import (
     collate_preferences,
     with_reference,
 )
-from openrl.data.supervised import SupervisedBuilder, collate
+from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.models.causal_lm import load_causal_lm
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
@@ -173,7 +173,7 @@ def test_sft(places, models):
     (examples,), _ = SupervisedBuilder(flags, TemplateFlags(), tiny_tokenizer()).build(
         [RowSource("rows", "default", Dataset.from_list(rows))]
     )
-    mine = collate(examples, PAD)
+    mine = collate_rows(examples, PAD)
     assert torch.equal(mine.token_ids, batch["input_ids"])
     assert torch.equal(mine.loss_mask, batch["labels"] != -100)
     assert loss_of(

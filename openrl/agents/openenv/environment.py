@@ -115,7 +115,7 @@ class OpenEnvAgent:
         self.how = play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises EnvironmentFailure, NoRoom, and OSError without a server."""
+        """Raises EnvironmentFailure, ServerFull, and OSError without a server."""
         async with self.connections.open() as (connection, waits):
             environment = OpenEnvEnvironment(connection, self.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)

@@ -46,7 +46,7 @@ class ServerError(Exception):
         self.code, self.message = code, message
 
 
-class NoRoom(Exception):
+class ServerFull(Exception):
     """The server plays as many episodes as it can."""
 
 
@@ -98,7 +98,7 @@ class Connections:
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[Connection, int]]:
-        """A connection, and how often the server had no room for it. Raises NoRoom."""
+        """A connection, and how often the server had no room for it. Raises ServerFull."""
         if not self.server.has_websocket:
             async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
                 yield _Http(client, self.server.root), 0
@@ -109,7 +109,7 @@ class Connections:
 
     async def _with_room(self) -> tuple[websockets.ClientConnection, int]:
         attempts = AsyncRetrying(
-            retry=retry_if_exception_type(NoRoom),
+            retry=retry_if_exception_type(ServerFull),
             wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
             stop=stop_after_delay(WAIT_FOR_ROOM),
             reraise=True,
@@ -126,12 +126,12 @@ class Connections:
         raise AssertionError("the last attempt raises")
 
     async def _enter(self, socket: websockets.ClientConnection) -> None:
-        """A server without room says so to whoever asks something. Raises NoRoom."""
+        """A server without room says so to whoever asks something. Raises ServerFull."""
         try:
             await _WebSocket(socket).ask("state", {})
         except ServerError as error:
             if error.code == NO_ROOM:
-                raise NoRoom(f"{self.server.root}: {error.message}") from None
+                raise ServerFull(f"{self.server.root}: {error.message}") from None
 
 
 def _connect(root: str) -> websockets.connect:
