@@ -12,6 +12,11 @@ from openrl.config.commands import SupervisedConfig
 def prepare(config: SupervisedConfig) -> Any:
     """Read and check everything that can be wrong before anything is built."""
     # imported after the flags are known to be right
+    from openrl.training.distributed import Launch
+
+    if launch := Launch.from_environment(config.ranks.local_rank):
+        # before the next import: some of its libraries ask CUDA for a device
+        launch.take_own_gpu()
     from openrl.trainer.launch_supervised import prepare
 
     return prepare(config)

@@ -22,6 +22,7 @@ from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.engine import LossOf, StepPart, TrainEngine
 from openrl.training.profiler import ProfileTool, StepProfiler
+from openrl.training.sleep import give_back
 from openrl.training.state import WHOLE, StateParts
 from openrl.weights.buckets import checksum, cut, pack
 from openrl.weights.cuda_ipc import gpu_uuid
@@ -64,6 +65,10 @@ class ModelWorker:
     def wake(self, *parts: SleepState) -> None:
         for engine in [self.engine, *self.others]:
             engine.wake(*parts)
+
+    def give_back(self) -> None:
+        """Return to the device what the allocator keeps of earlier batches."""
+        give_back(torch.device(self.spec.device))
 
     def memory(self) -> MemoryUse:
         return memory_use(self.spec.device)

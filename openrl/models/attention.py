@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import inspect
 from difflib import get_close_matches
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +37,17 @@ def asked_attention(flags: LoadFlags, device: str) -> str | None:
     return "flash_attention_2" if installed else flags.attn_implementation
 
 
-def check_attention(flags: LoadFlags) -> None:
+PACKAGES = {
+    "flash_attention_2": "flash_attn",
+    "flash_attention_3": "flash_attn_interface",
+    "flash_attention_4": "flash_attn.cute",
+}
+"""Attention -> the module that has it; with ``kernels`` transformers takes it from the Hub."""
+
+
+def check_attention(flags: LoadFlags, device: str = "cuda") -> None:
     """Raises UserError if --attn_implementation is no attention of transformers and, without a
-    slash, no kernel of the Hub."""
+    slash, no kernel of the Hub; or is one that does not run on ``device``, or is not installed."""
     name = flags.attn_implementation
     known = {
         "eager",
@@ -54,6 +64,25 @@ def check_attention(flags: LoadFlags) -> None:
             f" {', '.join(sorted(known))}",
             f"--attn_implementation {near[0] if near else 'sdpa'}",
         )
+    if name in PACKAGES and device != "cuda":
+        raise UserError(
+            f"--attn_implementation {name} needs a GPU, and there is none here",
+            "--attn_implementation sdpa, or leave it out",
+        )
+    if name in PACKAGES and not (_installed(PACKAGES[name]) or _installed("kernels")):
+        raise UserError(
+            f"--attn_implementation {name}: {PACKAGES[name]} is not installed",
+            "leave it out: packed rows then take torch's own kernel, varlen; or install flash-attn",
+        )
+
+
+def _installed(module: str) -> bool:
+    """Without importing it, which may need a GPU."""
+    top, _, part = module.partition(".")
+    found = find_spec(top)
+    if found is None or not part:
+        return found is not None
+    return any((Path(place) / part).exists() for place in found.submodule_search_locations or ())
 
 
 def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:

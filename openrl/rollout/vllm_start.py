@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from openrl.errors import UserError
@@ -41,11 +43,23 @@ def _set_environment(spec: EngineSpec) -> None:
             os.environ["OMP_NUM_THREADS"] = str(
                 max(1, cores // (spec.engines_per_machine * spec.sizes.width))
             )
-    elif spec.dtype == "fp32":
-        # attention in TF32 strays by 1e-2 from the trainer's
-        defaults["TRITON_F32_DEFAULT"] = "ieee"
+    else:
+        if spec.dtype == "fp32":
+            # attention in TF32 strays by 1e-2 from the trainer's
+            defaults["TRITON_F32_DEFAULT"] = "ieee"
+        if _older_than(0, 32):
+            # its second runner allocates state of the cache where sleep discards it (vLLM #53343),
+            # and divides logits by the temperature in bf16
+            defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
+
+
+def _older_than(*release: int) -> bool:
+    """Of vLLM, without importing it."""
+    with suppress(PackageNotFoundError, ValueError):
+        return tuple(map(int, version("vllm").split(".")[:2])) < release
+    return False
 
 
 def start_llm(spec: EngineSpec) -> Any:

@@ -102,7 +102,7 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         if changed:
             raise Refused([], changed)
         if self._wanted is None:
-            self._wanted = {parameter_key(name) for name, _ in self.model.named_parameters()}
+            self._wanted = wanted_parameters(self.model)
             self._loaded = set()
             _forget_expert_kernels(self.model)
             initialize_layerwise_reload(self.model)
@@ -120,6 +120,8 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
             return
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_heads(self.model)
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()  # the trainer is next on a shared GPU
         missing = set() if self._loaded is None else self._wanted - self._loaded
         self.absent = tuple(sorted(n for n in missing if not n.startswith(self._kept)))
 
@@ -135,6 +137,18 @@ def _of_tower(model: nn.Module) -> tuple[str, ...]:
     model."""
     parts = model.get_mm_mapping()
     return (*parts.tower_model, *parts.connector)
+
+
+def wanted_parameters(model: nn.Module) -> set[str]:
+    """What a sync has to bring. As in vLLM's own loader, not the parameters of layers that are
+    quantised while they load: their scales are in no checkpoint."""
+    made_here = {
+        f"{name}.{inner}"
+        for name, module in model.named_modules()
+        if getattr(getattr(module, "quant_method", None), "uses_meta_device", False)
+        for inner, _ in module.named_parameters()
+    }
+    return {parameter_key(name) for name, _ in model.named_parameters() if name not in made_here}
 
 
 def parameter_key(name: str) -> str:

@@ -71,17 +71,15 @@ class SupervisedInputs:
 def prepare(config: Any) -> SupervisedInputs:
     """Read tokenizer and data. Raises UserError for the first thing that does not fit."""
     launch = Launch.from_environment(config.ranks.local_rank)
-    if launch is not None:
-        if derived.under_ray(config.ranks):
-            raise UserError(
-                "a launcher started this process as one of several ranks, and --num_gpus_per_node"
-                " asks Ray for them",
-                "python -m without a launcher, or leave the flags of Ray out",
-            )
-        launch.take_own_gpu()
+    if launch is not None and derived.under_ray(config.ranks):
+        raise UserError(
+            "a launcher started this process as one of several ranks, and --num_gpus_per_node"
+            " asks Ray for them",
+            "python -m without a launcher, or leave the flags of Ray out",
+        )
     joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
     device = resolve_device(config.device, joined)
-    check_attention(config.model)
+    check_attention(config.model, device)
     check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
     check_device(config.model.param_dtype, device)

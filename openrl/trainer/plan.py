@@ -32,7 +32,7 @@ from openrl.trainer.prepare import Inputs, check_ranks
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
 from openrl.training.build import EngineKind
-from openrl.weights.transport import WORDS, TransportName, choose_transport
+from openrl.weights.transport import WORDS, TransportName, choose_transport, replaced
 
 GPUS_OF_A_NODE = 8  # where there is none to count
 
@@ -53,7 +53,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     check_ranks(config, {role: len(plan.rows[role]) for role in models})
     spec = run_engine_spec(config, inputs.device, plan.size(ENGINES), plan.shared(ENGINES))
     memory = memory_by_role(config, models, plan, spec)
-    batch = batch_rows(config, len(inputs.prompts), plan)
+    batch, way = batch_rows(config, len(inputs.prompts), plan), transport_of(config, plan)
     parts = [
         *start_lines(config),
         *inputs.agent_lines,
@@ -61,7 +61,8 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *(report.line() for report in inputs.reports),
         plan.render(),
         *placement_remarks(config.placement, plan),
-        f"Weights travel through {WORDS[transport_of(config, plan)]}.",
+        f"Weights travel through {WORDS[way]}.",
+        *([warning] if (warning := replaced(config.engine.vllm_sync_backend, way)) else []),
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         *sleep_table(config, plan, memory),

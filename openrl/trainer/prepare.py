@@ -78,7 +78,7 @@ def prepare(config: PPOConfig) -> Inputs:
         if config.mixture.aux_loss_coef:
             check_mixture(config.model.pretrain, config.model.trust_remote_code)
     with gathered:
-        check_attention(config.model)
+        check_attention(config.model, device)
     with gathered:
         check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
     with gathered:

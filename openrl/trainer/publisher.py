@@ -14,7 +14,7 @@ from openrl.config.rollout import EngineFlags
 from openrl.tracking.metrics import Last, Metric, Sum
 from openrl.trainer.roles import Roles
 from openrl.trainer.waiting import all_or_first_error
-from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport
+from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, replaced
 
 
 class Publisher:
@@ -71,6 +71,11 @@ class Publisher:
     def way(self) -> str:
         """How weights travel, in words; known from the first sync on."""
         return WORDS[self.route.transport] if self.route else "a way that is not yet chosen"
+
+    @property
+    def warning(self) -> str:
+        """Of a way that was asked for and is not taken."""
+        return replaced(self.flags.vllm_sync_backend, self.route.transport) if self.route else ""
 
     async def connect(self) -> Route:
         """Find out where both ends are, choose the transport, and bring the ends together."""

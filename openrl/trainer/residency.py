@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from openrl.cluster.group import WorkerGroup
 from openrl.cluster.placement import PlacementPlan
+from openrl.config.placement import ENGINES
 from openrl.tracking.metrics import Metric, Sum
 from openrl.trainer.memory_log import MemoryLog
 
@@ -115,6 +116,11 @@ class ResidencyTable:
         to_wake = [t for t in self.rows if t in needs and t not in awake]
         return [t for t in self.displaced(needs) if t in awake], to_wake
 
+    def beside_engines(self) -> list[str]:
+        """Models on places of the engines. Parts that stay awake go on holding what batches took,
+        unless they are asked for it."""
+        return [role for role in self.places if role != ENGINES and self._meet(role, ENGINES)]
+
     def exclude(self, one: Need, other: Need) -> bool:
         """Whether two stages cannot run at a time: one would put to sleep what the other needs."""
         return not other.isdisjoint(self.displaced(one)) or not one.isdisjoint(
@@ -209,6 +215,10 @@ class Residency:
             raise SleepError(f"{entered.name} cannot run: {self._failed}")
         to_sleep, to_wake = self.table.moves(self.awake, entered.needs)
         await self._move("sleep", to_sleep, entered.name)
+        if any(tenant.role == ENGINES for tenant in to_wake):
+            for role in self.table.beside_engines():
+                if role in self._groups and not self.sleeps(role, "param"):
+                    await self._groups[role].call("give_back")
         await self._move("wake", to_wake, entered.name)
 
     async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:

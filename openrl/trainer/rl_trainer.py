@@ -141,6 +141,8 @@ class RLTrainer:
             version, dtype = self.publisher.version, self.learner.settings.dtype
             await self.served(check_sync(self.rollouts, self.learner, version, dtype))
         self.progress.note(f"weights travel through {self.publisher.way}")
+        if self.publisher.warning:
+            self.progress.note(self.publisher.warning)
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:

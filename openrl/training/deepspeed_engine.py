@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from openrl.config.learning import DeepSpeedFlags
@@ -76,8 +76,8 @@ class DeepSpeedEngine:
         if optim is not None:
             self._start_training(flags, optim)
         elif self.stage == 3 or layout.tp_size > 1:
-            self._engine = _initialize(
-                model, deepspeed_config(flags, replace(self._facts(), streamed=streamed)), None
+            self._engine = self._initialized(
+                deepspeed_config(flags, replace(self._facts(), streamed=streamed))
             )
         else:
             self._engine = model.to(self.device)
@@ -102,7 +102,7 @@ class DeepSpeedEngine:
         low_masters = optim.optimizer == "adamw_bf16"
         self._clips_itself = self.stage == 0 and (self.dtype == "fp32" or low_masters)
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
-        self._engine = _initialize(self.model, deepspeed_config(flags, facts), self._inner)
+        self._engine = self._initialized(deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and self.layout.world_size == 1:
             # it copies all gradients there and back, also for one rank
             self._engine.enable_backward_allreduce = False
@@ -122,6 +122,15 @@ class DeepSpeedEngine:
             count, hidden, self.dtype, self.device.type, ranks, trained, max_norm, low_masters
         )
         return replace(facts, tp_size=self.layout.tp_size)
+
+    def _initialized(self, config: dict[str, Any], optimizer: Optimizer | None = None) -> Any:
+        with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
+            if self.stage == 3:
+                _shard(self.model, config, DTYPES[self.dtype])
+            engine, *_ = deepspeed_module().initialize(
+                model=self.model, optimizer=optimizer, config=config
+            )
+        return engine
 
     # ---- taking turns on a device
 
@@ -364,10 +373,14 @@ class DeepSpeedEngine:
         }
 
 
-def _initialize(model: HeadedModel, config: dict[str, Any], optimizer: Optimizer | None) -> Any:
-    with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
-        engine, *_ = deepspeed_module().initialize(model=model, optimizer=optimizer, config=config)
-    return engine
+def _shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
+    """Divide the parameters among the ranks, one after the other, from where they were loaded: the
+    pages of the checkpoint's file, which the ranks of a node share. DeepSpeed itself would first
+    move the whole model to every GPU."""
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(dtype)
+    deepspeed_module().zero.Init(module=model, config_dict_or_path=config, dtype=dtype)
 
 
 def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:

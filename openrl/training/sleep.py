@@ -193,7 +193,7 @@ class Sleep:
         self._asleep[part] = _Asleep([(storage, storage.nbytes()) for storage in chosen], kept)
         for storage in chosen:
             storage.resize_(0)
-        _give_back(self._device)
+        give_back(self._device)
 
     def wake(self, *parts: str) -> None:
         """Raises RuntimeError if a part is awake, or if there is no room for it; then it is still
@@ -209,7 +209,7 @@ class Sleep:
             del self._asleep[part]
 
 
-def _give_back(device: torch.device) -> None:
+def give_back(device: torch.device) -> None:
     """Freed memory goes from the allocator to the system. glibc keeps holes between what is in use
     unless it is asked."""
     if device.type == "cuda":

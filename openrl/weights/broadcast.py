@@ -88,7 +88,8 @@ class Sender:
         self._group.broadcast(bucket.data)
 
     def end(self) -> None:
-        pass
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # of buckets
 
 
 class Receiver:

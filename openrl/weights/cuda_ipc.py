@@ -74,7 +74,8 @@ class Sender:
         pass
 
     def end(self) -> None:
-        torch.cuda.ipc_collect()  # give back what the engines have let go
+        torch.cuda.ipc_collect()  # take back what the engines have let go,
+        torch.cuda.empty_cache()  # and leave its room to them
 
 
 class Receiver:

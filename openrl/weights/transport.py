@@ -59,6 +59,17 @@ def choose_transport(
     return "host" if trainer[0] in engines else "nccl"
 
 
+def replaced(backend: str | None, transport: TransportName) -> str:
+    """A warning where --vllm_sync_backend nccl was asked for and cannot be; else empty."""
+    if backend != "nccl" or transport != "host":
+        return ""
+    return (
+        "WARNING: --vllm_sync_backend nccl is not used: it needs the actor and vLLM's engines on"
+        " GPUs, whole models to send, no replicas inside an engine, and engines that are all on the"
+        " actor's GPUs or all apart from its first"
+    )
+
+
 @dataclass(frozen=True)
 class SyncEndpoint:
     """Where one worker of the actor, or one engine, is."""

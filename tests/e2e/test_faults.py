@@ -168,7 +168,7 @@ def test_an_engine_is_replaced(task, tmp_path, case):
     end = ended(begun(task, tmp_path / "out", max_steps=12, **flags), inject)
     tell(f"engine, {case}", end)
     assert end.code == 0 and not end.left
-    assert "vllm rank 0 died" in end.said and "another engine takes its place" in end.said
+    assert "vllm rank 0 died" in end.output and "another engine takes its place" in end.output
     steps = metrics(tmp_path / "out")
     assert [m["step"] for m in steps] == list(range(1, 13))
     assert sum(m["rollout/engines_replaced"] for m in steps) == 1

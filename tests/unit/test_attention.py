@@ -47,11 +47,24 @@ def test_what_a_model_is_loaded_with(monkeypatch, device, dtype, installed, expe
     )
 
 
-@pytest.mark.parametrize(
-    "name", [None, "eager", "sdpa", "varlen", "flash_attention_2", "kernels-community/flash-attn2"]
-)
-def test_attention_that_there_is(name):
-    check_attention(LoadFlags(attn_implementation=name))
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", [None, "eager", "sdpa", "varlen", "kernels-community/flash-attn2"])
+def test_attention_that_there_is(name, device):
+    check_attention(LoadFlags(attn_implementation=name), device)
+
+
+@pytest.mark.parametrize("version", [2, 3, 4])
+def test_flash_attention_has_to_be_installed(monkeypatch, tmp_path, version):
+    flags = LoadFlags(attn_implementation=f"flash_attention_{version}")
+    with pytest.raises(UserError, match="needs a GPU, and there is none here"):
+        check_attention(flags, "cpu")
+    with pytest.raises(UserError, match=r"(?s)flash_attn.* is not installed.*leave it out"):
+        check_attention(flags, "cuda")
+    for module in ("flash_attn/cute/__init__.py", "flash_attn_interface.py"):
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text("raise ImportError('needs a GPU')")
+    monkeypatch.syspath_prepend(tmp_path)
+    check_attention(flags, "cuda")
 
 
 def test_a_name_that_no_attention_has():

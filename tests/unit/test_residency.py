@@ -32,9 +32,13 @@ class Group:
 
     def __init__(self, role: str, log: list[str], broken: str = "") -> None:
         self.role, self.log, self.broken = role, log, broken
+        self.gave_back = 0
 
     async def call(self, method: str, *parts: str) -> None:
         await asyncio.sleep(0)
+        if method == "give_back":
+            self.gave_back += 1
+            return
         line = f"{'-' if method == 'sleep' else '+'}{self.role}.{'.'.join(parts)}"
         self.log.append(line)
         if line == self.broken:
@@ -317,3 +321,24 @@ def test_a_stage_that_fails_leaves_the_table_in_order():
     measured, then = asyncio.run(scenario())
     assert log == ["-actor.optim.grad", "+vllm.weights", "publish"]
     assert {*measured} == {"perf/sleep_seconds", "perf/wake_seconds"} and then == {}
+
+
+def test_models_beside_the_engines_give_back_what_batches_took():
+    """Before the engines wake, those whose parameters stay awake: the actor's do, the reference's
+    sleep, and the critic has a place of its own."""
+    places = {"vllm": (0,), "actor": (0,), "reference": (0,), "critic": (1,)}
+    rows = [*ENGINE, *trained("actor"), Tenant("reference", "param")]
+
+    async def scenario():
+        residency = Residency(ResidencyTable.of(plan(**places), rows))
+        groups = {role: Group(role, []) for role in places}
+        for role, group in groups.items():
+            await residency.started(role, group)
+        for stage, role in [("publish", ""), ("collect", ""), ("train", "actor"), ("collect", "")]:
+            async with residency.stage(stage, role):
+                pass
+        return {role: group.gave_back for role, group in groups.items()}
+
+    # before publish the weights wake, before collect the cache, and both after training
+    found = asyncio.run(scenario())
+    assert found == {"vllm": 0, "actor": 3, "reference": 0, "critic": 0}

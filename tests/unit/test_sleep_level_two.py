@@ -104,6 +104,9 @@ class Policy(Model):
     def send_weights(self, version, size):
         yield from ()
 
+    def give_back(self) -> None:
+        pass
+
     def end_sync(self) -> None:
         pass
 

@@ -2,6 +2,8 @@
 loss."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +12,7 @@ from openrl.config import derived
 from openrl.config.commands import SUPERVISED, TRAINING, DPOConfig, RMConfig, SFTConfig
 from openrl.training.distributed import Launch
 from tests.flags import settle
+from tests.patience import PATIENCE
 
 BASE = "--pretrain m --dataset d"
 REFUSED = [
@@ -133,3 +136,33 @@ def test_a_launcher_is_known_by_its_environment(monkeypatch):
     assert Launch.from_environment(local_rank=0).local_rank == 0
     launch.take_own_gpu()
     assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["LOCAL_RANK"]) == ("7", "0")
+
+
+def test_a_rank_takes_its_gpu_before_anything_may_ask_cuda_for_one():
+    """Losses, adapters and kernels load libraries that look for a device while they are
+    imported."""
+    code = """
+import sys
+from openrl.training.distributed import Launch
+
+def taken(self):
+    loaded = {"bitsandbytes", "peft", "liger_kernel", "deepspeed", "vllm", "transformers"}
+    print("loaded:", sorted(loaded & sys.modules.keys()))
+    sys.exit(0)
+
+Launch.take_own_gpu = taken
+from openrl.cli.supervised import supervised_command
+from openrl.config.commands import SFTConfig
+
+supervised_command(SFTConfig, prog="train_sft", description="", argv=sys.argv[1:])
+"""
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    words = ["--pretrain", "m", "--dataset", "d", "--lora_rank", "8"]
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words],
+        env={**os.environ, **rank},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.stdout.strip() == "loaded: []", done.stderr
