@@ -154,11 +154,14 @@ class TorchLoop:
     """Policy, reference and AdamW as anyone would write them in a page: transformers, autograd,
     nothing else."""
 
-    def __init__(self, path: str, optim: OptimSpec) -> None:
+    def __init__(self, path: str, optim: OptimSpec, device: str) -> None:
         from transformers import AutoModelForCausalLM
 
-        self.policy = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self.reference = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        self.device = device
+        self.policy, self.reference = (
+            AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).to(device).eval()
+            for _ in range(2)
+        )
         matrices = [p for p in self.policy.parameters() if p.dim() > 1]
         vectors = [p for p in self.policy.parameters() if p.dim() <= 1]
         groups = [
@@ -201,8 +204,8 @@ class TorchLoop:
     def _all_logprobs(self, model: Any, work: TrainWork) -> Tensor:
         column = torch.zeros(work.forward.token_ids.shape)
         for rows in work.micro_batches:
-            ids = _ids(work.forward, rows)
-            column[torch.tensor(rows), : ids.shape[1]] = _logprobs(model, ids)
+            ids = _ids(work.forward, rows).to(self.device)
+            column[torch.tensor(rows), : ids.shape[1]] = _logprobs(model, ids).cpu()
         return column
 
     def _losses(
@@ -210,7 +213,7 @@ class TorchLoop:
     ) -> tuple[Tensor, Tensor]:
         """PPO's clipped loss and the k3 estimate of the KL, both averaged over the tokens of the
         optimizer step."""
-        logprobs = _logprobs(self.policy, batch.token_ids)
+        logprobs = _logprobs(self.policy, batch.token_ids.to(self.device)).cpu()
         ratio = (logprobs - batch.old_logprobs).exp()
         clipped = ratio.clamp(1 - work.eps_clip, 1 + work.eps_clip)
         policy_loss = -torch.minimum(ratio * batch.advantages, clipped * batch.advantages)
@@ -231,10 +234,10 @@ def _logprobs(model: Any, ids: Tensor) -> Tensor:
     return torch.nn.functional.pad(logprobs, (1, 0))
 
 
-def serve_torch(connection: Connection, path: str, optim: OptimSpec) -> None:
+def serve_torch(connection: Connection, path: str, optim: OptimSpec, device: str) -> None:
     """Takes TrainWork, answers with Training; None ends it."""
     torch.set_num_threads(1)
-    loop = TorchLoop(path, optim)
+    loop = TorchLoop(path, optim, device)
     connection.send(True)
     while (work := connection.recv()) is not None:
         connection.send(loop.step(work))

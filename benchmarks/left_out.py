@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from dataclasses import dataclass
 from statistics import median
 
@@ -26,6 +25,7 @@ from rich.table import Table
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.pairs import busy_seconds, device_option
 from openrl.algorithms.batching import plan_steps
 from openrl.algorithms.collate import turn_ids
 from openrl.algorithms.policy_losses import PPOOptions
@@ -84,7 +84,7 @@ def rollout(groups: int, flat: int, prompt: int, answer: int, vocabulary: int) -
     )
 
 
-def build(path: str) -> DeepSpeedEngine:
+def build(path: str, device: str) -> DeepSpeedEngine:
     """A rate of 0: every step starts from the same weights."""
     optim = OptimSpec(
         learning_rate=0.0,
@@ -98,18 +98,18 @@ def build(path: str) -> DeepSpeedEngine:
     )
     flags = ModelFlags(pretrain=path, param_dtype="fp32")
     deepspeed = DeepSpeedFlags(zero_stage=0)
-    return build_engine(ModelSpec("logprobs", path, flags, deepspeed, optim, "cpu", seed=0))
+    return build_engine(ModelSpec("logprobs", path, flags, deepspeed, optim, device, seed=0))
 
 
 def step(
     engine: DeepSpeedEngine, batch: ExperienceBatch, computed: Tensor | None, update: LossOf
 ) -> tuple[float, float]:
-    """Processor seconds, and the gradient norm."""
+    """Seconds of work, and the gradient norm."""
     dealt = plan_steps(batch, 1, len(batch), ANSWERS, computed=computed)
     shard = batch.select(dealt.shards[0])
-    started = time.process_time()
+    started = busy_seconds(engine.device.type)
     report = engine.train_step(shard, dealt.steps[0][0], update)
-    return time.process_time() - started, float(report["grad_norm"].value or 0)
+    return busy_seconds(engine.device.type) - started, float(report["grad_norm"].value or 0)
 
 
 def main() -> None:
@@ -125,8 +125,9 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
     parser.add_argument("--answer", type=int, default=64, help="most tokens")
     parser.add_argument("--pairs", type=int, default=5)
+    device_option(parser)
     args = parser.parse_args()
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, args.device, timeout=60)
     with tempfile.TemporaryDirectory() as name:
         if args.pretrain is None:
             torch.manual_seed(0)
@@ -141,7 +142,7 @@ def main() -> None:
                 tie_word_embeddings=True,
             )
             LlamaForCausalLM(config).save_pretrained(name)
-        engine = build(args.pretrain or name)
+        engine = build(args.pretrain or name, args.device)
     measure(engine, args)
 
 

@@ -17,6 +17,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch
 
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.pairs import device_option
 from openrl.models.logprobs import token_logprobs
 from openrl.models.outputs import LogitTransform
 
@@ -54,34 +56,49 @@ def chunked(
 
 
 def measure(
-    chunk_size: int, tokens: int, vocabulary: int, hidden_size: int, with_gradient: bool
+    chunk_size: int,
+    tokens: int,
+    vocabulary: int,
+    hidden_size: int,
+    with_gradient: bool,
+    device: str,
 ) -> Figures:
-    """The rise of this process's memory in bytes, and the results. ``chunk_size`` 0: the plain
-    version."""
+    """The rise of this process's memory on ``device`` in bytes, and the results. ``chunk_size`` 0:
+    the plain version."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**20)  # what is freed goes back to the kernel
     g = torch.Generator().manual_seed(0)
-    states = torch.randn(tokens, hidden_size, generator=g).requires_grad_()
-    weight = (torch.randn(vocabulary, hidden_size, generator=g) / hidden_size**0.5).requires_grad_()
-    targets = torch.randint(0, vocabulary, (tokens,), generator=g)
-    up = torch.randn(2, tokens, generator=g)
+    states = torch.randn(tokens, hidden_size, generator=g).to(device).requires_grad_()
+    head = torch.randn(vocabulary, hidden_size, generator=g) / hidden_size**0.5
+    weight = head.to(device).requires_grad_()
+    targets = torch.randint(0, vocabulary, (tokens,), generator=g).to(device)
+    up = torch.randn(2, tokens, generator=g).to(device)
     # warm
     token_logprobs(states[:2], weight[:2], None, targets[:2] % 2, LogitTransform(), 1)[
         0
     ].sum().backward()
     states.grad = weight.grad = None
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-    before = memory("VmRSS")
+    before = peak_from_here(device)
     args = (states, weight, targets, with_gradient)
     logprobs, entropies = chunked(*args, chunk_size) if chunk_size else plain(*args)
     loss = (logprobs * up[0]).sum() + ((entropies * up[1]).sum() if with_gradient else 0)
     loss.backward()
-    rise = memory("VmHWM") - before
+    rise = (memory("VmHWM") if device == "cpu" else torch.cuda.max_memory_allocated()) - before
     assert states.grad is not None and weight.grad is not None
     grads = {"gradient of states": states.grad, "gradient of head": weight.grad}
-    return rise, {"log-probs": logprobs.detach(), "entropies": entropies.detach()} | grads
+    found = {"log-probs": logprobs.detach(), "entropies": entropies.detach()} | grads
+    return rise, {name: tensor.cpu() for name, tensor in found.items()}
 
 
-def measure_into(path: str, *args: int) -> None:
+def peak_from_here(device: str) -> int:
+    """Bytes in use; the peak is counted anew."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")
+    return memory("VmRSS")
+
+
+def measure_into(path: str, *args: Any) -> None:
     torch.save(measure(*args), path)
 
 
@@ -92,7 +109,7 @@ def memory(field: str) -> int:
     return int(found[1]) * 1024
 
 
-def in_a_child(*args: int | bool) -> Figures:
+def in_a_child(*args: int | bool | str) -> Figures:
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/figures.pt"
         process = torch.multiprocessing.get_context("spawn").Process(
@@ -130,9 +147,10 @@ def main() -> None:
         "--growth", type=int, nargs="*", default=[8192], help="further numbers of tokens, in chunks"
     )
     parser.add_argument("--entropy_gradient", action="store_true", help="of the entropies too")
+    device_option(parser)
     args = parser.parse_args()
 
-    sizes = (args.vocabulary, args.hidden_size, args.entropy_gradient)
+    sizes = (args.vocabulary, args.hidden_size, args.entropy_gradient, args.device)
     naive, expected = in_a_child(0, args.tokens, *sizes)
     table = Table("version", "tokens", "peak, GB", "of plain", *expected)
     table.add_row("plain", f"{args.tokens:,}", f"{naive / 1e9:.2f}", "")

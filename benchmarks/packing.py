@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
-import time
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.pairs import busy_seconds, device_option
 from examples.python.countdown.make_model import make_model, make_tokenizer
 from openrl.algorithms.batching import plan_steps
 from openrl.config.learning import DeepSpeedFlags
@@ -52,7 +52,7 @@ def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
     )
 
 
-def build(folder: Path, packing: bool) -> DeepSpeedEngine:
+def build(folder: Path, packing: bool, device: str) -> DeepSpeedEngine:
     optim = OptimSpec(
         learning_rate=1e-4,
         scheduler="constant",
@@ -71,7 +71,7 @@ def build(folder: Path, packing: bool) -> DeepSpeedEngine:
             model,
             DeepSpeedFlags(zero_stage=0),
             optim,
-            "cpu",
+            device,
             seed=0,
             packing=packing,
         )
@@ -79,9 +79,9 @@ def build(folder: Path, packing: bool) -> DeepSpeedEngine:
 
 
 def seconds(engine: DeepSpeedEngine, batch: ExperienceBatch, plan: StepPlan) -> float:
-    started = time.process_time()
+    started = busy_seconds(engine.device.type)
     engine.train_step(batch, plan, SupervisedUpdate())
-    return time.process_time() - started
+    return busy_seconds(engine.device.type) - started
 
 
 def padding(batch: ExperienceBatch, plan: StepPlan) -> float:
@@ -103,17 +103,18 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--micro_batch_sizes", type=int, nargs="+", default=[4, 16, 64])
     parser.add_argument("--pairs", type=int, default=7)
+    device_option(parser)
     args = parser.parse_args()
 
     batch = ragged_rows(args.rows, args.spread, args.longest)
     tokens = int(batch.attention_mask.sum())
     table = Table("rows", "padding", "padded, tokens/s", "packed, tokens/s", "ratio")
-    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    init_distributed(0, 1, "127.0.0.1", 0, args.device, timeout=60)
     with tempfile.TemporaryDirectory() as name:
         tokenizer = make_tokenizer()
         torch.manual_seed(0)
         make_model(tokenizer, args.hidden_size, args.layers).save_pretrained(name)
-        padded, packed = build(Path(name), packing=False), build(Path(name), packing=True)
+        padded, packed = (build(Path(name), way, args.device) for way in (False, True))
         for size in args.micro_batch_sizes:
             dealt = plan_steps(batch, 1, args.rows, size)
             shard, plan = batch.select(dealt.shards[0]), dealt.steps[0][0]
@@ -126,8 +127,8 @@ def main() -> None:
             ratio = f"{median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
             table.add_row(str(size), f"{padding(shard, plan):.0%}", *speeds, ratio)
     Console().print(
-        f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32, one thread,"
-        f" {args.pairs} interleaved pairs, median"
+        f"{args.rows} rows, {tokens} tokens, hidden size {args.hidden_size}, fp32,"
+        f" {'one thread' if args.device == 'cpu' else 'one GPU'}, {args.pairs} interleaved pairs, median"
     )
     Console().print(table, "rows: of a micro-batch; ratio: packed to padded", sep="\n")
 

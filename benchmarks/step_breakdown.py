@@ -31,7 +31,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.bare import Bare, Generation, Training, TrainWork, serve_torch, serve_vllm
-from benchmarks.pairs import PAUSE_S, QuietPairs, pair_options, spread
+from benchmarks.pairs import PAUSE_S, QuietPairs, device_option, pair_options, spread
 from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import ENGINES
@@ -47,6 +47,13 @@ from openrl.types import Prompt
 ROOT = Path(__file__).resolve().parents[1]
 STAGES = ("rollout", "annotate", "train", "sync")
 
+# everything beside bare vLLM on the same one
+ONE_GPU = {
+    "actor_num_gpus_per_node": 1,
+    "colocate_all_models": True,
+    "vllm_num_engines": None,
+    "vllm_gpu_memory_utilization": 0.3,
+}
 
 REWARD = '''
 def reward_func(queries, prompts, labels, responses, **kwargs):
@@ -69,7 +76,7 @@ def config_of(
         "label_key": "label",
         "remote_rm_url": folder / "reward.py",
         "vllm_num_engines": 1,
-        "device": "cpu",
+        "device": args.device,
         "param_dtype": "fp32",
         "zero_stage": args.zero_stage,
         "advantage_estimator": "group_norm",
@@ -89,6 +96,8 @@ def config_of(
         "save_path": folder / "run",
         "ckpt_path": folder / "run" / "checkpoints",
     }
+    if args.device == "cuda":
+        flags |= ONE_GPU
     words: list[str] = []
     for name, value in (flags | changes).items():
         if value is not None:
@@ -247,7 +256,7 @@ async def run(
     made_of = workers(config, inputs.device, 1)
     (_, _, spec, *_), (_, actor, *_) = made_of[ENGINES], made_of["actor"]
     vllm = Bare(serve_vllm, spec, args.samples, args.tokens, config.sampling.temperature)
-    loop = Bare(serve_torch, config.model.pretrain, actor.optim)
+    loop = Bare(serve_torch, config.model.pretrain, actor.optim, args.device)
     try:
         async with pipeline_side(config, inputs) as side:
             vllm.ready()
@@ -351,6 +360,7 @@ def model_options(parser: argparse.ArgumentParser, hidden_size: int = 128, layer
     parser.add_argument("--hidden_size", type=int, default=hidden_size)
     parser.add_argument("--layers", type=int, default=layers)
     parser.add_argument("--zero_stage", type=int, default=0)
+    device_option(parser)
 
 
 def main() -> int:

@@ -64,6 +64,7 @@ class Work:
     tokens: int  # of a response at most
     free: bool  # responses end by themselves
     learning_rate: float
+    device: str
 
 
 def write_prompts(path: Path, count: int) -> None:
@@ -86,7 +87,7 @@ def trl_settings(work: Work, folder: str) -> Any:
 
     return GRPOConfig(
         output_dir=folder,
-        use_cpu=True,
+        use_cpu=work.device == "cpu",
         bf16=False,
         gradient_checkpointing=False,
         per_device_train_batch_size=work.rows,
@@ -214,6 +215,7 @@ async def run(args: argparse.Namespace, folder: Path, quiet: QuietPairs[Pair]) -
         args.tokens,
         args.free,
         rate,
+        args.device,
     )
     trl = Bare(serve_trl, work)
     try:

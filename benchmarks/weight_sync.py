@@ -24,7 +24,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from benchmarks.pairs import QuietPairs, spread
+from benchmarks.pairs import QuietPairs, busy_seconds, device_option, spread
 from openrl.weights.buckets import Bucket, cut, pack
 from openrl.weights.transport import Route, make_receiver, make_sender, read_message
 
@@ -33,7 +33,7 @@ PATIENCE_S = 60.0
 MIB = 2**20
 
 
-def model_weights(total: int, hidden: int) -> dict[str, Tensor]:
+def model_weights(total: int, hidden: int, device: str) -> dict[str, Tensor]:
     """About ``total`` bytes in the shapes of a decoder in bf16: square and wide matrices, and
     vectors between them."""
     shapes = {
@@ -49,21 +49,23 @@ def model_weights(total: int, hidden: int) -> dict[str, Tensor]:
             f"{layer}.{name}": torch.randn(shape).bfloat16() for name, shape in shapes.items()
         }
         layer += 1
-    return weights
+    return {name: weight.to(device) for name, weight in weights.items()}
 
 
-def receive(connection: Connection, hidden: int, total: int) -> None:
+def receive(connection: Connection, hidden: int, total: int, device: str) -> None:
     """Answers each announcement once its tensors are copied."""
     torch.set_num_threads(1)
     receiver = make_receiver(Route(), 1, CPU)
     parameters = {
-        name: torch.empty_like(weight) for name, weight in model_weights(total, hidden).items()
+        name: torch.empty_like(weight)
+        for name, weight in model_weights(total, hidden, device).items()
     }
     connection.send("ready")
     while (message := connection.recv()) is not None:
         sent = read_message(message)
         for name, tensor in Bucket(sent.manifest, receiver.open(sent)).tensors():
             parameters[name].copy_(tensor)
+        busy_seconds(device)  # waits for a GPU
         connection.send(sent.manifest.version)
 
 
@@ -75,18 +77,22 @@ def main() -> None:
     parser.add_argument("--bucket_mb", type=int, default=32)
     parser.add_argument("--hidden_size", type=int, default=1024)
     parser.add_argument("--pairs", type=int, default=11)
+    device_option(parser)
     args = parser.parse_args()
     torch.set_num_threads(1)
 
-    weights = model_weights(args.megabytes * MIB, args.hidden_size)
+    weights = model_weights(args.megabytes * MIB, args.hidden_size, args.device)
     size = sum(weight.nbytes for weight in weights.values())
     copies = [
-        {name: torch.zeros_like(weight) for name, weight in weights.items()} for _ in range(2)
+        {name: torch.zeros_like(weight, device="cpu") for name, weight in weights.items()}
+        for _ in range(2)
     ]
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     engine = context.Process(
-        target=receive, args=(theirs, args.hidden_size, args.megabytes * MIB), daemon=True
+        target=receive,
+        args=(theirs, args.hidden_size, args.megabytes * MIB, args.device),
+        daemon=True,
     )
     engine.start()
     sender = make_sender(Route(), 0, CPU)
@@ -112,6 +118,7 @@ def main() -> None:
         for source, target in ((weights, copies[0]), (copies[0], copies[1])):
             for name, weight in source.items():
                 target[name].copy_(weight)
+        busy_seconds(args.device)
         return time.perf_counter() - started
 
     answer()
