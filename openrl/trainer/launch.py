@@ -23,7 +23,6 @@ from openrl.rollout.build import sampling_of
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
-from openrl.trainer.batching import rollout_batching
 from openrl.trainer.checkpoints import Checkpoints, step_of
 from openrl.trainer.credit import Credit
 from openrl.trainer.effective_flags import effective_flags, start_lines, write_config
@@ -43,7 +42,7 @@ from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.roles import Roles, Stage, start_roles
 from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.rows import forward_rows
+from openrl.trainer.rows import forward_rows, rollout_batching
 from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervision import guarded, losses_told
 from openrl.types import Group, Sampling

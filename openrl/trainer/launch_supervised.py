@@ -25,12 +25,12 @@ from openrl.models.lora import check_targets
 from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
-from openrl.trainer.batching import supervised_batching
 from openrl.trainer.checkpoints import Checkpoints, find_start, step_of
 from openrl.trainer.effective_flags import effective_flags, split_lines, write_config
 from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.prepare import check_models_split, check_room
 from openrl.trainer.ranks import start_ranks
+from openrl.trainer.rows import supervised_batching
 from openrl.trainer.stopping import StopRequest
 from openrl.trainer.supervised_model import SupervisedModel
 from openrl.trainer.supervised_tasks import Examples, Task, load_examples, task_of

@@ -24,7 +24,6 @@ from openrl.extension_points import policy_losses
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Last, Mean, Metric, merge_all
 from openrl.tracking.progress import Stage
-from openrl.trainer.batching import BatchingSpec, left_out_metrics, step_size, work_metrics
 from openrl.trainer.credit import Credit
 from openrl.trainer.losses import Losses
 from openrl.trainer.mismatch import Mismatch, figures
@@ -32,7 +31,14 @@ from openrl.trainer.nonfinite import NonFiniteGuard
 from openrl.trainer.profiling import Profiling
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.roles import Roles
-from openrl.trainer.rows import columns_of_rows, update_rows
+from openrl.trainer.rows import (
+    BatchingSpec,
+    columns_of_rows,
+    left_out_metrics,
+    step_size,
+    update_rows,
+    work_metrics,
+)
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.state import StateParts
 from openrl.training.updates import RoleUpdate

@@ -18,7 +18,6 @@ from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
 from openrl.config.learning import RolloutBatchFlags
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import PlacementFlags
-from openrl.trainer.batching import rollout_batching, supervised_batching
 from openrl.trainer.effective_flags import start_lines
 from openrl.trainer.plan_memory import (
     Memory,
@@ -31,6 +30,7 @@ from openrl.trainer.plan_sleep import StageMemory, dropped_parts, lines_on_a_cpu
 from openrl.trainer.prepare import Inputs, check_ranks
 from openrl.trainer.residency import ResidencyTable, Tenant
 from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
+from openrl.trainer.rows import rollout_batching, supervised_batching
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport, replaced
 

@@ -21,8 +21,8 @@ from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.towers import language_model_class
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.batching import rollout_batching
 from openrl.trainer.roles import RoleModel
+from openrl.trainer.rows import rollout_batching
 from openrl.training.deepspeed_config import grad_accum_dtype
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}

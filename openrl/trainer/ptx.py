@@ -11,8 +11,7 @@ from openrl.config.data import SupervisedDataFlags
 from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.supervised import SupervisedBuilder, SupervisedStream
-from openrl.trainer.batching import BatchingSpec
-from openrl.trainer.rows import Training
+from openrl.trainer.rows import BatchingSpec, Training
 from openrl.training.updates import PtxUpdate
 
 

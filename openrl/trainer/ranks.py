@@ -12,7 +12,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.config import derived
 from openrl.config.commands import SupervisedConfig
 from openrl.tracking.progress import Stage
-from openrl.trainer.run_log import logging_directory
+from openrl.trainer.supervision import logging_directory
 from openrl.training.build import ModelSpec
 from openrl.training.distributed import Launch
 

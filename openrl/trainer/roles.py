@@ -32,7 +32,7 @@ from openrl.tracking.progress import Stage
 from openrl.trainer.memory_log import MemoryLog
 from openrl.trainer.prepare import agent_setup, check_ranks
 from openrl.trainer.residency import Residency, ResidencyTable, Tenant
-from openrl.trainer.run_log import logging_directory
+from openrl.trainer.supervision import logging_directory
 from openrl.trainer.waiting import all_or_first_error
 from openrl.training.build import EngineKind, ModelSpec
 from openrl.training.optimizers import OptimSpec

@@ -15,9 +15,8 @@ from openrl.cluster.group import RankGroup, data_ranks
 from openrl.data.preference import PreferenceExample, with_reference
 from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import merge_all, to_floats
-from openrl.trainer.batching import BatchingSpec, work_metrics
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.rows import evaluate_rows, forward_rows, update_rows
+from openrl.trainer.rows import BatchingSpec, evaluate_rows, forward_rows, update_rows, work_metrics
 from openrl.trainer.supervised_tasks import Examples, Task
 from openrl.training.build import ModelSpec
 

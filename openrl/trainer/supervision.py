@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from openrl.cluster.group import WorkerDied, WorkerTimeout
@@ -19,7 +20,6 @@ from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
 from openrl.tracking.progress import Progress
 from openrl.trainer.checkpoints import directories_owned, find_start
-from openrl.trainer.run_log import driver_log
 from openrl.trainer.stopping import StopRequest
 
 Result = TypeVar("Result")
@@ -101,3 +101,36 @@ def how_to_resume(flags: CheckpointFlags) -> str:
     if "--load_checkpoint" not in words:
         command.append("--load_checkpoint")
     return f"{shlex.join(command)}\n       which goes on from {last}"
+
+
+def logging_directory(config: TrainingConfig) -> Path:
+    """Where every process of the run leaves its log."""
+    named = config.logging.logging_dir
+    directory = Path(named) if named else Path(config.checkpoint.save_path) / "logs"
+    return directory.expanduser().absolute()
+
+
+@contextmanager
+def driver_log(config: TrainingConfig) -> Iterator[None]:
+    """Within it what this process logs goes to driver.log as well, and the traceback of an error
+    that leaves."""
+    directory = logging_directory(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    root, to_file = logging.getLogger(), logging.FileHandler(directory / "driver.log", delay=True)
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers = [to_file, *([] if root.handlers else [logging.lastResort])]
+    for handler in filter(None, handlers):
+        root.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        to_file.handle(
+            log.makeRecord(
+                log.name, logging.ERROR, __file__, 0, "the run ended: %s", (error,), sys.exc_info()
+            )
+        )
+        raise
+    finally:
+        for handler in filter(None, handlers):
+            root.removeHandler(handler)
+        to_file.close()

@@ -16,17 +16,17 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.cost import cost_of, row_cost
-from openrl.trainer.batching import (
+from openrl.trainer.effective_flags import start_lines
+from openrl.trainer.launch import build_learner
+from openrl.trainer.roles import Roles, model_spec, role_models
+from openrl.trainer.rows import (
     BatchingSpec,
+    forward_rows,
     rollout_batching,
     step_size,
     supervised_batching,
     work_metrics,
 )
-from openrl.trainer.effective_flags import start_lines
-from openrl.trainer.launch import build_learner
-from openrl.trainer.roles import Roles, model_spec, role_models
-from openrl.trainer.rows import forward_rows
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 
