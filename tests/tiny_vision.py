@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import transformers
 from PIL import Image as Picture
 from PIL import ImageDraw
+from safetensors.torch import save_file
 from tokenizers import AddedToken
 from transformers import AutoConfig, AutoModelForImageTextToText
 
@@ -144,6 +146,32 @@ def _qwen(family: str, arch: str) -> Callable[..., Any]:
     return make
 
 
+def official_qwen_dir(tmp: Path, size: str) -> Path:
+    """What a plan reads of Qwen2.5-VL-3B or -7B: config and processor, with a tokenizer of a token
+    for each character and no weights to speak of. Where Qwen's own processor cannot be made,
+    Idefics3's takes its place."""
+    arch = "qwen2_5_vl" if find_spec("torchvision") else "idefics3"
+    tokenizer = _tokenizer(*_MARKS[arch])
+    tiny, processor = _MAKERS[arch](tokenizer, {"vocab_size": len(tokenizer)})
+    if arch == "qwen2_5_vl":
+        processor.image_processor.size = {"shortest_edge": 3136, "longest_edge": 12845056}
+    text, tower = _OFFICIAL[size]
+    config = AutoConfig.for_model(
+        "qwen2_5_vl",
+        text_config=text,
+        vision_config=tower,
+        tie_word_embeddings=text["tie_word_embeddings"],
+        architectures=["Qwen2_5_VLForConditionalGeneration"],
+        dtype="bfloat16",
+        image_token_id=tiny.image_token_id,
+    )
+    path = tmp / f"Qwen2.5-VL-{size}"
+    config.save_pretrained(path)
+    processor.save_pretrained(path)
+    save_file({"none": torch.zeros(1)}, path / "model.safetensors")
+    return path
+
+
 def _gemma(tokenizer: Any, fields: dict[str, Any]) -> Any:
     named = zip(("boi_token", "image_token", "eoi_token"), _GEMMA, strict=False)
     tokenizer._set_model_specific_special_tokens(dict(named))
@@ -180,6 +208,35 @@ _QWEN_TOWERS: dict[str, dict[str, Any]] = {
     | {"out_hidden_size": 64, "window_size": 112, "fullatt_block_indexes": [1]},
     "qwen3_vl": _LATER
     | {"out_hidden_size": 64, "num_position_embeddings": 64, "deepstack_visual_indexes": [0]},
+}
+_OFFICIAL_TEXT = {
+    "max_position_embeddings": 128_000,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
+}
+_OFFICIAL_TOWER = {
+    "depth": 32,
+    "hidden_size": 1280,
+    "intermediate_size": 3420,
+    "num_heads": 16,
+    "patch_size": 14,
+    "window_size": 112,
+    "fullatt_block_indexes": [7, 15, 23, 31],
+}
+_OFFICIAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "3B": (
+        _OFFICIAL_TEXT
+        | {"hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36}
+        | {"num_attention_heads": 16, "num_key_value_heads": 2}
+        | {"vocab_size": 151_936, "tie_word_embeddings": True},
+        _OFFICIAL_TOWER | {"out_hidden_size": 2048},
+    ),
+    "7B": (
+        _OFFICIAL_TEXT
+        | {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28}
+        | {"num_attention_heads": 28, "num_key_value_heads": 4}
+        | {"vocab_size": 152_064, "tie_word_embeddings": False},
+        _OFFICIAL_TOWER | {"out_hidden_size": 3584},
+    ),
 }
 _MAKERS: dict[str, Callable[..., Any]] = {
     "idefics3": _idefics("Idefics3", "idefics3"),

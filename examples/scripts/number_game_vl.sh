@@ -33,7 +33,7 @@ DATA=${DATA:-runs/number_game_vl/data}
 
 # screenshots of 512 x 512 pixels, EasyR1's least size
 QUESTION="Two numbers are shown. Which is larger? Answer with one digit: 1 the left, 2 the right, 0 neither."
-[ -d "$DATA" ] || python examples/python/number_game/make_data.py --output_dir "$DATA" --side 512 --largest 99 \
+[ -d "$DATA" ] || python examples/python/number_game/make_data.py --output_dir "$DATA" --side 512 --largest 99 --sft 0 \
     --question "$QUESTION"
 
 python -m openrl.cli.train_ppo_ray \

@@ -123,3 +123,34 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     assert any("vision_model" in name for name in changed)
     assert any("text_model" in name for name in changed)
     assert (tmp_path / "processor_config.json").is_file()
+
+
+def test_images_cross_processes(task, supervised, tmp_path):
+    """Ray, vLLM, and two ranks that see different images; nothing of them is lost or mistaken on
+    the way, or the engine's log-probs would not be the trainer's."""
+    flags = ppo_flags(
+        task,
+        tmp_path,
+        pretrain=supervised,
+        prompt_data=task / "rows.parquet",
+        label_key="answer",
+        input_key="problem",
+        prompt_max_len=128,
+        generate_max_len=6,
+        actor_num_gpus_per_node=2,
+        zero_stage=2,
+        packing_samples=True,
+        max_steps=2,
+        **VISION,
+    )
+    output = run("train_ppo_ray", flags)
+    assert "24 images, at most" in output
+    steps = metrics(tmp_path)
+    assert [m["step"] for m in steps] == [1, 2]
+    assert all(m["rollout/images"] > 0 and m["rollout/image_tokens"] > 4 for m in steps)
+    assert all(m["actor/logprob_gap_max"] < 1e-4 for m in steps)
+    before, after = (load_file(folder / "model.safetensors") for folder in (supervised, tmp_path))
+    assert before.keys() == after.keys()
+    assert any(
+        "vision_model" in name for name in before if not torch.equal(before[name], after[name])
+    )

@@ -96,7 +96,9 @@ def main() -> None:
     }
     made["shuffled"] = shuffled(made["eval"])
     for name, rows in made.items():
-        Dataset.from_list(rows, features=COLUMNS).to_parquet(args.output_dir / f"{name}.parquet")
+        if rows:
+            dataset = Dataset.from_list(rows, features=COLUMNS)
+            dataset.to_parquet(args.output_dir / f"{name}.parquet")
 
 
 if __name__ == "__main__":
