@@ -141,11 +141,9 @@ def _scores(
 
 def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[str, float]]:
     """Steps 13 and 14."""
-    advantages, mask, limit = (
-        batch.advantages.masked_fill(~batch.loss_mask, 0),
-        batch.loss_mask,
-        plan.shaping.advantage_clip,
-    )
+    advantages = batch.advantages.masked_fill(~batch.loss_mask, 0)
+    mask = batch.loss_mask
+    limit = plan.shaping.advantage_clip
     metrics = {}
     if plan.whiten_advantages:
         metrics["whitening_skipped"] = float(int(mask.sum()) < 2)

@@ -31,12 +31,8 @@ class LauncherGroup:
         *args: Any,
         ranks_per_shard: int = 1,
     ) -> None:
-        self.role, self.size, self.rank, self.ranks_per_shard = (
-            role,
-            launch.world_size,
-            launch.rank,
-            ranks_per_shard,
-        )
+        self.role, self.size, self.rank = role, launch.world_size, launch.rank
+        self.ranks_per_shard = ranks_per_shard
         init_distributed(
             self.rank, self.size, launch.master_addr, launch.master_port, device, timeout
         )

@@ -191,10 +191,8 @@ class ExampleBuilder(ABC, Generic[Example]):
     def _report(self, source: str, drafts: list[Draft], flag: str) -> SupervisedReport:
         kept = [draft for draft in drafts if self._use(draft)]
         dropped = sum(not self._fits(draft) for draft in drafts)
-        cut, tokens = (
-            sum(not d.whole for d in kept),
-            sum(sum(row.loss_mask) for d in kept for row in d.rows),
-        )
+        cut = sum(not d.whole for d in kept)
+        tokens = sum(sum(row.loss_mask) for d in kept for row in d.rows)
         same = len(drafts) - len(kept) - dropped
         report = SupervisedReport(
             source, len(drafts), cut, dropped, tokens, self.max_len, same, self.noun

@@ -122,12 +122,8 @@ class PromptBuilder:
         images: RowImages | None = None,
     ) -> None:
         """Without ``images`` rows are text, whatever else they hold."""
-        self.flags, self.tokenizer, self.limit, self.workers = (
-            flags,
-            tokenizer,
-            prompt_max_len,
-            workers,
-        )
+        self.flags, self.tokenizer = flags, tokenizer
+        self.limit, self.workers = prompt_max_len, workers
         self.images = images
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 

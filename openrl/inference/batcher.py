@@ -43,12 +43,8 @@ class MicroBatcher(Generic[Item, Result]):
         wait: float,
         most_waiting: int,
     ) -> None:
-        self._function, self._batch_size, self._wait, self.most_waiting = (
-            function,
-            batch_size,
-            wait,
-            most_waiting,
-        )
+        self._function, self._batch_size = function, batch_size
+        self._wait, self.most_waiting = wait, most_waiting
         self._waiting: deque[tuple[Item, asyncio.Future[Result]]] = deque()
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batch")

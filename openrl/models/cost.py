@@ -21,11 +21,9 @@ def cost_of(config: PretrainedConfig) -> RowCost:
     Layers are taken for gated ones that all look at every token; a model with plain or sliding ones
     is near enough."""
     text = config.get_text_config()
-    hidden, layers, heads = (
-        text.hidden_size,
-        text.num_hidden_layers,
-        _mean(getattr(text, "num_attention_heads", None)),
-    )
+    hidden = text.hidden_size
+    layers = text.num_hidden_layers
+    heads = _mean(getattr(text, "num_attention_heads", None))
     if not heads:
         return RowCost()  # no attention in it
     head_dim = getattr(text, "head_dim", None) or hidden / heads

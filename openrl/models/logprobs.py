@@ -181,10 +181,8 @@ class _Chunked(torch.autograd.Function):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
             # the gradient takes the place of the logits
             for own, inside in _blocks(rows, len(logits)):
-                block, up = (
-                    logits[inside],
-                    [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)],
-                )
+                block = logits[inside]
+                up = [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)]
                 gradient = _score_gradient(
                     block, targets[own], log_partition[own, None], entropies[own, None], *up
                 )

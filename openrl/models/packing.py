@@ -209,11 +209,9 @@ def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
     )
     mask = torch.ones_like(alike, dtype=torch.bool)
     try:
-        shared, alone, other = (
-            run(alike, mask, torch.zeros(2, dtype=torch.long)),
-            run(alike, mask),
-            run(changed, mask),
-        )
+        shared = run(alike, mask, torch.zeros(2, dtype=torch.long))
+        alone = run(alike, mask)
+        other = run(changed, mask)
     # attention that is none of transformers' functions
     except (UserError, TypeError, AttributeError) as error:
         why = error.message if isinstance(error, UserError) else error

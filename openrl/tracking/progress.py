@@ -49,13 +49,8 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.title, self.total, self.columns, self.done, self.every = (
-            title,
-            total,
-            columns,
-            done,
-            every,
-        )
+        self.title, self.total, self.columns = title, total, columns
+        self.done, self.every = done, every
         self.console, self.clock = console or Console(), clock
         self.seconds_by_stage: Counter[str] = Counter()
         self._lap_start, self._lap_seconds = clock(), Counter[str]()

@@ -46,10 +46,8 @@ class Checkpoints:
         self.directory, self.keep, self.leads = Path(flags.ckpt_path), flags.max_ckpt_num, leads
         self.most_bytes = flags.max_ckpt_mem * 1e9
         self.resumable = not flags.disable_ds_ckpt
-        self.written, self.read = (
-            StateParts(flags.save_optim, flags.save_rng),
-            StateParts(flags.load_optim, flags.load_rng),
-        )
+        self.written = StateParts(flags.save_optim, flags.save_rng)
+        self.read = StateParts(flags.load_optim, flags.load_rng)
         upload = flags.ckpt_upload_dir if leads else None
         self.uploads = Uploads(upload) if upload else None
         self._bytes = 0  # of the newest checkpoint: about what the next one needs

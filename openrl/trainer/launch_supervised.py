@@ -125,11 +125,9 @@ async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummar
 async def train_once(
     config: SupervisedConfig, inputs: SupervisedInputs, stop: StopRequest
 ) -> RunSummary:
-    run_dir, console, task = (
-        Path(config.checkpoint.save_path),
-        Console(quiet=not inputs.leads),
-        inputs.task,
-    )
+    run_dir = Path(config.checkpoint.save_path)
+    console = Console(quiet=not inputs.leads)
+    task = inputs.task
     console.print(describe(config, inputs), highlight=False)
     if inputs.leads:
         write_config(config, run_dir)

@@ -113,7 +113,7 @@ class Learner:
             batch, measured = self.mismatch(batch, sampled & scored[:, None])
             metrics |= measured
         batch, aged = self._without_old_tokens(batch, version)
-        batch = self._mark(batch, step)
+        batch = self._select_tokens(batch, step)
         with stage("train"):
             metrics |= aged | await self.update(batch, step)
         self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
@@ -158,12 +158,10 @@ class Learner:
     def pad_id(self) -> int:
         return self.tokenizer.pad_token_id
 
-    def _mark(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
+    def _select_tokens(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
         """Choose the tokens that a loss treats apart, if it does."""
-        loss, options = (
-            policy_losses[self.losses.actor.loss_type].component,
-            self.losses.actor.options,
-        )
+        loss = policy_losses[self.losses.actor.loss_type].component
+        options = self.losses.actor.options
         return select_tokens(batch, loss, options, self._generator(step))
 
     def _generator(self, step: int) -> torch.Generator:

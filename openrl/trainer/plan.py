@@ -191,10 +191,8 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
     model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
     size = supervised_batching(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
-    shape, parallel = (
-        model_shape(config.model.pretrain, config.model.trust_remote_code),
-        config.parallel,
-    )
+    shape = model_shape(config.model.pretrain, config.model.trust_remote_code)
+    parallel = config.parallel
     memory = model_memory(
         shape.of_rank(parallel.ds_tensor_parallel_size),
         model,

@@ -225,10 +225,8 @@ class Residency:
         """One call per role. After a failure nobody knows what is where, so every later stage is
         refused."""
         for role in dict.fromkeys(tenant.role for tenant in tenants):
-            moved, started = (
-                [tenant for tenant in tenants if tenant.role == role],
-                time.perf_counter(),
-            )
+            moved = [tenant for tenant in tenants if tenant.role == role]
+            started = time.perf_counter()
             try:
                 await self._groups[role].call(direction, *(tenant.part for tenant in moved))
             except BaseException as error:

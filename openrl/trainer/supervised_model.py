@@ -34,13 +34,8 @@ class SupervisedModel:
     def __init__(
         self, group: RankGroup, task: Task, pad_id: int, spec: BatchingSpec, guard: NonFiniteGuard
     ) -> None:
-        self.group, self.task, self.pad_id, self.batching, self.guard = (
-            group,
-            task,
-            pad_id,
-            spec,
-            guard,
-        )
+        self.group, self.task, self.pad_id = group, task, pad_id
+        self.batching, self.guard = spec, guard
 
     async def forward(self, batch: ExperienceBatch) -> Tensor:
         """The model's column for all rows."""

@@ -44,11 +44,9 @@ class SupervisedTrainer:
     ) -> None:
         self.model, self.examples, self.tokenizer = model, examples, tokenizer
         self.flags = effective_flags(config)  # kept beside each checkpoint
-        self.batch, self.checkpoint, self.evaluation = (
-            config.batch,
-            config.checkpoint,
-            config.evaluation,
-        )
+        self.batch = config.batch
+        self.checkpoint = config.checkpoint
+        self.evaluation = config.evaluation
         self.checkpoints, self.trackers, self.progress = checkpoints, trackers, progress
         self.profiling = Profiling.of(config.debug, config.checkpoint.save_path)
         self.total_steps = progress.total

@@ -21,11 +21,9 @@ class Totals:
     def add(self, samples: int, tokens: int, laps: Mapping[str, float]) -> dict[str, float]:
         """Count one step; its metrics: ``laps`` of ``Progress.lap`` and the throughput."""
         seconds = laps["time/step"]
-        self.samples, self.tokens, self.seconds = (
-            self.samples + samples,
-            self.tokens + tokens,
-            self.seconds + seconds,
-        )
+        self.samples += samples
+        self.tokens += tokens
+        self.seconds += seconds
         return {
             **laps,
             "perf/samples_per_second": samples / seconds,

@@ -137,10 +137,8 @@ def gradients_add_up_in_a_type_that_holds_them(config: TrainingConfig, given: Gi
 @check(*TRAINING)
 def what_is_recomputed_can_be(config: TrainingConfig, given: Given) -> Problems:
     flags = config.deepspeed
-    method, reentrant = (
-        flags.gradient_checkpointing_method,
-        flags.gradient_checkpointing_use_reentrant,
-    )
+    method = flags.gradient_checkpointing_method
+    reentrant = flags.gradient_checkpointing_use_reentrant
     if reentrant and method in ("selective", "moe"):
         yield Problem(
             ("gradient_checkpointing_use_reentrant", "gradient_checkpointing_method"),
