@@ -256,11 +256,9 @@ class Group:
     @property
     def greedy_reward(self) -> float | None:
         """None without a greedy answer, or without a reward for it."""
-        return (
-            self.greedy.score.reward
-            if self.greedy and self.greedy.score and not self.greedy.failed
-            else None
-        )
+        if self.greedy and self.greedy.score and not self.greedy.failed:
+            return self.greedy.score.reward
+        return None
 
     @property
     def mean_pass(self) -> float | None:

@@ -43,11 +43,9 @@ def select_tokens(
 ) -> ExperienceBatch:
     """Fill ``selected`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and
     ``advantages`` then."""
-    return (
-        batch.replace(selected=loss.select(batch, options, generator))
-        if isinstance(loss, SelectingLoss)
-        else batch
-    )
+    if isinstance(loss, SelectingLoss):
+        return batch.replace(selected=loss.select(batch, options, generator))
+    return batch
 
 
 def covariance(batch: ExperienceBatch) -> Tensor:

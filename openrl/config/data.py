@@ -177,11 +177,9 @@ def data_items(names: str) -> list[str]:
 def name_and_subset(item: str) -> tuple[str, str | None]:
     """NAME@SUBSET in its parts. A path that exists is a name, @ or not."""
     name, at, subset = item.rpartition("@")
-    return (
-        (name, subset)
-        if at and name and subset and not Path(item).expanduser().exists()
-        else (item, None)
-    )
+    if at and name and subset and not Path(item).expanduser().exists():
+        return (name, subset)
+    return (item, None)
 
 
 def probabilities(text: str) -> list[float]:

@@ -90,11 +90,9 @@ def max_staleness(config: PPOConfig) -> int:
 def total_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
     """Steps of a run. The last one of the last episode is filled up with prompts of the next
     pass."""
-    return (
-        batch.max_steps
-        if batch.max_steps > 0
-        else -(-batch.num_episodes * n_prompts // batch.rollout_batch_size)
-    )
+    if batch.max_steps > 0:
+        return batch.max_steps
+    return -(-batch.num_episodes * n_prompts // batch.rollout_batch_size)
 
 
 def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
@@ -104,11 +102,9 @@ def total_optimizer_steps(batch: RolloutBatchFlags, n_prompts: int) -> int:
 
 def supervised_steps(batch: SupervisedBatchFlags, n_rows: int) -> int:
     """Optimizer steps of a supervised run. The last one is filled up with rows of the next pass."""
-    return (
-        batch.max_steps
-        if batch.max_steps > 0
-        else -(-batch.max_epochs * n_rows // batch.train_batch_size)
-    )
+    if batch.max_steps > 0:
+        return batch.max_steps
+    return -(-batch.max_epochs * n_rows // batch.train_batch_size)
 
 
 def packs(config: PPOConfig | SupervisedConfig) -> bool:
@@ -124,11 +120,9 @@ def shares_prefixes(config: PPOConfig | SupervisedConfig) -> bool:
 
 def loaded(config: PPOConfig | SupervisedConfig) -> ModelFlags:
     """How models are loaded: for shared prefixes with the one attention that knows them."""
-    return (
-        replace(config.model, attn_implementation="varlen")
-        if shares_prefixes(config)
-        else config.model
-    )
+    if shares_prefixes(config):
+        return replace(config.model, attn_implementation="varlen")
+    return config.model
 
 
 def most_tokens(config: PPOConfig | SupervisedConfig, cap: int) -> int:

@@ -138,11 +138,9 @@ def _short_name(kind: Kind, address: str) -> str:
 
 def _long_name(kind: Kind, address: str) -> str:
     """Without the slash, which stands between a source and its parts."""
-    return (
-        address
-        if kind == "verifier"
-        else address.replace("/", ".").replace(".py:", ".").lstrip(".")
-    )
+    if kind == "verifier":
+        return address
+    return address.replace("/", ".").replace(".py:", ".").lstrip(".")
 
 
 def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) -> dict[str, float]:

@@ -95,11 +95,9 @@ class Templates:
     def wrap_last_user(self, messages: list[Message]) -> list[Message]:
         """The dialogue with its last user message in --input_template."""
         last = _last_user(messages)
-        return (
-            messages
-            if last is None
-            else _with_content(messages, last, self.wrap(messages[last]["content"]))
-        )
+        if last is None:
+            return messages
+        return _with_content(messages, last, self.wrap(messages[last]["content"]))
 
     def wrap(self, text: str) -> str:
         """``text`` in --input_template. Raises BadRow."""

@@ -103,8 +103,6 @@ def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     Chat templates write it themselves. Whatever a tokenizer appends is left out: a prompt is to be
     continued."""
     ids = tokenizer("").input_ids
-    return (
-        ids[:1]
-        if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]
-        else []
-    )
+    if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]:
+        return ids[:1]
+    return []

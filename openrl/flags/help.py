@@ -65,11 +65,9 @@ def _add(section: argparse._ArgumentGroup, spec: FlagSpec) -> None:
 def _default(spec: FlagSpec) -> str:
     if without_none(spec.type) is bool and spec.default is not None:
         return "on" if spec.default else "off"
-    return (
-        spec.default
-        if isinstance(spec.default, str) and spec.default.isprintable()
-        else show(spec.default)
-    )
+    if isinstance(spec.default, str) and spec.default.isprintable():
+        return spec.default
+    return show(spec.default)
 
 
 def _components(spec: FlagSpec, width: int) -> str:

@@ -73,21 +73,17 @@ def scores_compete(task: BatchTaskFlags) -> bool:
 
 def rows_per_unit(task: BatchTaskFlags) -> int:
     """Rows of the output that a finished unit has at most."""
-    return (
-        1
-        if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY
-        else task.n_samples_per_prompt
-    )
+    if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY:
+        return 1
+    return task.n_samples_per_prompt
 
 
 def reward_models(config: BatchInferenceConfig) -> str | None:
     """--reward_pretrain; for rm without any other source --pretrain."""
     others = config.rm.reward_pretrain, config.reward.remote_rm_url, config.reward.reward_funcs
-    return (
-        config.model.pretrain
-        if config.task.eval_task == "rm" and not any(others)
-        else config.rm.reward_pretrain
-    )
+    if config.task.eval_task == "rm" and not any(others):
+        return config.model.pretrain
+    return config.rm.reward_pretrain
 
 
 def slice_of(prompts: list[Prompt], task: BatchTaskFlags) -> list[Prompt]:

@@ -225,11 +225,9 @@ def _score_gradient(
         gradient.mul_(slope if grad_logprobs is None else slope.add_(grad_logprobs))
     else:
         gradient.mul_(0 if grad_logprobs is None else grad_logprobs)
-    return (
-        gradient
-        if grad_logprobs is None
-        else gradient.scatter_add_(1, targets[:, None], grad_logprobs)
-    )
+    if grad_logprobs is None:
+        return gradient
+    return gradient.scatter_add_(1, targets[:, None], grad_logprobs)
 
 
 def _blocks(rows: slice, count: int) -> list[tuple[slice, slice]]:

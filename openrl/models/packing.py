@@ -61,11 +61,9 @@ def arrange(
     scored = attention_mask if scored is None else attention_mask & scored
     if not packing:
         return _padded(token_ids, scored, axes)
-    return (
-        _packed(token_ids, attention_mask, scored, axes)
-        if groups is None
-        else _shared(token_ids, attention_mask, scored, groups)
-    )
+    if groups is None:
+        return _packed(token_ids, attention_mask, scored, axes)
+    return _shared(token_ids, attention_mask, scored, groups)
 
 
 def _padded(token_ids: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:

@@ -210,13 +210,14 @@ class ChildProcess:
         except subprocess.TimeoutExpired:
             code = None
         self.kill()
-        if code is None:
-            return "closed its connection"
-        return (
-            f"was killed by {signal.Signals(-code).name}"
-            if code < 0
-            else f"exited with status {code}"
-        )
+        return "closed its connection" if code is None else ending(code)
+
+
+def ending(code: int) -> str:
+    """How a process ended, by its exit code."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"exited with status {code}"
 
 
 def kill_family(pid: int, mark: str) -> None:

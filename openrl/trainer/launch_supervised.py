@@ -61,11 +61,9 @@ class SupervisedInputs:
 
     def ranks(self, flags: RankFlags) -> int:
         """How many train; of a Ray node whose GPUs are not counted by a flag, one."""
-        return (
-            self.launch.world_size
-            if self.launch
-            else flags.num_nodes * (flags.num_gpus_per_node or 1)
-        )
+        if self.launch:
+            return self.launch.world_size
+        return flags.num_nodes * (flags.num_gpus_per_node or 1)
 
 
 def prepare(config: Any) -> SupervisedInputs:

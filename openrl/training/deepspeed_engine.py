@@ -256,11 +256,9 @@ class DeepSpeedEngine:
             return norm
         scale = self._masters.missing_loss_scale()
         self._engine.step()
-        return (
-            float(self._engine.get_global_grad_norm()) / scale
-            if self._engine.was_step_applied()
-            else math.inf
-        )
+        if self._engine.was_step_applied():
+            return float(self._engine.get_global_grad_norm()) / scale
+        return math.inf
 
     # ---- weights
 

@@ -22,11 +22,9 @@ def machine_id() -> str:
     """Equal for two processes if one can map what the other shares: same machine and same process
     numbers."""
     boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    return (
-        f"{boot.read_text().strip()} {processes.readlink()}"
-        if boot.exists()
-        else socket.gethostname()
-    )
+    if boot.exists():
+        return f"{boot.read_text().strip()} {processes.readlink()}"
+    return socket.gethostname()
 
 
 @dataclass

@@ -18,7 +18,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import tempfile
 from typing import IO
@@ -30,7 +29,7 @@ from openrl.agents.deadline import deadline
 from openrl.agents.endpoint.records import MODEL
 from openrl.agents.endpoint.server import HOST, Endpoint, Opened
 from openrl.errors import UserError
-from openrl.processes.child import MARK, kill_family
+from openrl.processes.child import MARK, ending, kill_family
 from openrl.types import End, Prompt, Sampling, Trajectory
 
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
@@ -55,7 +54,7 @@ class AgentCommand:
         session = opened.session
         if code and session.over is None:
             session.raise_failures()
-            raise RuntimeError(f"the agent {_ending(code)}: {said}")
+            raise RuntimeError(f"the agent {ending(code)}: {said}")
         session.raise_failures()
         if session.is_idle:
             raise RuntimeError(f"the agent asked the endpoint for nothing; it said: {said}")
@@ -141,9 +140,3 @@ def _last_words(output: IO[bytes]) -> str:
     size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - LAST_WORDS))
     return output.read().decode(errors="replace").strip() or "(no output)"
-
-
-def _ending(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"exited with status {code}"

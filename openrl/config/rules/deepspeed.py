@@ -107,11 +107,9 @@ def trained_ranks(config: TrainingConfig) -> int | None:
     if isinstance(config, PPOConfig):
         return actor_world(config.placement, config.device.device)
     ranks = config.ranks
-    return (
-        ranks.num_nodes * ranks.num_gpus_per_node
-        if under_ray(ranks) and ranks.num_gpus_per_node
-        else None
-    )
+    if under_ray(ranks) and ranks.num_gpus_per_node:
+        return ranks.num_nodes * ranks.num_gpus_per_node
+    return None
 
 
 @check(*TRAINING)
