@@ -27,7 +27,7 @@ See = Callable[[Sequence[Message]], list[Message]]
 
 
 class EnvironmentFailure(Exception):
-    """The environment broke its promises: the episode is nobody's to judge."""
+    """The environment broke its promises: the episode cannot be judged."""
 
 
 class EnvironmentAgent:
@@ -39,7 +39,7 @@ class EnvironmentAgent:
         self.make, self.how = make, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises EnvironmentFailure if the environment fails, hangs or gives what is none."""
+        """Raises EnvironmentFailure if the environment fails, hangs or breaks the protocol."""
         conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
         game = _Guarded(self.make(prompt), prompt, limits.step_timeout, self.how.chat.seen)
         episode = _Episode(conversation, game)
@@ -177,5 +177,5 @@ def as_messages(observation: Content | Sequence[Message]) -> list[Message]:
 
 
 def _state(given: str | None, new: list[Message]) -> str:
-    """The key of the state that the policy now sees: what it is shown, if nobody names it."""
+    """The key of the state that the policy now sees: as given, else the text that it is shown."""
     return given if given is not None else str(new[-1]["content"])

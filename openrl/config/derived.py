@@ -240,7 +240,7 @@ def critic_adapters(flags: LoRAFlags) -> LoRAFlags:
 def source_kinds(
     config: PPOConfig | ServeConfig | BatchInferenceConfig | EvaluateConfig,
 ) -> set[str]:
-    """Kinds of the reward sources; empty if they cannot be told, which is reported elsewhere."""
+    """Kinds of the reward sources; empty if they cannot be read, which another rule reports."""
     models = (config.rm if hasattr(config, "rm") else config.others).reward_pretrain
     try:
         return {source.kind for source in reward_sources(config.reward, models)}

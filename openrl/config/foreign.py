@@ -11,7 +11,7 @@ from openrl.flags.schema import collect_flags
 
 @dataclass(frozen=True)
 class Foreign:
-    """What becomes of a flag that users of OpenRLHF, or of another command, may give."""
+    """Flags that OpenRLHF or another command has, and what to give here instead."""
 
     why: str
     fix: str = ""  # empty: the flag is ignored, with a warning

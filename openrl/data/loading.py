@@ -179,7 +179,7 @@ def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: 
 
 
 def _may_be_hub_name(source: str) -> bool:
-    """Not a path that somebody mistyped: asking the Hub for it would take long and mislead."""
+    """A mistyped path is none: asking the Hub for it would take long and mislead."""
     return (
         bool(_HUB_NAME.fullmatch(source))
         and not source.startswith(".")

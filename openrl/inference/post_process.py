@@ -1,4 +1,4 @@
-"""What becomes of the scored answers to one prompt: --post_processor."""
+"""What --post_processor makes of the scored answers to one prompt."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self.loop.call_later(HEAD_TIMEOUT, self._look, None)
 
     def _look(self, before: Any) -> None:
-        """``before``: the request of the last look; without another one since nobody is served."""
+        """``before`` is the request of the last look: if it is still the last, the line is idle."""
         if self.transport.is_closing():
             return
         if self.cycle is before and (self.cycle is None or self.cycle.response_complete):

@@ -42,7 +42,7 @@ class Vision:
         )
 
     def read(self, images: Sequence[Sequence[PlacedImage]] | None) -> dict[str, Tensor]:
-        """The tensors of all images of some rows; of a blank image if there is none."""
+        """The tensors of all images of some rows, or of one blank image."""
         found = [placed.image for of_row in images or () for placed in of_row]
         return self.processor.batch(found or [_blank()])
 

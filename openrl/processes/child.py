@@ -74,7 +74,7 @@ class ChildProcess:
 
     @property
     def interrupted(self) -> bool:
-        """Somebody has ended it since it was last called."""
+        """It was ended from outside since its last call."""
         return self._interrupted
 
     def start(self) -> None:

@@ -87,7 +87,7 @@ class ProcessPool:
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Lease]:
-        """Wait for a process that nobody has. Raises CallFailed once the pool is closed."""
+        """Wait for a free process. Raises CallFailed once the pool is closed."""
         lease = await self.borrow()
         try:
             yield lease

@@ -44,7 +44,7 @@ def dropped_parts(config: PPOConfig) -> set[str]:
 
 
 def lines_on_a_cpu(config: PPOConfig, device: str) -> list[str]:
-    """What sleep comes to where there is no GPU to free, as far as flags ask for it."""
+    """What sleep means without a GPU, for the flags that ask for it."""
     hybrid = config.hybrid
     if device != "cpu":
         return []

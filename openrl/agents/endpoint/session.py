@@ -148,7 +148,7 @@ class Session:
         self.score = score
 
     async def close(self) -> None:
-        """Nobody is answered any more, and what is still sampled is given up."""
+        """Answers no request any more, and gives up what is still sampled."""
         self._closed = True
         await self.exchanges.cancel()
 

@@ -44,7 +44,7 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 
 
 def check_address(address: str) -> None:
-    """Raises UserError if nobody listens there, or one who could not ask the endpoint."""
+    """Raises UserError if nothing listens there, or if it could not ask the endpoint."""
     try:
         where = urlparse(address)
         host, port = where.hostname, where.port

@@ -1,4 +1,4 @@
-"""What somebody's file brings, told by the methods of its classes. Runs in the file's process."""
+"""What a user's file holds, told by the methods of its classes. Runs in the file's process."""
 
 from __future__ import annotations
 

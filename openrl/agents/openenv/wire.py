@@ -126,7 +126,7 @@ class Connections:
         raise AssertionError("the last attempt raises")
 
     async def _enter(self, socket: websockets.ClientConnection) -> None:
-        """A server without room says so to whoever asks something. Raises ServerFull."""
+        """A full server refuses every request. Raises ServerFull."""
         try:
             await _WebSocket(socket).ask("state", {})
         except ServerError as error:

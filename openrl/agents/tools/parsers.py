@@ -189,7 +189,7 @@ def _between(text: str, start: str, end: str) -> tuple[str, list[str]]:
 
 
 def _all(pattern: re.Pattern[str], text: str, form: str) -> list[tuple[str, str]]:
-    """The pairs of which the text consists."""
+    """The text as pairs."""
     pairs, at = [], 0
     while match := pattern.match(text, at):
         pairs.append((match[1].strip(), match[2]))

@@ -34,7 +34,7 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
 
 @check(PPOConfig)
 def ranks_of_every_role_divide(config: PPOConfig, given: Given) -> Problems:
-    """But for the actor, of which ``checks.ranks_share_a_step`` asks more."""
+    """All but the actor, of which ``ranks_share_a_step`` asks more."""
     for role in model_roles(config):
         world = role_world(config.placement, role, config.device.device)
         if role != "actor" and world is not None:
