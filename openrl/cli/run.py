@@ -46,11 +46,13 @@ def command(
         config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description
     )
     silence()
+    # the plan of --dry_run may refuse what it finds, and starts nothing either
+    starts = not getattr(config.debug, "dry_run", False)
     started = False
     signal.signal(signal.SIGTERM, _end)
     try:
         inputs = prepare(config)
-        started = True
+        started = starts
         run(config, inputs)
     except KeyboardInterrupt:
         print(f"{prog}: interrupted", file=sys.stderr)

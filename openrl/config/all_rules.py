@@ -17,6 +17,7 @@ from openrl.config.rules import (  # noqa: F401
     model,
     parallel,
     placement,
+    replay,
     rewards,
     sampling,
     selection,

@@ -169,7 +169,7 @@ class OrderFlags:
 
 def data_items(names: str) -> list[str]:
     """The items of a comma list of datasets. A path that exists is one item, commas or not."""
-    if Path(names).expanduser().exists():
+    if names and Path(names).expanduser().exists():
         return [names]
     return [item.strip() for item in names.split(",") if item.strip()]
 

@@ -253,13 +253,18 @@ def rewards(config: PPOConfig) -> RewardPlan:
     return reward_plan(config.reward, config.others.reward_pretrain)
 
 
+def replays(config: PPOConfig) -> bool:
+    """Whether rollouts come from files, scored: there are no engines then."""
+    return config.collecting.rollout_replay_dir is not None
+
+
 def model_roles(config: PPOConfig) -> tuple[str, ...]:
     """The models that run, by the names that placement and metrics use."""
     wanted = {
         "actor": True,
         "critic": needs_critic(config),
         "reference": needs_reference(config) and not policy_is_reference(config),
-        "reward": config.others.reward_pretrain is not None,
+        "reward": config.others.reward_pretrain is not None and not replays(config),
     }
     return tuple(role for role, needed in wanted.items() if needed)
 

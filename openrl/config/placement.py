@@ -11,6 +11,7 @@ from openrl.config.derived import model_roles
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 
 ENGINES = "vllm"
+MOST_PLACES = 100_000  # GPUs of a cluster: more is a slip of the keyboard
 """The role of the rollout engines."""
 
 FLAG_NAMES = {
@@ -90,6 +91,8 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
         first, dash, last = item.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"{item.strip()!r} of {name} is neither a number nor a range like 0-3")
+        if int(last or first) > MOST_PLACES:
+            raise ValueError(f"{item.strip()} of {name} goes beyond {MOST_PLACES} places")
         numbers += range(int(first), int(last or first) + 1)
     if not numbers or len(set(numbers)) < len(numbers):
         raise ValueError(f"{name}={text} names no place, or one twice")

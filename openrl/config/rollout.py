@@ -301,3 +301,13 @@ class CollectFlags:
         "stream: each group is scored, judged and replaced when it finishes. batch: when all have,"
         " in the order of prompts.",
     )
+    rollout_dump_dir: str | None = flag(
+        None,
+        "Directory for the answers of every step and evaluation, whole, for reading and for"
+        " --rollout_replay_dir. None: none.",
+    )
+    rollout_replay_dir: str | None = flag(
+        None,
+        "Train on the answers that --rollout_dump_dir has kept of another run: no engine and no"
+        " reward is started, and equal flags give equal weights. None: play prompts.",
+    )

@@ -9,6 +9,7 @@ columns of each row."""
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -139,10 +140,18 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
     except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last: only NULs
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
-        reason = _bad_lines(path) if path.suffix == ".jsonl" else ""
+        reason = _encoding(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
         raise UserError(
             f"--{flag}: cannot read {path}: {reason or error.__cause__ or str(error) or 'not text'}"
         ) from error
+
+
+def _encoding(path: Path) -> str:
+    """That a text file is not UTF-8 but of a kind that marks its beginning; empty if it is none."""
+    with open(path, "rb") as file:
+        start = file.read(2)
+    utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return "it is UTF-16, save it as UTF-8" if utf16 else ""
 
 
 def _bad_lines(path: Path, show: int = 5) -> str:

@@ -58,7 +58,7 @@ def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
         keys = ", ".join(_all_keys(first))
         raise UserError(
             f"--{key_flag}: {source} has no key {key!r}; it has {keys}",
-            f"--{key_flag} with one of these",
+            f"--{key_flag} with one of these" if key_flag.endswith("_key") else f"a column {key!r}",
         )
 
 

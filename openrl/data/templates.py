@@ -120,6 +120,10 @@ class Templates:
                 add_generation_prompt=generate,
                 **self.flags.chat_template_kwargs,
             )
+        except jinja2.TemplateSyntaxError as error:
+            where = f"line {error.lineno}: {error.message}"
+            message = f"the tokenizer's chat template is none, {where}"
+            raise UserError(message, "--tokenizer_chat_template FILE") from error
         except Exception as error:  # templates raise what they like, e.g. that roles must alternate
             raise BadRow(f"the chat template refuses it: {error}") from error
 

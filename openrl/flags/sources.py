@@ -72,9 +72,12 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
         return [], [
             Problem(("config",), f"{path} holds no flags", "lines of the form  flag: value")
         ]
-    settings = [
-        Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value
-    ]
+    try:
+        settings = [
+            Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value
+        ]
+    except RecursionError:
+        return [], [Problem(("config",), f"{path} holds a value that contains itself")]
     lines: dict[str, int] = {}
     problems = []
     for s in settings:

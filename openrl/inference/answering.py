@@ -23,20 +23,28 @@ from openrl.config.agents import AgentFlags, EnvironmentTagFlags
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig
 from openrl.config.inference import InferenceSamplingFlags
 from openrl.config.placement import ParallelSizes
-from openrl.config.reward import bearer_token
+from openrl.config.reward import bearer_token, split
 from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
 from openrl.data.images import row_images
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
+from openrl.errors import Gathered
 from openrl.flags.dump import dump_yaml
 from openrl.inference.columns import column_names, rows_of
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
 from openrl.models.device import Device, resolve_device
+from openrl.models.stored import check_head, check_language_model, check_length
 from openrl.rewards.base import Reward
-from openrl.rewards.build import RewardSetup, build_reward, check_reward_sources
+from openrl.rewards.build import (
+    RewardSetup,
+    build_reward,
+    check_labels,
+    check_prompts,
+    check_reward_sources,
+)
 from openrl.rollout.build import check_engine_kwargs, sampling_of, start_engine
 from openrl.rollout.engine import EngineSpec, RolloutEngine
 from openrl.rollout.parallel import check_parallel
@@ -92,24 +100,51 @@ class Inputs:
 def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs:
     """Read tokenizer and data, try the reward functions; prompts have at most ``limit`` tokens.
     Raises UserError."""
-    device = resolve_device(config.device)
-    sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
-    check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
-    check_engine_kwargs(config.engine.vllm_engine_kwargs)
-    plan = reward_plan(config.reward, reward_models)
-    check_reward_sources(config.reward, plan.sources, config.debug.plugin)
-    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    images = row_images(config.vision, config.model)
-    builder = PromptBuilder(config.data, config.templates, tokenizer, limit, images=images)
+    device, gathered = resolve_device(config.device), Gathered()
+    with gathered:
+        sizes = ParallelSizes(config.engine.vllm_tensor_parallel_size)
+        check_parallel(config.model.pretrain, sizes, False, device, config.model.trust_remote_code)
+    with gathered:
+        check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    with gathered:
+        check_models(config, reward_models)
+    with gathered:
+        plan = reward_plan(config.reward, reward_models)
+        check_reward_sources(config.reward, plan.sources, config.debug.plugin)
+    with gathered:
+        tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+        images = row_images(config.vision, config.model)
+        builder = PromptBuilder(config.data, config.templates, tokenizer, limit, images=images)
+        prompts, reports = read_prompts(config, builder)
+    gathered.raise_all()
+    check_prompts(plan, prompts)
+    check_labels(config.reward, plan, prompts, config.debug.plugin)
     source = FLAG[plan.sources[0].kind] if plan.sources else None
     for line in check_agents(agent_setup(config), tokenizer, source):
         print(line)
+    return Inputs(device, tokenizer, plan, builder, prompts, reports)
+
+
+def check_models(config: Config, reward_models: str | None) -> None:
+    """Raises UserError if one is not whole, not of its kind, or too short for the answers."""
+    path, trusted, lengths = (
+        config.model.pretrain,
+        config.model.trust_remote_code,
+        config.sampling.lengths,
+    )
+    for model in split(reward_models):
+        check_head(model, config.rm.value_head_prefix, trusted)
+    if not isinstance(config, BatchInferenceConfig) or config.task.eval_task != "rm":
+        check_language_model(path, trusted)
+        fix = "--generate_max_len and --prompt_max_len of {most} together"
+        check_length(path, lengths.both, trusted, fix=fix)
+
+
+def read_prompts(config: Config, builder: PromptBuilder) -> tuple[list[Prompt], list[Report]]:
     if tags := agent_setup(config).environments.env_tags:
         count = min(config.data.max_samples, EVALUATED_SEEDS * len(tags))
-        prompts = environment_prompts(dict.fromkeys(tags, 1), count, config.debug.seed, "eval")
-        return Inputs(device, tokenizer, plan, builder, prompts, [])
-    prompts, reports = load_prompts(builder, config.debug.seed)
-    return Inputs(device, tokenizer, plan, builder, prompts, reports)
+        return environment_prompts(dict.fromkeys(tags, 1), count, config.debug.seed, "eval"), []
+    return load_prompts(builder, config.debug.seed)
 
 
 def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:

@@ -31,7 +31,6 @@ from openrl.inference.columns import column_names, rows_of
 from openrl.inference.output import Output, Row
 from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device
-from openrl.rewards.build import check_prompts
 from openrl.rollout.build import engine_spec, seeing
 from openrl.rollout.engine import EngineSpec
 from openrl.types import End, Group, Prompt, Segment, Trajectory
@@ -55,7 +54,6 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
     limit = NO_LIMIT if task.eval_task == "rm" else config.sampling.prompt_max_len
     read = read_inputs(config, reward_models(config), limit)
     prompts = slice_of(read.prompts, task)
-    check_prompts(read.plan, prompts)
     if task.eval_task == "rm":
         require_responses(prompts, config.data.output_key)
     if task.enable_csft:

@@ -27,7 +27,6 @@ from openrl.inference.answering import (
 )
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import figures_at, mean_at, powers_of_two, vote
-from openrl.rewards.build import check_prompts
 from openrl.rollout.build import engine_spec, seeing
 
 ALL = "all"  # the name of all data sources together
@@ -46,7 +45,6 @@ class EvaluateInputs:
 def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     """Read and check all inputs, look at what is done already. Raises UserError."""
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
-    check_prompts(read.plan, read.prompts)
     units = units_of([prompt] for prompt in read.prompts)
     output = None
     if config.evaluate.output_path is not None:

@@ -18,10 +18,12 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from openrl.config.commands import ServeConfig
 from openrl.config.reward import bearer_token
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
-from openrl.errors import UserError
+from openrl.errors import Gathered, UserError
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
 from openrl.models.device import Device, resolve_device
+from openrl.models.scalar_model import stored_moments
+from openrl.models.stored import check_head
 from openrl.rewards.build import check_reward_sources, process_sources
 from openrl.rewards.combined import Weighing
 
@@ -40,12 +42,21 @@ class ServeInputs:
 
 
 def prepare_server(config: ServeConfig) -> ServeInputs:
-    """Take the port, try the reward functions. Raises UserError for the first thing that does not
-    fit."""
-    device = resolve_device(config.device)
-    sources = reward_sources(config.reward, config.rm.reward_pretrain)
-    check_reward_sources(config.reward, sources, config.debug.plugin)
-    listener = bind(config.server.host, config.server.port)
+    """Take the port, look at the model, try the reward functions. Raises one UserError for all that
+    does not fit."""
+    device, gathered = resolve_device(config.device), Gathered()
+    with gathered:
+        sources = reward_sources(config.reward, config.rm.reward_pretrain)
+        check_reward_sources(config.reward, sources, config.debug.plugin)
+    with gathered:
+        if (path := config.rm.reward_pretrain) is not None:
+            trusted = config.model.trust_remote_code
+            check_head(path, config.rm.value_head_prefix, trusted)
+            if config.reward.normalize_reward:
+                stored_moments(path, trusted)
+    with gathered:
+        listener = bind(config.server.host, config.server.port)
+    gathered.raise_all()
     return ServeInputs(
         device, listener, RewardPlan(sources, source_weights(config.reward, sources))
     )

@@ -8,10 +8,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from openrl.config.learning import RecomputeFlags
 from openrl.errors import UserError
+from openrl.models.towers import language_model_class
 
 Method = Literal["uniform", "block", "selective", "moe"]
 
@@ -53,6 +55,17 @@ def recompute(
         )
     for part in parts:
         _recompute(part)
+
+
+def check_recompute(path: str, flags: RecomputeFlags, trust_remote_code: bool) -> None:
+    """Raises UserError as ``recompute`` for the model at ``path``, of which the config is read."""
+    if flags.gradient_checkpointing and flags.gradient_checkpointing_method in PARTS:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model = language_model_class(config).from_config(
+                config, trust_remote_code=trust_remote_code
+            )
+        recompute(model, flags.gradient_checkpointing_method)
 
 
 def _recompute(part: nn.Module) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -78,7 +80,9 @@ def shapes_in(file: Path) -> dict[str, Shape]:
     return shapes
 
 
-def check_language_model(path: str, trust_remote_code: bool, overrides: dict[str, Any]) -> None:
+def check_language_model(
+    path: str, trust_remote_code: bool, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> None:
     """Raises UserError if the weights at ``path`` are not those of a language model with its
     config, as far as names and shapes tell."""
     stored = stored_shapes(path)
@@ -90,10 +94,16 @@ def check_language_model(path: str, trust_remote_code: bool, overrides: dict[str
     own_code = getattr(config, "auto_map", None)
     if not stored or own_code or getattr(config, "quantization_config", None):
         return
-    for name, value in overrides.items():
-        setattr(config, name, value)
-    with torch.device("meta"):
-        model = language_model_class(config).from_config(config)
+    try:
+        for name, value in overrides.items():
+            setattr(config, name, value)
+        with torch.device("meta"):
+            model = language_model_class(config).from_config(config)
+    except Exception as error:  # classes of models raise what they like
+        what = f"--model_config_overrides do not fit {path}" if overrides else f"{path}: no model"
+        raise UserError(
+            f"{what}: {type(error).__name__}: {error}", "mend its config.json"
+        ) from error
     expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     for name in sorted(expected.keys() & stored.keys()):
         if expected[name] != stored[name]:
@@ -107,6 +117,16 @@ def check_language_model(path: str, trust_remote_code: bool, overrides: dict[str
         raise UserError(f"{path}: {len(missing)} weights missing, e.g. {missing[0]}", WHOLE)
 
 
+def check_backbone(path: str, trust_remote_code: bool) -> None:
+    """Raises UserError if a scalar head cannot be put on the model at ``path``: it has one, or is a
+    language model."""
+    heads = load_config(path, trust_remote_code).architectures or []
+    if heads and all(name.endswith("SequenceClassification") for name in heads):
+        stored_shapes(path)
+    else:
+        check_language_model(path, trust_remote_code)
+
+
 def check_head(path: str, head: str, trust_remote_code: bool) -> None:
     """Raises UserError if the reward model at ``path`` has no scalar head."""
     stored = stored_shapes(path)
@@ -118,16 +138,19 @@ def check_head(path: str, head: str, trust_remote_code: bool) -> None:
         )
 
 
-def check_length(path: str, longest: int, trust_remote_code: bool) -> None:
-    """Raises UserError if answers may become longer than the model's positions. A config that
-    stretches them is taken at its word."""
+def check_length(
+    path: str,
+    longest: int,
+    trust_remote_code: bool,
+    flags: str = "--prompt_max_len, --generate_max_len: prompt and response",
+    fix: str = "--max_len {most}",
+) -> None:
+    """Raises UserError if rows may become longer than the model's positions. A config that
+    stretches them is taken at its word. ``flags`` says which rows, and by which flags."""
     text = load_config(path, trust_remote_code).get_text_config()
     most = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     if not most or "factor" in str(rope) or longest <= most:
         return
-    raise UserError(
-        f"--prompt_max_len, --generate_max_len: prompt and response may have {longest} tokens"
-        f" together, and {path} knows {most} positions",
-        f"--max_len {most}",
-    )
+    message = f"{flags} may have {longest} tokens together, and {path} knows {most} positions"
+    raise UserError(message, fix.format(most=most))

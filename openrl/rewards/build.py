@@ -15,17 +15,20 @@ from openrl.config.reward import RewardFlags, RewardSourceFlags
 from openrl.config.reward_plan import RewardPlan, RewardSource, source_kwargs
 from openrl.errors import UserError
 from openrl.extension_points import verifiers
-from openrl.processes.child import ChildProcess, Limits
+from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
-from openrl.processes.worker import Target
+from openrl.processes.worker import Failed, Target
 from openrl.rewards.base import Reward
 from openrl.rewards.combined import CombinedReward, Weighing
 from openrl.rewards.http import HttpSource
 from openrl.rewards.http_client import CONNECT_TIMEOUT, Endpoints, JsonClient
+from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import ProcessSource, Source
 from openrl.rewards.verifiers.base import compares
-from openrl.rewards.worker import FileTarget, VerifierTarget
+from openrl.rewards.worker import Call, FileTarget, VerifierTarget
 from openrl.types import Prompt
+
+LOOKED_AT = 500  # rows whose labels are read before the start
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,47 @@ def connection_problem(url: str) -> str | None:
     except OSError as error:
         return f"{url}: {error}"
     return None
+
+
+def check_labels(
+    flags: RewardFlags, plan: RewardPlan, prompts: Sequence[Prompt], plugins: tuple[str, ...]
+) -> None:
+    """Raises UserError if a verifier cannot read the labels of more rows than may fail: it is asked
+    about empty responses to the first rows."""
+    for source in plan.sources:
+        if source.kind != "verifier" or not compares(verifiers[source.address].component):
+            continue
+        asked = [p for p in prompts if source.name in plan.of(p.source)][:LOOKED_AT]
+        options = source_kwargs(flags, (source,))
+        process = ChildProcess(VerifierTarget(options, plugins), limits(flags), "reward")
+        try:
+            reply = process.call(Call(source.name, rows_without_response(asked)))
+        except CallFailed:
+            continue  # a few slow rows are the run's business
+        finally:
+            process.kill()
+        bad = [(p, r) for p, r in zip(asked, reply.rows, strict=True) if isinstance(r, Failed)]
+        if len(bad) > flags.max_reward_failure_rate * len(asked):
+            first, failed = bad[0]
+            raise UserError(
+                f"--reward_funcs {source.name} cannot use the label of {len(bad)} of"
+                f" {len(asked)} rows, e.g. of {first.id}: {failed.message}",
+                "--label_key COLUMN, or another verifier",
+            )
+
+
+def rows_without_response(prompts: Sequence[Prompt]) -> RewardRows:
+    texts, nothing = [prompt.text for prompt in prompts], [""] * len(prompts)
+    return RewardRows(
+        queries=texts,
+        prompts=texts,
+        labels=[prompt.label for prompt in prompts],
+        responses=nothing,
+        texts=nothing,
+        token_ids=[[] for _ in prompts],
+        sources=[prompt.source for prompt in prompts],
+        metas=[prompt.meta for prompt in prompts],
+    )
 
 
 def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:

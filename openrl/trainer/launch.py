@@ -37,10 +37,12 @@ from openrl.trainer.prepare import Inputs
 from openrl.trainer.profiling import Profiling
 from openrl.trainer.ptx import SupervisedMix
 from openrl.trainer.publisher import Publisher
+from openrl.trainer.replay import NoEngines, Replay
 from openrl.trainer.reward_models import RewardModels
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.roles import Roles, Stage, start_roles
 from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.rollout_files import RolloutDump
 from openrl.trainer.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rows import forward_rows, rollout_batching
 from openrl.trainer.stopping import StopRequest
@@ -107,6 +109,7 @@ def build_trainer(
     """The trainer over running worker groups."""
     flags = effective_flags(config)
     learner = build_learner(config, inputs, roles)
+    dump = config.collecting.rollout_dump_dir
     return RLTrainer(
         build_rollouts(config, inputs, roles, learner),
         learner,
@@ -129,6 +132,7 @@ def build_trainer(
             config.engine.weight_sync_interval,
             flags,
             stop,
+            RolloutDump(Path(dump).expanduser()) if dump else None,
             config.sampling.lengths.both if config.samples.log_max_throughput else None,
         ),
     )
@@ -168,12 +172,15 @@ def build_learner(config: PPOConfig, inputs: Inputs, roles: Roles) -> Learner:
 
 
 def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Learner) -> Rollouts:
+    wanted, running = config.batch.rollout_batch_size, derived.prompts_running(config)
+    filtered = config.filtering.dynamic_filtering
+    to_try = derived.prompts_to_try(config, len(inputs.prompts))
+    chosen = DynamicFilter(config.filtering, to_try, wanted, running) if filtered else None
     stream = PromptStream(
         inputs.prompts or inputs.eval_prompts,  # the latter with --eval_only
         derived.data_seed(config),
         shuffle=config.order.shuffle and not config.environments.env_tags,
     )
-    wanted, running = config.batch.rollout_batch_size, derived.prompts_running(config)
     limits = BufferLimits(
         wanted,
         running,
@@ -183,9 +190,6 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
         derived.carries_over(config),
         in_waves=config.collecting.rollout_scheduler == "batch",
     )
-    filtered = config.filtering.dynamic_filtering
-    to_try = derived.prompts_to_try(config, len(inputs.prompts))
-    chosen = DynamicFilter(config.filtering, to_try, wanted, running)
     settings = RolloutSettings(
         RolloutRequest(
             config.batch.n_samples_per_prompt,
@@ -198,13 +202,11 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
         interrupts=config.asynchrony.partial_rollout,
         deaths=config.faults.max_engine_restarts if roles.replaceable else 0,
     )
-    return Rollouts(
-        roles.rollout,
-        RolloutBuffer(stream, limits, chosen if filtered else None),
-        roles.residency,
-        settings,
-        build_reward_models(config, roles, learner),
-    )
+    buffer, residency = RolloutBuffer(stream, limits, chosen), roles.residency
+    if (directory := config.collecting.rollout_replay_dir) is not None:
+        return Replay(Path(directory).expanduser(), roles.rollout, buffer, residency, settings)
+    rewards = build_reward_models(config, roles, learner)
+    return Rollouts(roles.rollout, buffer, residency, settings, rewards)
 
 
 def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> RewardModels | None:
@@ -222,7 +224,8 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
 
 
 def build_publisher(config: PPOConfig, roles: Roles) -> Publisher:
-    return Publisher(
+    kind = NoEngines if derived.replays(config) else Publisher
+    return kind(
         roles,
         config.engine,
         adapter=config.lora.lora_sync == "adapter",

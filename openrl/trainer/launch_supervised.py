@@ -10,25 +10,28 @@ from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.partition import RowCost
+from openrl.cluster.address import check_address
 from openrl.config import derived
-from openrl.config.commands import SFTConfig, SupervisedConfig
+from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
 from openrl.config.model import ModelChangeFlags
 from openrl.config.rollout import RankFlags
 from openrl.config.rules.parallel import shards_divide
 from openrl.data.tokenizer import policy_tokenizer
-from openrl.errors import UserError
+from openrl.errors import Gathered, UserError
 from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
+from openrl.models.checkpointing import check_recompute
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.lora import check_targets
+from openrl.models.stored import check_backbone, check_language_model, check_length
 from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
 from openrl.trainer.checkpoints import Checkpoints, find_start, step_of
 from openrl.trainer.effective_flags import effective_flags, split_lines, write_config
 from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.prepare import check_models_split, check_room
+from openrl.trainer.prepare import check_models_split, check_places
 from openrl.trainer.ranks import start_ranks
 from openrl.trainer.rows import supervised_batching
 from openrl.trainer.stopping import StopRequest
@@ -67,35 +70,73 @@ class SupervisedInputs:
 
 
 def prepare(config: Any) -> SupervisedInputs:
-    """Read tokenizer and data. Raises UserError for the first thing that does not fit."""
-    launch = Launch.from_environment(config.ranks.local_rank)
-    if launch is not None and derived.under_ray(config.ranks):
+    """Read tokenizer and data. Raises one UserError for all that does not fit."""
+    launch = launched(config.ranks)
+    joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
+    device = resolve_device(config.device, joined or config.debug.dry_run)
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
+    gathered = Gathered()
+    with gathered:
+        check_attention(config.model, device)
+    with gathered:
+        check_targets(config.lora, path, trusted)
+    with gathered:
+        check_changes(path, config.changes, trusted)
+    with gathered:
+        check_device(config.model.param_dtype, device)
+    with gathered:
+        check_overrides(config.deepspeed, config.model.param_dtype, device)
+    with gathered:
+        check_recompute(path, config.deepspeed, trusted)
+    with gathered:
+        find_start(config.checkpoint, deep=False)
+    with gathered:
+        check_places(path, config.checkpoint)
+    with gathered:
+        if derived.under_ray(config.ranks):
+            check_address(derived.cluster_address(config.ranks))
+    with gathered:
+        cost = row_cost(path, trusted)
+    with gathered:
+        check_model(config)
+    with gathered:
+        tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+        task = task_of(config, tokenizer)
+        examples = load_examples(config, task)
+        check_models_split(config, [path, *([task.reference] if task.reference else [])])
+        longest = max(len(row.token_ids) for example in examples.all for row in example.rows)
+        check_length(path, longest, trusted, "--max_len: a row of the data", "--max_len {most}")
+    gathered.raise_all()
+    steps = derived.supervised_steps(config.batch, len(examples.train))
+    inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
+    if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
+        raise UserError("\n".join(map(str, problems)))
+    return inputs
+
+
+def launched(flags: RankFlags) -> Launch | None:
+    """This process among those of a launcher, if one started it. Raises UserError if Ray is asked
+    for them as well."""
+    launch = Launch.from_environment(flags.local_rank)
+    if launch is not None and derived.under_ray(flags):
         raise UserError(
             "a launcher started this process as one of several ranks, and --num_gpus_per_node"
             " asks Ray for them",
             "python -m without a launcher, or leave the flags of Ray out",
         )
-    joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
-    device = resolve_device(config.device, joined)
-    check_attention(config.model, device)
-    check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
-    check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
-    check_device(config.model.param_dtype, device)
-    check_overrides(config.deepspeed, config.model.param_dtype, device)
-    find_start(config.checkpoint, deep=False)
-    check_room(config.model.pretrain, config.checkpoint)
-    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
-    task = task_of(config, tokenizer)
-    examples = load_examples(config, task)
-    steps = derived.supervised_steps(config.batch, len(examples.train))
-    cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
-    inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
-    if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
-        raise UserError("\n".join(map(str, problems)))
-    check_models_split(
-        config, [config.model.pretrain, *([task.reference] if task.reference else [])]
-    )
-    return inputs
+    return launch
+
+
+def check_model(config: SupervisedConfig) -> None:
+    """Raises UserError if what lies at --pretrain or --ref_pretrain is no whole model of the kind
+    that is needed."""
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
+    if isinstance(config, RMConfig):
+        check_backbone(path, trusted)
+        return
+    check_language_model(path, trusted, config.changes.model_config_overrides)
+    if isinstance(config, DPOConfig) and (other := config.reference.ref_pretrain):
+        check_language_model(other, trusted)
 
 
 def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:

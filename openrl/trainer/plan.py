@@ -11,7 +11,7 @@ import torch
 
 from openrl.algorithms.batching import PER_TOKEN, TokenCap
 from openrl.cluster.placement import Node, PlacementPlan, text_table
-from openrl.cluster.planner import plan_placement, role_requests
+from openrl.cluster.planner import plan_placement
 from openrl.cluster.ray_cluster import this_machine
 from openrl.config import derived
 from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
@@ -29,7 +29,7 @@ from openrl.trainer.plan_memory import (
 from openrl.trainer.plan_sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
 from openrl.trainer.prepare import Inputs, check_ranks
 from openrl.trainer.residency import ResidencyTable, Tenant
-from openrl.trainer.roles import RoleModel, role_models, run_engine_spec, sleeping
+from openrl.trainer.roles import RoleModel, requests_of, role_models, sleeping
 from openrl.trainer.rows import rollout_batching, supervised_batching
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport, replaced
@@ -44,16 +44,13 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
     ranks."""
     models = role_models(config)
     plan = plan_placement(
-        role_requests(
-            config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
-        ),
+        requests_of(config, models),
         inputs.device,
         [planned_node(inputs.device)],
     )
     check_ranks(config, {role: len(plan.rows[role]) for role in models})
-    spec = run_engine_spec(config, inputs.device, plan.size(ENGINES), plan.shared(ENGINES))
-    memory = memory_by_role(config, models, plan, spec)
-    batch, way = batch_rows(config, len(inputs.prompts), plan), transport_of(config, plan)
+    memory = memory_by_role(config, models, plan, inputs.device)
+    batch = batch_rows(config, len(inputs.prompts), plan)
     parts = [
         *start_lines(config),
         *inputs.agent_lines,
@@ -61,8 +58,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
         *(report.line() for report in inputs.reports),
         plan.render(),
         *placement_remarks(config.placement, plan),
-        f"Weights travel through {WORDS[way]}.",
-        *([warning] if (warning := replaced(config.engine.vllm_sync_backend, way)) else []),
+        *way_of_weights(config, plan),
         text_table("Batches", ("", "count", ""), batch),
         memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
         *sleep_table(config, plan, memory),
@@ -97,6 +93,14 @@ def planned_node(device: str) -> Node:
     if device == "cpu" or machine.gpus:
         return machine
     return replace(machine, gpus=GPUS_OF_A_NODE, free_gpus=GPUS_OF_A_NODE)
+
+
+def way_of_weights(config: PPOConfig, plan: PlacementPlan) -> list[str]:
+    if ENGINES not in plan.rows:
+        return [f"No engine is started: rollouts come from {config.collecting.rollout_replay_dir}."]
+    way = transport_of(config, plan)
+    warning = replaced(config.engine.vllm_sync_backend, way)
+    return [f"Weights travel through {WORDS[way]}.", *([warning] if warning else [])]
 
 
 def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:

@@ -19,9 +19,10 @@ from openrl.config.placement import ENGINES
 from openrl.config.run import PlanFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
+from openrl.models.device import Device
 from openrl.models.towers import language_model_class
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.roles import RoleModel
+from openrl.trainer.roles import RoleModel, run_engine_spec
 from openrl.trainer.rows import rollout_batching
 from openrl.training.deepspeed_config import grad_accum_dtype
 
@@ -130,7 +131,7 @@ def saved_numbers(text: PretrainedConfig, norms: bool) -> dict[str, int]:
 
 
 def memory_by_role(
-    config: PPOConfig, models: dict[str, RoleModel], plan: PlacementPlan, spec: EngineSpec
+    config: PPOConfig, models: dict[str, RoleModel], plan: PlacementPlan, device: Device
 ) -> dict[str, Memory]:
     """What one rank of each role holds."""
     paths = {path for model in models.values() for path in (model.path, *model.others)}
@@ -153,9 +154,10 @@ def memory_by_role(
         )
         if model.rate is None and derived.ref_reward_streams(config):
             result[role] = replace(result[role], weights=0)  # a layer at a time
-    result[ENGINES] = engine_memory(
-        shapes[models["actor"].path], spec, config.engine.rollout_backend, gpu_memory(config.debug)
-    )
+    if ENGINES in plan.rows:
+        spec = run_engine_spec(config, device, plan.size(ENGINES), plan.shared(ENGINES))
+        backend, gpu = config.engine.rollout_backend, gpu_memory(config.debug)
+        result[ENGINES] = engine_memory(shapes[models["actor"].path], spec, backend, gpu)
     return result
 
 

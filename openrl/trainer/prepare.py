@@ -31,20 +31,23 @@ from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered, UserError
 from openrl.models.attention import check_attention
 from openrl.models.changes import check_changes
+from openrl.models.checkpointing import check_recompute
 from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.experts import check_mixture
 from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
-from openrl.models.stored import check_head, check_language_model, check_length
-from openrl.rewards.build import check_prompts, check_reward_sources
+from openrl.models.stored import check_backbone, check_head, check_language_model, check_length
+from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
 from openrl.rollout.build import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
-from openrl.trainer.checkpoints import find_start
+from openrl.trainer.checkpoints import find_start, step_of
 from openrl.trainer.disk import require_room
 from openrl.trainer.evaluation import metric_names
 from openrl.trainer.ptx import load_ptx
+from openrl.trainer.rollout_files import check_steps_kept
+from openrl.trainer.uploads import Uploads
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
@@ -107,10 +110,18 @@ def prepare(config: PPOConfig) -> Inputs:
     with gathered:
         check_address(derived.cluster_address(config.placement))
     with gathered:
-        check_room(config.model.pretrain, config.checkpoint)
+        check_places(config.model.pretrain, config.checkpoint)
     trusted, overrides = config.model.trust_remote_code, config.changes.model_config_overrides
     with gathered:
         check_language_model(config.model.pretrain, trusted, overrides)
+    with gathered:
+        if "reference" in derived.model_roles(config) and config.others.ref_pretrain:
+            check_language_model(config.others.ref_pretrain, trusted)
+    with gathered:
+        if "critic" in derived.model_roles(config) and config.others.critic_pretrain:
+            check_backbone(config.others.critic_pretrain, trusted)
+    with gathered:
+        check_recompute(config.model.pretrain, config.deepspeed, trusted)
     if "max_position_embeddings" not in overrides:
         with gathered:
             check_length(config.model.pretrain, derived.longest_sequence(config), trusted)
@@ -118,11 +129,13 @@ def prepare(config: PPOConfig) -> Inputs:
         inputs = read_data(config, device)
         inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
         check_steps(config, len(inputs.prompts))
+        check_replay(config, len(inputs.prompts))
         check_best_metric(config, inputs.eval_prompts)
     gathered.raise_all()
     inputs = replace(inputs, row_cost=cost)
-    check_prompts(rewards, inputs.prompts)
-    check_prompts(rewards, inputs.eval_prompts)
+    for prompts in (inputs.prompts, inputs.eval_prompts):
+        check_prompts(rewards, prompts)
+        check_labels(config.reward, rewards, prompts, config.debug.plugin)
     for source in rewards.sources:
         if source.kind == "model":
             check_same_tokens(source.address, inputs.tokenizer, config.model.trust_remote_code)
@@ -215,8 +228,19 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
         )
 
 
-def check_room(pretrain: str, flags: CheckpointFlags) -> None:
-    """Raises DiskFull if --save_path cannot hold the model, as large as it is now."""
+def check_replay(config: PPOConfig, prompts: int) -> None:
+    """Raises UserError if --rollout_replay_dir lacks a step of the run."""
+    if (directory := config.collecting.rollout_replay_dir) is not None:
+        done = max(step_of(find_start(config.checkpoint, deep=False).path), 0)
+        steps = derived.total_steps(config.batch, prompts)
+        check_steps_kept(Path(directory).expanduser(), done + 1, steps)
+
+
+def check_places(pretrain: str, flags: CheckpointFlags) -> None:
+    """Raises DiskFull if --save_path cannot hold the model, as large as it is now, and UserError if
+    nothing here can write to --ckpt_upload_dir."""
+    if flags.ckpt_upload_dir:
+        Uploads(flags.ckpt_upload_dir)
     model = Path(pretrain).expanduser()
     weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
     require_room(Path(flags.save_path).expanduser(), weights, "--save_path: the trained model")

@@ -26,8 +26,10 @@ from openrl.trainer.evaluation import PASS_RATE, Evaluation
 from openrl.trainer.filtering import DynamicFilter
 from openrl.trainer.learner import Learner
 from openrl.trainer.publisher import Publisher
+from openrl.trainer.replay import Replay
 from openrl.trainer.reward_failures import failure_notes
 from openrl.trainer.rollout_buffer import Taken
+from openrl.trainer.rollout_files import RolloutDump
 from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.trainer.rollouts import Rollouts
 from openrl.trainer.stopping import StopRequest
@@ -50,6 +52,7 @@ class RunSettings:
     weight_sync_interval: int
     flags: Mapping[str, Any]
     stop: StopRequest = field(default_factory=StopRequest)
+    dump: RolloutDump | None = None
     most_tokens: int | None = None  # that a sample may have; counted with --log_max_throughput
 
 
@@ -139,7 +142,8 @@ class RLTrainer:
             await self.publisher.publish()
             await self.rollouts.published(self.publisher.version)
             version, dtype = self.publisher.version, self.learner.settings.dtype
-            await self.served(check_sync(self.rollouts, self.learner, version, dtype))
+            if not isinstance(self.rollouts, Replay):
+                await self.served(check_sync(self.rollouts, self.learner, version, dtype))
         self.progress.note(f"weights travel through {self.publisher.way}")
         if self.publisher.warning:
             self.progress.note(self.publisher.warning)
@@ -198,6 +202,8 @@ class RLTrainer:
                             if taken is None:
                                 await self.rollouts.close()  # nobody waits for them
                                 return
+                    if self.settings.dump:
+                        self.settings.dump.taken(step, taken)
                     yield await result_beside(self.learn(taken, step), [self.rollouts.failure])
             finally:
                 await self.rollouts.close()
@@ -283,6 +289,8 @@ class RLTrainer:
             return {}
         values = to_floats(measured)
         self.trackers.log_evaluated(self.step, self.evaluation.answered)
+        if self.settings.dump:
+            self.settings.dump.evaluated(self.step, self.evaluation.answered)
         self.totals.eval_pass_after = values.get(PASS_RATE)
         return values
 
@@ -314,7 +322,7 @@ class RLTrainer:
         answers to them, KL controller."""
         state, flags = read_state(checkpoint)
         await self.learner.load(checkpoint, state["learner"], self.checkpoints.read)
-        self.rollouts.buffer.load_state(state["rollouts"])
+        self.rollouts.load_state(state["rollouts"])
         # the next publish sends these weights again, as the same version
         self.publisher.version = state["version"] - 1
         self.step, self.totals = state["step"], Totals(**state["totals"])

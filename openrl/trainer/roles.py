@@ -3,16 +3,16 @@ and closed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from openrl.cluster.group import WorkerGroup
+from openrl.cluster.group import LocalGroup, WorkerGroup
 from openrl.cluster.life import LogSpec
 from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
-from openrl.cluster.planner import role_requests
+from openrl.cluster.planner import RoleRequest, role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
 from openrl.cluster.ray_group import RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
@@ -172,7 +172,7 @@ def workers(
     for role, model in role_models(config).items():
         spec = model_spec(config, model, device, optimizer_steps)
         table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
-    places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan else ()
+    places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and ENGINES in plan.rows else ()
     engine = run_engine_spec(config, device, *places)
     rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
     limit = config.collecting.vllm_max_inflight_per_engine
@@ -213,7 +213,7 @@ def roles_of(
     adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
     return Roles(
         policy=groups["actor"],
-        rollout=groups[ENGINES],
+        rollout=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # rollouts are replayed
         critic=groups["critic"] if "critic" in wanted else None,
         reference=(
             groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None
@@ -228,10 +228,20 @@ def roles_of(
 def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
     """Whether a new engine finds room beside what runs, and host memory to get its weights from:
     not on GPUs where models lie, nor where anything sleeps, nor on several nodes."""
+    if ENGINES not in plan.rows:
+        return False
     if plan.device == "cuda" and plan.shared(ENGINES):
         return False
     ranks = range(plan.size(ENGINES))
     return not table.rows and not any(plan.spans_nodes(ENGINES, rank) for rank in ranks)
+
+
+def requests_of(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
+    """The places that every role wants; engines none where rollouts are replayed."""
+    requests = role_requests(
+        config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
+    )
+    return [r for r in requests if r.name != ENGINES or not derived.replays(config)]
 
 
 @asynccontextmanager
@@ -245,9 +255,7 @@ async def start_roles(
     Where anything sleeps, roles start one after the other, and each goes to sleep before the next
     one needs its room."""
     models = role_models(config)
-    requests = role_requests(
-        config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
-    )
+    requests = requests_of(config, models)
     with stage("start"):
         cluster, plan = open_cluster(config.placement, requests, device)
     groups: dict[str, WorkerGroup] = {}
@@ -275,10 +283,11 @@ async def start_roles(
 
 def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
     """Roles that start side by side, wave after wave."""
+    engines = [role for role in plan.rows if role == ENGINES]
     models = [role for role in plan.rows if role != ENGINES]
     if table.rows:
-        return [[ENGINES], *([role] for role in models)]
-    return [[ENGINES], models] if plan.shared(ENGINES) else [[ENGINES, *models]]
+        return [[role] for role in (*engines, *models)]
+    return [engines, models] if engines and plan.shared(ENGINES) else [[*engines, *models]]
 
 
 async def _start(

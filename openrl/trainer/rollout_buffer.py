@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from openrl.agents.recording import Turn, turns_from_json, turns_to_json
+from openrl.errors import UserError
 from openrl.trainer.saved_groups import group_from_json, group_to_json
 from openrl.types import Group, Prompt
 
@@ -316,6 +317,10 @@ class RolloutBuffer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
+        """Raises UserError for the state of a run that replayed rollouts."""
+        if "prompts" not in state:
+            message = "the run of this checkpoint replayed rollouts, and drew no prompts"
+            raise UserError(message, "--rollout_replay_dir, or --pretrain of its model")
         self.prompts.load_state(state["prompts"])
         known = {prompt.id: prompt for prompt in self.prompts.prompts}
         self.steps, self._admitted = state["steps"], state["admitted"]

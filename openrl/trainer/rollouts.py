@@ -181,6 +181,9 @@ class Rollouts:
         of_engines = await self.pool.ask("recorded")
         return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
 
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state(state)
+
     async def close(self) -> None:
         """Leave no task behind."""
         await cancelled([*([self._producer] if self._producer else []), *self._playing.values()])

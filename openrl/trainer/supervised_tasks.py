@@ -178,6 +178,10 @@ class Examples:
     evaluation: list[Any]  # empty: no --eval_dataset
     reports: list[Report]
 
+    @property
+    def all(self) -> list[Any]:
+        return [*self.train, *self.evaluation]
+
 
 def load_examples(config: SupervisedConfig, task: Task) -> Examples:
     """Read and tokenise everything. Raises UserError for what does not fit."""

@@ -16,6 +16,8 @@ import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
+from openrl.config.run import CheckpointFlags
+from openrl.trainer.checkpoints import Checkpoints, step_of
 from tests.e2e.runs import make_task, metrics, plan_of, ppo_flags, run, start, untimed
 from tests.patience import PATIENCE
 
@@ -29,7 +31,8 @@ def task(tmp_path_factory) -> Path:
 def whole_run(task, tmp_path_factory) -> tuple[Path, str]:
     """Four steps without interruption, every request seeded."""
     out = tmp_path_factory.mktemp("whole")
-    return out, run("train_ppo_ray", ppo_flags(task, out, **EXACT))
+    kept = {"rollout_dump_dir": out / "rollouts"}
+    return out, run("train_ppo_ray", ppo_flags(task, out, **EXACT, **kept))
 
 
 EXACT = {
@@ -90,6 +93,32 @@ def test_resume_after_a_kill_is_bit_equal(whole_run, task, tmp_path):
     )
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert untimed(metrics(tmp_path)) == untimed(metrics(whole))
+
+
+def test_replayed_rollouts_train_the_same_weights(whole_run, task, tmp_path):
+    """No engine and no reward function runs; a step leaves its profile, its checkpoint a copy."""
+    whole, _ = whole_run
+    changes = {
+        "rollout_replay_dir": whole / "rollouts",
+        "profile_tool": "torch",
+        "profile_steps": 3,
+        "ckpt_upload_dir": tmp_path / "copies",
+    }
+    flags = ppo_flags(task, tmp_path / "out", **EXACT, **changes)
+    plan = plan_of(flags)
+    assert "No engine is started" in plan and "\nvllm " not in plan
+    run("train_ppo_ray", flags)
+    expected, found = (
+        load_file(whole / "model.safetensors"),
+        load_file(tmp_path / "out/model.safetensors"),
+    )
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+    records = untimed(metrics(tmp_path / "out"))
+    assert records == untimed(metrics(whole))
+    profiles = {path.name for path in (tmp_path / "out/profile/step_3").iterdir()}
+    assert profiles == {"actor-0.json.gz", "reference-0.json.gz"}
+    checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(tmp_path / "copies")))
+    assert [step_of(path) for path in checkpoints.complete()] == [2, 4]
 
 
 def test_sharing_places_changes_nothing(whole_run, task, tmp_path):

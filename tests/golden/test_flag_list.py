@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import TypeGuard
 
 import pytest
 
@@ -80,15 +81,18 @@ def names_read() -> set[str]:
     flag does not make it act."""
     derives = ("derived.py", "correction.py", "placement.py", "reward_plan.py")
     config = PACKAGE / "config"
-    files = [f for f in PACKAGE.rglob("*.py") if config not in f.parents or f.name in derives]
-    nodes = [node for f in files for node in ast.walk(ast.parse(f.read_text(encoding="utf-8")))]
-    plain = {
-        node.attr
-        for node in nodes
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
+    trees = {f: ast.parse(f.read_text(encoding="utf-8")) for f in PACKAGE.rglob("*.py")}
+    acts = [f for f in trees if config not in f.parents or f.name in derives]
+    nodes = [node for f in acts for node in ast.walk(trees[f])]
+    plain = {node.attr for node in nodes if is_read(node)}
+    for tree in trees.values():  # properties of a group of flags
+        plain |= {n.attr for n in ast.walk(tree) if is_read(n) and ast.unparse(n.value) == "self"}
     endings = tuple(filter(None, map(computed_ending, nodes)))
     return plain | {name for name in declared() if endings and name.endswith(endings)}
+
+
+def is_read(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
 
 
 def computed_ending(node: ast.AST) -> str:

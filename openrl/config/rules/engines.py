@@ -111,6 +111,24 @@ def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
 
 
 @check(PPOConfig)
+def blocks_are_of_a_size_that_kernels_know(config: PPOConfig, given: Given) -> Problems:
+    size, unit = config.engine.vllm_block_size, 32 if config.device.device == "cpu" else 16
+    if config.engine.rollout_backend == "vllm" and size is not None and size % unit:
+        message = f"a block of {size} tokens is no multiple of {unit}"
+        fix = f"--vllm_block_size {max(unit, size - size % unit)}"
+        yield Problem(("vllm_block_size",), message, fix)
+
+
+@check(PPOConfig)
+def a_step_has_a_token_of_each_sequence(config: PPOConfig, given: Given) -> Problems:
+    tokens, sequences = config.engine.vllm_max_num_batched_tokens, config.engine.vllm_max_num_seqs
+    if config.engine.rollout_backend == "vllm" and tokens and sequences and tokens < sequences:
+        message = f"{sequences} sequences at a time want as many tokens a step, and it has {tokens}"
+        names = ("vllm_max_num_batched_tokens", "vllm_max_num_seqs")
+        yield Problem(names, message, f"--vllm_max_num_batched_tokens {sequences}")
+
+
+@check(PPOConfig)
 def samples_fit_the_engine(config: PPOConfig, given: Given) -> Problems:
     yield from samples_fit(config.engine.vllm_max_model_len, longest_sequence(config))
 

@@ -228,7 +228,7 @@ def the_checkpoint_to_resume_from_is_one(config: TrainingConfig, given: Given) -
 @check(PPOConfig, environment=True)
 def rollouts_can_run(config: PPOConfig, given: Given) -> Problems:
     yield from package_problems((), "ray", INSTALL)
-    if config.engine.rollout_backend == "vllm":
+    if config.engine.rollout_backend == "vllm" and not derived.replays(config):
         yield from package_problems(
             ("rollout_backend",), "vllm", f"--rollout_backend hf, or {INSTALL}"
         )

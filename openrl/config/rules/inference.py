@@ -131,7 +131,9 @@ def output_can_be_written(config: Answering, given: Given) -> Problems:
         if isinstance(config, BatchInferenceConfig)
         else config.evaluate.output_path
     )
-    if path is not None:
+    if path is not None and not Path(path).name:
+        yield Problem(("output_path",), "names no file", "--output_path out.jsonl")
+    elif path is not None:
         yield from output_problems("output_path", str(Path(path).expanduser().parent))
 
 
