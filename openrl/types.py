@@ -249,6 +249,17 @@ class Group:
         return [*self.trajectories, *([self.greedy] if self.greedy else [])]
 
     @property
+    def of_agents(self) -> list[Group]:
+        """The trajectories of each agent, which are compared with each other alone: several where
+        several agents share an episode. One that failed is nobody's."""
+        by_agent: dict[str, list[Trajectory]] = {}
+        for trajectory in self.trajectories:
+            by_agent.setdefault(trajectory.agent, []).append(trajectory)
+        groups = [replace(self, trajectories=played) for played in by_agent.values()]
+        sound = [g for g in groups if not all(t.end.is_failure for t in g.trajectories)]
+        return sound or groups
+
+    @property
     def rewards(self) -> list[float]:
         """Of the trajectories that have one."""
         return [t.score.reward for t in self.trajectories if t.score is not None and not t.failed]

@@ -24,11 +24,7 @@ def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
 
 def group_mean(group: Group, key: str = "score") -> float | None:
     """Mean of ``value_of`` over the trajectories that have one; None if there are none."""
-    return _mean(group.trajectories, key)
-
-
-def _mean(trajectories: list[Trajectory], key: str) -> float | None:
-    values = [v for v in (value_of(t, key) for t in trajectories) if v is not None]
+    values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
     return sum(values) / len(values) if values else None
 
 
@@ -36,21 +32,19 @@ def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
     """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 section 3.2): low < mean < high,
     strictly. Where several agents share an episode, for one of them: each is compared with its own
     kind."""
-    by_agent: dict[str, list[Trajectory]] = {}
-    for trajectory in group.trajectories:
-        by_agent.setdefault(trajectory.agent, []).append(trajectory)
-    means = [_mean(trajectories, key) for trajectories in by_agent.values()]
+    means = [group_mean(of_one, key) for of_one in group.of_agents]
     return any(mean is not None and low < mean < high for mean in means)
 
 
 def signal_metrics(groups: list[Group]) -> dict[str, float]:
     """Shares of groups, in [0, 1]: all right, all wrong (by ``passed``), equal rewards, one scored
-    trajectory.
+    trajectory. Several agents that share an episode have a group each.
 
     The first two are absent when no group has a verdict on every trajectory.
     """
     if not groups:
         return {}
+    groups = [of_one for group in groups for of_one in group.of_agents]
     verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
     shares = {
         "zero_variance": sum(g.is_flat for g in groups) / len(groups),

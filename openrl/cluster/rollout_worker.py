@@ -144,6 +144,11 @@ class RolloutWorker:
             self._playing.remove(siblings)
         if any(t.end.is_failure for t in played + alone):
             await self.check()  # of what a dead engine fails nothing is trained
+        if len(alone) > 1:
+            raise UserError(
+                "several agents share an episode, and one greedy answer is no baseline for all",
+                "another --advantage_estimator, rloo for example",
+            )
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
         if request.scored:

@@ -86,13 +86,14 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     ``mean@N`` and for N > 1 means over prompts: ``best@N`` of the best answer, ``pass@k`` whether k
     answers hold a right one, ``maj@N`` of the answer that most give, where answers can be compared.
 
-    A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
+    Several agents that share an episode answer a prompt each. A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
     Failed ones are counted and left out."""
-    samples = max((len(g.trajectories) for g in groups), default=0)
+    of_agents = [of_one for group in groups for of_one in group.of_agents]
+    samples = max((len(g.trajectories) for g in of_agents), default=0)
     figures: dict[str, list[float]] = defaultdict(list)
     everything: list[float] = []
     compared = False
-    for group in groups:
+    for group in of_agents:
         scored = [(t.score, t.text) for t in group.trajectories if t.score and not t.failed]
         verdicts = [score.reward if score.passed is None else score.passed for score, _ in scored]
         votes = [vote(text) for _, text in scored]

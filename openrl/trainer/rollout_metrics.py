@@ -56,13 +56,18 @@ def _different_images(group: Group) -> list[Image]:
 
 
 def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
-    """Means of what agents measured, over the trajectories where they did. A name without a
-    namespace gets rollout/."""
-    measured = [t.metrics for t in trajectories if not t.end.is_failure]
+    """Means of what agents measured, over the trajectories where they did, and of the reward of each
+    agent that has a name. A name without a namespace gets rollout/."""
+    measured = [{**t.metrics, **_reward_of_agent(t)} for t in trajectories if not t.end.is_failure]
     return {
         name if "/" in name else f"rollout/{name}": mean(m[name] for m in measured if name in m)
         for name in sorted({name for metrics in measured for name in metrics})
     }
+
+
+def _reward_of_agent(trajectory: Trajectory) -> dict[str, float]:
+    score, agent = trajectory.score, trajectory.agent
+    return {f"agent/{agent}/reward": score.reward} if agent and score and not score.dropped else {}
 
 
 def end_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
@@ -89,7 +94,8 @@ def _reward_metrics(groups: list[Group], rows: list[Trajectory]) -> dict[str, Me
         "rollout/reward_max": Max(max(s.reward for s in scores)),
         "rollout/reward_min": Min(min(s.reward for s in scores)),
     }
-    verdicts = [g.mean_pass for g in groups if g.mean_pass is not None]
+    passed = [of_one.mean_pass for group in groups for of_one in group.of_agents]
+    verdicts = [share for share in passed if share is not None]
     if verdicts:
         metrics["rollout/pass_rate"] = mean(verdicts)
     metrics |= {

@@ -1,6 +1,9 @@
 import pytest
 
 from openrl.algorithms.filtering import group_mean, keep, signal_metrics
+from openrl.tracking.metrics import to_floats
+from openrl.trainer.evaluation import eval_metrics, metric_names
+from openrl.trainer.rollout_metrics import rollout_metrics
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 
 PROMPT = Prompt("p", [1], "")
@@ -71,3 +74,30 @@ def test_signal_metrics():
     # no verdict: absent, not 0
     assert set(signal_metrics([rewards(1, 2)])) == {"zero_variance", "single_sample"}
     assert signal_metrics([]) == {}
+
+
+def test_agents_that_share_episodes_are_compared_with_their_own_kind():
+    """Two episodes: the solver was right twice, the critic never; a third one failed."""
+    played = group(*(Score(1, passed=1), Score(0), Score(1, passed=1), Score(0)), None)
+    failed = played.trajectories[-1]
+    for trajectory, agent in zip(played.trajectories, ("solver", "critic") * 2, strict=False):
+        trajectory.agent = agent
+    failed.end = End.ENVIRONMENT_ERROR
+    assert [g.rewards for g in played.of_agents] == [[1, 1], [0, 0]]
+    assert signal_metrics([played]) == {
+        "zero_variance": 1,
+        "single_sample": 0,
+        "all_right": 1,
+        "all_wrong": 0,
+    }
+    assert not keep(played, 0, 1)
+    alone = Group(PROMPT, played.trajectories[:2])
+    assert signal_metrics([alone])["single_sample"] == 1
+    measured = to_floats(eval_metrics([played]))
+    assert measured["val-core/default/acc/mean@2"] == 0.5
+    assert measured["val-core/default/acc/best@2"] == 0.5  # of the solver, and of the critic
+    assert {*metric_names([PROMPT], 2)} >= {n for n in measured if n.startswith("val-core")}
+    assert measured["eval/agent/solver/reward"] == 1 and measured["eval/agent/critic/reward"] == 0
+    found = to_floats(rollout_metrics([played]))
+    assert found["rollout/pass_rate"] == 1  # the critic has no verdicts
+    assert found["agent/solver/reward"] == 1

@@ -23,6 +23,7 @@ from openrl.config.data import TemplateFlags
 from openrl.config.model import ModelFlags
 from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
+from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
 from openrl.seeds import seed_of
@@ -95,6 +96,16 @@ def test_a_greedy_answer_beside_the_sampled_ones(worker):
     assert len(group.trajectories) == 2 and group.greedy.segments[0].token_ids == [5, 7]
     assert sorted(s.temperature for s in worker.engine.asked) == [0.0, 0.7, 0.7]
     assert group.greedy_reward is None  # no reward on the engine's side: a model is to score it
+
+
+def test_one_greedy_answer_is_no_baseline_of_two_agents(worker):
+    class Two(SingleTurn):
+        async def run(self, *asked):
+            return [await super(Two, self).run(*asked) for _ in range(2)]
+
+    worker.agent = Two(lambda ids: "")
+    with pytest.raises(UserError, match="several agents share an episode"):
+        play(worker, RolloutRequest(2, Sampling(4), greedy=True))
 
 
 def test_no_greedy_answer_unless_asked_for(worker):
