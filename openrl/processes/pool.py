@@ -8,6 +8,7 @@ from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
 from typing import Any
 
+from openrl.errors import UserError
 from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.worker import Target
 
@@ -28,7 +29,7 @@ class Lease:
         """What the target returns. ``timeout`` takes the place of that of the limits. A caller that
         is cancelled ends the process.
 
-        Raises CallFailed, and UserError if the target does not load."""
+        Raises CallFailed, and UserError if the target has never been loaded and does not load."""
         loop = asyncio.get_running_loop()
 
         def answers(question: Any) -> Future[Any]:
@@ -40,7 +41,7 @@ class Lease:
     async def start(self) -> None:
         """Have a process that has loaded the target, so that the first call waits for nothing.
 
-        Raises CallFailed, and UserError if the target does not load."""
+        Raises as ``call``."""
         await self._do(self.process.ready)
 
     @property
@@ -53,6 +54,10 @@ class Lease:
         self.last = self._pool.threads.submit(blocking, *arguments)
         try:
             return await asyncio.wrap_future(self.last)
+        except UserError as error:
+            if self._pool.facts is None:
+                raise
+            raise CallFailed(str(error)) from None  # it loads: it is this process that failed
         except asyncio.CancelledError:
             if not self.last.cancelled():  # it had begun
                 self.process.interrupt()

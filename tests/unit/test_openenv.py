@@ -3,7 +3,7 @@
 import asyncio
 import json
 import socket
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import uvicorn
@@ -13,8 +13,9 @@ from fastapi.responses import JSONResponse
 from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
+from openrl.agents.openenv import wire
 from openrl.agents.openenv.environment import ActionReader, InvalidAction, OpenEnvAgent, text_of
-from openrl.agents.openenv.wire import find_server
+from openrl.agents.openenv.wire import NoRoom, find_server
 from openrl.errors import UserError
 from openrl.types import End
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
@@ -171,6 +172,23 @@ def test_a_full_server_is_waited_for_and_that_is_counted():
     assert [first.score.reward, second.score.reward] in ([3.0, 1.0], [1.0, 3.0])
     assert most == 1
     assert first.metrics["waits_for_room"] + second.metrics["waits_for_room"] >= 1.0
+
+
+class Silent(Server):
+    """Lets everybody in and says nothing."""
+
+    async def episode(self, connection: WebSocket):
+        await connection.accept()
+        with suppress(WebSocketDisconnect):
+            while True:
+                await connection.receive_text()
+
+
+@pytest.mark.parametrize("server", [Server(places=0), Silent()], ids=["full", "silent"])
+def test_nobody_waits_for_room_without_end(monkeypatch, server):
+    monkeypatch.setattr(wire, "WAIT_FOR_ROOM", 0.3)
+    (failure,) = play(server, policy_of())
+    assert isinstance(failure, NoRoom) and "no room after 0.3 s" in str(failure)
 
 
 def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():

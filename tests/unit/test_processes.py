@@ -177,6 +177,25 @@ def test_what_does_not_load_is_the_users(write):
     run(main())
 
 
+def test_what_has_loaded_before_and_does_not_now_costs_a_call(write, tmp_path):
+    """A machine out of memory or of processes, for example."""
+    sign = tmp_path / "broken"
+    path = write("os._exit(1) if value else None", f"assert not os.path.exists({str(sign)!r})")
+
+    async def main():
+        async with Pool(path) as pool:
+            await call(pool, 0)
+            sign.touch()
+            with pytest.raises(CallFailed, match="exited with status 1"):
+                await call(pool, 1)
+            with pytest.raises(CallFailed, match="cannot use it: AssertionError"):
+                await call(pool, 0)
+            sign.unlink()
+            await call(pool, 0)
+
+    run(main())
+
+
 def test_a_caller_that_is_cancelled_ends_its_process_and_the_next_gets_a_new_one(write, tmp_path):
     sign = tmp_path / "pid"
     path = write(

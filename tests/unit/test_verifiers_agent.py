@@ -32,7 +32,7 @@ class Server:
         self.socket.setsockopt(zmq.LINGER, 0)
         self.port = self.socket.bind_to_random_port("tcp://127.0.0.1")
         self.requests, self.cancelled = asyncio.Queue(), asyncio.Queue()
-        self.urls = []
+        self.urls, self.packs = [], msgpack.packb
         self.fails, self.hangs, self.tasks = False, False, set()
 
     async def serve(self):
@@ -101,7 +101,7 @@ class Server:
 
     async def reply(self, client, id_, value):
         kind = [b"reply"] if self.version == "0.4" else []
-        await self.socket.send_multipart([client, id_, *kind, msgpack.packb(value)])
+        await self.socket.send_multipart([client, id_, *kind, self.packs(value)])
 
 
 @asynccontextmanager
@@ -157,6 +157,17 @@ def test_an_environment_that_fails(version):
             await agent.run(PROMPT, policy_of(), ROOM)
 
     talk(version, play)
+
+
+def test_a_reply_that_cannot_be_read_costs_its_episode():
+    async def play(server, agent):
+        server.packs = lambda value: b"\xc1"
+        with pytest.raises(RuntimeError, match="reply cannot be read"):
+            await agent.run(PROMPT, policy_of("4", "4"), ROOM)
+        server.packs = msgpack.packb
+        return await agent.run(PROMPT, policy_of("4", "4"), ROOM)
+
+    assert talk("0.1", play).score.reward == 0.5
 
 
 def test_keys_are_used_again_unless_an_episode_was_given_up():

@@ -183,14 +183,21 @@ class EnvironmentServer:
 
     async def _receive(self) -> None:
         while True:
-            id_, *kind, data = await self._socket.recv_multipart()
+            id_, *frames = await self._socket.recv_multipart()
             request = self._requests.get(id_)
             if request is None or request.reply.done():  # given up
                 continue
+            try:
+                *kind, data = frames
+                told = unpack(data)
+            except Exception as error:  # of msgpack or of the frames; other requests go on
+                failed = RuntimeError(f"the environment server's reply cannot be read: {error!r}")
+                request.reply.set_exception(failed)
+                continue
             if kind == [b"delta"]:
-                request.deltas.append(unpack(data))
+                request.deltas.append(told)
             else:
-                request.reply.set_result(unpack(data))
+                request.reply.set_result(told)
 
 
 def _new_id() -> bytes:

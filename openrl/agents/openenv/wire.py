@@ -23,10 +23,10 @@ import websockets
 from tenacity import (
     AsyncRetrying,
     retry_if_exception_type,
-    stop_after_delay,
     wait_random_exponential,
 )
 
+from openrl.agents.deadline import within
 from openrl.errors import UserError
 
 TIMEOUT = 20.0  # seconds for a connection, and for what says what a server is
@@ -111,19 +111,19 @@ class Connections:
         attempts = AsyncRetrying(
             retry=retry_if_exception_type(ServerFull),
             wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
-            stop=stop_after_delay(WAIT_FOR_ROOM),
-            reraise=True,
         )
-        async for attempt in attempts:
-            with attempt:
-                socket = await _connect(self.server.root)
-                try:
-                    await self._enter(socket)
-                except BaseException:
-                    await socket.close()
-                    raise
-                return socket, attempt.retry_state.attempt_number - 1
-        raise AssertionError("the last attempt raises")
+        late = NoRoom(f"{self.server.root} has no room after {WAIT_FOR_ROOM:g} s")
+        async with within(WAIT_FOR_ROOM, late):
+            async for attempt in attempts:
+                with attempt:
+                    socket = await _connect(self.server.root)
+                    try:
+                        await self._enter(socket)
+                    except BaseException:
+                        await socket.close()
+                        raise
+                    return socket, attempt.retry_state.attempt_number - 1
+        raise AssertionError("it is tried until the time is over")
 
     async def _enter(self, socket: websockets.ClientConnection) -> None:
         """A full server refuses every request. Raises ServerFull."""
