@@ -19,7 +19,8 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
 
     A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
     keeps its rows and loses its loss mask: it is not trained and counts in no statistic. Without a
-    score the reward is NaN."""
+    score the reward is NaN. A row without a token, of an episode that ended before its first one,
+    gets one of padding: models compute no empty rows."""
     rows = [
         (number, group, t, segment)
         for number, group in enumerate(groups)
@@ -27,12 +28,13 @@ def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
         for segment in t.segments
     ]
     segments, trajectories = [row[3] for row in rows], [row[2] for row in rows]
-    width = max((len(s.token_ids) for s in segments), default=1)
+    token_ids = [s.token_ids or [pad_id] for s in segments]
+    width = max(map(len, token_ids), default=1)
     loss_mask = pad([trained_mask(s, t, g) for _, g, t, s in rows], width, False, torch.bool)
     scores = [t.score or Score(math.nan) for t in trajectories]
     return ExperienceBatch(
-        token_ids=pad([s.token_ids for s in segments], width, pad_id, torch.long),
-        attention_mask=inside([s.token_ids for s in segments], width),
+        token_ids=pad(token_ids, width, pad_id, torch.long),
+        attention_mask=inside(token_ids, width),
         loss_mask=loss_mask,
         rollout_logprobs=pad([s.rollout_logprobs for s in segments], width, 0.0, torch.float32),
         trajectory_ids=_numbered([id(t) for t in trajectories]),

@@ -10,9 +10,10 @@ import torch
 from openrl.algorithms.batching import TokenCap, join_rows, plan_pairs, plan_steps, split_rows
 from openrl.algorithms.collate import collate, turn_ids
 from openrl.algorithms.partition import RowCost
-from openrl.algorithms.row_sizes import RowSizes
+from openrl.algorithms.row_sizes import RowSizes, common_prefixes
 from openrl.errors import UserError
 from openrl.experience import StepCounts
+from openrl.models.packing import arrange
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 from tests.batches import random_batch
 
@@ -74,6 +75,18 @@ def test_failed_and_unscored_trajectories_keep_their_rows():
     assert collate(
         [unrated, Group(PROMPT, [trajectory([0, 1], 1.0)])], pad_id=0
     ).valid.tolist() == [False, True]
+
+
+def test_an_episode_without_a_token_is_a_row_that_models_can_compute():
+    """A seed whose environment failed, or took all the time, before the first observation."""
+    late = trajectory([], 0.0, end=End.TIMEOUT)
+    batch = collate([Group(PROMPT, [trajectory([0, 1], 1.0), late])], pad_id=99)
+    assert batch.token_ids.tolist() == [[1, 2], [99, 99]] and batch.lengths.tolist() == [2, 1]
+    assert batch.valid.tolist() == [True, False]
+    prefixes = common_prefixes(batch.token_ids, batch.attention_mask, batch.group_ids)
+    assert prefixes.tolist() == [0, 0]
+    alone = batch.select([1])
+    assert arrange(alone.token_ids, alone.attention_mask, packing=True).token_ids.numel() == 1
 
 
 def test_answers_that_could_not_be_read():
