@@ -58,7 +58,8 @@ async def open_agent(
     async with AsyncExitStack() as stack:
         if flags.agent_command is not None:
             endpoint = await stack.enter_async_context(serve(play, endpoint_port(flags, rank)))
-            yield AgentCommand(flags.agent_command, endpoint, flags.env_max_concurrency or AT_ONCE)
+            at_once, memory = flags.env_max_concurrency or AT_ONCE, int(flags.env_memory_gb * 2**30)
+            yield AgentCommand(flags.agent_command, endpoint, at_once, memory)
         elif flags.agent_func_path is not None:
             yield await _of_others(flags, play, rank, stack)
         elif setup.environments.env_tags:

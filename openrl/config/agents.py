@@ -47,15 +47,15 @@ class TurnFlags:
     )
     env_memory_gb: float = flag(
         8.0,
-        "GiB of memory that an environment or agent from a file, and what it starts, may take"
-        " before it is killed.",
+        "GiB of memory that an environment or agent from a file, or a program, and what it starts,"
+        " may take before it is killed.",
         bounds="> 0",
-        only_if=given("agent_func_path"),
+        only_if=given("agent_func_path") | given("agent_command"),
     )
     env_max_concurrency: int = flag(
         0,
-        "Environments from files, each a process, that one engine's worker keeps at a time; other"
-        " episodes wait. 0: 64.",
+        "Environments and agents from files, each a process, or programs, that one engine's worker"
+        " keeps at a time; other episodes wait. 0: 64.",
         bounds=">= 0",
     )
 

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
-
 import openrl
 from openrl.errors import UserError
+from openrl.processes.family import MARK, kill_family, resident_bytes
 from openrl.processes.worker import Answer, Failed, Question, Reply, Target
 
 START_TIMEOUT = 120.0  # seconds; the file may import large libraries
@@ -34,7 +33,6 @@ WATCH_INTERVAL = 0.2  # seconds between looks at the memory
 _MAIN = (  # not -m: what is pickled must not live in __main__
     "from openrl.processes.worker import main; main()"
 )
-MARK = "OPENRL_PROCESS"  # variable that a process and all that it starts carry
 
 Answers = Callable[[Any], "Future[Any]"]
 """Answers what the code asks in the middle of a call."""
@@ -218,41 +216,3 @@ def ending(code: int) -> str:
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with status {code}"
-
-
-def kill_family(pid: int, mark: str) -> None:
-    """End a process that leads its session and was not waited for, and all that it started: those
-    that left its session carry the ``mark`` in their variable MARK."""
-    family = _family(pid)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    for process in [*family, *_marked(mark)]:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        first = psutil.Process(pid)
-        return [first, *first.children(recursive=True)]
-    except psutil.Error:
-        return []
-
-
-def _marked(mark: str) -> list[psutil.Process]:
-    """Processes that carry the mark, wherever their parents went."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants; 0 if it has ended."""
-    total = 0
-    for process in _family(pid):
-        with contextlib.suppress(psutil.Error):
-            total += process.memory_info().rss
-    return total

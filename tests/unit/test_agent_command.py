@@ -15,7 +15,8 @@ import pytest
 
 from openrl.agents.base import TurnLimits
 from openrl.agents.conversation import Play
-from openrl.agents.endpoint.command import AgentCommand
+from openrl.agents.endpoint import command
+from openrl.agents.endpoint.command import MEMORY, AgentCommand
 from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
 from tests.endpoint import ROOM, Row, endpoint, hermes_chat, policy_of, rows_of
@@ -46,10 +47,10 @@ def program(code):
     return shlex.join([sys.executable, "-c", ASK + code])
 
 
-def play(command, policy, limits=TurnLimits(), sampling=ROOM, prompt=PROMPT):
+def play(words, policy, limits=TurnLimits(), sampling=ROOM, prompt=PROMPT, memory=MEMORY):
     async def main():
         async with endpoint(limits) as server:
-            return await AgentCommand(command, server).run(prompt, policy, sampling)
+            return await AgentCommand(words, server, memory=memory).run(prompt, policy, sampling)
 
     return asyncio.run(asyncio.wait_for(main(), 60))
 
@@ -93,6 +94,23 @@ def test_programs_that_fail(code, message):
         play(program(code), policy_of("b"))
     assert message in str(failure.value)
     assert len(str(failure.value)) < 2100
+
+
+@pytest.mark.parametrize(
+    "code, message",
+    [
+        (
+            "held = b'1' * 2**28",
+            r"took 0\.\d GiB of memory, 0\.125 are allowed \(--env_memory_gb\)",
+        ),
+        ("print('x' * 9000 + 'end', flush=True)", "printed more than 5000 bytes, at last: x+end$"),
+    ],
+)
+def test_programs_that_take_too_much(monkeypatch, code, message):
+    monkeypatch.setattr(command, "WATCH_INTERVAL", 0.05)
+    monkeypatch.setattr(command, "MOST_OUTPUT", 5000)
+    with pytest.raises(RuntimeError, match=message):
+        play(program(f"{code}; time.sleep(1000)"), policy_of(), memory=2**27)
 
 
 def test_an_engine_that_fails_is_no_failure_of_the_program():

@@ -20,6 +20,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from contextlib import suppress
 from typing import IO
 from uuid import uuid4
 
@@ -29,27 +30,33 @@ from openrl.agents.deadline import deadline
 from openrl.agents.endpoint.records import MODEL
 from openrl.agents.endpoint.server import HOST, Endpoint, Opened
 from openrl.errors import UserError
-from openrl.processes.child import MARK, ending, kill_family
+from openrl.processes.child import ending
+from openrl.processes.family import MARK, kill_family, resident_bytes
 from openrl.types import End, Prompt, Sampling, Trajectory
 
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
+MOST_OUTPUT = 64 * 2**20  # bytes that a program may print
+WATCH_INTERVAL = 1.0  # seconds between looks at a program
 AT_ONCE = 64
+MEMORY = 8 * 2**30  # bytes of a program
 THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # go with other keys
 
 
 class AgentCommand:
-    def __init__(self, command: str, endpoint: Endpoint, at_once: int = AT_ONCE) -> None:
-        """``at_once`` is the most programs that run; other episodes wait. Raises UserError for
-        what cannot be started."""
-        self.command, self.endpoint = split_command(command), endpoint
+    def __init__(
+        self, command: str, endpoint: Endpoint, at_once: int = AT_ONCE, memory: int = MEMORY
+    ) -> None:
+        """``at_once`` is the most programs that run; other episodes wait. ``memory`` is in bytes of
+        one program and what it started. Raises UserError for what cannot be started."""
+        self.command, self.endpoint, self.memory = split_command(command), endpoint, memory
         self._places = asyncio.Semaphore(at_once)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises RuntimeError with the last lines of a program that failed or asked for nothing."""
-        timeout = self.endpoint.play.limits.episode_timeout
+        """Raises RuntimeError with the last lines of a program that failed or asked for nothing,
+        and for one that takes too much memory or prints too much."""
         async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
             with tempfile.TemporaryFile() as output:
-                code = await _exit_code(self.command, variables(prompt, opened), output, timeout)
+                code = await self._exit_code(variables(prompt, opened), output)
                 said = _last_words(output)
         session = opened.session
         if code and session.over is None:
@@ -59,6 +66,43 @@ class AgentCommand:
         if session.is_idle:
             raise RuntimeError(f"the agent asked the endpoint for nothing; it said: {said}")
         return session.trajectory(End.TIMEOUT if code is None else None)
+
+    async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int | None:
+        """None if it had to be killed because its time was over. Whatever it started has ended."""
+        mark = uuid4().hex
+        inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
+        process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**inherited, **environment, MARK: mark},
+            start_new_session=True,
+        )
+        try:
+            async with deadline(self.endpoint.play.limits.episode_timeout):
+                while not await _exited(process.pid, WATCH_INTERVAL):
+                    await self._look(process.pid, output)
+            ended = True
+        except EpisodeOver:
+            ended = False
+        finally:
+            await asyncio.to_thread(kill_family, process.pid, mark)
+            code = process.wait()
+        return code if ended else None
+
+    async def _look(self, pid: int, output: IO[bytes]) -> None:
+        """Raises RuntimeError if it takes or prints too much."""
+        used = await asyncio.to_thread(resident_bytes, pid)
+        if used > self.memory:
+            raise RuntimeError(
+                f"the agent took {used / 2**30:.1f} GiB of memory, {self.memory / 2**30:g} are"
+                " allowed (--env_memory_gb)"
+            )
+        if os.fstat(output.fileno()).st_size > MOST_OUTPUT:
+            raise RuntimeError(
+                f"the agent printed more than {MOST_OUTPUT} bytes, at last: {_last_words(output)}"
+            )
 
 
 def split_command(command: str) -> list[str]:
@@ -98,39 +142,16 @@ def _text(content: str | list[dict[str, str]]) -> str:
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
-async def _exit_code(
-    command: list[str], environment: dict[str, str], output: IO[bytes], timeout: float
-) -> int | None:
-    """None if it had to be killed because its time was over. Whatever it started has ended."""
-    mark = uuid4().hex
-    inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        env={**inherited, **environment, MARK: mark},
-        start_new_session=True,
-    )
-    try:
-        async with deadline(timeout):
-            await _exited(process.pid)
-        ended = True
-    except EpisodeOver:
-        ended = False
-    finally:
-        await asyncio.to_thread(kill_family, process.pid, mark)
-        code = process.wait()
-    return code if ended else None
-
-
-async def _exited(pid: int) -> None:
-    """Returns when the process has ended; it is still to be waited for."""
+async def _exited(pid: int, seconds: float) -> bool:
+    """Whether the process ends within so many seconds; it is still to be waited for."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     process = os.pidfd_open(pid)
     loop.add_reader(process, ended.set)
     try:
-        await ended.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await ended.wait()
+        return ended.is_set()
     finally:
         loop.remove_reader(process)
         os.close(process)
