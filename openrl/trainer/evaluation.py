@@ -86,7 +86,8 @@ def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
     ``mean@N`` and for N > 1 means over prompts: ``best@N`` of the best answer, ``pass@k`` whether k
     answers hold a right one, ``maj@N`` of the answer that most give, where answers can be compared.
 
-    Several agents that share an episode answer a prompt each. A trajectory's verdict is ``Score.passed``, or its reward where the reward gives no verdict.
+    Several agents that share an episode answer a prompt each. A trajectory's verdict is
+    ``Score.passed``, or its reward where the reward gives no verdict.
     Failed ones are counted and left out."""
     of_agents = [of_one for group in groups for of_one in group.of_agents]
     samples = max((len(g.trajectories) for g in of_agents), default=0)

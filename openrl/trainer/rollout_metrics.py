@@ -56,8 +56,8 @@ def _different_images(group: Group) -> list[Image]:
 
 
 def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
-    """Means of what agents measured, over the trajectories where they did, and of the reward of each
-    agent that has a name. A name without a namespace gets rollout/."""
+    """Means of what agents measured, over the trajectories where they did, and of the reward of
+    each agent that has a name. A name without a namespace gets rollout/."""
     measured = [{**t.metrics, **_reward_of_agent(t)} for t in trajectories if not t.end.is_failure]
     return {
         name if "/" in name else f"rollout/{name}": mean(m[name] for m in measured if name in m)

@@ -15,7 +15,7 @@ from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentFailure
 from openrl.agents.openenv import wire
 from openrl.agents.openenv.environment import ActionReader, InvalidAction, OpenEnvAgent, text_of
-from openrl.agents.openenv.wire import NoRoom, find_server
+from openrl.agents.openenv.wire import ServerFull, find_server
 from openrl.errors import UserError
 from openrl.types import End
 from tests.foreign_files import CHAT, PROMPT, ROOM, policy_of
@@ -188,7 +188,7 @@ class Silent(Server):
 def test_nobody_waits_for_room_without_end(monkeypatch, server):
     monkeypatch.setattr(wire, "WAIT_FOR_ROOM", 0.3)
     (failure,) = play(server, policy_of())
-    assert isinstance(failure, NoRoom) and "no room after 0.3 s" in str(failure)
+    assert isinstance(failure, ServerFull) and "no room after 0.3 s" in str(failure)
 
 
 def test_an_invalid_action_is_told_and_a_crash_costs_the_episode():

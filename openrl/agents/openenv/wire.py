@@ -112,7 +112,7 @@ class Connections:
             retry=retry_if_exception_type(ServerFull),
             wait=wait_random_exponential(multiplier=0.1, max=LONGEST_PAUSE),
         )
-        late = NoRoom(f"{self.server.root} has no room after {WAIT_FOR_ROOM:g} s")
+        late = ServerFull(f"{self.server.root} has no room after {WAIT_FOR_ROOM:g} s")
         async with within(WAIT_FOR_ROOM, late):
             async for attempt in attempts:
                 with attempt:
