@@ -52,7 +52,10 @@ def write(tmp_path):
         ("return 'x', float('nan'), False, False, {}", "the reward is nan"),
         ("return 'x', 'much', False, False, {}", "could not convert string to float"),
         ("return 'x', 0.0", "step gave tuple, not gym's 5 or 4 values"),
-        ("return None, 0.0, False, False, {}", "an observation is text, a picture or .*, this one is NoneType"),
+        (
+            "return None, 0.0, False, False, {}",
+            "an observation is text, a picture or .*, this one is NoneType",
+        ),
         ("x = [0] * 10**8; time.sleep(1000)", r"0\.4 are allowed \(--env_memory_gb\)"),
         ("sys.exit(4)", "CallFailed: the agent process exited with status 4"),
     ],
