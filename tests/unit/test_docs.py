@@ -1,5 +1,4 @@
 import asyncio
-import os
 import re
 import shlex
 import subprocess
@@ -108,9 +107,10 @@ def test_the_agents_of_the_page_play(file, flags, replies, turns, tmp_path):
 
 
 @pytest.mark.parametrize("command", re.findall(r"```bash\n(python .*?)```", AGENTS, re.DOTALL))
-def test_the_commands_of_the_page_are_accepted(command):
+def test_the_commands_of_the_page_are_accepted(command, tmp_path):
     words = shlex.split(command.replace("\\\n", " "))
-    argv = [*words[words.index("openrl.cli.train_ppo_ray") + 1 :], "--dump_config", os.devnull]
+    argv = [*words[words.index("openrl.cli.train_ppo_ray") + 1 :], "--dump_config"]
+    argv.append(str(tmp_path / "config.yaml"))
     with pytest.raises(SystemExit) as ended:
         load(PPOConfig, argv, prog="train_ppo_ray", description="")
     assert ended.value.code == 0
