@@ -246,4 +246,5 @@ def as_rows(request: ScoreRequest) -> RewardRows:
         token_ids=[[] for _ in responses],
         sources=[DATASOURCE] * count,
         metas=[{} for _ in responses],
+        images=[[] for _ in responses],
     )

@@ -7,7 +7,7 @@ in each row from left to right. So padded or packed, the images of a micro-batch
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from openrl.config.vision import VisionFlags
 from openrl.models.sequence_parallel import Part
+from openrl.models.stopwatch import Stopwatch
 from openrl.models.towers import tower_parameters
 from openrl.types import PlacedImage
 from openrl.vision.pictures import png_image
@@ -35,6 +36,8 @@ class Vision:
     def __init__(self, hf: PreTrainedModel, processor: VisionProcessor) -> None:
         self.processor = processor
         self.backbone = hf.base_model
+        self.reading, self.encoding = Stopwatch(), Stopwatch()
+        self.backbone.get_image_features = self._timed(self.backbone.get_image_features)
         self.media_tokens = media_tokens(hf.config)
         known = inspect.signature(self.backbone.forward).parameters
         self.wants_types = next(
@@ -44,7 +47,23 @@ class Vision:
     def read(self, images: Sequence[Sequence[PlacedImage]] | None) -> dict[str, Tensor]:
         """The tensors of all images of some rows, or of one blank image."""
         found = [placed.image for of_row in images or () for placed in of_row]
-        return self.processor.batch(found or [_blank()])
+        with self.reading.running(on_gpu=False):
+            return self.processor.batch(found or [_blank()])
+
+    def take_seconds(self) -> dict[str, float]:
+        """Since the last call: images made tensors, and the tower's forward passes."""
+        return {
+            "image_read_seconds": self.reading.take(),
+            "encoder_seconds": self.encoding.take(),
+        }
+
+    def _timed(self, encode: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            on_gpu = next(self.backbone.parameters()).is_cuda
+            with self.encoding.running(on_gpu):
+                return encode(*args, **kwargs)
+
+        return timed
 
     def axes(self, token_ids: Tensor, attention_mask: Tensor, media: Media) -> Tensor | None:
         """(3, b, T) positions in time, height and width, by the model's own rule; None for a model

@@ -18,6 +18,7 @@ from openrl.rewards.protocol import Failure, shorten
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Group, Score, Trajectory
+from openrl.vision.placing import unexpanded
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,29 @@ def read_rows(
         return [value] * n
 
     texts = [decode(t.response_ids, True) for t in trajectories]
+    asked = unexpanded(prompt.token_ids, prompt.images)
     return RewardRows(
-        queries=[
-            decode([*prompt.token_ids, *t.response_ids], skip_special_tokens) for t in trajectories
-        ],
-        prompts=each(decode(prompt.token_ids, skip_special_tokens)),
+        queries=[decode([*asked, *_response_ids(t)], skip_special_tokens) for t in trajectories],
+        prompts=each(decode(asked, skip_special_tokens)),
         labels=each(prompt.label),
         responses=texts if skip_special_tokens else [t.text for t in trajectories],
         texts=texts,
         token_ids=[[i for s in t.segments for i in s.sampled_ids] for t in trajectories],
         sources=each(prompt.source),
         metas=each(prompt.meta),
+        images=[_image_files(t) for t in trajectories],
     )
+
+
+def _response_ids(trajectory: Trajectory) -> list[int]:
+    """With one placeholder for each image."""
+    first, *later = trajectory.segments
+    start = first.context_length
+    images = [image.moved(-start) for image in first.images if image.start >= start]
+    ids = unexpanded(first.token_ids[start:], images)
+    return [*ids, *(i for segment in later for i in segment.sampled_ids)]
+
+
+def _image_files(trajectory: Trajectory) -> list[bytes]:
+    seen = {p.image.sha256: p.image for s in trajectory.segments for p in s.images}
+    return [image.data for image in seen.values()]

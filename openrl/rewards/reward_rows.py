@@ -20,6 +20,7 @@ class RewardRows:
     token_ids: list[list[int]]  # of the responses
     sources: list[str]  # data source or tag
     metas: list[dict[str, Any]]  # the other columns of the data
+    images: list[list[bytes]]  # files of what the policy saw, in the order of the chat
 
     def __len__(self) -> int:
         return len(self.queries)

@@ -161,7 +161,7 @@ def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | 
     return Scorer(function, signature, kwargs, together=reward_type == "group")
 
 
-_ONE_ROW = RewardRows([""], [""], [None], [""], [""], [[]], [""], [{}])
+_ONE_ROW = RewardRows([""], [""], [None], [""], [""], [[]], [""], [{}], [[]])
 
 
 def parameters(function: Function) -> dict[str, inspect.Parameter]:

@@ -38,7 +38,13 @@ from openrl.models.experts import check_mixture
 from openrl.models.lora import check_targets
 from openrl.models.scalar_model import stored_moments
 from openrl.models.sequence_parallel import check_shape
-from openrl.models.stored import check_backbone, check_head, check_language_model, check_length
+from openrl.models.stored import (
+    check_backbone,
+    check_head,
+    check_language_model,
+    check_length,
+    load_config,
+)
 from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
 from openrl.rollout.build import check_engine_kwargs
 from openrl.rollout.parallel import check_parallel
@@ -51,6 +57,7 @@ from openrl.trainer.uploads import Uploads
 from openrl.training.deepspeed_config import check_device, check_overrides
 from openrl.training.tensor_parallel import check_layers
 from openrl.types import Prompt
+from openrl.vision.processor import sees
 
 
 @dataclass(frozen=True)
@@ -291,12 +298,18 @@ def model_paths(config: PPOConfig) -> list[str]:
 
 
 def check_reward_models(config: PPOConfig) -> None:
-    """Raises UserError if one has no head, or --normalize_reward nothing to go by."""
+    """Raises UserError if one has no head or cannot see images of prompts, or --normalize_reward
+    nothing to go by."""
     trusted = config.model.trust_remote_code
     for source in derived.rewards(config).sources:
         if source.kind != "model":
             continue
         check_head(source.address, config.others.value_head_prefix, trusted)
+        if config.vision.max_images_per_prompt and not sees(load_config(source.address, trusted)):
+            message = (
+                f"--reward_pretrain: {source.address} reads text alone, and prompts have images"
+            )
+            raise UserError(message, "a vision-language reward model, or a reward function")
         if config.reward.normalize_reward:
             stored_moments(source.address, trusted)
 

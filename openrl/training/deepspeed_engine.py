@@ -241,6 +241,8 @@ class DeepSpeedEngine:
             metrics.append({"nonfinite_steps": Sum(float(not finite and not searching))})
             if searching:
                 metrics.append({"loss_scale_skips": Sum(float(not finite))})
+        seconds = self.model.vision.take_seconds() if self.model.vision else {}
+        metrics.append({name: Sum(value) for name, value in seconds.items()})
         return merge_all([*metrics, {"lr": Last(rate)}])
 
     def _apply_gradients(self) -> float:

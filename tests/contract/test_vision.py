@@ -183,7 +183,7 @@ def test_engine_and_trainer_agree_on_what_an_environment_shows(checkpoint, tmp_p
         await engines.call("start")
         await publisher.publish()
         (player,) = engines._workers
-        asked = RolloutRequest(2, Sampling(60, ignore_eos=True), seed=(1, 0, 0), scored=False)
+        asked = RolloutRequest(2, Sampling(150, ignore_eos=True), seed=(1, 0, 0), scored=False)
         played = [await player.play(seed, asked) for seed in seeds]
         await engines.close()
         return [with_pixels(group, seed) for group, seed in zip(played, seeds, strict=True)]

@@ -16,11 +16,13 @@ from safetensors.torch import load_file
 
 from openrl.cluster.group import LocalGroup
 from openrl.config.placement import ENGINES
+from openrl.errors import UserError
 from openrl.trainer.launch import train
 from openrl.trainer.prepare import prepare
 from openrl.trainer.roles import roles_of, workers
 from tests.e2e.runs import REWARD, metrics, ppo_flags, run
 from tests.flags import ppo
+from tests.tiny import tiny_reward_model_dir
 from tests.tiny_vision import picture, tiny_vision_dir
 
 VISION = {"apply_chat_template": True, "max_images_per_prompt": 2, "image_max_pixels": 4800}
@@ -116,7 +118,7 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
     steps = metrics(tmp_path)
     assert [m["step"] for m in steps] == [1, 2, 3]
     assert all(math.isfinite(m["actor/policy_loss"]) for m in steps)
-    assert all(m["rollout/images"] > 0 for m in steps)
+    assert all(m["rollout/images"] > 0 and m["actor/encoder_seconds"] > 0 for m in steps)
     before, after = (load_file(folder / "model.safetensors") for folder in (supervised, tmp_path))
     assert before.keys() == after.keys()
     changed = {name for name in before if not torch.equal(before[name], after[name])}
@@ -154,3 +156,19 @@ def test_images_cross_processes(task, supervised, tmp_path):
     assert any(
         "vision_model" in name for name in before if not torch.equal(before[name], after[name])
     )
+
+
+def test_a_reward_model_that_reads_text_is_refused_before_the_start(task, tmp_path):
+    words = ppo_flags(
+        task,
+        tmp_path / "out",
+        prompt_data=task / "rows.parquet",
+        label_key="answer",
+        input_key="problem",
+        prompt_max_len=128,
+        remote_rm_url=None,
+        reward_pretrain=tiny_reward_model_dir(tmp_path),
+        **VISION,
+    )
+    with pytest.raises(UserError, match="reads text alone, and prompts have images"):
+        prepare(ppo(" ".join(words)))

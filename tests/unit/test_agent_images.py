@@ -17,8 +17,9 @@ from openrl.agents.tools.functions import FunctionTools
 from openrl.config.vision import ImageFlags
 from openrl.data.images import RowImages
 from openrl.errors import UserError
+from openrl.rewards.combined import read_rows
 from openrl.tracking.renders import page, transcript
-from openrl.types import End, PlacedImage, Prompt, Sampling
+from openrl.types import End, Group, PlacedImage, Prompt, Sampling
 from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
 from tests.scripted_policy import ScriptedPolicy
@@ -77,6 +78,15 @@ def test_a_row_is_what_the_processor_makes_of_the_whole_chat(processor):
     assert trajectory.text == said.partition("a:")[2]  # with one mark for each image
     assert trajectory.prompt.images == row.images[:1]
     assert trajectory.prompt.text == "u:<image><eos>a:"
+
+
+def test_rewards_are_told_what_was_seen(processor):
+    trajectory, _ = play(chat_of(processor), Zoom())
+    tokenizer = processor.processor.tokenizer
+    rows = read_rows(Group(trajectory.prompt, [trajectory]), tokenizer, skip_special_tokens=False)
+    assert rows.prompts == ["u:<image><eos>a:"]  # one mark for each image
+    assert rows.queries == [rows.prompts[0] + trajectory.text]
+    assert rows.images == [[placed.image.data for placed in trajectory.segments[0].images]]
 
 
 def test_rows_of_single_turns_have_the_images_of_the_turns_before(processor):

@@ -124,7 +124,7 @@ def rows(*numbers):
     texts = [f"q {n}" for n in numbers]
     n = len(texts)
     return RewardRows(
-        texts, ["q"] * n, [{"n": 1}] * n, texts, texts, [[1]] * n, ["s"] * n, [{}] * n
+        texts, ["q"] * n, [{"n": 1}] * n, texts, texts, [[1]] * n, ["s"] * n, [{}] * n, [[]] * n
     )
 
 

@@ -311,7 +311,7 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
         "from pathlib import Path; from openrl.processes.child import ChildProcess, Limits;"
         "from openrl.rewards.reward_rows import RewardRows; from openrl.rewards.worker import Call, FileTarget;"
         f"target = FileTarget(Path({str(path)!r}), None, {{}});"
-        "rows = RewardRows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}]);"
+        "rows = RewardRows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}], [[]]);"
         "ChildProcess(target, Limits(1000.0, 2**33, '', ''), 'reward').call(Call('reward', rows))"
     )
     root = Path(__file__).parents[2]

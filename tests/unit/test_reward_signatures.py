@@ -20,6 +20,7 @@ ROWS = RewardRows(
     token_ids=[[5, 6, 1], [5, 7, 1]],
     sources=["sums"] * 2,
     metas=[{"extra_info": {"index": 4}, "level": "easy"}] * 2,
+    images=[[b"a file"], []],
 )
 
 
@@ -212,6 +213,11 @@ def test_what_each_signature_is_given():
         "prompt": "1+1=", "response": " 2", "response_length": 3, "ground_truth": "2",
         "extra_info": {"index": 4}, "level": "easy",
     }  # fmt: skip
+
+    def look(queries, prompts, labels, images):
+        return {"rewards": [float(len(files)) for files in images]}
+
+    assert recognise(look, {}, None)(ROWS) == {"rewards": [1.0, 0.0]}
 
     def theirs(data_source, solution_str, ground_truth, extra_info):
         return {
