@@ -178,6 +178,7 @@ def rows_without_response(prompts: Sequence[Prompt]) -> RewardRows:
         token_ids=[[] for _ in prompts],
         sources=[prompt.source for prompt in prompts],
         metas=[prompt.meta for prompt in prompts],
+        images=[[placed.image.data for placed in prompt.images] for prompt in prompts],
     )
 
 
