@@ -80,11 +80,9 @@ class QuietPairs(Generic[T]):
 
     def verdict(self) -> str:
         """Why there are no figures; empty where there are."""
-        return (
-            ""
-            if len(self.kept) == self.wanted
-            else f"no figures, the machine had other work: {self}"
-        )
+        if len(self.kept) == self.wanted:
+            return ""
+        return f"no figures, the machine had other work: {self}"
 
 
 def spread(figures: Sequence[float], digits: int = 3) -> str:

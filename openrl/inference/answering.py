@@ -127,11 +127,9 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
 
 def check_models(config: Config, reward_models: str | None) -> None:
     """Raises UserError if one is not whole, not of its kind, or too short for the answers."""
-    path, trusted, lengths = (
-        config.model.pretrain,
-        config.model.trust_remote_code,
-        config.sampling.lengths,
-    )
+    path = config.model.pretrain
+    trusted = config.model.trust_remote_code
+    lengths = config.sampling.lengths
     for model in split(reward_models):
         check_head(model, config.rm.value_head_prefix, trusted)
     if not isinstance(config, BatchInferenceConfig) or config.task.eval_task != "rm":

@@ -250,11 +250,9 @@ def gradients(
 
 def run(model, micro: ExperienceBatch, *want: str) -> tuple[Tensor, dict[str, Tensor]]:
     tokens = (micro.token_ids, micro.attention_mask, micro.group_ids, micro.loss_mask)
-    return (
-        model(*tokens, want, micro.reference if "full_kl" in want else ())
-        if want
-        else model(*tokens)
-    )
+    if want:
+        return model(*tokens, want, micro.reference if "full_kl" in want else ())
+    return model(*tokens)
 
 
 def rank_of_two(rank, port, checkpoint, batch, path):

@@ -110,11 +110,9 @@ class Recorder:
         return {"column": batch.rewards}
 
     def lengths(self, batch, rows):
-        return (
-            batch.select([row for row in rows if row >= 0]).lengths.tolist()
-            if max(rows) >= 0
-            else []
-        )
+        if max(rows) >= 0:
+            return batch.select([row for row in rows if row >= 0]).lengths.tolist()
+        return []
 
 
 def test_caps_hold_in_every_worker():

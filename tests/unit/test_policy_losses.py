@@ -175,11 +175,9 @@ def obvious(name, o, x, row, t):
     if name in ("dro", "kimi15"):
         return -a * lp + (o.dro_beta if name == "dro" else o.kimi15_tau) / 2 * gap(t) ** 2
     if name == "dppo_tv":
-        return (
-            -min(ratio, o.dppo_ratio_cap) * a * lp
-            if (p - q <= high if a > 0 else p - q >= -low)
-            else 0.0
-        )
+        if p - q <= high if a > 0 else p - q >= -low:
+            return -min(ratio, o.dppo_ratio_cap) * a * lp
+        return 0.0
     if name == "dppo_kl":
         kl = q * math.log(q / p) + (1 - q) * math.log((1 - q) / (1 - p))
         back = p <= q if a > 0 else p >= q
