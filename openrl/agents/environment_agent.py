@@ -66,7 +66,9 @@ class _Guarded:
         """What came of it, and what the policy is told next."""
         self.actions.append(action)
         step = await self._call(self.environment.step(action))
-        numbers = {"the reward": step.reward, "success": step.passed or 0.0, **step.metrics}
+        if step.passed is not None and not 0 <= step.passed <= 1:
+            raise self._failure(f"success is {step.passed}, not in [0, 1]")
+        numbers = {"the reward": step.reward, **step.metrics}
         for name, value in numbers.items():
             if not math.isfinite(value):
                 raise self._failure(f"{name} is {value}")

@@ -197,6 +197,8 @@ async def breaks():
     [
         (answers(Step("ok", reward=math.nan)), "the reward is nan"),
         (answers(Step("ok", metrics={"speed": math.inf})), "speed is inf"),
+        (answers(Step("ok", passed=5.0)), "success is 5.0, not in [0, 1]"),
+        (answers(Step("ok", passed=math.nan)), "success is nan, not in [0, 1]"),
         (answers(Step("x" * 1_000_001)), "an observation of 1000001 characters"),
         (breaks, "ConnectionError: gone"),
         (times_out, "TimeoutError: its own server"),
