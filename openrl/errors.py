@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class UserError(Exception):
     """Something the user can mend. The command line prints the message alone, without a traceback.
@@ -16,6 +18,11 @@ class UserError(Exception):
 
     def __str__(self) -> str:
         return self.message + (f"\n  try: {self.remedy}" if self.remedy else "")
+
+
+def printable(text: str) -> str:
+    """The text with control characters written out: on a terminal they would act."""
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
 
 
 class Interrupted(UserError):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import openrl.config.all_rules  # noqa: F401
-from openrl.errors import Interrupted, UserError
+from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.parser import load
 
 QUIET = {
@@ -62,7 +62,8 @@ def command(
         if user_error is None:
             raise
         print(
-            f"{prog}: {user_error}" + ("" if started else "\nnothing was started"), file=sys.stderr
+            f"{prog}: {printable(str(user_error))}" + ("" if started else "\nnothing was started"),
+            file=sys.stderr,
         )
         if isinstance(user_error, Interrupted):
             return 128 + user_error.number

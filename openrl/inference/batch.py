@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rich.console import Console
 from transformers import PreTrainedTokenizerBase
 
 from openrl.config.commands import BatchInferenceConfig
@@ -33,6 +32,7 @@ from openrl.inference.post_process import POST_PROCESSORS, Columns
 from openrl.models.device import Device
 from openrl.rollout.build import engine_spec, seeing
 from openrl.rollout.engine import EngineSpec
+from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
 ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
@@ -125,9 +125,9 @@ def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
 async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
     """Work through the units that are not done; every one is on disk as soon as those before it
     are."""
-    console, output, units = Console(), inputs.output, inputs.units
+    console, output, units = PlainConsole(), inputs.output, inputs.units
     for report in inputs.read.reports:
-        console.print(report.line(), highlight=False)
+        console.print(report.line())
     if output.done or output.removed:
         again = f", {output.removed} rows of a unit that was cut short are done again"
         console.print(
@@ -140,7 +140,7 @@ async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
         async with working(config, inputs.read) as work:
             async for rows in work_through(units, work, output, console):
                 output.write(tally.count(rows, config))
-    console.print(tally.line(output.path, len(units) - output.done), highlight=False)
+    console.print(tally.line(output.path, len(units) - output.done))
     tally.check(config.reward.max_reward_failure_rate)
 
 

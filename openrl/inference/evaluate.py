@@ -28,6 +28,7 @@ from openrl.inference.answering import (
 from openrl.inference.output import Output, Row
 from openrl.rewards.at_k import figures_at, mean_at, powers_of_two, vote
 from openrl.rollout.build import engine_spec, seeing
+from openrl.tracking.console import PlainConsole
 
 ALL = "all"  # the name of all data sources together
 COUNTING = frozenset({"k", "pass_threshold"})  # flags that act on answers that are there
@@ -56,9 +57,9 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
 
 async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
     """Answer, score, count; print the table, write the figures."""
-    console = Console()
+    console = PlainConsole()
     for report in inputs.read.reports:
-        console.print(report.line(), highlight=False)
+        console.print(report.line())
     rows = await answer_all(config, inputs, console)
     figures = summarise(rows, ks(config), config.evaluate.pass_threshold, config.data.output_key)
     console.print(table(figures, config.model.pretrain))
@@ -79,7 +80,7 @@ async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None
             "flags": flags,
         }
         write_atomically(path, json.dumps(document, indent=1) + "\n")
-        console.print(f"{path}, answers in {path.with_suffix('.jsonl')}", highlight=False)
+        console.print(f"{path}, answers in {path.with_suffix('.jsonl')}")
     if rows and failed / len(rows) > config.reward.max_reward_failure_rate:
         raise UserError(
             f"{failed} of {len(rows)} answers have no reward: too many to trust the figures",

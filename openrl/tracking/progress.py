@@ -19,6 +19,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from openrl.errors import printable
+from openrl.tracking.console import PlainConsole
+
 Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 """``with stage("train") as tell: ...`` counts and shows the time spent inside; ``tell(done,
 total)`` how far it is."""
@@ -49,9 +52,9 @@ class Progress:
         console: Console | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.title, self.total, self.columns = title, total, columns
+        self.title, self.total, self.columns = printable(title), total, columns
         self.done, self.every = done, every
-        self.console, self.clock = console or Console(), clock
+        self.console, self.clock = console or PlainConsole(), clock
         self.seconds_by_stage: Counter[str] = Counter()
         self._lap_start, self._lap_seconds = clock(), Counter[str]()
         # when the first step of this process ended, and which it was

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Group
 from rich.table import Table
 
+from openrl.errors import printable
 from openrl.files import write_atomically
 from openrl.tracking.jsonl import read_jsonl
 from openrl.tracking.progress import duration
@@ -50,7 +51,7 @@ def summary_table(summary: RunSummary, artefacts: Mapping[str, Path]) -> Group:
 def _result_table(summary: RunSummary) -> Table:
     table = Table(title="Result", title_justify="left", show_header=False)
     before, after = summary.eval_pass_before, summary.eval_pass_after
-    for label, value in (("pass rate before", before), ("pass rate after", after)):
+    for label, value in (("evaluation before", before), ("evaluation after", after)):
         if value is not None:
             table.add_row(label, f"{value:.3f}")
     if before is not None and after is not None:
@@ -117,7 +118,9 @@ def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     figure = Figure(figsize=(4.8 * len(panels), 3.4), dpi=150, layout="constrained")
-    figure.suptitle(title, fontsize=11, x=0.02, ha="left", fontweight="bold")
+    figure.suptitle(
+        printable(title), parse_math=False, fontsize=11, x=0.02, ha="left", fontweight="bold"
+    )
     for axes, (heading, points, noisy) in zip(
         figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True
     ):

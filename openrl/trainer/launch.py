@@ -20,6 +20,7 @@ from openrl.data.prompts import PromptStream
 from openrl.models.device import Device
 from openrl.rewards.combined import Weighing
 from openrl.rollout.build import sampling_of
+from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
@@ -76,12 +77,12 @@ async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_rol
 async def train_once(
     config: PPOConfig, inputs: Inputs, start: StartRoles, stop: StopRequest
 ) -> RunSummary:
-    run_dir, console = Path(config.checkpoint.save_path), Console()
+    run_dir, console = Path(config.checkpoint.save_path), PlainConsole()
     write_config(config, run_dir)
     reports = (report.line() for report in inputs.reports)
     lines = [*start_lines(config), *inputs.agent_lines, *lines_on_a_cpu(config, inputs.device)]
     for line in [*lines, *reports]:
-        console.print(line, highlight=False)
+        console.print(line)
     name = run_name(config.logging, "ppo")
     steps = derived.total_steps(config.batch, len(inputs.prompts))
     optimizer_steps = derived.total_optimizer_steps(config.batch, len(inputs.prompts))
@@ -279,7 +280,7 @@ def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> No
     write_summary(run_dir / "summary.json", summary)
     curve = {
         "value": ("rollout/reward", "Training reward"),
-        "evaluation": (PASS_RATE, "Evaluation pass rate"),
+        "evaluation": (PASS_RATE, "Evaluation"),
     }
     plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=name, **curve)
     artefacts = {

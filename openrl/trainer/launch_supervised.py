@@ -25,6 +25,7 @@ from openrl.models.cost import row_cost
 from openrl.models.device import Device, resolve_device
 from openrl.models.lora import check_targets
 from openrl.models.stored import check_backbone, check_language_model, check_length
+from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
 from openrl.tracking.progress import Column, Progress, Stage
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
@@ -165,9 +166,9 @@ async def train_once(
     config: SupervisedConfig, inputs: SupervisedInputs, stop: StopRequest
 ) -> RunSummary:
     run_dir = Path(config.checkpoint.save_path)
-    console = Console(quiet=not inputs.leads)
+    console = PlainConsole(quiet=not inputs.leads)
     task = inputs.task
-    console.print(describe(config, inputs), highlight=False)
+    console.print(describe(config, inputs))
     if inputs.leads:
         write_config(config, run_dir)
     checkpoints = Checkpoints(config.checkpoint, inputs.leads)

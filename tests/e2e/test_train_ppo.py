@@ -113,8 +113,8 @@ def test_replayed_rollouts_train_the_same_weights(whole_run, task, tmp_path):
         load_file(tmp_path / "out/model.safetensors"),
     )
     assert all(torch.equal(expected[name], found[name]) for name in expected)
-    records = untimed(metrics(tmp_path / "out"))
-    assert records == untimed(metrics(whole))
+    pairs = zip(untimed(metrics(tmp_path / "out")), untimed(metrics(whole)), strict=True)
+    assert all(ours.items() <= theirs.items() for ours, theirs in pairs), "engines count as well"
     profiles = {path.name for path in (tmp_path / "out/profile/step_3").iterdir()}
     assert profiles == {"actor-0.json.gz", "reference-0.json.gz"}
     checkpoints = Checkpoints(CheckpointFlags(ckpt_path=str(tmp_path / "copies")))

@@ -1,10 +1,12 @@
 import io
 import json
+from pathlib import Path
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
+from openrl.tracking.console import PlainConsole
 from openrl.tracking.report import (
     RunSummary,
     plot_learning_curve,
@@ -51,11 +53,11 @@ def test_table_shows_gain_shares_and_places(tmp_path):
     assert text.index("collect") < text.index("update"), "longest stage first"
 
 
-def test_table_without_evaluation_claims_no_pass_rate():
+def test_table_without_evaluation_claims_none():
     text = render(
         RunSummary(steps=1, seconds_by_stage={}, samples_per_second=1.0, tokens_per_second=1.0), {}
     )
-    assert "pass rate" not in text and "gain" not in text and "stage" not in text
+    assert "evaluation" not in text and "gain" not in text and "stage" not in text
 
 
 def test_picture_has_a_panel_for_each_series_with_data(tmp_path):
@@ -90,3 +92,19 @@ def test_smooth_is_a_weighted_mean_of_what_came_before():
     # no pull towards 0 at the start
     assert smooth([5.0, 5.0, 5.0]) == pytest.approx([5.0, 5.0, 5.0])
     assert smooth([0.0, 1.0], keep=0.5) == pytest.approx([0.0, 0.5 / 0.75])
+
+
+def test_text_of_others_is_shown_as_it_is(tmp_path):
+    """Names with markup, escape sequences or formulas neither vanish nor act."""
+    name = "[red]a[/foo] \x1b[31m :smile: $\\frac$"
+    out = io.StringIO()
+    console = PlainConsole(file=out, width=200, force_terminal=True)
+    console.print(name)
+    console.print(summary_table(SUMMARY, {"model": Path(name)}))
+    shown = out.getvalue()
+    assert shown.count("[red]a[/foo] \\x1b[31m :smile: $\\frac$") == 2
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1, "reward": 0.5}\n{"step": 2, "reward": 0.7}\n')
+    picture = tmp_path / "picture.png"
+    plot_learning_curve(metrics, picture, title=name, value=("reward", "Reward"))
+    assert picture.read_bytes().startswith(b"\x89PNG")

@@ -117,6 +117,7 @@ MARKED = [
 NOT_THE_MARKED = [
     ("#### 18 or 19", 18), ("#### 5!", 5), ("#### x>5", 5), (r"#### \sqrt{5}", 5),
     (r"#### 2\pi", 2), ("#### 5 million", 5), ("#### x2, so 5", 5),
+    (r"#### \text{not }5", 5), ("#### 5 cm", "5 m"),
 ]
 # Right or wrong, and Math-Verify or we cannot tell: (answer, label, reward). Better is welcome.
 UNDECIDED = [

@@ -38,7 +38,7 @@ _SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\
 # 5!, 5x, "5 million".
 _PART_OF = re.compile(
     r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]"
-    r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot"
+    r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot\b\s?\}?"
     r"|\\(?!text|math|boxed|left|approx|implies|to|therefore|Right|q?quad)[A-Za-z]+(?:\[\d\])?"
     r")\s?\{?\s?\Z"
 )
@@ -215,7 +215,11 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
     label = label_number(answer)
     _, mark, rest = answer.text.rpartition("####")
     found = first_number(rest) if mark else None if options.strict else last_number(answer.text)
-    right = found is not None and equal(found, label, either=True)
+    right = (
+        found is not None
+        and not units_differ(found.with_unit, label.with_unit)
+        and equal(found, label, either=True)
+    )
     return Verdict(float(right), float(right), {"marked": float(bool(mark))})
 
 

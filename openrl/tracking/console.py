@@ -1,0 +1,21 @@
+"""A terminal that shows text as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from openrl.errors import printable
+
+
+class PlainConsole(Console):
+    """Names, paths and rows of data come from elsewhere: neither markup nor control characters in
+    them act."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(markup=False, emoji=False, highlight=False, **settings)
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        return super().render_str(printable(text), **settings)
