@@ -34,7 +34,11 @@ class CheckpointFlags:
         "Resume from this checkpoint, a directory step_N of any run; later ones in --ckpt_path go."
         " None: do not.",
     )
-    overwrite_ckpt: bool = flag(False, "Start fresh although --ckpt_path holds checkpoints.")
+    overwrite_ckpt: bool = flag(
+        False,
+        "Start fresh although --ckpt_path holds checkpoints, or --save_path an earlier run.",
+        alias=("overwrite",),
+    )
     disable_ds_ckpt: bool = flag(
         False,
         "Checkpoints hold the Hugging Face copy of --save_hf_ckpt alone: nothing resumes from"

@@ -226,6 +226,7 @@ FILES: dict[str, str | bytes] = {
     "r_var.py": "reward_func=3\n",
     "t.jinja": "{{ content",
     "occupied": "",
+    "earlier/metrics.jsonl": '{"step": 1}\n',
     "ep.json": "{",
     "plug_exit.py": "import sys\nsys.exit(3)\n",
     "plug_taken.py": f"from openrl.extension_points import policy_losses\n{TAKEN}",

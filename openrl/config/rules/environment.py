@@ -24,6 +24,7 @@ from openrl.config.commands import (
 from openrl.config.data import JINJA_SUFFIXES, data_items, name_and_subset
 from openrl.config.derived import COMPLETE_CHECKPOINTS, under_ray
 from openrl.config.reward import split
+from openrl.config.run import CheckpointFlags
 from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.locks import owner_of, refusal
@@ -198,14 +199,35 @@ def no_other_run_writes_there(config: TrainingConfig, given: Given) -> Problems:
 def checkpoints_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
     flags = config.checkpoint
     found = len(list(Path(flags.ckpt_path).expanduser().glob(COMPLETE_CHECKPOINTS)))
-    asked = (
-        flags.load_checkpoint or flags.resume_from_checkpoint is not None or flags.overwrite_ckpt
-    )
-    if found and not asked:
+    if found and not goes_on(flags):
         message = f"{flags.ckpt_path} holds checkpoints of an earlier run ({found})"
+        fix = "--load_checkpoint to resume, --overwrite_ckpt to start fresh"
+        yield Problem(("ckpt_path",), message, fix)
+
+
+def goes_on(flags: CheckpointFlags) -> bool:
+    """Whether somebody said what becomes of what an earlier run has left."""
+    resumes = flags.load_checkpoint or flags.resume_from_checkpoint is not None
+    return bool(resumes or flags.overwrite_ckpt)
+
+
+@check(*TRAINING, environment=True)
+def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
+    name = config.checkpoint.save_path
+    if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
+        return  # of a launcher: rank 0 of this very run may have begun
+    directory = Path(name).expanduser()
+    if is_local(config.model.pretrain) and same_place(directory, config.model.pretrain):
         yield Problem(
-            ("ckpt_path",), message, "--load_checkpoint to resume, --overwrite_ckpt to start fresh"
+            ("save_path", "pretrain"), "the model would be written over itself", "another path"
         )
+    elif (directory / "metrics.jsonl").is_file() and not goes_on(config.checkpoint):
+        message = f"{name} holds an earlier run, whose metrics and model would be replaced"
+        yield Problem(("save_path",), message, "another path, or --overwrite_ckpt")
+
+
+def same_place(directory: Path, other: str) -> bool:
+    return directory.resolve() == Path(other).expanduser().resolve()
 
 
 @check(*TRAINING, environment=True)
