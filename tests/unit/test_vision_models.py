@@ -152,3 +152,27 @@ def test_adapters_leave_the_tower_out_unless_asked(checkpoint, exclude):
     assert in_tower == {exclude is not None}
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained and all(".lora_" in name for name in trained)
+
+
+def test_a_model_in_four_bits_sees_and_trains_its_adapters(checkpoint, rows):
+    ids, mask = padded(rows)
+    shown = [placed for _, placed in rows]
+    whole = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=SEES)
+    small = load_causal_lm(
+        checkpoint,
+        LoadFlags(param_dtype="bf16"),
+        "cpu",
+        1.0,
+        16,
+        load_in_4bit=True,
+        vision=SEES,
+    )
+    add_adapters(small.hf, LoRAFlags(lora_rank=2, load_in_4bit=True), checkpoint, 0)
+    found = small(ids, mask, media=small.vision.read(shown))[0]
+    expected = whole(ids, mask, media=whole.vision.read(shown))[0]
+    said = mask[:, 1:] & (expected[:, 1:] > -1e3)  # image tokens have no probability
+    pair = torch.stack([found[:, 1:][said], expected[:, 1:][said]])
+    assert float(torch.corrcoef(pair.detach())[0, 1]) > 0.8
+    pair.sum().backward()
+    learns = {name for name, p in small.named_parameters() if p.grad is not None}
+    assert learns and all(".lora_" in name for name in learns)
