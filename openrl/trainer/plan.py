@@ -66,10 +66,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
             stage_by_stage(config, plan, memory),
             gpu_memory(config.debug) if plan.device == "cuda" else None,
         ),
-        (
-            "Not counted: communication buffers, CUDA graphs, libraries, the cache of"
-            " --rollout_backend hf."
-        ),
+        ("Not counted: CUDA graphs, libraries, the cache of --rollout_backend hf."),
     ]
     return "\n\n".join(parts)
 
@@ -207,10 +204,7 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
         // parallel.sequence_size,
         config.optim.optimizer,
     )
-    return (
-        memory_table({"model": memory}, {"model": ranks}, device)
-        + "\nNot counted: communication buffers, libraries."
-    )
+    return memory_table({"model": memory}, {"model": ranks}, device) + "\nNot counted: libraries."
 
 
 def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) -> str:

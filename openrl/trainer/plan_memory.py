@@ -24,10 +24,11 @@ from openrl.models.towers import language_model_class
 from openrl.rollout.engine import EngineSpec
 from openrl.trainer.roles import RoleModel, run_engine_spec
 from openrl.trainer.rows import rollout_batching
-from openrl.training.deepspeed_config import grad_accum_dtype
+from openrl.training.deepspeed_config import REDUCE_BUCKET, grad_accum_dtype
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
+LOGITS_COPIES = 3  # of a chunk in training
 # bytes for each parameter; compensation included
 MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}
 
@@ -67,6 +68,7 @@ class Memory:
     logits: int = 0
     activations: int = 0
     cache: int = 0
+    bucket: int = 0  # of gradients on their way to their sums and to other ranks
     host: int = 0  # in main memory, whatever the device: what flags keep or move there
 
     @property
@@ -77,9 +79,10 @@ class Memory:
     def by_part(self) -> dict[str, int]:
         """Bytes by the parts that sleep, of an engine or a model, and the logits with what the
         backward pass needs, which only come and go."""
-        optim, named = self.masters + self.moments, {"param": self.weights, "grad": self.gradients}
-        return named | {
-            "optim": optim,
+        return {
+            "param": self.weights,
+            "grad": self.gradients + self.bucket,
+            "optim": self.masters + self.moments,
             "weights": self.weights,
             "cache": self.cache,
             "logits": self.logits + self.activations,
@@ -176,34 +179,45 @@ def model_memory(
 
     Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the
     weights (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are
-    their own masters. With adapters, theirs alone have gradients and states; 4-bit weights take a
-    quarter. Logits exist for one chunk of tokens at a time, in fp32, with their gradient where one
-    is taken."""
+    their own masters. With adapters, theirs alone have gradients and states. Logits exist for
+    one chunk of tokens at a time, in fp32; where a gradient is taken, it and the product of
+    the head stand beside them."""
     heads = sum(s.backbone + s.hidden for s in [shape, *others])
     parameters = shape.parameters if model.kind == "logprobs" else heads
-    stage = flags.zero_stage
+    stage, size = flags.zero_stage, BYTES[dtype]
     in_4bit = model.lora is not None and model.lora.load_in_4bit
-    weights = parameters * BYTES[dtype] // (ranks if stage == 3 else 4 if in_4bit else 1)
+    weights = weight_bytes(shape, parameters, size, in_4bit) // (ranks if stage == 3 else 1)
     chunk = min(flags.logits_chunk_size or micro_batch_tokens, micro_batch_tokens)
     logits = chunk * shape.vocabulary * FP32 if model.kind == "logprobs" else 0
     if model.rate is None:
         return Memory(weights, logits=logits)
-    activations = saved_bytes(shape, dtype, flags, micro_batch_tokens)
     if model.lora is not None and model.lora.adapts:
         parameters = derived.lora_rank(model.lora) * shape.linear
     shard = parameters // (ranks if stage >= 1 else 1)
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
+    logits *= LOGITS_COPIES
+    # what waits for the backward pass is gone by the time that the step copies the gradients
+    activations = saved_bytes(shape, dtype, flags, micro_batch_tokens)
+    activations = max(activations, shard * sums * (stage >= 1) - logits)
     on_device = Memory(
         weights=weights,
         gradients=parameters * sums // (ranks if stage >= 2 else 1),
-        masters=0 if stage == 0 and BYTES[dtype] == exact else shard * exact,
+        # of the type of the sums it is where they are added up
+        bucket=min(parameters, REDUCE_BUCKET) * size if stage >= 1 and size != sums else 0,
+        masters=0 if stage == 0 and size == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
-        logits=2 * logits,
+        logits=logits,
         activations=activations,
         host=0 if model.average is None else shard * FP32,
     )
     return moved_to_host(on_device, flags)
+
+
+def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:
+    """In 4 bits are the layers alone, with a scale of one byte for each 64 weights."""
+    of_layers = shape.backbone - shape.vocabulary * shape.hidden if in_4bit else 0
+    return (parameters - of_layers) * size + of_layers * 65 // 128
 
 
 def saved_bytes(shape: ModelShape, dtype: str, flags: DeepSpeedFlags, tokens: int) -> int:

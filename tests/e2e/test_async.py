@@ -142,7 +142,7 @@ def test_killed_at_any_moment_a_run_goes_on_with_the_same_prompts(tmp_path, flag
     prompts of the uninterrupted run, in their order."""
     task = make_task(tmp_path / "task", rows=100)
     settings = SMALL | flags | {"advantage_estimator": "group_norm", "save_steps": 1}
-    settings |= {"max_steps": 12, "load_checkpoint": True}
+    settings |= {"max_steps": 8 + 4 * KILLS, "load_checkpoint": True}
     whole = tmp_path / "whole"
     run("train_ppo_ray", ppo_flags(task, whole, **settings))
     words, moments = ppo_flags(task, tmp_path / "cut", **settings), random.Random(7)
@@ -154,6 +154,7 @@ def test_killed_at_any_moment_a_run_goes_on_with_the_same_prompts(tmp_path, flag
             assert time.monotonic() < deadline, "no step in a long time"
             time.sleep(0.05)
         time.sleep(moments.random() * 2)  # any moment of the steps that follow
+        assert process.poll() is None, f"it ended before it was killed:\n{process.stdout.read()}"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     run("train_ppo_ray", words)

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 from openrl.cluster.placement import Node
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags, RolloutBatchFlags
+from openrl.config.lora import LoRAFlags
 from openrl.config.rollout import DeviceFlags
 from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
@@ -66,9 +67,15 @@ def memory(
 def test_each_zero_stage_shards_one_thing_more(
     dtype, stage, ranks, weights, gradients, masters, moments
 ):
-    # logits: 8 tokens * 20 words * 4 bytes, and as much for their gradient
-    expected = Memory(weights, gradients, masters, moments, logits=1280)
-    assert memory(POLICY, dtype, stage, ranks) == expected
+    # logits: 8 tokens * 20 words * 4 bytes, the head's product and their gradient
+    expected = Memory(weights, gradients, masters, moments, logits=1920)
+    found = memory(POLICY, dtype, stage, ranks)
+    assert replace(found, bucket=0, activations=0) == expected
+    # sums in fp32 of gradients in bf16
+    assert found.bucket == (2000 if stage and dtype == "bf16" else 0)
+    # the step's copy of sums, where logits have left less room than it takes
+    copied = gradients // (ranks if stage == 1 else 1) if stage else 0
+    assert found.activations == max(copied - 1920, 0)
 
 
 def test_ranks_that_split_layers_hold_embeddings_and_head_each():
@@ -81,17 +88,27 @@ def test_ranks_that_split_layers_hold_embeddings_and_head_each():
 def test_what_is_offloaded_or_averaged_is_in_host_memory():
     """fp32: sums of gradients 2000, masters 2000, moments 4000; weights 1000 in bf16; an average of
     2000."""
+    on_device = {"logits": 1920, "activations": 80, "bucket": 2000}
     offloaded = memory(POLICY, "bf16", 3, 2, adam_offload=True)
-    assert offloaded == Memory(1000, logits=1280, host=8000) and offloaded.total == 2280
-    assert memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True) == Memory(
-        0, logits=1280, host=9000
-    )
+    assert offloaded == Memory(1000, host=8000, **on_device) and offloaded.total == 5000
+    everything = memory(POLICY, "bf16", 3, 2, adam_offload=True, param_offload=True)
+    assert everything == Memory(0, host=9000, **on_device)
     averaged = memory(replace(POLICY, average=0.99), "bf16", 2, 2)
     assert averaged == replace(memory(POLICY, "bf16", 2, 2), host=2000)
 
 
 def test_sums_of_gradients_take_what_their_type_takes():
-    assert memory(POLICY, "bf16", 1, 2, grad_accum_dtype="bf16").gradients == 2000
+    found = memory(POLICY, "bf16", 1, 2, grad_accum_dtype="bf16")
+    assert (found.gradients, found.bucket) == (2000, 0)
+
+
+def test_layers_alone_are_in_4_bits():
+    """600 weights of layers at half a byte and a scale for each 64; 200 of embeddings and 200 of the
+    head in bf16."""
+    lora = LoRAFlags(lora_rank=2, load_in_4bit=True)
+    found = memory(replace(POLICY, lora=lora), "bf16", 1, 1)
+    assert found.weights == 800 + 600 * 65 // 128
+    assert (found.gradients, found.bucket) == (400, 200)  # of adapters of rank 2
 
 
 def test_offloading_moves_nothing_of_models_that_are_only_evaluated():

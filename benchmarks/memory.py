@@ -1,0 +1,189 @@
+"""What --dry_run estimates for the policy against what training takes.
+
+    python -m benchmarks.memory
+    python -m benchmarks.memory --only "135M, fp32"
+
+Every case trains a random Llama for two steps in a process of its own, on a CPU. What the process
+takes at its peak beyond what it took after a step of a tiny model, which loads all libraries, is
+held against ``model_memory``. With --heap the C library keeps memory that was freed, as it does in
+a run; without, it gives blocks from 1 MiB on back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+os.environ["OMP_NUM_THREADS"] = "1"  # before torch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.left_out import UPDATE, rollout
+from openrl.algorithms.batching import plan_steps
+from openrl.cluster.ray_group import worker_env
+from openrl.config.learning import DeepSpeedFlags, LearningRateFlags
+from openrl.config.lora import LoRAFlags
+from openrl.config.model import ModelFlags
+from openrl.trainer.plan_memory import Memory, model_memory, model_shape
+from openrl.trainer.roles import RoleModel
+from openrl.training.build import ModelSpec, build_engine
+from openrl.training.distributed import init_distributed
+from openrl.training.optimizers import OptimSpec
+
+OPTIM = OptimSpec(
+    learning_rate=1e-5,
+    scheduler="constant",
+    warmup_steps=0,
+    min_lr_ratio=0.1,
+    weight_decay=0.0,
+    betas=(0.9, 0.95),
+    max_norm=1.0,
+    total_steps=1000,
+)
+TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 64}
+SHAPES = {
+    "1M": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 512},
+    "32M": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8}
+    | {"vocab_size": 8192},
+    "135M": {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9}
+    | {"num_key_value_heads": 3, "intermediate_size": 1536, "vocab_size": 49152},
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    size: str
+    dtype: str = "fp32"
+    rows: int = 8  # of the micro-batch, 128 tokens each
+    lora_rank: int = 0
+    in_4bit: bool = False
+    packing: bool = False
+    recompute: bool = False
+
+    @property
+    def name(self) -> str:
+        words = {
+            f"LoRA {self.lora_rank}": self.lora_rank,
+            "4 bit": self.in_4bit,
+            "packed": self.packing,
+            "recomputed": self.recompute,
+        }
+        return ", ".join([self.size, self.dtype, *(word for word, is_so in words.items() if is_so)])
+
+    @property
+    def lora(self) -> LoRAFlags | None:
+        if not self.lora_rank:
+            return None
+        return LoRAFlags(lora_rank=self.lora_rank, load_in_4bit=self.in_4bit)
+
+    @property
+    def deepspeed(self) -> DeepSpeedFlags:
+        return DeepSpeedFlags(zero_stage=1, gradient_checkpointing=self.recompute)
+
+
+CASES = [
+    Case("1M", rows=32),
+    Case("1M", "bf16", rows=32, packing=True),
+    Case("32M"),
+    Case("32M", "bf16", recompute=True),
+    Case("32M", lora_rank=16, packing=True),
+    Case("135M"),
+    Case("135M", "bf16", recompute=True),
+    Case("135M", "bf16", lora_rank=16, in_4bit=True),
+]
+PROMPT, ANSWER = 32, 96  # tokens
+FREEING = "glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=1048576"
+AS_IN_A_RUN = worker_env("cpu", 1, local=True)["GLIBC_TUNABLES"]
+
+
+def make_model(directory: Path, shape: dict[str, int]) -> str:
+    torch.manual_seed(0)
+    fields = {"intermediate_size": 3 * shape["hidden_size"], "tie_word_embeddings": True} | shape
+    LlamaForCausalLM(LlamaConfig(**fields)).save_pretrained(directory)
+    return str(directory)
+
+
+def train(path: str, case: Case) -> None:
+    """Two optimizer steps of two micro-batches each."""
+    spec = ModelSpec(
+        "logprobs",
+        path,
+        ModelFlags(pretrain=path, param_dtype=case.dtype),
+        case.deepspeed,
+        OPTIM,
+        "cpu",
+        seed=0,
+        packing=case.packing,
+        lora=case.lora,
+    )
+    engine = build_engine(spec)
+    vocabulary = engine.model.config.get_text_config().vocab_size
+    batch = rollout(case.rows // 4, 0, PROMPT, ANSWER, vocabulary)
+    batch.attention_mask[:] = True
+    dealt = plan_steps(batch, 1, len(batch), case.rows)
+    shard = batch.select(dealt.shards[0])
+    for _ in range(2):
+        engine.train_step(shard, dealt.steps[0][0], UPDATE)
+
+
+def estimate(path: str, case: Case) -> Memory:
+    model = RoleModel("logprobs", path, LearningRateFlags(), lora=case.lora)
+    tokens = case.rows * (PROMPT + ANSWER)
+    return model_memory(model_shape(path, False), model, case.dtype, case.deepspeed, 1, tokens)
+
+
+def of_process(name: str) -> int:
+    """A line of /proc/self/status, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def measure(case: Case) -> None:
+    """Prints bytes at the peak, and the estimate, as JSON."""
+    torch.set_num_threads(1)
+    init_distributed(0, 1, "127.0.0.1", 0, "cpu", timeout=60)
+    with tempfile.TemporaryDirectory() as name:
+        tiny = Case("1M", case.dtype, 8, case.lora_rank and 1, case.in_4bit, case.packing)
+        train(make_model(Path(name, "tiny"), TINY), tiny)
+        path = make_model(Path(name, "model"), SHAPES[case.size])
+        Path("/proc/self/clear_refs").write_text("5")  # forget the peak
+        before = of_process("VmRSS")
+        train(path, case)
+        peak = of_process("VmHWM") - before
+        print(json.dumps({"peak": peak, "estimate": asdict(estimate(path, case))}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    names = [case.name for case in CASES]
+    parser.add_argument("--only", choices=names, nargs="+", default=names)
+    parser.add_argument("--case", choices=names, help="this one, in this process")
+    parser.add_argument("--heap", action="store_true", help="as in a run")
+    args = parser.parse_args()
+    if args.case is not None:
+        measure(CASES[names.index(args.case)])
+        return
+    table = Table("case", "estimate, MiB", "measured, MiB", "estimate / measured")
+    for name in args.only:
+        words = [sys.executable, "-m", "benchmarks.memory", "--case", name]
+        env = os.environ | {"GLIBC_TUNABLES": AS_IN_A_RUN if args.heap else FREEING}
+        done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, env=env)
+        found = json.loads(done.stdout.splitlines()[-1])
+        total = Memory(**found["estimate"]).total
+        ratio = total / found["peak"]
+        table.add_row(name, f"{total / 2**20:.0f}", f"{found['peak'] / 2**20:.0f}", f"{ratio:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
