@@ -35,6 +35,7 @@ def engine_spec(
         tokenizer=model.tokenizer_path,
         dtype=model.param_dtype if engine.vllm_dtype == "auto" else engine.vllm_dtype,
         device=device,
+        attention=model.attn_implementation,
         max_model_len=engine.vllm_max_model_len or longest,
         seed=debug.seed,
         max_num_seqs=engine.vllm_max_num_seqs,

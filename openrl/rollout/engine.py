@@ -108,6 +108,7 @@ class EngineSpec:
     tokenizer: str | None = None  # directory or name; None: that of the model
     dtype: Dtype = "bf16"
     device: Literal["cpu", "cuda"] = "cpu"
+    attention: str | None = None  # that transformers computes with; vLLM has its own
     max_model_len: int = 2048  # tokens of prompt and response together
     seed: int = 0  # of requests that bring none
     # None in the following four: the engine's default

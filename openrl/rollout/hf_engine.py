@@ -110,8 +110,9 @@ class HFEngine(PausingEngine):
         spec, remote = self._spec, {"trust_remote_code": self._spec.trust_remote_code}
         self._tokenizer = AutoTokenizer.from_pretrained(spec.tokenizer or spec.model, **remote)
         kind = language_model_at(spec.model, spec.trust_remote_code)
+        more = {"attn_implementation": spec.attention} if spec.attention else {}
         model = kind.from_pretrained(
-            spec.model, dtype=DTYPES[spec.dtype], **remote, **spec.config_overrides
+            spec.model, dtype=DTYPES[spec.dtype], **remote, **more, **spec.config_overrides
         )
         self._processor = (
             VisionProcessor(spec.model, spec.processor_kwargs, spec.trust_remote_code)

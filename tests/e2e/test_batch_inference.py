@@ -282,7 +282,8 @@ def test_evaluate_plays_environments_and_leaves_their_episodes(task, tmp_path):
     out, renders = tmp_path / "figures.json", tmp_path / "renders"
     words = flags(
         task, out, rollout_backend="hf", prompt_data=None, label_key=None, env_tags=["bandit"],
-        render_save_dir=renders, n_samples_per_prompt=2, k=[2], generate_max_len=96, max_samples=3,
+        render_save_dir=renders, n_samples_per_prompt=2, k=[2], prompt_max_len=64, generate_max_len=96,
+        max_samples=3,
     )  # fmt: skip
     arguments = EvaluateConfig, evaluate.prepare, evaluate.run
     assert command(*arguments, prog="evaluate", description="", argv=words) == 0
