@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
 import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import threading
 import time
 import uuid
@@ -42,6 +44,7 @@ from openrl.config.derived import cluster_address
 from openrl.config.rollout import ClusterFlags
 from openrl.errors import UserError
 
+LONGEST_SCRATCH = 107 - 37  # characters of a socket's path; its own name is a UUID
 MARK = "openrl.pid"  # file in the session directory of a cluster of our own
 RAYS_OWN = ("gcs_server", "raylet")  # without either nothing goes on
 
@@ -134,6 +137,17 @@ class RayCluster:
             for node in ray.nodes()
             if node["Alive"]
         ]
+
+    def scratch(self) -> dict[str, str]:
+        """Environment of the workers of a cluster of our own: their temporary files, vLLM's sockets
+        among them, go with it. What was compiled stays for the next run."""
+        place = self.session_dir / "tmp"
+        if not self.local or len(str(place)) > LONGEST_SCRATCH:
+            return {}
+        place.mkdir(mode=0o700, exist_ok=True)
+        compiled = Path(tempfile.gettempdir()) / f"torchinductor_{getpass.getuser()}"
+        cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", str(compiled))
+        return {"TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": cache}
 
     async def reserve(self, plan: PlacementPlan, timeout: float | None) -> Reservation:
         """Wait until the cluster grants every bundle of the plan. None or 0: no limit.

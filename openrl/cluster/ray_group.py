@@ -82,7 +82,11 @@ class RayGroup:
         others run one. ``env`` is set before the worker's process starts, over ``worker_env``'s
         defaults. What constructors raise is raised here, and the actors are gone."""
         size = reservation.plan.size(role)
-        env = worker_env(reservation.plan.device, size, cluster.local) | (env or {})
+        env = (
+            worker_env(reservation.plan.device, size, cluster.local)
+            | cluster.scratch()
+            | (env or {})
+        )
         places = await asyncio.gather(
             *(reservation.environment(role, rank) for rank in range(size))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import re
 import signal
@@ -51,7 +52,8 @@ class Faulty:
     def traces(self) -> list[str]:
         """What lies outside of its own directories, and nobody uses."""
         session = self.temporary / "ray"
-        found = [p for p in self.temporary.iterdir() if p != session]
+        kept = (session, self.temporary / f"torchinductor_{getpass.getuser()}")  # a cache
+        found = [p for p in self.temporary.iterdir() if p not in kept]
         found += [p for p in session.glob("session_*") if "latest" not in p.name]
         return sorted(map(str, found)) + sorted(unused_memory() - self.shared)
 

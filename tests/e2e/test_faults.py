@@ -43,7 +43,7 @@ def kill(role):
 
 def kill_children(role):
     def inject(run):
-        children = run.children_of(role)
+        children = [c for c in run.children_of(role) if "resource_tracker" not in str(c.cmdline())]
         assert children
         for child in children:
             child.kill()
