@@ -140,10 +140,12 @@ class RolloutWorker:
         self._playing.add(siblings)
         try:
             played, alone = await self._played(prompt, request, siblings)
+        except EngineDied as error:
+            raise WorkerDied(error.message, self.context.rank) from error
         finally:
             self._playing.remove(siblings)
         if any(t.end.is_failure for t in played + alone):
-            await self.check()  # of what a dead engine fails nothing is trained
+            await self.check()  # an agent may take a dead engine for a failure of its own
         if len(alone) > 1:
             raise UserError(
                 "several agents share an episode, and one greedy answer is no baseline for all",
@@ -251,7 +253,7 @@ class RolloutWorker:
         try:
             await self.engine.check()
         except EngineDied as error:
-            raise WorkerDied(str(error), self.context.rank) from error
+            raise WorkerDied(error.message, self.context.rank) from error
 
     async def pause(self, finish_running: bool) -> None:
         """Generate nothing until ``resume``. Samples under way are finished before, or wait inside

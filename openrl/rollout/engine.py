@@ -19,7 +19,7 @@ from openrl.vision.processor import media_tokens
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
-class EngineDied(RuntimeError):
+class EngineDied(UserError):
     """A process that an engine needs has ended: it answers nothing any more."""
 
 

@@ -331,7 +331,7 @@ class VLLMEngine(PausingEngine):
         return min((MemoryUse(**use) for use in found), key=lambda use: use.free or 0)
 
     async def close(self) -> None:
-        with suppress(RuntimeError):  # a dead vLLM: its requests have ended
+        with suppress(EngineDied):  # its requests have ended
             await self._end_requests()
         self._llm.shutdown()
         self._adapters.clear()

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from openrl.config.placement import ParallelSizes
 from openrl.errors import UserError
 from openrl.rollout.build import start_engine
-from openrl.rollout.engine import EngineSpec, RolloutEngine
+from openrl.rollout.engine import EngineDied, EngineSpec, RolloutEngine
 from openrl.rollout.vllm_engine import VLLMEngine
 from openrl.types import Completion, End, Sampling
 from openrl.weights.buckets import checksum, cut, pack
@@ -525,10 +525,12 @@ def test_dead_vllm_says_so(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         for process in set(multiprocessing.active_children()) - before:
             process.kill()
-        with pytest.raises(RuntimeError, match="a process of vLLM died"):
+        with pytest.raises(EngineDied, match="a process of vLLM died"):
             await asyncio.wait_for(request, 60)
-        with pytest.raises(UserError, match="a process of vLLM died"):
+        with pytest.raises(EngineDied, match="a process of vLLM died"):
             await engine.generate([5, 6, 7], Sampling(4))
+        with pytest.raises(EngineDied):
+            await engine.check()
         await engine.close()
 
     asyncio.run(die())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.e2e.faults import begun, ended
@@ -41,11 +42,16 @@ def kill(role):
     return lambda run: run.kill(role)
 
 
+def workers_of(run, role):
+    """Processes that a worker started; multiprocessing's own cleaner is left to clean."""
+    children = [c for c in run.children_of(role) if "resource_tracker" not in str(c.cmdline())]
+    assert children
+    return children
+
+
 def kill_children(role):
     def inject(run):
-        children = [c for c in run.children_of(role) if "resource_tracker" not in str(c.cmdline())]
-        assert children
-        for child in children:
+        for child in workers_of(run, role):
             child.kill()
 
     return inject
@@ -121,13 +127,17 @@ def test_a_killed_driver_leaves_its_session_to_the_next_run(task, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="on demand")
-@pytest.mark.parametrize("role", ["actor", "vllm"])
-def test_a_hang_is_named(task, tmp_path, role):
+@pytest.mark.parametrize("case", ["actor", "vllm", "vllm's children"])
+def test_a_hang_is_named(task, tmp_path, case):
+    """Whoever waits for a stopped child, such as a worker of rewards, counts as hanging."""
+    role = case.partition("'")[0]
+
     def stop(run):
-        os.kill(run.pid(role), signal.SIGSTOP)
+        for process in workers_of(run, role) if case != role else [psutil.Process(run.pid(role))]:
+            process.suspend()
 
     end = ended(begun(task, tmp_path / "out", stall_timeout=15), stop)
-    tell(f"SIGSTOP of {role}", end)
+    tell(f"SIGSTOP of {case}", end)
     assert end.code == 1 and f"{role} rank 0 has not moved for" in end.said
     assert "(--stall_timeout 15)" in end.said and "during " in end.said
     assert len(end.said.splitlines()) <= LINES and not end.left

@@ -16,7 +16,7 @@ from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.recording import turns_from_json, turns_to_json
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
-from openrl.cluster.group import WorkerContext
+from openrl.cluster.group import WorkerContext, WorkerDied
 from openrl.cluster.rollout_worker import RolloutRequest, RolloutWorker, request_seed
 from openrl.config.agents import AgentFlags, EnvironmentFlags
 from openrl.config.data import TemplateFlags
@@ -25,7 +25,7 @@ from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
-from openrl.rollout.engine import EngineSpec
+from openrl.rollout.engine import EngineDied, EngineSpec
 from openrl.seeds import seed_of
 from openrl.types import Completion, End, Prompt, Sampling, Score, Segment, Trajectory
 from tests.tiny import tiny_model_dir
@@ -39,10 +39,11 @@ class Engine:
     def __init__(self) -> None:
         self.asked: list[Sampling] = []
         self.running = self.most = 0
-        self.fails = ()
+        self.fails, self.dead = (), False
 
     async def check(self):
-        pass  # it lives
+        if self.dead:
+            raise EngineDied("a process of it died")
 
     async def generate(self, token_ids, sampling, images=()):
         self.asked.append(sampling)
@@ -51,6 +52,7 @@ class Engine:
         self.most = max(self.most, self.running)
         await asyncio.sleep(0)
         self.running -= 1
+        await self.check()
         if number in self.fails:
             raise ConnectionError(f"request {number} broke")
         return Completion([7], [-1.0], End.STOP, ())
@@ -364,3 +366,22 @@ def test_a_group_whose_agents_give_no_reward_at_all(worker):
     cut, missing = group.trajectories
     assert cut.score == Score(0.0) and missing.failed
     assert collate([group], 0).rewards.tolist() == [0.0, 0.0]
+
+
+class Stubborn(SingleTurn):
+    """Takes every error for a failure of its own, as programs behind an endpoint do."""
+
+    async def run(self, prompt, generate, sampling):
+        try:
+            return await super().run(prompt, generate, sampling)
+        except Exception as error:
+            raise ConnectionError("the server answered 500") from error
+
+
+@pytest.mark.parametrize("agent", [SingleTurn, Stubborn])
+def test_a_dead_engine_is_the_workers_death(worker, agent):
+    """Whatever the agent makes of it; the driver plays the prompt elsewhere."""
+    worker.engine.dead, worker.agent = True, agent(worker.tokenizer.decode)
+    with pytest.raises(WorkerDied, match="a process of it died") as died:
+        play(worker, RolloutRequest(2, Sampling(4)))
+    assert died.value.rank == 0
