@@ -350,6 +350,20 @@ def test_a_killed_worker_is_named_at_once(cluster):
     assert "the last thing I said" in str(caught.value)
 
 
+def test_a_worker_that_died_is_made_anew_in_its_place(cluster):
+    """From the same arguments; the others are what they were."""
+
+    async def scenario():
+        async with ray_group(cluster, PlainWorker, 100) as group:
+            await group.call("add", 1)
+            with pytest.raises(WorkerDied) as died:
+                await group.one(1, "die_or_hang", 1)
+            await group.restart(1)
+            return died.value.rank, await group.call("count"), await group.call("add", 1)
+
+    assert asyncio.run(scenario()) == (1, [1, 0], [(0, 101), (1, 101)])
+
+
 def test_a_worker_killed_between_items_is_named(cluster):
     async def scenario(collect):
         async with ray_group(cluster, AsyncWorker) as group:

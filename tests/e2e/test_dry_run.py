@@ -16,7 +16,7 @@ from transformers import AutoModelForSequenceClassification, BertConfig, BertFor
 from openrl.cli import train_ppo_ray
 from openrl.cli.run import command
 from openrl.config.commands import PPOConfig
-from tests.e2e.runs import make_task, ppo_flags
+from tests.e2e.runs import make_task, plan_of, ppo_flags
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +145,16 @@ def test_a_plugin_that_ends_the_process(refused, tmp_path, monkeypatch):
     (tmp_path / "ending_plugin.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert "ending_plugin does not import: SystemExit: 3" in refused(plugin="ending_plugin")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_flash_attention_that_cannot_run(refused, device):
+    """Without a GPU, or a package that is not installed."""
+    said = refused(device=device, param_dtype="bf16", attn_implementation="flash_attention_2")
+    assert "--attn_implementation flash_attention_2" in said and "leave it out" in said
+
+
+def test_nccl_that_cannot_be_is_warned_of(task, tmp_path):
+    plan = plan_of(ppo_flags(task, tmp_path, device="auto", vllm_sync_backend="nccl"))
+    assert "WARNING: --vllm_sync_backend nccl is not used" in plan
+    assert "WARNING" not in plan_of(ppo_flags(task, tmp_path, device="auto"))

@@ -9,14 +9,16 @@ import pytest
 from rich.console import Console
 
 from openrl.cluster.group import LocalGroup, WorkerDied
+from openrl.cluster.placement import PlacementPlan, Slot
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.progress import Progress
 from openrl.trainer.engine_pool import EnginePool
-from openrl.trainer.residency import Residency
+from openrl.trainer.residency import Residency, ResidencyTable, Tenant
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
+from openrl.trainer.roles import can_replace
 from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.rollouts import Rollouts, RolloutSettings
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
@@ -197,3 +199,20 @@ def test_rays_own_death_is_not_made_good():
 
     with pytest.raises(WorkerDied, match="raylet"):
         asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("device", "engines", "sleeps", "replaced"),
+    [
+        ("cpu", (1,), False, True),
+        ("cpu", (0,), False, True),  # beside the actor
+        ("cpu", (0,), True, False),
+        ("cuda", (1,), False, True),
+        ("cuda", (0,), False, False),  # vLLM would find its share of the GPU taken
+    ],
+)
+def test_where_a_new_engine_finds_room(device, engines, sleeps, replaced):
+    rows = {"actor": (Slot(0),), "vllm": tuple(map(Slot, engines))}
+    plan = PlacementPlan(device, (2,), rows)
+    table = ResidencyTable.of(plan, [Tenant("vllm", "weights")] if sleeps else [])
+    assert can_replace(plan, table) is replaced
