@@ -126,7 +126,7 @@ class DeepSpeedEngine:
     def _initialized(self, config: dict[str, Any], optimizer: Optimizer | None = None) -> Any:
         with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
             if self.stage == 3:
-                _shard(self.model, config, DTYPES[self.dtype])
+                shard(self.model, config, DTYPES[self.dtype])
             engine, *_ = deepspeed_module().initialize(
                 model=self.model, optimizer=optimizer, config=config
             )
@@ -373,7 +373,7 @@ class DeepSpeedEngine:
         }
 
 
-def _shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
+def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
     """Divide the parameters among the ranks, one after the other, from where they were loaded: the
     pages of the checkpoint's file, which the ranks of a node share. DeepSpeed itself would first
     move the whole model to every GPU."""
