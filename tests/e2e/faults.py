@@ -32,7 +32,12 @@ class Faulty:
     said: Path  # what the driver prints
     children: list[psutil.Process]
     shared: set[str]  # shared memory that was there before
-    temporary: Path  # directory of its sockets and of Ray's session
+    # of its sockets and Ray's session; goes with this record
+    folder: tempfile.TemporaryDirectory[str]
+
+    @property
+    def temporary(self) -> Path:
+        return Path(self.folder.name)
 
     def pid(self, role: str, rank: int = 0) -> int:
         """By the log that it began."""
@@ -75,7 +80,8 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
     flags: dict[str, object] = {"max_steps": STEPS, "num_episodes": STEPS, "save_steps": 2}
     flags |= {"rollout_backend": "hf"} | changes
     shared, said = unused_memory(), out.parent / f"{out.name}.txt"
-    temporary = Path(tempfile.mkdtemp(prefix="orl-", dir="/tmp"))  # sockets need a short path
+    # sockets need a short path
+    folder = tempfile.TemporaryDirectory(prefix="orl-", dir="/tmp", ignore_cleanup_errors=True)
     words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *ppo_flags(task, out, **flags)]
     with open(said, "w") as file:
         process = subprocess.Popen(
@@ -83,7 +89,7 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env={**os.environ, "TMPDIR": str(temporary)},
+            env={**os.environ, "TMPDIR": folder.name},
         )
     deadline = time.monotonic() + PATIENCE
     while not (out / after).exists():
@@ -91,7 +97,7 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
         assert time.monotonic() < deadline, "the run never got there"
         time.sleep(0.02)  # polling a file of another process
     children = psutil.Process(process.pid).children(recursive=True)
-    return Faulty(process, out, said, children, shared, temporary)
+    return Faulty(process, out, said, children, shared, folder)
 
 
 def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
