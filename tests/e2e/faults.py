@@ -31,7 +31,7 @@ class Faulty:
     out: Path
     said: Path  # what the driver prints
     children: list[psutil.Process]
-    shared: set[str]  # shared memory that was there before
+    shared: set[str]  # files of shared memory that its processes map, as far as they have names
     # of its sockets and Ray's session; goes with this record
     folder: tempfile.TemporaryDirectory[str]
 
@@ -60,7 +60,7 @@ class Faulty:
         kept = (session, self.temporary / f"torchinductor_{getpass.getuser()}")  # a cache
         found = [p for p in self.temporary.iterdir() if p not in kept]
         found += [p for p in session.glob("session_*") if "latest" not in p.name]
-        return sorted(map(str, found)) + sorted(unused_memory() - self.shared)
+        return sorted(map(str, found)) + sorted(p for p in self.shared if Path(p).exists())
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
     """A run whose file ``after`` exists."""
     flags: dict[str, object] = {"max_steps": STEPS, "num_episodes": STEPS, "save_steps": 2}
     flags |= {"rollout_backend": "hf"} | changes
-    shared, said = unused_memory(), out.parent / f"{out.name}.txt"
+    said = out.parent / f"{out.name}.txt"
     # sockets need a short path
     folder = tempfile.TemporaryDirectory(prefix="orl-", dir="/tmp", ignore_cleanup_errors=True)
     words = [sys.executable, "-m", "openrl.cli.train_ppo_ray", *ppo_flags(task, out, **flags)]
@@ -97,12 +97,13 @@ def begun(task: Path, out: Path, after: str = "checkpoints/step_000002", **chang
         assert time.monotonic() < deadline, "the run never got there"
         time.sleep(0.02)  # polling a file of another process
     children = psutil.Process(process.pid).children(recursive=True)
-    return Faulty(process, out, said, children, shared, folder)
+    return Faulty(process, out, said, children, set(), folder)
 
 
 def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     """What became of the run after ``inject(run)``."""
     run.children = psutil.Process(run.process.pid).children(recursive=True)
+    run.shared = shared_memory([run.process.pid, *(child.pid for child in run.children)])
     started = time.monotonic()
     inject(run)
     run.process.wait(timeout=PATIENCE)
@@ -122,10 +123,10 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     return End(run.process.returncode, output, said, seconds, lost, left)
 
 
-def unused_memory() -> set[str]:
-    """Files in /dev/shm that no process maps; other runs may have theirs there."""
-    used = set()
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+def shared_memory(pids: list[int]) -> set[str]:
+    """Files of it that these processes map."""
+    found: set[str] = set()
+    for pid in pids:
         with suppress(OSError):
-            used |= set(re.findall(r"/dev/shm/\S+", maps.read_text()))
-    return {str(p) for p in Path("/dev/shm").iterdir()} - used
+            found |= set(re.findall(r"/dev/shm/\S+", Path(f"/proc/{pid}/maps").read_text()))
+    return found
