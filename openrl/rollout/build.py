@@ -78,8 +78,7 @@ async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
 
 
 def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raises UserError for names that vLLM's EngineArgs does not have. Asking vLLM takes seconds;
-    without names it is not asked."""
+    """Raises UserError for names that vLLM's EngineArgs does not have."""
     if not kwargs:
         return
     from openrl.rollout.vllm_start import engine_fields

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
-import subprocess
-import sys
 from contextlib import suppress
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from openrl.errors import UserError
@@ -141,23 +141,20 @@ def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
     }
 
 
-_PRINT_FIELDS = (
-    "import dataclasses, vllm; print(*(f.name for f in dataclasses.fields(vllm.AsyncEngineArgs)))"
-)
-
-
-@cache
 def engine_fields() -> frozenset[str]:
-    """Names of the fields of vLLM's own settings. In a process of its own: importing vLLM changes
-    the one it is in."""
-    listed = subprocess.run(
-        [sys.executable, "-c", _PRINT_FIELDS], capture_output=True, text=True, timeout=120
+    """Names of the fields of vLLM's own settings, read from its source: importing vLLM takes
+    seconds and changes the process. Raises UserError without vLLM."""
+    found = find_spec("vllm")
+    if found is None or not found.submodule_search_locations:
+        raise UserError("vLLM is not installed", "pip install vllm")
+    source = Path(found.submodule_search_locations[0]) / "engine" / "arg_utils.py"
+    return frozenset(
+        statement.target.id
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and node.name in ("EngineArgs", "AsyncEngineArgs")
+        for statement in node.body
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
     )
-    if listed.returncode:
-        raise UserError(
-            f"vLLM does not import: {listed.stderr.strip().splitlines()[-1]}", "pip install vllm"
-        )
-    return frozenset(listed.stdout.split("\n")[-2].split())
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """What vLLM is told of an engine, checked against the fields of the vLLM that is installed."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,6 +27,13 @@ FULL = replace(
     enforce_eager=True,
     enable_prefix_caching=True,
 )
+
+
+def test_the_fields_are_those_that_vllm_has_when_it_runs():
+    """In a process of its own: importing vLLM changes the one it is in."""
+    use = "import dataclasses as d, vllm; print(*(f.name for f in d.fields(vllm.AsyncEngineArgs)))"
+    listed = subprocess.run([sys.executable, "-c", use], capture_output=True, text=True, check=True)
+    assert engine_fields() == {*listed.stdout.split("\n")[-2].split()}
 
 
 @pytest.mark.parametrize("spec", [GPU, FULL, replace(FULL, spans_nodes=True, deterministic=True)])
