@@ -23,7 +23,7 @@ from openrl.types import Sampling
 class Publisher:
     """Knows only what an evaluation may ask for; anything else is an AttributeError."""
 
-    way, version = "nothing", 0
+    way, warning, version = "nothing", "", 0
 
     def __init__(self, asked):
         self.asked = asked
