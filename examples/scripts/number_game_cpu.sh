@@ -37,7 +37,7 @@ python -m openrl.cli.train_ppo_ray \
     --actor_learning_rate 5e-4 --lr_scheduler constant_with_warmup --lr_warmup_ratio 0.05 \
     --max_steps 60 --logging_steps 5 --exp_name "number game, GRPO" --seed "$SEED" \
     --eval_before_train --eval_steps 30 --eval_temperature 1.0 --eval_n_samples_per_prompt 4 \
-    --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
+    --render_save_dir "$OUT/renders" --save_path "$OUT/grpo" --ckpt_path "$OUT/grpo/checkpoints"
 
 echo "4/4  The same games with each other's screenshots: who looks at them is right in a third"
 python -m openrl.cli.evaluate \

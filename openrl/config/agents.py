@@ -107,9 +107,8 @@ class AgentFlags(TurnFlags):
     )
     render_save_dir: str | None = flag(
         None,
-        "Directory for the evaluated episodes of agents: a transcript, a page, and where the"
-        " environment draws its state a GIF. None: none.",
-        only_if=AGENT,
+        "Directory for the evaluated answers and episodes: a transcript, a page with the images"
+        " that the policy saw, and where an environment draws its state a GIF. None: none.",
     )
 
 

@@ -2,6 +2,7 @@
 processor makes of the whole chat."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Play
 from openrl.agents.environment_agent import EnvironmentAgent, EnvironmentFailure
 from openrl.agents.gym import GymEnvironment, make_environment
+from openrl.agents.single_turn import SingleTurn
 from openrl.agents.tool_agent import ToolAgent
 from openrl.agents.tools.build import toolbox_of
 from openrl.agents.tools.calls import ParsedReply, ToolCall
@@ -153,6 +155,19 @@ def question(processor):
     content = [{"type": "image"}, {"type": "text", "text": "?"}]
     messages = ({"role": "user", "content": content},)
     return Prompt("p:1", tokens, "u:<image>?<eos>a:", messages=messages, images=placed)
+
+
+def test_renders_show_what_a_single_answer_was_about(processor, question):
+    agent = SingleTurn(processor.processor.tokenizer.decode)
+
+    def play(prompt):
+        policy = ScriptedPolicy(chat_of(processor), ["7<eos>"])
+        return asyncio.run(agent.run(prompt, policy, ROOM))
+
+    trajectory = play(replace(question, shown=True))
+    assert page(trajectory).count("data:image/png;base64,") == 1
+    assert "[image]\n?" in transcript(trajectory) and "7<eos>" in transcript(trajectory)
+    assert not play(question).shown
 
 
 def test_tools_show_pictures(processor, question):
