@@ -292,6 +292,7 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
         )
     signal.signal(signal.SIGCHLD, on_child_end)  # the option above makes Ray ignore it, here too
     session = Path(context.address_info["session_dir"])
+    session.chmod(0o700)  # logs, and sockets of processes that run what they are told
     remove_dead_sessions(session.parent)
     (session / MARK).write_text(str(os.getpid()))
     started = ray._private.worker._global_node.all_processes
@@ -338,6 +339,8 @@ def _show_token(address: str) -> None:
 def _init(log_to_driver: bool, **options: Any) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     auto_init_hook.enable_auto_connect = False  # a call after the end would start a cluster anew
+    with suppress(OSError):  # there is none, or it is somebody else's
+        (Path.home() / ".ray/auth_token").chmod(0o600)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     context = ray.init(
         namespace=f"openrl-{uuid.uuid4().hex[:8]}",

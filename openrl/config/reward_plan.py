@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
 from openrl.config.reward import RewardFlags, RewardSourceFlags, files_and_urls, split
+from openrl.config.secrets import looks_secret
 from openrl.errors import UserError
 
 Kind = Literal["verifier", "file", "http", "model"]
@@ -114,6 +115,11 @@ def _check_url(url: str) -> None:
     if "@" in url.split("/")[2]:
         raise UserError(
             "--remote_rm_url: a URL with a password would be written to logs", "$OPENRL_RM_TOKEN"
+        )
+    if usable and any(looks_secret(name) for name, _ in parse_qsl(parts.query)):
+        raise UserError(
+            "--remote_rm_url: a URL with a key in its query would be written to logs",
+            "$OPENRL_RM_TOKEN, which goes along in a header",
         )
     if not usable:
         raise UserError(

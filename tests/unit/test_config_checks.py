@@ -123,6 +123,7 @@ def test_sound_flags_have_no_problems(words):
         ("--remote_rm_url http://host:port/x", "remote_rm_url", "names no host and port", "http://HOST:PORT"),
         ("--remote_rm_url http:///x,http://a/x", "remote_rm_url", "http:///x names no host", "http://HOST:PORT"),
         ("--remote_rm_url http://me:secret@host/x", "remote_rm_url", "password", "$OPENRL_RM_TOKEN"),
+        ("--remote_rm_url http://host/x?api_key=1", "remote_rm_url", "a key in its query", "$OPENRL_RM_TOKEN, which goes along in a header"),
         ("--reward_routing r.yaml --reward_weights 2", "reward_routing, --reward_weights", "two places", "leave"),
         ('--reward_func_kwargs {"x":{"a":1}}', "reward_func_kwargs", "no reward function or verifier 'x'", "by name: r"),
         ("--top_p 0.9 --top_k 5", "top_p, --top_k", "ratios are biased", "leave it out"),
@@ -336,6 +337,13 @@ def test_warnings_name_flags_of_the_command(name):
     for spec in specs:
         failing = [condition.words for condition in spec.only_if if not condition.holds(config)]
         assert {*re.findall(r"--(\w+)", "".join(failing[:1]))} <= known, spec.name
+
+
+def test_a_key_among_arguments_is_warned_of():
+    words = '--track_with wandb --tracker_kwargs {"wandb":{"api_key":"x","max_tokens":3}}'
+    warnings = [p for p in settle(PPOConfig, f"{PPO} {words}")[1] if not p.fatal]
+    assert [p.flags for p in warnings] == [("tracker_kwargs",)]
+    assert warnings[0].message.startswith("api_key looks like a secret")
 
 
 def test_a_dumped_config_warns_of_nothing(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig
 from openrl.config.derived import longest_sequence, lora_rank
 from openrl.config.placement import parallel_sizes
+from openrl.config.secrets import looks_secret
 from openrl.flags.checks import Given, Problem, Problems, check
 from openrl.flags.schema import collect_flags
 
@@ -30,9 +31,6 @@ OWN_FLAGS = {
     "enable_expert_parallel": "vllm_enable_expert_parallel",
 }
 """Field of vLLM's EngineArgs -> the flag that sets it."""
-
-SECRET = ("TOKEN", "KEY", "SECRET", "PASSWORD", "CREDENTIALS")
-"""Words of variables whose values nobody is to see."""
 
 MOST_SERVED_RANK = 512
 """The largest rank of adapters that vLLM has room for."""
@@ -101,7 +99,7 @@ def environment_is_readable(config: PPOConfig, given: Given) -> Problems:
             yield Problem(
                 ("system_envs",), f"{name!r} is no NAME=VALUE", "--system_envs NCCL_DEBUG=WARN"
             )
-        elif any(word in SECRET for word in name.upper().split("_")):
+        elif looks_secret(name):
             message = (
                 f"{name} looks like a secret, and flags are written to config.yaml and trackers"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from openrl.config import derived
 from openrl.config.commands import TRAINING, TrainingConfig
+from openrl.config.secrets import looks_secret
 from openrl.extension_points import trackers
 from openrl.flags.checks import Given, Problem, Problems, check
 
@@ -15,6 +16,21 @@ def trackers_are_known(config: TrainingConfig, given: Given) -> Problems:
             trackers[name]
         except KeyError as error:
             yield Problem(("track_with",), error.args[0])
+
+
+@check(*TRAINING)
+def arguments_hold_no_secret(config: TrainingConfig, given: Given) -> Problems:
+    reward = getattr(config, "reward", None)
+    settings = {"tracker_kwargs": config.logging.tracker_kwargs}
+    settings |= {"reward_func_kwargs": reward.reward_func_kwargs} if reward else {}
+    for flag, values in settings.items():
+        inner = [v for v in values.values() if isinstance(v, dict)]
+        for name in [name for table in (values, *inner) for name in table if looks_secret(name)]:
+            message = (
+                f"{name} looks like a secret, and flags are written to config.yaml, checkpoints"
+            )
+            fix = "an environment variable, which workers get as well"
+            yield Problem((flag,), f"{message} and trackers", fix, fatal=False)
 
 
 @check(*TRAINING)
