@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import openrl.config.all_rules  # noqa: F401
+from openrl.cli.hub import settle_for_cache
 from openrl.errors import Interrupted, UserError, printable
 from openrl.flags.parser import load
 
@@ -46,6 +47,8 @@ def command(
         config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description
     )
     silence()
+    if warning := settle_for_cache(config):
+        print(f"{prog}: warning: {warning}", file=sys.stderr)
     # the plan of --dry_run may refuse what it finds, and starts nothing either
     starts = not getattr(config.debug, "dry_run", False)
     started = False

@@ -38,7 +38,9 @@ def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> 
             message, fix = "config.json is not JSON", WHOLE
         else:
             message = " ".join(reason.split())
-            fix = "check the path" if isinstance(error, OSError) else "mend its config.json"
+            away = isinstance(error, OSError)
+            message = "it is neither a directory here nor found on the Hub" if away else message
+            fix = "a model directory, or a name of the Hub" if away else "mend its config.json"
         raise UserError(f"{path}: its config does not load: {message}", fix) from error
 
 

@@ -1,0 +1,45 @@
+"""Whether the Hugging Face Hub answers, before libraries wait for it again and again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+from openrl.config.data import data_items, name_and_subset
+from openrl.config.reward import split
+from openrl.config.rules.environment import is_local
+
+MODELS = ("pretrain", "ref_pretrain", "critic_pretrain", "reward_pretrain", "model_path")
+DATA = ("prompt_data", "dataset", "eval_dataset", "ptx_data")
+CONNECT_TIMEOUT = 5.0  # seconds
+PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def settle_for_cache(config: Any) -> str:
+    """If a flag names something of the Hub, and the Hub does not answer, its libraries are told to
+    look into their cache alone. Says so; empty otherwise. Before they are imported."""
+    if os.environ.get("HF_HUB_OFFLINE") or any(map(os.environ.get, PROXIES)):
+        return ""
+    if not (names := hub_names(config)):
+        return ""
+    hub = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co")
+    port = hub.port or (443 if hub.scheme == "https" else 80)
+    try:
+        socket.create_connection((hub.hostname or "", port), CONNECT_TIMEOUT).close()
+    except OSError as error:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        where = f"{hub.hostname}: {error.strerror or error}"
+        return f"the Hub does not answer ({where}); {', '.join(names)} must be in its cache"
+    return ""
+
+
+def hub_names(config: Any) -> list[str]:
+    """The models and data of a command that are no paths here."""
+    groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
+    given = {name: value for group in groups for name, value in group.items() if value}
+    models = [item for name in MODELS for item in split(given.get(name))]
+    data = [item for name in DATA for item in data_items(given.get(name, ""))]
+    names = [*models, *(name_and_subset(item)[0] for item in data)]
+    return list(dict.fromkeys(name for name in names if not is_local(name)))
