@@ -16,7 +16,8 @@ from typing import Any
 import openrl.config.all_rules  # noqa: F401
 from openrl.cli.hub import settle_for_cache
 from openrl.errors import Interrupted, UserError, printable
-from openrl.flags.parser import load
+from openrl.flags.parser import as_typed, load
+from openrl.flags.schema import collect_flags
 
 QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
@@ -43,9 +44,8 @@ def command(
 
     A UserError, wherever it was raised, is one message without a traceback: 2 while preparing,
     which starts nothing, 1 afterwards. Any other exception is a defect: it passes."""
-    config = load(
-        config_type, sys.argv[1:] if argv is None else argv, prog=prog, description=description
-    )
+    argv = sys.argv[1:] if argv is None else argv
+    config = load(config_type, argv, prog=prog, description=description)
     silence()
     if warning := settle_for_cache(config):
         print(f"{prog}: warning: {warning}", file=sys.stderr)
@@ -64,10 +64,8 @@ def command(
         user_error = find_user_error(error)
         if user_error is None:
             raise
-        print(
-            f"{prog}: {printable(str(user_error))}" + ("" if started else "\nnothing was started"),
-            file=sys.stderr,
-        )
+        said = printable(as_typed(str(user_error), collect_flags(config_type), argv))
+        print(f"{prog}: {said}" + ("" if started else "\nnothing was started"), file=sys.stderr)
         if isinstance(user_error, Interrupted):
             return 128 + user_error.number
         return 1 if started else 2
