@@ -635,12 +635,14 @@ WRONG_ROW = UserError("row 3 is wrong", "mend it")
         ExceptionGroup("all", [RemoteError(WRONG_ROW)]),
     ],
 )
-def test_user_errors_end_with_one_message(error, capsys):
+def test_user_errors_end_with_one_message(error, capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # nobody asks whether the Hub has "m"
     assert end_of(error) == 1
     assert capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\n"
 
 
-def test_an_error_before_the_start_is_told_apart(capsys):
+def test_an_error_before_the_start_is_told_apart(capsys, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert end_of(WRONG_ROW, while_preparing=True) == 2
     assert (
         capsys.readouterr().err == "openrl: row 3 is wrong\n  try: mend it\nnothing was started\n"
