@@ -7,6 +7,7 @@ import getpass
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -37,6 +38,7 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from openrl.cluster import caretaker
 from openrl.cluster.address import knock
 from openrl.cluster.placement import Node, PlacementPlan, match_bundles
 from openrl.cluster.planner import RoleRequest, plan_placement
@@ -122,6 +124,8 @@ class RayCluster:
     session_dir: Path
     own: dict[str, psutil.Process] = field(default_factory=dict)
     """Ray's own processes, where they were started for this run."""
+    caretaker: subprocess.Popen[bytes] | None = None
+    """Cleans up if this process is killed."""
 
     def nodes(self) -> list[Node]:
         """The living nodes with what is free on each now."""
@@ -239,6 +243,8 @@ class RayCluster:
         ray.shutdown()
         if self.local:
             shutil.rmtree(self.session_dir, ignore_errors=True)
+        if self.caretaker is not None:
+            self.caretaker.communicate()  # looks once more, and ends
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
@@ -297,7 +303,9 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
     (session / MARK).write_text(str(os.getpid()))
     started = ray._private.worker._global_node.all_processes
     own = {name: psutil.Process(started[name][0].process.pid) for name in RAYS_OWN}
-    return RayCluster(True, session, own)
+    words = [sys.executable, "-I", caretaker.__file__, str(session), str(own["raylet"].pid)]
+    beside = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+    return RayCluster(True, session, own, beside)
 
 
 def remove_dead_sessions(home: Path) -> None:

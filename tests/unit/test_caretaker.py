@@ -1,0 +1,50 @@
+"""A driver is killed: what it started on this machine ends, and its session goes; real processes."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+
+from openrl.cluster import caretaker
+from tests.patience import PATIENCE
+
+DRIVER = """
+import subprocess, sys
+words = [sys.executable, "-I", *sys.argv[1:]]
+subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
+print("begun", flush=True)
+sys.stdin.read()
+"""
+ASLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"]
+
+
+def asleep(stderr=None, **env):
+    """A process that would go on for ten minutes."""
+    out = {"stdout": subprocess.PIPE, "stderr": stderr}
+    process = subprocess.Popen(ASLEEP, **out, env={**os.environ, **env})
+    assert process.stdout and process.stdout.readline()
+    return process
+
+
+def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
+    session = tmp_path / "session"
+    (session / "logs").mkdir(parents=True)
+    with open(session / "logs/raylet.err", "w") as log:
+        raylet = asleep(stderr=log)
+    agent, other = asleep(RAY_RAYLET_PID=str(raylet.pid)), asleep(RAY_RAYLET_PID="1")
+    words = [sys.executable, "-c", DRIVER, caretaker.__file__, str(session), str(raylet.pid)]
+    driver = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert driver.stdout and driver.stdout.readline() == b"begun\n"
+        (care,) = psutil.Process(driver.pid).children()
+        assert agent.poll() is None and session.exists()
+        driver.kill()
+        care.wait(PATIENCE)
+        assert {raylet.wait(PATIENCE), agent.wait(PATIENCE)} == {-signal.SIGKILL}
+        assert not session.exists() and other.poll() is None
+    finally:
+        for process in (raylet, agent, other, driver):
+            process.kill()
+            process.wait()
