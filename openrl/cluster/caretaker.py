@@ -21,20 +21,24 @@ PATIENCE_S = 20.0  # until killed processes are gone
 
 
 def of_cluster(session: str, raylet: int) -> Iterator[int]:
-    """Processes with the raylet's number in their environment, as all that it starts, or with open
-    files in the session: the title of an agent lies over its environment."""
+    """Processes with the raylet's number in their environment, as all that it starts, or that write
+    to files of the session: the title of an agent lies over its environment. Who reads a log is not
+    of the cluster."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             marked = mark in (process / "environ").read_bytes().split(b"\0")
-            if marked or any(name.startswith(f"{session}/") for name in open_files(process)):
+            if marked or any(name.startswith(f"{session}/") for name in written_files(process)):
                 yield int(process.name)
 
 
-def open_files(process: Path) -> Iterator[str]:
+def written_files(process: Path) -> Iterator[str]:
+    """What it has open for writing."""
     for file in (process / "fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            yield str(file.readlink())
+            _, flags = (process / "fdinfo" / file.name).read_text().split("flags:")
+            if int(flags.split()[0], 8) & os.O_ACCMODE != os.O_RDONLY:
+                yield str(file.readlink())
 
 
 def end(session: str, raylet: int, driver: int) -> None:

@@ -20,10 +20,10 @@ sys.stdin.read()
 ASLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"]
 
 
-def asleep(stderr=None, **env):
+def asleep(stdin=None, stderr=None, **env):
     """A process that would go on for ten minutes."""
-    out = {"stdout": subprocess.PIPE, "stderr": stderr}
-    process = subprocess.Popen(ASLEEP, **out, env={**os.environ, **env})
+    files = {"stdin": stdin, "stdout": subprocess.PIPE, "stderr": stderr}
+    process = subprocess.Popen(ASLEEP, **files, env={**os.environ, **env})
     assert process.stdout and process.stdout.readline()
     return process
 
@@ -33,6 +33,8 @@ def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
     (session / "logs").mkdir(parents=True)
     with open(session / "logs/raylet.err", "w") as log:
         raylet = asleep(stderr=log)
+    with open(session / "logs/raylet.err") as log:
+        reader = asleep(stdin=log)
     agent, other = asleep(RAY_RAYLET_PID=str(raylet.pid)), asleep(RAY_RAYLET_PID="1")
     words = [sys.executable, "-c", DRIVER, caretaker.__file__, str(session), str(raylet.pid)]
     driver = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -43,8 +45,8 @@ def test_what_a_killed_driver_leaves_is_ended_and_removed(tmp_path):
         driver.kill()
         care.wait(PATIENCE)
         assert {raylet.wait(PATIENCE), agent.wait(PATIENCE)} == {-signal.SIGKILL}
-        assert not session.exists() and other.poll() is None
+        assert not session.exists() and other.poll() is reader.poll() is None
     finally:
-        for process in (raylet, agent, other, driver):
+        for process in (raylet, agent, other, reader, driver):
             process.kill()
             process.wait()
