@@ -380,7 +380,14 @@ def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
-    deepspeed_module().zero.Init(module=model, config_dict_or_path=config, dtype=dtype)
+    deepspeed = deepspeed_module()
+    groups = deepspeed.utils.groups
+    near = None
+    if config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1:
+        near = groups._get_zero_param_intra_parallel_group()  # of an engine before: made only once
+    deepspeed.zero.Init(
+        module=model, config_dict_or_path=config, dtype=dtype, zero_param_parallel_group=near
+    )
 
 
 def _to(batch: ExperienceBatch, device: torch.device) -> ExperienceBatch:
