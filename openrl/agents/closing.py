@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+
+log = logging.getLogger(__name__)
 
 
 @asynccontextmanager
@@ -13,7 +16,9 @@ async def closing(close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     try:
         yield
     except BaseException:
-        with suppress(Exception):
+        try:
             await close()
+        except Exception:
+            log.warning("what an episode held could not be closed either", exc_info=True)
         raise
     await close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import resource
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from openrl.trainer.checkpoints import (
 )
 from openrl.trainer.disk import DiskFull, disk_is_full
 from openrl.trainer.integrity import sealed
+from tests.patience import PATIENCE
 
 
 def opened(directory: Path, **flags: object) -> Checkpoints:
@@ -311,6 +313,28 @@ def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_pa
     assert sorted(path.name for path in there.iterdir()) == ["step_000001", "step_000002"]
     copied = opened(there, load_checkpoint=True)
     assert copied.start_from == there / "step_000002", "whole, checksums included"
+
+
+def test_a_copy_that_hangs_does_not_hold_the_run(tmp_path, monkeypatch, caplog):
+    there, go_on = tmp_path / "there", threading.Event()
+    monkeypatch.setattr("openrl.trainer.uploads.COPY_TIMEOUT", 0.1)
+    checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}")
+    monkeypatch.setattr(checkpoints.uploads, "_copy", lambda path: go_on.wait(PATIENCE))
+
+    async def write(directory: Path) -> None:
+        directory.joinpath("part").write_text("weights")
+
+    async def scenario() -> None:
+        await checkpoints.save(1, {"step": 1}, {}, write)
+        await checkpoints.save(2, {"step": 2}, {}, write)
+        await checkpoints.finish()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        go_on.set()
+    assert "not copied within 0.1 s: step_000001" in caplog.text
+    assert f"file://{there} has no copy of step_000001, step_000002" in caplog.text
 
 
 def test_a_place_that_nothing_here_can_write_to(tmp_path):
