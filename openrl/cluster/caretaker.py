@@ -33,11 +33,12 @@ def of_cluster(session: str, raylet: int) -> Iterator[int]:
 
 
 def written_files(process: Path) -> Iterator[str]:
-    """What it has open for writing."""
+    """What it has open for writing. Timers and watches have lines of their own, with other flags."""
     for file in (process / "fd").iterdir():
         with suppress(OSError):  # closed meanwhile
-            _, flags = (process / "fdinfo" / file.name).read_text().split("flags:")
-            if int(flags.split()[0], 8) & os.O_ACCMODE != os.O_RDONLY:
+            lines = (process / "fdinfo" / file.name).read_text().splitlines()
+            (flags,) = (line.removeprefix("flags:") for line in lines if line.startswith("flags:"))
+            if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:
                 yield str(file.readlink())
 
 

@@ -17,7 +17,14 @@ subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True)
 print("begun", flush=True)
 sys.stdin.read()
 """
-ASLEEP = [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"]
+# With a timer, of which /proc tells flags of its own beside those of the file.
+SLEEPER = """
+import ctypes, time
+assert ctypes.CDLL(None).timerfd_create(time.CLOCK_MONOTONIC, 0) > 0
+print("here", flush=True)
+time.sleep(600)
+"""
+ASLEEP = [sys.executable, "-c", SLEEPER]
 
 
 def asleep(stdin=None, stderr=None, **env):
