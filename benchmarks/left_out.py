@@ -41,6 +41,16 @@ from openrl.training.updates import PolicyUpdate
 
 ANSWERS = 8
 UPDATE = PolicyUpdate("ppo", PPOOptions(), "token-mean")
+OPTIM = OptimSpec(
+    learning_rate=0.0,  # every step starts from the same weights
+    scheduler="constant",
+    warmup_steps=0,
+    min_lr_ratio=0.1,
+    weight_decay=0.0,
+    betas=(0.9, 0.95),
+    max_norm=1.0,
+    total_steps=1000,
+)
 
 
 @dataclass(frozen=True)
@@ -85,20 +95,9 @@ def rollout(groups: int, flat: int, prompt: int, answer: int, vocabulary: int) -
 
 
 def build(path: str, device: str) -> DeepSpeedEngine:
-    """A rate of 0: every step starts from the same weights."""
-    optim = OptimSpec(
-        learning_rate=0.0,
-        scheduler="constant",
-        warmup_steps=0,
-        min_lr_ratio=0.1,
-        weight_decay=0.0,
-        betas=(0.9, 0.95),
-        max_norm=1.0,
-        total_steps=1000,
-    )
     flags = ModelFlags(pretrain=path, param_dtype="fp32")
     deepspeed = DeepSpeedFlags(zero_stage=0)
-    return build_engine(ModelSpec("logprobs", path, flags, deepspeed, optim, device, seed=0))
+    return build_engine(ModelSpec("logprobs", path, flags, deepspeed, OPTIM, device, seed=0))
 
 
 def step(

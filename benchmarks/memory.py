@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.left_out import UPDATE, rollout
+from benchmarks.left_out import OPTIM, UPDATE, rollout
 from openrl.algorithms.batching import plan_steps
 from openrl.cluster.ray_group import worker_env
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags
@@ -36,18 +36,7 @@ from openrl.trainer.plan_memory import Memory, model_memory, model_shape
 from openrl.trainer.roles import RoleModel
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
-from openrl.training.optimizers import OptimSpec
 
-OPTIM = OptimSpec(
-    learning_rate=1e-5,
-    scheduler="constant",
-    warmup_steps=0,
-    min_lr_ratio=0.1,
-    weight_decay=0.0,
-    betas=(0.9, 0.95),
-    max_norm=1.0,
-    total_steps=1000,
-)
 TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 64}
 SHAPES = {
     "1M": {"hidden_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2, "vocab_size": 512},

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -22,6 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.left_out import OPTIM
 from benchmarks.pairs import busy_seconds, device_option
 from examples.python.countdown.make_model import make_model, make_tokenizer
 from openrl.algorithms.batching import plan_steps
@@ -33,7 +35,6 @@ from openrl.experience import ExperienceBatch, StepPlan
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.deepspeed_engine import DeepSpeedEngine
 from openrl.training.distributed import init_distributed
-from openrl.training.optimizers import OptimSpec
 from openrl.training.updates import SupervisedUpdate
 
 
@@ -53,16 +54,7 @@ def ragged_rows(count: int, spread: float, longest: int) -> ExperienceBatch:
 
 
 def build(folder: Path, packing: bool, device: str) -> DeepSpeedEngine:
-    optim = OptimSpec(
-        learning_rate=1e-4,
-        scheduler="constant",
-        warmup_steps=0,
-        min_lr_ratio=0.1,
-        weight_decay=0.0,
-        betas=(0.9, 0.95),
-        max_norm=1.0,
-        total_steps=1000,
-    )
+    optim = replace(OPTIM, learning_rate=1e-4)
     model = ModelFlags(pretrain=str(folder), param_dtype="fp32")
     return build_engine(
         ModelSpec(

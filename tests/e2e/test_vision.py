@@ -26,6 +26,8 @@ from tests.tiny import tiny_reward_model_dir
 from tests.tiny_vision import picture, tiny_vision_dir
 
 VISION = {"apply_chat_template": True, "max_images_per_prompt": 2, "image_max_pixels": 4800}
+COLUMNS = {"input_key": "problem", "label_key": "answer"}
+LENGTHS = {"prompt_max_len": 128, "generate_max_len": 6}
 
 
 @pytest.fixture(scope="module")
@@ -98,10 +100,6 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
         tmp_path,
         pretrain=supervised,
         prompt_data=task / "rows.parquet",
-        label_key="answer",
-        input_key="problem",
-        prompt_max_len=128,
-        generate_max_len=6,
         advantage_estimator="gae",
         use_kl_loss=True,
         kl_estimator="k3",
@@ -110,6 +108,8 @@ def test_ppo_on_images_from_a_model_that_was_trained_on_images(task, supervised,
         packing_samples=True,
         rollout_backend="hf",
         **VISION,
+        **COLUMNS,
+        **LENGTHS,
     )
     config = ppo(" ".join(words))
     inputs = prepare(config)
@@ -135,15 +135,13 @@ def test_images_cross_processes(task, supervised, tmp_path):
         tmp_path,
         pretrain=supervised,
         prompt_data=task / "rows.parquet",
-        label_key="answer",
-        input_key="problem",
-        prompt_max_len=128,
-        generate_max_len=6,
         actor_num_gpus_per_node=2,
         zero_stage=2,
         packing_samples=True,
         max_steps=2,
         **VISION,
+        **COLUMNS,
+        **LENGTHS,
     )
     output = run("train_ppo_ray", flags)
     assert "24 images, at most" in output
