@@ -1,10 +1,10 @@
-"""Processes that run code of others: it may hang, crash, print or eat memory, and the process
-beside it goes on.
+"""Child processes for other people's code, which may hang, crash, print or eat memory without
+harm to the caller.
 
-Calls block a thread each, never the event loop. A call that outlives its time or outgrows its
-memory is killed with everything it started. Memory is watched (resident bytes of the process and
-its children) rather than limited by the kernel: a limit on addresses breaks libraries that reserve
-far more than they use."""
+Each call blocks a thread, never the event loop. A process that exceeds the time or memory limit of
+a call is killed together with everything it started. Memory is watched (resident bytes of the
+process and its children) rather than limited by the kernel: a limit on address space breaks
+libraries that reserve far more than they use."""
 
 from __future__ import annotations
 
@@ -40,31 +40,31 @@ Answers = Callable[[Any], "Future[Any]"]
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may take, and the flags that say so."""
+    """The time and memory that one call may use, and the flags that set these limits."""
 
-    timeout: float  # seconds in which nobody waits for an answer of ours; 0: as long as it wants
-    memory: int  # bytes, of the process and what it started
+    timeout: float  # seconds, without the time the code waits for our answers; 0: no limit
+    memory: int  # bytes, of the process and everything it started
     timeout_flag: str
     memory_flag: str
 
 
 class CallFailed(Exception):
-    """A call gave no value; the message says why."""
+    """A call returned no value; the message says why."""
 
 
 class ChildProcess:
-    """One process, started when first needed and again after it was killed. One thread calls at a
-    time; any thread may interrupt it."""
+    """A process that starts when first needed, and again after it was killed. Only one thread may
+    call it at a time; any thread may interrupt it."""
 
     def __init__(self, target: Target, limits: Limits, kind: str) -> None:
-        """``kind`` is the word for it in messages: "reward" makes "the reward process"."""
+        """``kind`` names the process in messages: "reward" gives "the reward process"."""
         self.target, self.limits, self.kind = target, limits, kind
-        self.facts: Any = None  # the target's, known once it has started
+        self.facts: Any = None  # what the target says about itself, known after ``start``
         self._process: subprocess.Popen[bytes] | None = None
         self._mark = ""
         self._starting, self._interrupted = threading.Lock(), False
         self._sending, self._open = threading.Lock(), set[Future[Any]]()
-        self._looked = 0.0  # when its memory was looked at
+        self._looked = 0.0  # when the memory was last checked
 
     @property
     def is_running(self) -> bool:
@@ -72,12 +72,12 @@ class ChildProcess:
 
     @property
     def interrupted(self) -> bool:
-        """It was ended from outside since its last call."""
+        """Whether ``interrupt`` has ended the process and ``kill`` has not yet cleaned up."""
         return self._interrupted
 
     def start(self) -> None:
-        """Start it and load the target. Raises UserError if that fails, and CallFailed if somebody
-        interrupts it."""
+        """Start the process and load the target. Raises UserError if that fails, and CallFailed if
+        another thread interrupts it."""
         self._connection, theirs = Pipe()
         try:
             self._spawn(theirs.fileno())
@@ -92,7 +92,7 @@ class ChildProcess:
             raise UserError(f"{self.target}: cannot use it: {failure}") from None
 
     def ready(self) -> None:
-        """``start`` it if it does not run."""
+        """Start the process unless it is running."""
         if self._process is None:
             self.start()
 
@@ -108,12 +108,12 @@ class ChildProcess:
                 pass_fds=[line],
                 stdin=subprocess.DEVNULL,
                 env=os.environ | {"PYTHONPATH": path, MARK: self._mark},
-                start_new_session=True,  # so that one signal reaches nearly all that it starts
+                start_new_session=True,  # so that one signal reaches nearly everything it starts
             )
 
     def call(self, value: Any, answers: Answers | None = None, timeout: float | None = None) -> Any:
-        """What the target returns. ``timeout`` takes the place of that of the limits. Raises
-        CallFailed, and UserError if it does not load."""
+        """Send ``value`` to the target and return its result. ``timeout`` overrides that of the
+        limits. Raises CallFailed, and UserError if the target does not load."""
         flag = self.limits.timeout_flag if timeout is None else ""
         timeout = self.limits.timeout if timeout is None else timeout
         self.ready()
@@ -127,7 +127,7 @@ class ChildProcess:
                 future.cancel()
 
     def interrupt(self) -> None:
-        """End the process and all that it started; a call that waits in another thread fails."""
+        """End the process and everything it started. A call waiting in another thread fails."""
         with self._starting:
             self._interrupted = True
             if (started := self._process) is None:
@@ -135,11 +135,11 @@ class ChildProcess:
         kill_family(started.pid, self._mark)
 
     def kill(self) -> None:
-        """``interrupt``, and free what it held; the next call starts it again."""
+        """End the process and release its resources. The next call starts it again."""
         if self._process is not None:
             self.interrupt()
             self._process.wait()
-            with self._sending:  # what was on its way fails now that nobody reads
+            with self._sending:  # a send in progress fails, now that nobody reads
                 self._connection.close()
             self._process = None
         self._interrupted = False
@@ -149,9 +149,9 @@ class ChildProcess:
             self._connection.send(message)
 
     def _receive(self, timeout: float, answers: Answers | None, flag: str = "") -> Any:
-        """The value that comes back, once all questions before it are answered. ``flag`` says what
-        ``timeout`` is."""
-        idle = time.monotonic()  # since when the code waits for nobody
+        """Wait for the result of a call and return it; pass on the questions that come first.
+        ``flag`` is what set ``timeout``, for the error message."""
+        idle = time.monotonic()  # when the code last waited for an answer of ours
         try:
             while True:
                 left = idle + timeout - time.monotonic() if timeout else WATCH_INTERVAL
@@ -185,7 +185,7 @@ class ChildProcess:
                 self._send(Answer(question, reply))
 
         self._open.add(future)
-        # in a thread: who has the answer must not wait for a process that does not read
+        # in a thread: whoever sets the answer must not wait for a process that does not read
         future.add_done_callback(lambda _: threading.Thread(target=send, daemon=True).start())
 
     def _check_memory(self) -> None:
@@ -201,7 +201,7 @@ class ChildProcess:
             )
 
     def _ending(self) -> str:
-        """How it ended by itself."""
+        """Clean up after a process that ended by itself, and say how it ended."""
         assert self._process is not None
         try:
             code = self._process.wait(timeout=5)
@@ -212,7 +212,7 @@ class ChildProcess:
 
 
 def ending(code: int) -> str:
-    """How a process ended, by its exit code."""
+    """Describe how a process ended, given its exit code."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"exited with status {code}"

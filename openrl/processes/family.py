@@ -1,4 +1,4 @@
-"""A process and all that it started: how much memory they take, and their end."""
+"""A process and everything it started: how much memory they use, and how to kill them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from collections import defaultdict
 
 import psutil
 
-MARK = "OPENRL_PROCESS"  # variable that a process and all that it starts carry
-STALE = 0.2  # seconds; who started whom is looked up by all that are watched together
+MARK = "OPENRL_PROCESS"  # environment variable that a process and all its descendants inherit
+STALE = 0.2  # seconds for which one scan of all processes is reused
 
 
 def kill_family(pid: int, mark: str) -> None:
-    """End a process that leads its session and was not waited for, and all that it started: those
-    that left its session carry the ``mark`` in their variable MARK."""
+    """Kill a process and everything it started. The process must lead its session and must not
+    have been waited for. Descendants that left the session are found by ``mark``, the value of
+    their environment variable MARK."""
     family = _family(pid)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -35,7 +36,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    """Processes that carry the mark, wherever their parents went."""
+    """Return the processes that carry the mark, including those whose parents have ended."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -45,7 +46,7 @@ def _marked(mark: str) -> list[psutil.Process]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process and its descendants; 0 if it has ended."""
+    """Return the resident bytes of a process and its descendants; 0 if it has ended."""
     total = 0
     for member in _started.family(pid):
         with contextlib.suppress(psutil.Error):
@@ -54,8 +55,8 @@ def resident_bytes(pid: int) -> int:
 
 
 class _Started:
-    """Who started whom. Every look at it reads all processes of the machine, which takes
-    milliseconds: dozens that are watched share one."""
+    """The process tree of the machine. A scan of all processes takes milliseconds, so the dozens
+    of processes that are watched share one."""
 
     def __init__(self) -> None:
         self._lock, self._looked = threading.Lock(), -STALE

@@ -1,4 +1,4 @@
-"""Processes of one target that are lent out: for a call, or for all calls of an episode."""
+"""Processes of one target, lent out for a single call or for all calls of an episode."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Answerer = Callable[[Any], Awaitable[Any]]
 
 
 class Lease:
-    """A process for one borrower, who makes one call at a time."""
+    """A process lent to one borrower, who makes one call at a time."""
 
     def __init__(self, pool: ProcessPool, process: ChildProcess) -> None:
         self.process, self._pool = process, pool
-        self.last: Future[Any] | None = None  # the call that was made last
+        self.last: Future[Any] | None = None  # the most recent call
 
     async def call(
         self, value: Any, answerer: Answerer | None = None, timeout: float | None = None
     ) -> Any:
-        """What the target returns. ``timeout`` takes the place of that of the limits. A caller that
-        is cancelled ends the process.
+        """Send ``value`` to the target and return its result. ``timeout`` overrides that of the
+        limits. Cancelling the call ends the process.
 
-        Raises CallFailed, and UserError if the target has never been loaded and does not load."""
+        Raises CallFailed, and UserError if the target does not load and has never loaded before."""
         loop = asyncio.get_running_loop()
 
         def answers(question: Any) -> Future[Any]:
@@ -39,14 +39,14 @@ class Lease:
         return await self._do(self.process.call, value, answerer and answers, timeout)
 
     async def start(self) -> None:
-        """Have a process that has loaded the target, so that the first call waits for nothing.
+        """Start the process and load the target now, so that the first call need not wait for it.
 
-        Raises as ``call``."""
+        Raises the same errors as ``call``."""
         await self._do(self.process.ready)
 
     @property
     def is_alive(self) -> bool:
-        """The process runs and holds what earlier calls have made."""
+        """Whether the process still runs, with the state that earlier calls left in it."""
         return self.process.is_running and not self.process.interrupted
 
     async def _do(self, blocking: Callable[..., Any], *arguments: Any) -> Any:
@@ -57,9 +57,10 @@ class Lease:
         except UserError as error:
             if self._pool.facts is None:
                 raise
-            raise CallFailed(str(error)) from None  # it loads: it is this process that failed
+            # the target has loaded before, so it is this process that failed
+            raise CallFailed(str(error)) from None
         except asyncio.CancelledError:
-            if not self.last.cancelled():  # it had begun
+            if not self.last.cancelled():  # the call has begun
                 self.process.interrupt()
             raise
 
@@ -69,15 +70,15 @@ async def _awaited(answer: Awaitable[Any]) -> Any:
 
 
 class ProcessPool:
-    """Up to ``size`` processes of one target, started as they are needed together.
+    """Up to ``size`` processes of one target, started only as concurrent calls need them.
 
-    The threads of ``threads`` bound the calls that run at a time; those beyond wait without using
-    up their time."""
+    The number of threads in ``threads`` limits how many calls run at once. The time limit of a
+    call does not start before the call does."""
 
     def __init__(
         self, target: Target, size: int, limits: Limits, kind: str, threads: Executor
     ) -> None:
-        """``kind`` is the word for its processes in messages."""
+        """``kind`` names the processes in messages."""
         self.kind, self.threads = kind, threads
         self._processes = [ChildProcess(target, limits, kind) for _ in range(size)]
         self._idle: asyncio.LifoQueue[ChildProcess] = asyncio.LifoQueue()
@@ -87,12 +88,13 @@ class ProcessPool:
 
     @property
     def facts(self) -> Any:
-        """What the target says of itself; None before the first call."""
+        """What the target says about itself; None before it has loaded."""
         return next((p.facts for p in self._processes if p.facts is not None), None)
 
     @asynccontextmanager
     async def lease(self) -> AsyncIterator[Lease]:
-        """Wait for a free process. Raises CallFailed once the pool is closed."""
+        """Wait for a free process and lend it until the context ends. Raises CallFailed once the
+        pool is closed."""
         lease = await self.borrow()
         try:
             yield lease
@@ -100,7 +102,8 @@ class ProcessPool:
             self.give_back(lease)
 
     async def borrow(self) -> Lease:
-        """As ``lease``, for who calls ``give_back`` on every way out."""
+        """Wait for a free process and lend it until ``give_back``, which the caller must call on
+        every way out. Raises CallFailed once the pool is closed."""
         lease = Lease(self, await self._idle.get())
         try:
             self.check_open()
@@ -110,12 +113,12 @@ class ProcessPool:
         return lease
 
     def check_open(self) -> None:
-        """Raises CallFailed once the pool is closed."""
+        """Raise CallFailed once the pool is closed."""
         if self.closed:
             raise CallFailed(f"the {self.kind} processes are closed")
 
     def give_back(self, lease: Lease) -> None:
-        """The process is free once the last call has ended."""
+        """Return the process to the pool as soon as its last call has ended."""
         loop, process = asyncio.get_running_loop(), lease.process
 
         def free(_: Future[Any]) -> None:
@@ -129,8 +132,8 @@ class ProcessPool:
             lease.last.add_done_callback(free)
 
     async def close(self) -> None:
-        """End all processes; calls that still run fail, and so do later ones."""
-        if self.closed:  # by another user of the same pool
+        """End all processes. Calls that still run fail, and so do later ones."""
+        if self.closed:  # another user of the pool has closed it
             return
         self.closed = True
         for process in self._processes:
@@ -138,4 +141,4 @@ class ProcessPool:
         idle = [self._idle.get_nowait() for _ in range(self._idle.qsize())]
         for process in idle:
             await asyncio.to_thread(process.kill)
-            self._idle.put_nowait(process)  # a borrower that waits finds that all is closed
+            self._idle.put_nowait(process)  # wakes a waiting borrower, who finds the pool closed

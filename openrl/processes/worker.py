@@ -1,10 +1,10 @@
-"""The inside of a process that runs code of others. Standard library only: it starts fast and loads
-what the code loads.
+"""The code inside a child process. It imports only the standard library, so it starts fast and
+loads nothing that the user's code does not load.
 
-``main`` runs with the argument FD and talks over the connection FD. It receives a ``Target`` and
-says ``Reply`` or ``Failed`` once, then answers each call with one of them. In the middle of a call
-the code may ask the other end ``Question``s. When the other end goes away it ends with all that it
-has started, even in the middle of a call."""
+``main`` takes a file descriptor as its argument and talks over that connection. It receives a
+``Target``, replies with ``Reply`` or ``Failed`` once it has loaded, and then answers each call with
+one of these two. During a call, the code may ask the other end ``Question``s. When the other end
+goes away, the process kills its process group, even in the middle of a call."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Reply:
-    """What a call returned; at the start ``Loaded.facts``."""
+    """The value that a call returned; the first one is ``Loaded.facts``."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Failed:
-    """The code failed; ``message`` is for the person who wrote it."""
+    """The code failed; ``message`` is written for the author of the code."""
 
     message: str
 
 
 @dataclass(frozen=True)
 class Question:
-    """What the code wants to know in the middle of a call."""
+    """What the code asks during a call."""
 
     id: int
     value: Any
@@ -49,7 +49,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
-    """To the question of that id."""
+    """The answer to the question with this id."""
 
     id: int
     reply: Reply | Failed
@@ -65,25 +65,25 @@ Ask = Callable[[Any], "Future[Any]"]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A target that takes calls."""
+    """A loaded target, ready for calls."""
 
-    call: Callable[[Any, Ask], Any]  # the value of a call, and the means to ask back
-    facts: Any = None  # what the other end is to know of it
+    call: Callable[[Any, Ask], Any]  # takes the value of a call, and a function to ask back
+    facts: Any = None  # what the target tells the other end about itself
 
 
 class Target(Protocol):
-    """What a process runs. Picklable; its text names it in messages."""
+    """What a process runs. A target can be pickled; ``str`` of it names it in messages."""
 
     def load(self) -> Loaded:
-        """Import the code, and check that it can be called. Any error is reported to the other
-        end."""
+        """Import the code and check that it can be called. Any error is sent to the other end."""
 
 
 def load_module(path: Path, name: str) -> ModuleType:
-    """Run a file as the module ``name``; it may import its neighbours."""
+    """Run a file as the module ``name`` and return the module. The file may import its
+    neighbours."""
     sys.path.insert(0, str(path.parent))
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # as for every path that ends in .py
+    assert spec is not None and spec.loader is not None  # true of every path that ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -91,12 +91,12 @@ def load_module(path: Path, name: str) -> ModuleType:
 
 
 class NotUsable(Exception):
-    """What the code brings cannot be used; the message says all that there is to know."""
+    """The user's code cannot be used; the message is complete without the line of the error."""
 
 
 def describe(error: BaseException, path: str) -> str:
-    """The error with its last place in the user's file: "ValueError: no digits (reward.py, line
-    12)"."""
+    """Return the error with its last line in the user's file: "ValueError: no digits (reward.py,
+    line 12)"."""
     if isinstance(error, NotUsable):
         return str(error)
     places = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == path]
@@ -105,7 +105,7 @@ def describe(error: BaseException, path: str) -> str:
 
 
 class _Line:
-    """This end of the connection."""
+    """The child's end of the connection."""
 
     def __init__(self, connection: Connection) -> None:
         self.calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -124,7 +124,7 @@ class _Line:
         return future
 
     def listen(self) -> None:
-        """Sort what arrives, until the other end goes away."""
+        """Queue the calls and resolve the answers that arrive, until the other end goes away."""
         try:
             while True:
                 message = self._connection.recv()
@@ -133,7 +133,7 @@ class _Line:
                 else:
                     self.calls.put(message)
         except (EOFError, OSError):
-            # nobody waits for an answer, and the main thread may hang in the user's code
+            # nobody waits for a result now, and the main thread may hang in the user's code
             os.killpg(0, signal.SIGKILL)
 
     def _resolve(self, answer: Answer) -> None:
@@ -161,6 +161,6 @@ def main() -> None:
         asked = line.calls.get()
         try:
             line.send(Reply(loaded.call(asked, line.ask)))
-        # also of a value that cannot be pickled, of which nothing is sent
+        # also when the value cannot be pickled: that fails before anything is sent
         except Exception as error:
             line.send(Failed(describe(error, path)))

@@ -1,5 +1,5 @@
-"""What environments and tools show to a policy: text, or parts of text and pictures as messages of
-chats have them."""
+"""Content that environments and tools show to a policy: a text, or a list of text and image parts
+as in the messages of a chat."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ Content = str | list[Part]
 
 
 def as_content(value: Any) -> Content | None:
-    """A text, a picture, or a list of both and of parts; None for anything else."""
+    """Return a text, a picture, or a list of texts, pictures and parts as the content of a message;
+    None for anything else."""
     if isinstance(value, str):
         return value
     if is_picture(value):
@@ -38,21 +39,21 @@ def _part(value: Any) -> Part | None:
 
 
 def with_pictures(value: Any) -> list[Part] | None:
-    """The parts of a picture, or of a list of texts and pictures; None if there is no picture."""
+    """Return the parts of a picture, or of a list of texts and pictures; None without a picture."""
     content = as_content(value)
     parts = content if isinstance(content, list) else []
     return parts if any(part["type"] != "text" for part in parts) else None
 
 
 def content_text(content: Any) -> str:
-    """The content of a message as text, its images only named."""
+    """Return the content of a message as text, with "[image]" for each image."""
     if not isinstance(content, list):
         return str(content)
     return "\n".join(str(p["text"]) if p["type"] == "text" else "[image]" for p in content)
 
 
 def without_images(messages: Sequence[Message]) -> list[Message]:
-    """Messages as chat templates take them: a part says that an image stands there, not which."""
+    """Return the messages as chat templates take them, with image parts that hold no image."""
     return [
         {**m, "content": [p if p["type"] == "text" else {"type": "image"} for p in m["content"]]}
         if isinstance(m["content"], list)
@@ -62,7 +63,7 @@ def without_images(messages: Sequence[Message]) -> list[Message]:
 
 
 def prompt_messages(prompt: Prompt) -> list[Message]:
-    """The prompt as a chat, whose parts hold its images."""
+    """Return the prompt as a chat whose image parts hold the images."""
     messages = [dict(message) for message in prompt.messages]
     waiting = iter(placed.image for placed in prompt.images)
     for message in messages:

@@ -1,4 +1,4 @@
-"""Encoded pictures: checked, turned to RGB, brought to size once."""
+"""Encoded pictures, which are checked, converted to RGB and scaled once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class BadImage(Exception):
 
 
 def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | None = None) -> Image:
-    """The record of an encoded picture. Bytes of an RGB picture within the limits stay as they are;
-    others become a PNG, scaled with their sides in proportion. Raises BadImage."""
+    """Return the record of an encoded picture. The bytes of an RGB picture within the limits stay
+    as they are; any other picture becomes a PNG, scaled in proportion. Raises BadImage."""
     try:
         with Picture.open(io.BytesIO(data)) as opened:
             width, height = opened.size
@@ -33,7 +33,7 @@ def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | Non
             picture = ImageOps.exif_transpose(opened)
             fitting = _fitting(picture.size, min_pixels, max_pixels)
             if opened.mode == "RGB" and picture.size == opened.size == fitting:
-                picture.load()  # a file that breaks off fails here
+                picture.load()  # a truncated file fails here
                 return _image(data)
             picture = _on_white(picture)
     except Picture.DecompressionBombError as error:
@@ -46,12 +46,12 @@ def make_image(data: bytes, min_pixels: int | None = None, max_pixels: int | Non
 
 
 def png_image(picture: Picture.Image) -> Image:
-    """The record of a picture that lies in memory, mode RGB."""
+    """Return the record of a picture in memory, whose mode is RGB."""
     return _image(png(picture))
 
 
 def is_picture(value: Any) -> bool:
-    """Of PIL, or an array of uint8 (height, width, 3)."""
+    """Whether the value is a PIL image or a uint8 array (height, width, 3)."""
     if isinstance(value, Picture.Image):
         return True
     shape: tuple[int, ...] = getattr(value, "shape", ())
@@ -59,7 +59,7 @@ def is_picture(value: Any) -> bool:
 
 
 def png(picture: Any) -> bytes:
-    """A picture that lies in memory, as a file."""
+    """Encode a picture in memory (a PIL image or an array) as PNG."""
     out = io.BytesIO()
     held = picture if isinstance(picture, Picture.Image) else Picture.fromarray(picture)
     held.save(out, "PNG")
@@ -67,14 +67,14 @@ def png(picture: Any) -> bytes:
 
 
 def open_image(image: Image) -> Picture.Image:
-    """The pixels, mode RGB."""
+    """Decode the image; its mode is RGB."""
     with Picture.open(io.BytesIO(image.data)) as opened:
         opened.load()
         return opened
 
 
 def image_size(image: Image) -> tuple[int, int]:
-    """Width and height in pixels, from the head of the file."""
+    """Return width and height in pixels, from the header of the file."""
     with Picture.open(io.BytesIO(image.data)) as opened:
         return opened.size
 
@@ -84,7 +84,7 @@ def _image(data: bytes) -> Image:
 
 
 def _on_white(picture: Picture.Image) -> Picture.Image:
-    """RGB; what is transparent becomes white, as a viewer shows it."""
+    """Convert to RGB. What is transparent becomes white, as in a viewer."""
     if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
         layer = picture.convert("RGBA")
         ground = Picture.new("RGBA", layer.size, (255, 255, 255, 255))
@@ -93,7 +93,7 @@ def _on_white(picture: Picture.Image) -> Picture.Image:
 
 
 def _fitting(size: tuple[int, int], least: int | None, most: int | None) -> tuple[int, int]:
-    """Width and height with a number of pixels from ``least`` to ``most``, in proportion."""
+    """Scale width and height in proportion, so that there are ``least`` to ``most`` pixels."""
     width, height = size
     pixels = width * height
     if most is not None and pixels > most:

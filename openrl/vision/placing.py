@@ -1,4 +1,4 @@
-"""Token rows with images, as an engine takes them that expands images itself."""
+"""Token rows with images, for engines that expand images themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from openrl.types import PlacedImage
 
 
 def unexpanded(token_ids: list[int], images: Sequence[PlacedImage]) -> list[int]:
-    """The row with placeholders in the place of its images' tokens."""
+    """Return the row with the tokens of each image replaced by its placeholder."""
     kept: list[int] = []
     end = 0
     for placed in images:

@@ -1,4 +1,4 @@
-"""The processor of a vision-language model: how many tokens an image is, and its tensors."""
+"""The processor of a vision-language model, which gives the tokens and tensors of each image."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ OF_TOKENS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids
 ROW_FIRST = {"idefics2", "idefics3", "smolvlm"}
 """Models whose tensors of images begin with a dimension of rows, then of tiles."""
 
-CACHED = 64  # images whose tensors are kept: siblings, and the passes of a step, meet them again
+CACHED = 64  # images whose tensors are kept, for siblings and for the other passes of a step
 
 
 class VisionProcessor:
-    """Of one model. ``kwargs`` are further arguments of the model's own processor."""
+    """The processor of one model. ``kwargs`` are further arguments for the model's own one."""
 
     def __init__(
         self, path: str, kwargs: Mapping[str, Any], trust_remote_code: bool = False
     ) -> None:
-        """Raises UserError if the model reads text alone, or its processor does not load."""
+        """Raises UserError if the model only reads text or its processor does not load."""
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         if not sees(config):
             raise UserError(
@@ -40,7 +40,7 @@ class VisionProcessor:
             self.processor = AutoProcessor.from_pretrained(
                 path, trust_remote_code=trust_remote_code
             )
-        except Exception as error:  # also an ImportError of what a processor needs
+        except Exception as error:  # also an ImportError, if a package it needs is missing
             raise UserError(
                 f"--max_images_per_prompt: the processor of {path} does not load: {error}",
                 "its processor_config.json beside the model, and the packages it names",
@@ -57,8 +57,9 @@ class VisionProcessor:
     def place(
         self, token_ids: Sequence[int], images: Sequence[Image]
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """Token ids with one placeholder for each image -> with all tokens of the images, and where
-        these stand. Raises ValueError if the numbers differ."""
+        """Expand the placeholders in ``token_ids``, one per image. Return the row with all tokens
+        of the images, and where each image stands. Raises ValueError if there are more or fewer
+        placeholders than images."""
         found = sum(token == self.placeholder_id for token in token_ids)
         if found != len(images):
             raise ValueError(f"{found} places for images in the text, and {len(images)} images")
@@ -75,7 +76,7 @@ class VisionProcessor:
         return expanded, tuple(placed)
 
     def _tokens(self, image: Image) -> list[int]:
-        """Of an image by itself; its size decides."""
+        """Return the tokens of an image by itself; they depend on its size alone."""
         size = image_size(image)
         if size not in self._tokens_by_size:
             found = self._call(self.placeholder, [image])["input_ids"][0]
@@ -83,8 +84,8 @@ class VisionProcessor:
         return self._tokens_by_size[size]
 
     def check(self, text: str, token_ids: Sequence[int], images: Sequence[Image]) -> None:
-        """Raises UserError if the processor makes other tokens of a text with its images than
-        ``place``."""
+        """Check that the processor turns a text with its images into the tokens that ``place``
+        made. Raises UserError if it does not."""
         theirs = self._call(text, images)["input_ids"][0].tolist()
         if theirs != list(token_ids):
             name = type(self.processor).__name__
@@ -95,7 +96,8 @@ class VisionProcessor:
             )
 
     def tensors(self, image: Image) -> dict[str, Tensor]:
-        """By name, the first dimension being tiles, patches or images."""
+        """Return the tensors of an image by name; their first dimension is tiles, patches or
+        images."""
         if image.sha256 not in self._seen:
             found = self._call(self.placeholder, [image])
             self._seen[image.sha256] = {
@@ -109,8 +111,8 @@ class VisionProcessor:
         return self._seen[image.sha256]
 
     def batch(self, images: Sequence[Image]) -> dict[str, Tensor]:
-        """The tensors of several images, one behind the other, as the model takes them; none of
-        none."""
+        """Return the tensors of several images, concatenated as the model takes them; no images
+        give an empty dict."""
         parts = [self.tensors(image) for image in images]
         if not parts:
             return {}
@@ -131,13 +133,13 @@ class VisionProcessor:
 
 
 def sees(config: Any) -> bool:
-    """Whether a model of this config takes images."""
+    """Whether a model with this config takes images."""
     return getattr(config, "vision_config", None) is not None
 
 
 def media_tokens(config: Any) -> tuple[int, ...]:
-    """Ids of the tokens that features of images and videos take the place of: nobody may sample
-    them, or there are more tokens than features."""
+    """Return the ids of the tokens whose embeddings are replaced by features of images and videos.
+    A policy must not sample them: there would be more such tokens than features."""
     names = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
     found = {getattr(config, name, None) for name in names}
     return tuple(sorted(token for token in found if isinstance(token, int)))

@@ -1,5 +1,5 @@
-"""Groups on their way back from an engine: the driver has the images of the prompt already, and
-every other one travels once."""
+"""Groups on their way back from an engine. The driver already has the images of the prompt; every
+other image travels once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Images = tuple[PlacedImage, ...]
 
 
 def without_pixels(group: Group, prompt: Prompt) -> Group:
-    """The group with hashes in the place of the images of the prompt that was sent, and one object
-    for each other image: it is pickled once."""
+    """Return the group with only the hashes of the images in ``prompt``, and with one object for
+    each other image, so that pickle stores it once."""
     known = {image.sha256: Image(b"", image.sha256) for image in _images(prompt.images)}
     return _with(group, lambda image: known.setdefault(image.sha256, image))
 
 
 def with_pixels(group: Group, prompt: Prompt) -> Group:
-    """The group with the images of the prompt that it was played from, one object for each."""
+    """Return the group with the images of ``prompt``, which it was played from, one object for
+    each."""
     known = {image.sha256: image for image in _images(prompt.images)}
     return _with(group, lambda image: known.get(image.sha256, image))
 
@@ -29,7 +30,8 @@ def _images(placed: Images) -> Iterable[Image]:
 
 
 def _with(group: Group, change: Callable[[Image], Image]) -> Group:
-    """The group with other objects for its images."""
+    """Return the group with ``change`` applied to all its images. Its trajectories are changed in
+    place."""
 
     def changed(images: Images) -> Images:
         return tuple(replace(placed, image=change(placed.image)) for placed in images)
