@@ -25,8 +25,8 @@ from openrl.cli.run import silence
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import ENGINES
 from openrl.trainer.launch import train
-from openrl.trainer.prepare import prepare
-from openrl.trainer.roles import Roles, roles_of, start_roles, workers
+from openrl.trainer.planning.prepare import prepare
+from openrl.trainer.workers.roles import Roles, roles_of, start_roles, workers
 
 REWARD = '''
 def reward_func(queries, prompts, labels, **kwargs):

@@ -25,9 +25,9 @@ from openrl.algorithms.collate import collate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.data.prompts import PromptStream
-from openrl.trainer.residency import Residency
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 
 

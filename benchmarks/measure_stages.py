@@ -29,8 +29,8 @@ from openrl.config.commands import PPOConfig
 from openrl.models.device import Device
 from openrl.rollout.engine import EngineSpec
 from openrl.tracking.progress import Stage
-from openrl.trainer.prepare import Inputs, prepare
-from openrl.trainer.roles import Roles, roles_of, workers
+from openrl.trainer.planning.prepare import Inputs, prepare
+from openrl.trainer.workers.roles import Roles, roles_of, workers
 
 KEPT = (
     *(f"time/{name}" for name in ("rollout", "annotate", "reward", "train", "sync", "step")),

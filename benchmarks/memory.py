@@ -32,8 +32,8 @@ from openrl.cluster.ray_group import worker_env
 from openrl.config.learning import DeepSpeedFlags, LearningRateFlags
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import ModelFlags
-from openrl.trainer.plan_memory import Memory, model_memory, model_shape
-from openrl.trainer.roles import RoleModel
+from openrl.trainer.planning.memory import Memory, model_memory, model_shape
+from openrl.trainer.workers.roles import RoleModel
 from openrl.training.build import ModelSpec, build_engine
 from openrl.training.distributed import init_distributed
 

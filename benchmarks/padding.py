@@ -26,7 +26,7 @@ from openrl.algorithms.partition import RowCost
 from openrl.algorithms.row_sizes import RowSizes
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.cost import cost_of
-from openrl.trainer.rows import BatchingSpec, work_metrics
+from openrl.trainer.learning.rows import BatchingSpec, work_metrics
 
 MEDIAN, LONGEST = 6144, 65_536
 QWEN3_8B = PretrainedConfig(

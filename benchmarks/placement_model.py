@@ -5,8 +5,8 @@ Engines share their time among the sequences they decode: while n are live, each
 ``decode_base + n * decode_per_sequence`` seconds. Training and log-prob passes take seconds of a
 GPU per token, sending weights and putting engines to sleep a number of seconds. Prefill is modelled
 only where interrupted answers go on. Time is that of ``virtual_clock``. Which prompts are played
-when, on which engine, and who waits for whom is decided by ``openrl.trainer.rollout_buffer`` and
-``openrl.trainer.rollouts``, the code that drives a real run."""
+when, on which engine, and who waits for whom is decided by ``openrl.trainer.playing.buffer`` and
+``openrl.trainer.playing.rollouts``, the code that drives a real run."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from benchmarks.virtual_clock import run_virtually
 from openrl.cluster.gate import Gate
 from openrl.cluster.group import LocalGroup, WorkerContext
 from openrl.cluster.rollout_worker import RolloutRequest
-from openrl.trainer.residency import Residency
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency
 from openrl.types import Group, Prompt, Sampling
 
 DONE = 1e-6  # tokens; what rounding leaves of a sequence that has ended

@@ -37,11 +37,11 @@ from openrl.config.commands import PPOConfig
 from openrl.config.placement import ENGINES
 from openrl.flags.parser import load
 from openrl.tracking.progress import Progress
-from openrl.trainer.checkpoints import Checkpoints
 from openrl.trainer.launch import StartRoles, build_trainer
-from openrl.trainer.prepare import Inputs, prepare
+from openrl.trainer.planning.prepare import Inputs, prepare
 from openrl.trainer.rl_trainer import Learned, RLTrainer
-from openrl.trainer.roles import start_roles, workers
+from openrl.trainer.saving.checkpoints import Checkpoints
+from openrl.trainer.workers.roles import start_roles, workers
 from openrl.types import Prompt
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -42,7 +42,7 @@ from benchmarks.step_breakdown import (
     work_options,
 )
 from openrl.cli.run import silence
-from openrl.trainer.prepare import prepare
+from openrl.trainer.planning.prepare import prepare
 
 
 @dataclass(frozen=True)

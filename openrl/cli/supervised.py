@@ -17,7 +17,7 @@ def prepare(config: SupervisedConfig) -> Any:
     if launch := Launch.from_environment(config.ranks.local_rank):
         # before the next import: some of its libraries ask CUDA for a device
         launch.take_own_gpu()
-    from openrl.trainer.launch_supervised import prepare
+    from openrl.trainer.supervised.launch import prepare
 
     return prepare(config)
 
@@ -26,10 +26,10 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
     """Train; with --dry_run print the plan instead."""
     import asyncio
 
-    from openrl.trainer.launch_supervised import describe, train
+    from openrl.trainer.supervised.launch import describe, train
 
     if config.debug.dry_run:
-        from openrl.trainer.plan import supervised_memory
+        from openrl.trainer.planning.dry_run import supervised_memory
 
         memory = supervised_memory(
             config, inputs.task.kind, inputs.ranks(config.ranks), inputs.device

@@ -12,7 +12,7 @@ from openrl.config.commands import PPOConfig
 def prepare(config: PPOConfig) -> Any:
     """Read and check everything that can be wrong before a process starts."""
     # heavy libraries are imported after the flags are known to be right
-    from openrl.trainer.prepare import prepare
+    from openrl.trainer.planning.prepare import prepare
 
     return prepare(config)
 
@@ -20,7 +20,7 @@ def prepare(config: PPOConfig) -> Any:
 def run(config: PPOConfig, inputs: Any) -> None:
     """Train; with --dry_run print the plan instead."""
     if config.debug.dry_run:
-        from openrl.trainer.plan import describe
+        from openrl.trainer.planning.dry_run import describe
 
         print(describe(config, inputs))
         return

@@ -33,7 +33,7 @@ def of_cluster(session: str, raylet: int) -> Iterator[int]:
 
 
 def written_files(process: Path) -> Iterator[str]:
-    """What it has open for writing. Timers and watches have lines of their own, with other flags."""
+    """What it has open for writing. Timers and watches have flags of their own, on other lines."""
     for file in (process / "fd").iterdir():
         with suppress(OSError):  # closed meanwhile
             lines = (process / "fdinfo" / file.name).read_text().splitlines()

@@ -24,30 +24,30 @@ from openrl.tracking.console import PlainConsole
 from openrl.tracking.loggers import build_trackers, run_name
 from openrl.tracking.progress import Column, Progress
 from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
-from openrl.trainer.checkpoints import Checkpoints, step_of
-from openrl.trainer.credit import Credit
-from openrl.trainer.effective_flags import effective_flags, start_lines, write_config
-from openrl.trainer.evaluation import PASS_RATE, Evaluation
-from openrl.trainer.filtering import DynamicFilter
-from openrl.trainer.learner import Learner, LearningSettings
-from openrl.trainer.losses import Losses
-from openrl.trainer.mismatch import Mismatch
-from openrl.trainer.nonfinite import NonFiniteGuard
-from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu
-from openrl.trainer.prepare import Inputs
-from openrl.trainer.profiling import Profiling
-from openrl.trainer.ptx import SupervisedMix
-from openrl.trainer.publisher import Publisher
-from openrl.trainer.replay import NoEngines, Replay
-from openrl.trainer.reward_models import RewardModels
+from openrl.trainer.learning.credit import Credit
+from openrl.trainer.learning.learner import Learner, LearningSettings
+from openrl.trainer.learning.losses import Losses
+from openrl.trainer.learning.mismatch import Mismatch
+from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.ptx import SupervisedMix
+from openrl.trainer.learning.rows import forward_rows, rollout_batching
+from openrl.trainer.planning.effective_flags import effective_flags, start_lines, write_config
+from openrl.trainer.planning.prepare import Inputs
+from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.playing.filtering import DynamicFilter
+from openrl.trainer.playing.replay import NoEngines, Replay
+from openrl.trainer.playing.reward_models import RewardModels
+from openrl.trainer.playing.rollout_files import RolloutDump
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.roles import Roles, Stage, start_roles
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollout_files import RolloutDump
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.rows import forward_rows, rollout_batching
-from openrl.trainer.stopping import StopRequest
-from openrl.trainer.supervision import guarded, losses_told
+from openrl.trainer.saving.checkpoints import Checkpoints, step_of
+from openrl.trainer.watching.profiling import Profiling
+from openrl.trainer.watching.stopping import StopRequest
+from openrl.trainer.watching.supervision import guarded, losses_told
+from openrl.trainer.workers.publisher import Publisher
+from openrl.trainer.workers.roles import Roles, Stage, start_roles
 from openrl.types import Group, Sampling
 
 COLUMNS = (

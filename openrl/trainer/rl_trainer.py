@@ -20,23 +20,23 @@ from openrl.tracking.loggers import Trackers
 from openrl.tracking.metrics import Last, Metric, to_floats
 from openrl.tracking.progress import Progress
 from openrl.tracking.report import RunSummary
-from openrl.trainer.checkpoints import Checkpoints, changed_flags, read_state
-from openrl.trainer.disk import DiskFull, model_has_room
-from openrl.trainer.evaluation import PASS_RATE, Evaluation
-from openrl.trainer.filtering import DynamicFilter
-from openrl.trainer.learner import Learner
-from openrl.trainer.publisher import Publisher
-from openrl.trainer.replay import Replay
-from openrl.trainer.reward_failures import failure_notes
-from openrl.trainer.rollout_buffer import Taken
-from openrl.trainer.rollout_files import RolloutDump
-from openrl.trainer.rollout_metrics import rollout_metrics
-from openrl.trainer.rollouts import Rollouts
-from openrl.trainer.stopping import StopRequest
-from openrl.trainer.supervision import how_to_resume
+from openrl.tracking.totals import Totals, due, throughput
+from openrl.trainer.learning.learner import Learner
+from openrl.trainer.playing.buffer import Taken
+from openrl.trainer.playing.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.playing.filtering import DynamicFilter
+from openrl.trainer.playing.metrics import rollout_metrics
+from openrl.trainer.playing.replay import Replay
+from openrl.trainer.playing.reward_failures import failure_notes
+from openrl.trainer.playing.rollout_files import RolloutDump
+from openrl.trainer.playing.rollouts import Rollouts
+from openrl.trainer.saving.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.saving.disk import DiskFull, model_has_room
 from openrl.trainer.sync_check import check_sync
-from openrl.trainer.totals import Totals, due, throughput
-from openrl.trainer.waiting import cancelled, result_beside
+from openrl.trainer.watching.stopping import StopRequest
+from openrl.trainer.watching.supervision import how_to_resume
+from openrl.trainer.watching.waiting import cancelled, result_beside
+from openrl.trainer.workers.publisher import Publisher
 from openrl.types import Group
 
 Result = TypeVar("Result")

@@ -24,7 +24,7 @@ from openrl.config.reward import RewardFlags
 from openrl.config.reward_plan import reward_plan
 from openrl.data.tokenizer import load_tokenizer
 from openrl.rewards.build import RewardSetup, build_reward
-from openrl.trainer.rows import BatchingSpec, forward_rows
+from openrl.trainer.learning.rows import BatchingSpec, forward_rows
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 from tests.e2e.runs import start
 from tests.experience import engine_spec

@@ -22,9 +22,9 @@ from openrl.cluster.placement import Node
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
-from openrl.trainer.memory_log import MemoryLog
-from openrl.trainer.residency import Residency, ResidencyTable
-from openrl.trainer.roles import Roles, role_models, roles_of, sleeping, waves, workers
+from openrl.trainer.watching.memory_log import MemoryLog
+from openrl.trainer.workers.residency import Residency, ResidencyTable
+from openrl.trainer.workers.roles import Roles, role_models, roles_of, sleeping, waves, workers
 from tests.e2e.runs import make_task, metrics, ppo_flags, untimed
 
 pytestmark = pytest.mark.slow

@@ -31,8 +31,8 @@ from openrl.experience import StepPlan
 from openrl.models.towers import tower_parameters
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.publisher import Publisher
-from openrl.trainer.roles import Roles
+from openrl.trainer.workers.publisher import Publisher
+from openrl.trainer.workers.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
 from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory

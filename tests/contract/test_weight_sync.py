@@ -27,8 +27,8 @@ from openrl.config.rollout import EngineFlags
 from openrl.errors import UserError
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.publisher import Publisher
-from openrl.trainer.roles import Roles
+from openrl.trainer.workers.publisher import Publisher
+from openrl.trainer.workers.roles import Roles
 from openrl.training.distributed import init_distributed
 from openrl.weights.transport import Route
 from tests.experience import engine_spec, optim_spec

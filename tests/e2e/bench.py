@@ -18,9 +18,9 @@ from openrl.config.placement import ENGINES
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.trainer.launch import train
-from openrl.trainer.prepare import prepare
-from openrl.trainer.residency import Residency
-from openrl.trainer.roles import Roles, roles_of, start_roles, workers
+from openrl.trainer.planning.prepare import prepare
+from openrl.trainer.workers.residency import Residency
+from openrl.trainer.workers.roles import Roles, roles_of, start_roles, workers
 from tests.e2e.runs import metrics, ppo_flags
 
 

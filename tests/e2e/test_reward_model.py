@@ -21,7 +21,7 @@ from openrl.cli.run import command
 from openrl.cluster.group import LocalGroup
 from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
-from openrl.trainer.roles import roles_of, workers
+from openrl.trainer.workers.roles import roles_of, workers
 from tests.contract.test_serve_rm import serving
 from tests.e2e.runs import make_task, metrics, ppo_flags
 

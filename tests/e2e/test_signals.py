@@ -18,7 +18,7 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.commands import PPOConfig
 from openrl.trainer.launch import train
 from openrl.trainer.rl_trainer import RLTrainer
-from openrl.trainer.roles import roles_of, workers
+from openrl.trainer.workers.roles import roles_of, workers
 from tests.e2e.runs import make_task, metrics, ppo_flags
 
 

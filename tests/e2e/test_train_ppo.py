@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from openrl.config.run import CheckpointFlags
-from openrl.trainer.checkpoints import Checkpoints, step_of
+from openrl.trainer.saving.checkpoints import Checkpoints, step_of
 from tests.e2e.runs import make_task, metrics, plan_of, ppo_flags, run, start, untimed
 from tests.patience import PATIENCE
 

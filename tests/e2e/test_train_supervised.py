@@ -22,7 +22,7 @@ from openrl.cli.supervised import supervised_command
 from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.model import ModelFlags
 from openrl.models.scalar_model import RewardModel, load_scalar_model
-from openrl.trainer.plan import size
+from openrl.trainer.planning.dry_run import size
 from tests.e2e.runs import metrics, run
 from tests.patience import PATIENCE
 from tests.tiny import PAD, tiny_model_dir

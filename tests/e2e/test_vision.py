@@ -18,8 +18,8 @@ from openrl.cluster.group import LocalGroup
 from openrl.config.placement import ENGINES
 from openrl.errors import UserError
 from openrl.trainer.launch import train
-from openrl.trainer.prepare import prepare
-from openrl.trainer.roles import roles_of, workers
+from openrl.trainer.planning.prepare import prepare
+from openrl.trainer.workers.roles import roles_of, workers
 from tests.e2e.runs import REWARD, metrics, ppo_flags, run
 from tests.flags import ppo
 from tests.tiny import tiny_reward_model_dir

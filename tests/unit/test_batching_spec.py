@@ -16,10 +16,8 @@ from openrl.config.learning import RolloutBatchFlags
 from openrl.errors import UserError
 from openrl.experience import StepCounts, StepPlan
 from openrl.models.cost import cost_of, row_cost
-from openrl.trainer.effective_flags import start_lines
 from openrl.trainer.launch import build_learner
-from openrl.trainer.roles import Roles, model_spec, role_models
-from openrl.trainer.rows import (
+from openrl.trainer.learning.rows import (
     BatchingSpec,
     forward_rows,
     rollout_batching,
@@ -27,6 +25,8 @@ from openrl.trainer.rows import (
     supervised_batching,
     work_metrics,
 )
+from openrl.trainer.planning.effective_flags import start_lines
+from openrl.trainer.workers.roles import Roles, model_spec, role_models
 from tests.batches import random_batch
 from tests.flags import GRPO, PPO, SFT, ppo, said, settle
 

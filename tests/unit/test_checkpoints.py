@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 
 from openrl.config.run import CheckpointFlags
 from openrl.errors import UserError
-from openrl.trainer import checkpoints as module
-from openrl.trainer.checkpoints import (
+from openrl.trainer.saving import checkpoints as module
+from openrl.trainer.saving.checkpoints import (
     SCHEMA_VERSION,
     Checkpoints,
     changed_flags,
@@ -24,8 +24,8 @@ from openrl.trainer.checkpoints import (
     read_state,
     step_of,
 )
-from openrl.trainer.disk import DiskFull, disk_is_full
-from openrl.trainer.integrity import sealed
+from openrl.trainer.saving.disk import DiskFull, disk_is_full
+from openrl.trainer.saving.integrity import sealed
 from tests.patience import PATIENCE
 
 
@@ -212,7 +212,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before_and_nothing_else(t
 def test_room_is_looked_for_before_a_checkpoint_is_written(tmp_path, monkeypatch):
     checkpoints = opened(tmp_path)
     save(checkpoints, 2, "w" * 3_000_000)
-    monkeypatch.setattr("openrl.trainer.disk.free_bytes", lambda path: 2_500_000)
+    monkeypatch.setattr("openrl.trainer.saving.disk.free_bytes", lambda path: 2_500_000)
     words = f"a checkpoint needs about 3 MB at {tmp_path}, where 2.5 MB is free"
     with pytest.raises(DiskFull, match=words):
         save(checkpoints, 4)
@@ -317,7 +317,7 @@ def test_complete_checkpoints_are_copied_and_a_failed_copy_is_tried_again(tmp_pa
 
 def test_a_copy_that_hangs_does_not_hold_the_run(tmp_path, monkeypatch, caplog):
     there, go_on = tmp_path / "there", threading.Event()
-    monkeypatch.setattr("openrl.trainer.uploads.COPY_TIMEOUT", 0.1)
+    monkeypatch.setattr("openrl.trainer.saving.uploads.COPY_TIMEOUT", 0.1)
     checkpoints = opened(tmp_path / "here", ckpt_upload_dir=f"file://{there}")
     monkeypatch.setattr(checkpoints.uploads, "_copy", lambda path: go_on.wait(PATIENCE))
 

@@ -13,7 +13,7 @@ from openrl.config import derived
 from openrl.errors import UserError
 from openrl.tracking.metrics import Sum
 from openrl.trainer.launch import build_learner
-from openrl.trainer.roles import Roles, model_spec, role_models
+from openrl.trainer.workers.roles import Roles, model_spec, role_models
 from tests.batches import outcome_batch
 from tests.flags import ppo
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from openrl.config.commands import DPOConfig, RMConfig, SFTConfig
-from openrl.trainer import launch_supervised
-from openrl.trainer.roles import model_spec, role_models
-from openrl.trainer.supervised_tasks import task_of
+from openrl.trainer.supervised import launch as launch_supervised
+from openrl.trainer.supervised.tasks import task_of
+from openrl.trainer.workers.roles import model_spec, role_models
 from openrl.training.build import compute_deterministically
 from tests.flags import PPO, SFT, ppo, settle
 from tests.tiny import tiny_tokenizer

@@ -15,12 +15,12 @@ from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.progress import Progress
-from openrl.trainer.engine_pool import EnginePool
-from openrl.trainer.residency import Residency, ResidencyTable, Tenant
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.roles import can_replace
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency, ResidencyTable, Tenant
+from openrl.trainer.workers.roles import can_replace
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 
 STEPS = 4

@@ -14,7 +14,7 @@ from openrl.errors import UserError
 from openrl.rollout.build import check_engine_kwargs, engine_spec
 from openrl.rollout.vllm_adapters import RANKS, room_for_rank
 from openrl.rollout.vllm_start import engine_arguments
-from openrl.trainer.roles import run_engine_spec
+from openrl.trainer.workers.roles import run_engine_spec
 from tests.flags import PPO, ppo, said, settle
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from openrl.data.environments import MOST_SEEDS, environment_prompts
-from openrl.trainer.prepare import training_prompts
+from openrl.trainer.planning.prepare import training_prompts
 from tests.flags import ppo
 
 GAMES = (

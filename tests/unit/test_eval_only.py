@@ -12,11 +12,11 @@ from openrl.config.run import RLCheckpointFlags
 from openrl.tracking.metrics import Mean
 from openrl.tracking.progress import Progress
 from openrl.trainer import rl_trainer
-from openrl.trainer.evaluation import PASS_RATE
-from openrl.trainer.residency import Residency
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.evaluation import PASS_RATE
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency
 from openrl.types import Sampling
 
 

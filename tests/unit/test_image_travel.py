@@ -10,8 +10,8 @@ import pytest
 
 from openrl.agents.single_turn import SingleTurn
 from openrl.algorithms.collate import collate
-from openrl.trainer.rollout_metrics import rollout_metrics
-from openrl.trainer.saved_groups import group_from_json, group_to_json
+from openrl.trainer.playing.metrics import rollout_metrics
+from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.types import (
     Completion,
     End,

@@ -34,6 +34,18 @@ LAYERS = (
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 
+# the same of the parts of trainer/: its files and its folders
+TRAINER_LAYERS = (
+    ("launch",),
+    ("rl_trainer", "supervised"),
+    ("sync_check", "planning"),
+    ("playing", "learning"),
+    ("workers",),
+    ("watching",),
+    ("saving",),
+)
+TRAINER_LEVEL = {part: level for level, parts in enumerate(TRAINER_LAYERS) for part in parts}
+
 HOMES = {  # heavy library -> the parts that may import it
     "ray": {"cluster"},
     "deepspeed": {"training"},
@@ -77,10 +89,21 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 yield node.lineno, "." * node.level + (node.module or "")
-            elif node.module in ("openrl", "torch.utils"):
+            elif node.module in ("openrl", "openrl.trainer", "torch.utils"):
                 yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
             else:
                 yield node.lineno, node.module or ""
+
+
+def wrong_imports_in_the_trainer(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
+    for line, name in imports(tree):
+        target = name.removeprefix("openrl.trainer.").split(".")[0]
+        if not name.startswith("openrl.trainer") or target == part:
+            continue
+        if target not in TRAINER_LEVEL:
+            yield line, f"{name} has no place in the table of the trainer's layers"
+        elif TRAINER_LEVEL[target] <= TRAINER_LEVEL[part]:
+            yield line, f"trainer/{part} may not import trainer/{target}"
 
 
 def wrong_imports(part: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -131,6 +154,13 @@ def problems(path: Path, source: str) -> list[str]:
             if part in LEVEL
             else [(1, f"{part} has no place in the table of layers")]
         )
+        if part == "trainer":
+            inner = path.parts[2].removesuffix(".py")
+            found += (
+                wrong_imports_in_the_trainer(inner, tree)
+                if inner in TRAINER_LEVEL
+                else [(1, f"{inner} has no place in the table of the trainer's layers")]
+            )
     if path.parts[0] == "openrl" and path.name == "__init__.py" and source:
         found.append((1, "__init__ files stay empty: importing a part must not load another"))
     return [f"{path}:{line}: {what}" for line, what in found]
@@ -182,7 +212,11 @@ def test_every_library_that_is_imported_is_pinned():
         ("openrl/types.py", "def f():\n    from openrl import config, trainer", "types.py:2: types may not import trainer"),
         ("openrl/algorithms/x.py", "import numpy as np", "x.py:1: algorithms may not import numpy"),
         ("openrl/config/x.py", "import torch", "x.py:1: config may not import torch"),
-        ("openrl/trainer/x.py", "import ray.util", "x.py:1: ray is imported in cluster only"),
+        ("openrl/trainer/launch.py", "import ray.util", "launch.py:1: ray is imported in cluster only"),
+        ("openrl/trainer/x.py", "", "x has no place in the table of the trainer's layers"),
+        ("openrl/trainer/saving/x.py", "from openrl.trainer.watching.waiting import f", "trainer/saving may not import trainer/watching"),
+        ("openrl/trainer/playing/x.py", "from openrl.trainer.learning.rows import f", "trainer/playing may not import trainer/learning"),
+        ("openrl/trainer/planning/x.py", "from openrl.trainer import launch", "trainer/planning may not import trainer/launch"),
         ("openrl/models/x.py", "from torch.utils.tensorboard import S", "torch.utils.tensorboard is imported in tracking"),
         ("openrl/models/x.py", "from torch.utils import tensorboard", "torch.utils.tensorboard is imported in tracking"),
         ("openrl/models/x.py", "from . import y", "x.py:1: relative import"),

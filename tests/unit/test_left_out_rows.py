@@ -19,8 +19,8 @@ from openrl.config import derived
 from openrl.experience import StepCounts
 from openrl.extension_points import policy_losses
 from openrl.trainer.launch import build_learner
-from openrl.trainer.roles import Roles
-from openrl.trainer.rows import left_out_metrics
+from openrl.trainer.learning.rows import left_out_metrics
+from openrl.trainer.workers.roles import Roles
 from openrl.training.updates import PolicyUpdate, ValueUpdate, balanced
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from tests.batches import loss_inputs, outcome_batch

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from openrl.algorithms.batching import plan_steps
 from openrl.errors import UserError
 from openrl.tracking.metrics import Sum
-from openrl.trainer.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.nonfinite import NonFiniteGuard
 from tests.batches import outcome_batch, random_batch
 
 GOOD, BAD = 0.0, 1.0

@@ -4,9 +4,9 @@ import torch
 
 from openrl.config.commands import SFTConfig
 from openrl.models.packing import arrange
-from openrl.trainer import launch_supervised
-from openrl.trainer.roles import model_spec, role_models
-from openrl.trainer.supervised_tasks import task_of
+from openrl.trainer.supervised import launch as launch_supervised
+from openrl.trainer.supervised.tasks import task_of
+from openrl.trainer.workers.roles import model_spec, role_models
 from tests.flags import ppo, settle
 from tests.tiny import tiny_tokenizer
 

@@ -19,13 +19,12 @@ from openrl.errors import UserError
 from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from openrl.models.sequence_parallel import check_shape
-from openrl.trainer import launch_supervised
-from openrl.trainer.effective_flags import split_lines
-from openrl.trainer.plan import batch_rows
-from openrl.trainer.prepare import check_ranks
-from openrl.trainer.roles import model_spec, role_models
-from openrl.trainer.rows import rollout_batching, supervised_batching
-from openrl.trainer.supervised_tasks import task_of
+from openrl.trainer.learning.rows import rollout_batching, supervised_batching
+from openrl.trainer.planning.dry_run import batch_rows
+from openrl.trainer.planning.effective_flags import split_lines
+from openrl.trainer.supervised import launch as launch_supervised
+from openrl.trainer.supervised.tasks import task_of
+from openrl.trainer.workers.roles import check_ranks, model_spec, role_models
 from openrl.training.deepspeed_config import EngineFacts, deepspeed_config
 from openrl.training.tensor_parallel import check_layers
 from tests.flags import GRPO, SFT, ppo, said, settle

@@ -16,8 +16,14 @@ from openrl.errors import UserError
 from openrl.models.causal_lm import DTYPES
 from openrl.models.device import resolve_device
 from openrl.rollout.engine import EngineSpec
-from openrl.trainer.plan import batch_rows, micro_batches, planned_node, size, transport_of
-from openrl.trainer.plan_memory import (
+from openrl.trainer.planning.dry_run import (
+    batch_rows,
+    micro_batches,
+    planned_node,
+    size,
+    transport_of,
+)
+from openrl.trainer.planning.memory import (
     Memory,
     ModelShape,
     engine_memory,
@@ -26,7 +32,7 @@ from openrl.trainer.plan_memory import (
     model_shape,
     saved_bytes,
 )
-from openrl.trainer.roles import RoleModel
+from openrl.trainer.workers.roles import RoleModel
 from tests.flags import PPO, ppo
 from tests.tiny import tiny_model_dir
 

@@ -7,7 +7,7 @@ import torch
 
 from openrl.algorithms.policy_losses import PPOOptions
 from openrl.experience import StepCounts
-from openrl.trainer.losses import Losses
+from openrl.trainer.learning.losses import Losses
 from openrl.training.updates import PolicyUpdate, balanced
 from tests.batches import outcome_batch
 from tests.flags import ppo

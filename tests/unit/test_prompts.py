@@ -5,7 +5,7 @@ from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
 from openrl.data.loading import RowSource, load_rows
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.errors import UserError
-from openrl.trainer.prepare import read_data
+from openrl.trainer.planning.prepare import read_data
 from tests.flags import ppo
 from tests.tiny import tiny_model_dir, tiny_tokenizer
 

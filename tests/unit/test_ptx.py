@@ -5,8 +5,8 @@ import torch
 
 from openrl.algorithms.batching import plan_steps
 from openrl.data.answers import SupervisedRow
-from openrl.trainer.ptx import SupervisedMix
-from openrl.trainer.rows import BatchingSpec
+from openrl.trainer.learning.ptx import SupervisedMix
+from openrl.trainer.learning.rows import BatchingSpec
 from tests.batches import outcome_batch
 
 CUT = BatchingSpec(train=1, forward=1)

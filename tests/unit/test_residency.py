@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from openrl.cluster.placement import PlacementPlan, Slot
-from openrl.trainer.residency import Residency, ResidencyTable, SleepError, Tenant
+from openrl.trainer.workers.residency import Residency, ResidencyTable, SleepError, Tenant
 
 ENGINE = [Tenant("vllm", part) for part in ("weights", "cache")]
 ALL_STATES = ("param", "optim", "grad")

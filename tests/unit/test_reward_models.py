@@ -13,11 +13,11 @@ from openrl.config.reward_plan import reward_plan
 from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
 from openrl.rewards.combined import Weighing
-from openrl.trainer.filtering import DynamicFilter
-from openrl.trainer.residency import Residency
-from openrl.trainer.reward_models import RewardModels
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.filtering import DynamicFilter
+from openrl.trainer.playing.reward_models import RewardModels
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory
 
 

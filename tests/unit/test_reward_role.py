@@ -16,9 +16,9 @@ from openrl.config.reward_plan import reward_plan
 from openrl.errors import UserError
 from openrl.models.scalar_model import stored_moments
 from openrl.rewards.combined import Weighing
-from openrl.trainer.prepare import check_same_tokens
-from openrl.trainer.reward_models import RewardModels
-from openrl.trainer.rows import BatchingSpec, forward_rows
+from openrl.trainer.learning.rows import BatchingSpec, forward_rows
+from openrl.trainer.planning.prepare import check_same_tokens
+from openrl.trainer.playing.reward_models import RewardModels
 from tests.experience import engine_spec
 from tests.tiny import PAD, tiny_reward_model_dir, tiny_tokenizer
 from tests.unit.test_reward_function import group

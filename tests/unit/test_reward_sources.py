@@ -18,10 +18,10 @@ from openrl.rewards.build import RewardSetup, build_reward, check_prompts, check
 from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure
 from openrl.tracking.metrics import to_floats
-from openrl.trainer.evaluation import eval_metrics
-from openrl.trainer.reward_failures import FailureGuard, failure_notes
-from openrl.trainer.reward_models import RewardModels
-from openrl.trainer.rollout_metrics import rollout_metrics
+from openrl.trainer.playing.evaluation import eval_metrics
+from openrl.trainer.playing.metrics import rollout_metrics
+from openrl.trainer.playing.reward_failures import FailureGuard, failure_notes
+from openrl.trainer.playing.reward_models import RewardModels
 from openrl.types import Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
 from tests.unit.test_reward_function import group, score, values

@@ -22,8 +22,8 @@ import pytest
 
 from benchmarks.virtual_clock import run_virtually
 from openrl.data.prompts import PromptStream
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.saved_groups import group_from_json, group_to_json
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
 
 PROMPTS = [Prompt(str(i), [1], "") for i in range(100)]

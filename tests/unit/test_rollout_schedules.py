@@ -23,10 +23,10 @@ from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
-from openrl.trainer.residency import Residency
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer, Taken
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer, Taken
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 
 STEPS = 6

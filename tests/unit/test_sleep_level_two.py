@@ -13,10 +13,10 @@ from openrl.config.placement import ENGINES
 from openrl.rollout.asleep import Asleep
 from openrl.rollout.vllm_sleep import TAGS, VLLMSleep
 from openrl.trainer.launch import build_publisher
-from openrl.trainer.residency import Residency, ResidencyTable
-from openrl.trainer.roles import roles_of, sleeping
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency, ResidencyTable
+from openrl.trainer.workers.roles import roles_of, sleeping
 from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
 from openrl.weights.transport import Route
 from tests.flags import GRPO, ppo

@@ -7,12 +7,12 @@ import torch
 
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.models.memory import MemoryUse, memory_use
-from openrl.trainer.memory_log import MemoryLog, show
-from openrl.trainer.plan import room_remarks
-from openrl.trainer.plan_memory import Memory
-from openrl.trainer.plan_sleep import dropped_parts, lines_on_a_cpu, stages, walk
-from openrl.trainer.residency import ResidencyTable, Tenant
-from openrl.trainer.roles import sleeping
+from openrl.trainer.planning.dry_run import room_remarks
+from openrl.trainer.planning.memory import Memory
+from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu, stages, walk
+from openrl.trainer.watching.memory_log import MemoryLog, show
+from openrl.trainer.workers.residency import ResidencyTable, Tenant
+from openrl.trainer.workers.roles import sleeping
 from tests.flags import GRPO, PPO, ppo
 
 BOTH = "--colocate_all_models --device cpu --vllm_enable_sleep --deepspeed_enable_sleep"

@@ -17,11 +17,11 @@ from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
 from openrl.tracking.metrics import Last
 from openrl.tracking.progress import Progress
-from openrl.trainer.engine_pool import EnginePool
-from openrl.trainer.residency import Residency
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.engine_pool import EnginePool
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
+from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 from tests.flags import GRPO, settle
 

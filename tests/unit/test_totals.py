@@ -1,6 +1,6 @@
 """The book of a run: what is counted, what it makes of it, and that it survives a checkpoint."""
 
-from openrl.trainer.totals import Totals, throughput
+from openrl.tracking.totals import Totals, throughput
 
 
 def test_rates_of_a_step_and_of_the_run():

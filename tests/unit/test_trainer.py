@@ -16,14 +16,14 @@ from openrl.config.shaping import RewardShapingFlags
 from openrl.errors import UserError
 from openrl.extension_points import advantage_estimators
 from openrl.tracking.metrics import Mean, Sum, to_floats
-from openrl.trainer.credit import Credit
-from openrl.trainer.evaluation import eval_metrics, metric_names
-from openrl.trainer.residency import Residency
+from openrl.trainer.learning.credit import Credit
+from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
+from openrl.trainer.playing.evaluation import eval_metrics, metric_names
+from openrl.trainer.playing.metrics import rollout_metrics
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import due
-from openrl.trainer.rollout_buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.rollout_metrics import rollout_metrics
-from openrl.trainer.rollouts import Rollouts, RolloutSettings
-from openrl.trainer.waiting import all_or_first_error
+from openrl.trainer.watching.waiting import all_or_first_error
+from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
 from tests.batches import outcome_batch
 

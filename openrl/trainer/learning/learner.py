@@ -1,0 +1,310 @@
+"""What a step learns: answers -> batch -> advantages -> optimizer steps, over the worker groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from openrl.algorithms.batching import plan_steps
+from openrl.algorithms.collate import collate
+from openrl.algorithms.off_policy import age_metrics, too_old
+from openrl.algorithms.row_sizes import RowSizes
+from openrl.algorithms.selecting_losses import select_tokens
+from openrl.cluster.group import WorkerGroup, data_ranks
+from openrl.cluster.model_worker import ModelChoice
+from openrl.config.learning import RolloutBatchFlags
+from openrl.config.model import Dtype
+from openrl.experience import ExperienceBatch
+from openrl.extension_points import policy_losses
+from openrl.models.outputs import Want
+from openrl.tracking.metrics import Last, Mean, Metric, merge_all
+from openrl.tracking.progress import Stage
+from openrl.trainer.learning.credit import Credit
+from openrl.trainer.learning.losses import Losses
+from openrl.trainer.learning.mismatch import Mismatch, figures
+from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.ptx import SupervisedMix
+from openrl.trainer.learning.rows import (
+    BatchingSpec,
+    columns_of_rows,
+    left_out_metrics,
+    step_size,
+    update_rows,
+    work_metrics,
+)
+from openrl.trainer.watching.profiling import Profiling
+from openrl.trainer.watching.waiting import all_or_first_error
+from openrl.trainer.workers.roles import Roles
+from openrl.training.state import StateParts
+from openrl.training.updates import RoleUpdate
+from openrl.types import Group
+
+
+@dataclass(frozen=True)
+class ColumnRequest:
+    """A column of the batch that a model computes."""
+
+    name: str
+    group: WorkerGroup | None  # None: the run has no such model
+    model: ModelChoice = 0
+    also: tuple[Want, ...] = ()  # what else is wanted of it, under names of its own
+    scored: Tensor | None = None  # (B,) bool, rows in which it is read; None: in all
+
+
+@dataclass(frozen=True)
+class LearningSettings:
+    """How a batch becomes optimizer steps."""
+
+    batch: RolloutBatchFlags
+    batching: BatchingSpec
+    seed: int
+    dtype: Dtype  # that engine and trainer compute in
+    oldest_trained: int | None = None  # publishes; older tokens are not trained. None: all are
+    frozen_actor_steps: int = 0  # steps at the start that train the critic alone
+    ptx: SupervisedMix | None = None  # supervised rows that join each optimizer step of the policy
+    profiling: Profiling = Profiling()
+
+
+class Learner:
+    """One step of training, whenever its answers came."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: LearningSettings,
+        credit: Credit,
+        mismatch: Mismatch,
+        losses: Losses,
+        guard: NonFiniteGuard,
+    ) -> None:
+        self.roles, self.residency = roles, roles.residency
+        self.tokenizer, self.settings = tokenizer, settings
+        self.credit, self.mismatch, self.losses = credit, mismatch, losses
+        self.guard = guard
+
+    async def learn(
+        self, groups: list[Group], version: int, step: int, stage: Stage
+    ) -> dict[str, Metric]:
+        """Train the weights ``version`` on the answers. The engines hold these or older ones."""
+        async with self.settings.profiling.step(step, self.roles.models):
+            return await self._learn(groups, version, step, stage)
+
+    async def _learn(
+        self, groups: list[Group], version: int, step: int, stage: Stage
+    ) -> dict[str, Metric]:
+        batch = collate(groups, self.pad_id)
+        sampled, scored = batch.loss_mask, self._scored_before_credit(batch, step)
+        if scored is not None:
+            with stage("annotate"):
+                batch = await self.annotate(batch, scored)
+        batch, metrics = self.credit(batch)
+        if scored is None:
+            scored = self._scored_after_credit(batch, step)
+            with stage("annotate"):
+                batch = await self.annotate(batch, scored)
+        metrics |= self.credit.measure_kl(batch, scored) | self._unscored(scored)
+        if self.losses.old_logprobs == "forward":
+            batch, measured = self.mismatch(batch, sampled & scored[:, None])
+            metrics |= measured
+        batch, aged = self._without_old_tokens(batch, version)
+        batch = self._select_tokens(batch, step)
+        with stage("train"):
+            metrics |= aged | await self.update(batch, step)
+        self.credit.adapt(metrics, sum(len(group.trajectories) for group in groups))
+        return metrics
+
+    def _scored_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
+        """(B,) bool: rows whose log-probs of policy and reference are read; None where advantages
+        tell. With a critic they hardly ever are 0, and models can run side by side."""
+        if self.losses.reads_all:
+            return batch.valid
+        if self.roles.critic is None:
+            return None
+        return batch.valid if self.trains_actor(step) else torch.zeros_like(batch.valid)
+
+    def _scored_after_credit(self, batch: ExperienceBatch, step: int) -> Tensor:
+        """Rows of trajectories, which are corrected as wholes, that the policy's update may
+        compute."""
+        if not self.trains_actor(step):
+            return torch.zeros_like(batch.valid)
+        rows = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
+        return (batch.trajectory_sums(rows.long()) > 0) & batch.valid
+
+    def _unscored(self, scored: Tensor) -> dict[str, Metric]:
+        """The share of rows that passes before the update left out, if there were any passes."""
+        passes = self.losses.old_logprobs == "forward" or self.roles.reference is not None
+        left_out = {"perf/rows_not_scored": Mean(int((~scored).sum()), len(scored))}
+        return dict(left_out) if passes else {}
+
+    def _without_old_tokens(
+        self, batch: ExperienceBatch, version: int
+    ) -> tuple[ExperienceBatch, dict[str, Metric]]:
+        """With ``--staleness_policy mask`` tokens that are too old leave the loss. They were
+        sampled, so they count in baselines and lengths, as truncated answers do."""
+        bound, tokens = self.settings.oldest_trained, int(batch.loss_mask.sum())
+        if bound is not None:
+            batch = batch.replace(loss_mask=batch.loss_mask & ~too_old(batch, version, bound))
+        masked = tokens - int(batch.loss_mask.sum())
+        known = {f"rollout/{n}": Last(v) for n, v in age_metrics(batch, version).items()}
+        return batch, {"rollout/masked_share": Mean(masked, tokens), **known}
+
+    @property
+    def pad_id(self) -> int:
+        return self.tokenizer.pad_token_id
+
+    def _select_tokens(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
+        """Choose the tokens that a loss treats apart, if it does."""
+        loss = policy_losses[self.losses.actor.loss_type].component
+        options = self.losses.actor.options
+        return select_tokens(batch, loss, options, self._generator(step))
+
+    def _generator(self, step: int) -> torch.Generator:
+        """A stream of random numbers for each step of a seed."""
+        return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+
+    async def annotate(self, batch: ExperienceBatch, scored: Tensor) -> ExperienceBatch:
+        """Fill the columns that models compute: of the critic and, in rows ``scored`` (B,) bool, of
+        the reference and of the policy before its update; 0 in the others."""
+        policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
+        of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
+        reference: ModelChoice = "start" if self.roles.adapted else 0
+        requests = [
+            ColumnRequest("ref_logprobs", self.roles.reference, reference, of_reference, scored),
+            ColumnRequest("values", self.roles.critic),
+        ]
+        if not self.losses.full_kl_before:
+            requests.append(ColumnRequest("old_logprobs", policy, scored=scored))
+        batch = await self._filled(batch, requests)
+        if self.losses.full_kl_before:  # looks at the reference's columns
+            own = ColumnRequest("old_logprobs", policy, also=("full_kl",), scored=scored)
+            batch = await self._filled(batch, [own])
+        if self.losses.old_logprobs == "engine":
+            return batch.replace(old_logprobs=batch.rollout_logprobs)
+        return batch
+
+    async def _filled(
+        self, batch: ExperienceBatch, requests: list[ColumnRequest]
+    ) -> ExperienceBatch:
+        """The batch with the column of each model, and what else is asked of it. Roles that share a
+        place go one after the other: together they would be no faster, and need the room of
+        both."""
+        columns: dict[str, Tensor] = {}
+        by_role: dict[str, list[ColumnRequest]] = {}
+        for request in requests:
+            if request.group is not None:
+                by_role.setdefault(request.group.role, []).append(request)
+        for roles in self.residency.table.rounds(by_role):
+            turn = [request for role in roles for request in by_role[role]]
+            found = await all_or_first_error(self.columns(request, batch) for request in turn)
+            for request, more in zip(turn, found, strict=True):
+                columns[request.name] = more.pop("column")
+                columns |= more
+        return batch.replace(**columns)
+
+    async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
+        """The column under the name "column", what else was asked for under names of its own. A
+        column that is read nowhere costs nothing."""
+        assert request.group is not None
+        scored = request.scored
+        if scored is not None and not bool(scored.any()) and not request.also:
+            return {"column": torch.zeros_like(batch.rollout_logprobs)}
+        async with self.residency.stage("forward", request.group.role):
+            return await columns_of_rows(
+                request.group,
+                batch,
+                self.settings.batching,
+                request.model,
+                *request.also,
+                scored=scored,
+            )
+
+    async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
+        """Every optimizer step of this rollout, for policy and critic; for the critic alone while
+        it warms up.
+
+        Roles with places of their own train side by side, those that share any one after the other.
+        """
+        losses = self.losses.of(self.credit.kl.coef)
+        trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
+        metrics: dict[str, Metric] = {}
+        for names in self.residency.table.rounds(trained):
+            for report in await all_or_first_error(
+                self._train(name, losses[name], batch, step) for name in names
+            ):
+                metrics |= report
+        return metrics
+
+    def trains_actor(self, step: int) -> bool:
+        """Step 1 is the first."""
+        return step > self.settings.frozen_actor_steps
+
+    async def _train(
+        self, role: str, update: RoleUpdate, batch: ExperienceBatch, step: int
+    ) -> dict[str, Metric]:
+        group, computed = self._trained()[role], update.gradient_rows(batch)
+        ranks, flags, spec = data_ranks(group), self.settings.batch, self.settings.batching
+        plan = plan_steps(
+            batch,
+            ranks,
+            step_size(flags, len(batch.trajectory_ids.unique())),
+            spec.train,
+            flags.max_epochs,
+            self._generator(step) if flags.shuffle_mini_batch else None,
+            spec.cost,
+            computed,
+        )
+        mix = self.settings.ptx if role == "actor" else None
+        also = mix.rows_for(plan, ranks, flags.train_batch_size, spec) if mix else None
+        async with self.residency.stage("train", group.role):
+            reports = await update_rows(group, batch, plan, update, also)
+        self.guard.check(role, step, batch, plan, reports)
+        measured = merge_all(report for rank in reports for report in rank)
+        measured.pop("mismatch", None)  # later steps have other weights than those that sampled
+        gaps = figures(merge_all(rank[0] for rank in reports).get("mismatch"))
+        work: dict[str, Metric] = {}
+        if role == "actor":
+            work = work_metrics(RowSizes.of(batch, spec.cost), plan, spec)
+            work |= left_out_metrics(batch, computed)
+        return {f"{role}/{name}": m for name, m in measured.items()} | gaps | work
+
+    # -- leaving and returning ---------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        state = {
+            "kl": self.credit.kl.state(),
+            "rewards": self.credit.running.state(),
+        }
+        return state | ({"ptx": self.settings.ptx.stream.state()} if self.settings.ptx else {})
+
+    async def save(self, directory: Path, parts: StateParts) -> None:
+        """Each trained role writes itself below ``directory``."""
+        for name, group in self._trained().items():
+            async with self.residency.stage("save", group.role):
+                await group.call("save", str(directory / name), parts)
+
+    async def load(self, directory: Path, state: dict[str, Any], parts: StateParts) -> None:
+        for name, group in self._trained().items():
+            async with self.residency.stage("load", group.role):
+                await group.call("load", str(directory / name), parts)
+        self.credit.kl.load_state(state["kl"])
+        self.credit.running.load_state(state["rewards"])
+        if self.settings.ptx and "ptx" in state:  # else they joined with this resume
+            self.settings.ptx.stream.load_state(state["ptx"])
+
+    async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
+        """A trained model as a Hugging Face directory, tokenizer included."""
+        group = self._trained()[role]
+        async with self.residency.stage("export", group.role):
+            await group.call("export", str(directory))
+        self.tokenizer.save_pretrained(directory)
+
+    def _trained(self) -> dict[str, WorkerGroup]:
+        return {"actor": self.roles.policy} | (
+            {"critic": self.roles.critic} if self.roles.critic else {}
+        )

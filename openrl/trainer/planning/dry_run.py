@@ -1,0 +1,283 @@
+"""The text of --dry_run: where ranks go, how a rollout is cut, what memory it takes. Starts
+nothing."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import fields, replace
+
+import torch
+
+from openrl.algorithms.batching import PER_TOKEN, TokenCap
+from openrl.cluster.placement import Node, PlacementPlan, text_table
+from openrl.cluster.planner import plan_placement
+from openrl.cluster.ray_cluster import this_machine
+from openrl.config import derived
+from openrl.config.commands import PPOConfig, SFTConfig, SupervisedConfig
+from openrl.config.learning import RolloutBatchFlags
+from openrl.config.placement import ENGINES
+from openrl.config.rollout import PlacementFlags
+from openrl.trainer.learning.rows import rollout_batching, supervised_batching
+from openrl.trainer.planning.effective_flags import start_lines
+from openrl.trainer.planning.memory import (
+    Memory,
+    gpu_memory,
+    memory_by_role,
+    model_memory,
+    model_shape,
+)
+from openrl.trainer.planning.prepare import Inputs
+from openrl.trainer.planning.sleep import StageMemory, dropped_parts, lines_on_a_cpu, stages, walk
+from openrl.trainer.workers.residency import ResidencyTable, Tenant
+from openrl.trainer.workers.roles import RoleModel, check_ranks, requests_of, role_models, sleeping
+from openrl.training.build import EngineKind
+from openrl.weights.transport import WORDS, TransportName, choose_transport, replaced
+
+GPUS_OF_A_NODE = 8  # where there is none to count
+
+
+def describe(config: PPOConfig, inputs: Inputs) -> str:
+    """Placement, batch arithmetic and memory estimate of a run.
+
+    Raises UserError if a model's config does not load, or the batches do not divide among the
+    ranks."""
+    models = role_models(config)
+    plan = plan_placement(
+        requests_of(config, models),
+        inputs.device,
+        [planned_node(inputs.device)],
+    )
+    check_ranks(config, {role: len(plan.rows[role]) for role in models})
+    memory = memory_by_role(config, models, plan, inputs.device)
+    batch = batch_rows(config, len(inputs.prompts), plan)
+    parts = [
+        *start_lines(config),
+        *inputs.agent_lines,
+        *lines_on_a_cpu(config, inputs.device),
+        *(report.line() for report in inputs.reports),
+        plan.render(),
+        *placement_remarks(config.placement, plan),
+        *way_of_weights(config, plan),
+        text_table("Batches", ("", "count", ""), batch),
+        memory_table(memory, {role: len(slots) for role, slots in plan.rows.items()}, plan.device),
+        *sleep_table(config, plan, memory),
+        *room_remarks(
+            stage_by_stage(config, plan, memory),
+            gpu_memory(config.debug) if plan.device == "cuda" else None,
+        ),
+        ("Not counted: CUDA graphs, libraries, the cache of --rollout_backend hf."),
+    ]
+    return "\n\n".join(parts)
+
+
+def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
+    """What stands in the way of the plan, or what to know about it."""
+    if address := derived.cluster_address(flags):
+        return [
+            f"The cluster at {address} was not asked; this is the plan for nodes like this machine."
+        ]
+    if plan.device == "cpu":
+        return plan.notes(os.cpu_count() or 1)
+    if not torch.cuda.is_available():
+        return [f"There is no GPU here; this is the plan for nodes of {GPUS_OF_A_NODE} GPUs."]
+    return [f"Does not fit this machine: {problem}." for problem in plan.problems([this_machine()])]
+
+
+def planned_node(device: str) -> Node:
+    """This machine or, for models on GPUs where it has none, one as clusters have them."""
+    machine = this_machine()
+    if device == "cpu" or machine.gpus:
+        return machine
+    return replace(machine, gpus=GPUS_OF_A_NODE, free_gpus=GPUS_OF_A_NODE)
+
+
+def way_of_weights(config: PPOConfig, plan: PlacementPlan) -> list[str]:
+    if ENGINES not in plan.rows:
+        return [f"No engine is started: rollouts come from {config.collecting.rollout_replay_dir}."]
+    way = transport_of(config, plan)
+    warning = replaced(config.engine.vllm_sync_backend, way)
+    return [f"Weights travel through {WORDS[way]}.", *([warning] if warning else [])]
+
+
+def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
+    """The way of weights to the engines; at the start of a run it follows from where the processes
+    find themselves."""
+    reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
+    if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
+        return "host"
+    actor, engines = ([slot.bundle for slot in plan.rows[role]] for role in ("actor", ENGINES))
+    return choose_transport(config.engine.vllm_sync_backend, actor, engines)
+
+
+# -- batches ---------------------------------------------------------------------------------------
+
+
+def batch_rows(
+    config: PPOConfig, n_prompts: int, plan: PlacementPlan
+) -> list[tuple[str, str, str]]:
+    """(what, count, how it comes about) from the prompts of a step to the optimizer steps of the
+    run."""
+    batch = config.batch
+    samples = derived.samples_per_step(batch)
+    steps = derived.total_steps(batch, n_prompts)
+    ranks, each = len(plan.rows["actor"]), config.parallel.ranks_per_shard
+    shared = [
+        ("actor ranks", f"{ranks}", f"{ranks // each} data parallel x {each} on the same rows")
+    ]
+    staleness, policy = derived.max_staleness(config), config.asynchrony.staleness_policy
+    age = f"tokens at most {staleness} weight syncs old ({policy})"
+    later = derived.steps_ahead(config) * batch.rollout_batch_size
+    most = later + max(derived.prompts_running(config), batch.rollout_batch_size)
+    ahead = ("prompts under way or waiting", f"at most {most:,}", age)
+    return [
+        *(shared if each > 1 else []),
+        (
+            "prompts per step",
+            f"{batch.rollout_batch_size:,}",
+            f"of {n_prompts:,}, {batch.num_episodes} times",
+        ),
+        *([ahead] if derived.carries_over(config) else []),
+        ("samples per step", f"{samples:,}", f"{batch.n_samples_per_prompt} of each prompt"),
+        (
+            "optimizer steps per step",
+            f"{derived.optimizer_steps_per_rollout(batch):,}",
+            f"of {batch.train_batch_size} samples, {batch.max_epochs} times over",
+        ),
+        *micro_batch_rows(config, ranks // each),
+        ("steps", f"{steps:,}", "--max_steps" if batch.max_steps > 0 else "all episodes"),
+        ("optimizer steps in all", f"{derived.total_optimizer_steps(batch, n_prompts):,}", ""),
+        ("samples in all", f"{steps * samples:,}", ""),
+    ]
+
+
+def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]]:
+    """Of ``ranks`` data-parallel ranks: of an optimizer step and of a forward-only pass; how many
+    micro-batches hold all tokens only a rollout tells."""
+    spec, each = rollout_batching(config, PER_TOKEN), config.parallel.ranks_per_shard
+    on = f"{ranks} ranks" if each == 1 else f"{ranks} x {each} ranks"
+    names = (
+        "micro-batches per rank and optimizer step",
+        "micro-batches per rank and forward-only pass",
+    )
+    rows = []
+    for name, count, size in zip(
+        names, micro_batches(config.batch, ranks), (spec.train, spec.forward), strict=True
+    ):
+        if isinstance(size, TokenCap):
+            rows.append((name, "by length", f"of at most {size.tokens:,} tokens on {on}"))
+        else:
+            rows.append((name, f"{count:,}", f"of {size} samples on {on}"))
+    return rows
+
+
+def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
+    """Micro-batches that each rank runs: (in one optimizer step, in one forward-only pass over the
+    rollout)."""
+    step = min(batch.train_batch_size, derived.samples_per_step(batch))
+    return (
+        math.ceil(math.ceil(step / ranks) / batch.micro_train_batch_size),
+        math.ceil(
+            math.ceil(derived.samples_per_step(batch) / ranks) / batch.micro_rollout_batch_size
+        ),
+    )
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
+    """What training one model takes. A reference comes before it and takes less. Raises
+    UserError."""
+    model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
+    size = supervised_batching(config, PER_TOKEN).train
+    rows = 1 if isinstance(config, SFTConfig) else 2
+    shape = model_shape(config.model.pretrain, config.model.trust_remote_code)
+    parallel = config.parallel
+    memory = model_memory(
+        shape.of_rank(parallel.ds_tensor_parallel_size),
+        model,
+        config.model.param_dtype,
+        config.deepspeed,
+        ranks // parallel.ds_tensor_parallel_size,
+        (size.tokens if isinstance(size, TokenCap) else size * rows * config.data.max_len)
+        // parallel.sequence_size,
+        config.optim.optimizer,
+    )
+    return memory_table({"model": memory}, {"model": ranks}, device) + "\nNot counted: libraries."
+
+
+def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) -> str:
+    """One row per role, in bytes per rank; on one machine without GPUs the ranks' sum beside what
+    it has."""
+    names = [f.name for f in fields(Memory)]
+    rows = [
+        (role, str(ranks[role]), *(size(getattr(m, name)) for name in names), size(m.total))
+        for role, m in memory.items()
+    ]
+    table = text_table("Memory per rank, estimated", ("role", "ranks", *names, "sum"), rows)
+    if device == "cpu":
+        total = sum((m.total + m.host) * ranks[role] for role, m in memory.items())
+        table += f"\nAll ranks: {size(total)}; this machine has {size(machine_memory())}."
+    return table
+
+
+def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[str]:
+    """Who sleeps and wakes before each stage, and what that leaves on a place; nothing if nobody
+    sleeps."""
+    if not ResidencyTable.of(plan, sleeping(config)).rows:
+        return []
+    walked = stage_by_stage(config, plan, memory)
+    rows = [(w.stage, _names(w.slept), _names(w.woken), size(w.peak), size(w.host)) for w in walked]
+    place = "GPU" if plan.device == "cuda" else "place"
+    header = (
+        "stage",
+        "goes to sleep",
+        "wakes up",
+        f"most on one {place}",
+        f"of one {place} on the host",
+    )
+    return [text_table("A step, stage by stage", header, rows)]
+
+
+def stage_by_stage(
+    config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]
+) -> list[StageMemory]:
+    sizes = {role: m.by_part() for role, m in memory.items()}
+    return walk(
+        ResidencyTable.of(plan, sleeping(config)), stages(config), sizes, dropped_parts(config)
+    )
+
+
+def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
+    """That the fullest GPU has no room for the fullest stage; ``capacity`` in bytes, None: not
+    known."""
+    fullest = max(walked, key=lambda found: found.peak)
+    if capacity is None or fullest.peak <= capacity:
+        return []
+    return [
+        f"Does not fit: a GPU has {size(capacity)}, and {fullest.stage} takes"
+        f" {size(fullest.peak)} of one before anything that is not counted. Let more sleep"
+        " (--vllm_enable_sleep, --deepspeed_enable_sleep, --ref_reward_offload), divide more"
+        " (--zero_stage 3), or lower --vllm_gpu_memory_utilization."
+    ]
+
+
+def _names(tenants: list[Tenant]) -> str:
+    return " ".join(map(str, tenants)) or "-"
+
+
+def machine_memory() -> int:
+    """Bytes of main memory of this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def size(count: int) -> str:
+    """Bytes for people: 1.5 GiB."""
+    if count == 0:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            break
+        count /= 1024  # type: ignore[assignment]
+    return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

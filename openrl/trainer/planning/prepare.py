@@ -1,0 +1,342 @@
+"""Everything that is read and checked before any process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from pathlib import Path
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from openrl.agents.checks import check_agents
+from openrl.algorithms.batching import PER_TOKEN
+from openrl.algorithms.partition import RowCost
+from openrl.cluster.address import check_address
+from openrl.config import derived
+from openrl.config.commands import PPOConfig, SupervisedConfig
+from openrl.config.placement import actor_world, parallel_sizes
+from openrl.config.reward_plan import FLAG
+from openrl.config.run import CheckpointFlags
+from openrl.data.answers import SupervisedReport, SupervisedRow
+from openrl.data.blend import Report
+from openrl.data.difficulty import with_difficulty
+from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
+from openrl.data.images import row_images
+from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
+from openrl.data.tokenizer import policy_tokenizer
+from openrl.errors import Gathered, UserError
+from openrl.models.attention import check_attention
+from openrl.models.changes import check_changes
+from openrl.models.checkpointing import check_recompute
+from openrl.models.cost import row_cost
+from openrl.models.device import Device, resolve_device
+from openrl.models.experts import check_mixture
+from openrl.models.lora import check_targets
+from openrl.models.scalar_model import stored_moments
+from openrl.models.sequence_parallel import check_shape
+from openrl.models.stored import (
+    check_backbone,
+    check_head,
+    check_language_model,
+    check_length,
+    load_config,
+)
+from openrl.rewards.build import check_labels, check_prompts, check_reward_sources
+from openrl.rollout.build import check_engine_kwargs
+from openrl.rollout.parallel import check_parallel
+from openrl.trainer.learning.ptx import load_ptx
+from openrl.trainer.playing.evaluation import metric_names
+from openrl.trainer.playing.rollout_files import check_steps_kept
+from openrl.trainer.saving.checkpoints import find_start, step_of
+from openrl.trainer.saving.disk import require_room
+from openrl.trainer.saving.uploads import Uploads
+from openrl.trainer.workers.roles import agent_setup, check_batches
+from openrl.training.deepspeed_config import check_device, check_overrides
+from openrl.training.tensor_parallel import check_layers
+from openrl.types import Prompt
+from openrl.vision.processor import sees
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What an RL run starts from."""
+
+    device: Device
+    tokenizer: PreTrainedTokenizerBase
+    prompts: list[Prompt]
+    eval_prompts: list[Prompt]
+    reports: list[Report | SupervisedReport]
+    ptx_rows: list[SupervisedRow] = field(default_factory=list)
+    row_cost: RowCost = PER_TOKEN
+    agent_lines: list[str] = field(default_factory=list)  # what people should know of their agent
+
+
+def prepare(config: PPOConfig) -> Inputs:
+    """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not
+    fit."""
+    elsewhere = config.debug.dry_run or derived.cluster_address(config.placement) is not None
+    device = resolve_device(config.device, joined=elsewhere)
+    gathered = Gathered()
+    with gathered:
+        world = actor_world(config.placement, device)
+        if world is not None:
+            check_batches(config, world)
+    with gathered:
+        if config.mixture.aux_loss_coef:
+            check_mixture(config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        check_attention(config.model, device)
+    with gathered:
+        check_targets(config.lora, config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        check_critic_adapters(config)
+    with gathered:
+        check_models_split(config, model_paths(config))
+    with gathered:
+        check_changes(config.model.pretrain, config.changes, config.model.trust_remote_code)
+    with gathered:
+        check_device(config.model.param_dtype, device)
+    with gathered:
+        check_overrides(config.deepspeed, config.model.param_dtype, device)
+    with gathered:
+        check_engine_kwargs(config.engine.vllm_engine_kwargs)
+    with gathered:
+        sizes, expert = parallel_sizes(config.engine), config.engine.vllm_enable_expert_parallel
+        check_parallel(config.model.pretrain, sizes, expert, device, config.model.trust_remote_code)
+    with gathered:
+        rewards = derived.rewards(config)
+        check_reward_sources(config.reward, rewards.sources, config.debug.plugin)
+        check_reward_models(config)
+    with gathered:
+        cost = row_cost(config.model.pretrain, config.model.trust_remote_code)
+    with gathered:
+        find_start(config.checkpoint, deep=False)
+    with gathered:
+        check_address(derived.cluster_address(config.placement))
+    with gathered:
+        check_places(config.model.pretrain, config.checkpoint)
+    trusted, overrides = config.model.trust_remote_code, config.changes.model_config_overrides
+    with gathered:
+        check_language_model(config.model.pretrain, trusted, overrides)
+    with gathered:
+        if "reference" in derived.model_roles(config) and config.others.ref_pretrain:
+            check_language_model(config.others.ref_pretrain, trusted)
+    with gathered:
+        if "critic" in derived.model_roles(config) and config.others.critic_pretrain:
+            check_backbone(config.others.critic_pretrain, trusted)
+    with gathered:
+        check_recompute(config.model.pretrain, config.deepspeed, trusted)
+    if "max_position_embeddings" not in overrides:
+        with gathered:
+            check_length(config.model.pretrain, derived.longest_sequence(config), trusted)
+    with gathered:
+        inputs = read_data(config, device)
+        inputs = replace(inputs, agent_lines=check_agent(config, inputs.tokenizer))
+        check_steps(config, len(inputs.prompts))
+        check_replay(config, len(inputs.prompts))
+        check_best_metric(config, inputs.eval_prompts)
+    gathered.raise_all()
+    inputs = replace(inputs, row_cost=cost)
+    for prompts in (inputs.prompts, inputs.eval_prompts):
+        check_prompts(rewards, prompts)
+        check_labels(config.reward, rewards, prompts, config.debug.plugin)
+    for source in rewards.sources:
+        if source.kind == "model":
+            check_same_tokens(source.address, inputs.tokenizer, config.model.trust_remote_code)
+    return inputs
+
+
+def read_data(config: PPOConfig, device: Device) -> Inputs:
+    """Tokenizer, prompts and evaluation prompts. Raises one UserError for everything wrong in
+    either set."""
+    tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+    builder = PromptBuilder(
+        config.data,
+        config.templates,
+        tokenizer,
+        config.sampling.lengths.prompt,
+        workers=config.order.preprocess_num_workers,
+        images=row_images(config.vision, config.model),
+    )
+    gathered = Gathered()
+    eval_prompts: list[Prompt] = []
+    eval_reports: list[Report] = []
+    with gathered:
+        prompts, reports = training_prompts(config, builder)
+    with gathered:
+        if config.evaluation.eval_dataset:
+            eval_prompts, eval_reports = load_eval_prompts(builder, config.evaluation)
+        elif config.environments.env_tags and derived.evaluates(config):
+            count = config.evaluation.eval_max_samples or EVALUATED_SEEDS
+            eval_prompts = seed_prompts(config, count, "eval")
+    with gathered:
+        ptx_rows, ptx_reports = load_ptx(config, tokenizer)
+    gathered.raise_all()
+    return Inputs(
+        device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports, *ptx_reports], ptx_rows
+    )
+
+
+def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What the chat template makes of an agent's turns. Raises UserError as ``check_agents``."""
+    sources = derived.rewards(config).sources
+    flag = FLAG[sources[0].kind] if sources else None
+    return check_agents(agent_setup(config), tokenizer, flag)
+
+
+def training_prompts(
+    config: PPOConfig, builder: PromptBuilder
+) -> tuple[list[Prompt], list[Report]]:
+    """Of --prompt_data, or seeds of --env_tags; none where nothing is trained."""
+    shaping, data = config.shaping, config.data
+    if config.environments.env_tags:
+        of_steps = config.batch.max_steps * config.batch.rollout_batch_size
+        count = min(data.max_samples, MOST_SEEDS, of_steps if of_steps > 0 else MOST_SEEDS)
+        return seed_prompts(config, count, "train"), []
+    if data.prompt_data is None:
+        return [], []
+    prompts, reports = load_prompts(builder, derived.data_seed(config))
+    if shaping.difficulty_loss_weight and shaping.difficulty_key != "auto":
+        prompts = with_difficulty(prompts, shaping.difficulty_key, data.prompt_data)
+    return prompts, reports
+
+
+def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:
+    groups = derived.groups_per_tag(config.environments, derived.prompts_running(config))
+    return environment_prompts(groups, count, derived.data_seed(config), kind)
+
+
+def check_steps(config: PPOConfig, prompts: int) -> None:
+    """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is
+    trained."""
+    if config.evaluation.eval_only:
+        return
+    asked = {"rollout_batch_size": config.batch.rollout_batch_size}
+    asked["vllm_generate_batch_size"] = config.collecting.vllm_generate_batch_size or 0
+    for name, size in asked.items():
+        if prompts < size:
+            raise UserError(
+                f"--{name} {size} prompts a step, but there are {prompts}",
+                f"--{name} {prompts} or less, or more prompts",
+            )
+    steps = derived.total_steps(config.batch, prompts)
+    if (frozen := derived.frozen_actor_steps(config)) >= steps:
+        raise UserError(
+            f"--freezing_actor_steps {frozen - 1} leaves the actor as it is for {frozen} steps, and"
+            f" the run has {steps}",
+            f"--freezing_actor_steps {steps - 2}, or a longer run" if steps > 1 else "leave it out",
+        )
+
+
+def check_replay(config: PPOConfig, prompts: int) -> None:
+    """Raises UserError if --rollout_replay_dir lacks a step of the run."""
+    if (directory := config.collecting.rollout_replay_dir) is not None:
+        done = max(step_of(find_start(config.checkpoint, deep=False).path), 0)
+        steps = derived.total_steps(config.batch, prompts)
+        check_steps_kept(Path(directory).expanduser(), done + 1, steps)
+
+
+def check_places(pretrain: str, flags: CheckpointFlags) -> None:
+    """Raises DiskFull if --save_path cannot hold the model, as large as it is now, and UserError if
+    nothing here can write to --ckpt_upload_dir."""
+    if flags.ckpt_upload_dir:
+        Uploads(flags.ckpt_upload_dir)
+    model = Path(pretrain).expanduser()
+    weights = sum(path.stat().st_size for path in model.glob("*.safetensors"))
+    require_room(Path(flags.save_path).expanduser(), weights, "--save_path: the trained model")
+
+
+def check_critic_adapters(config: PPOConfig) -> None:
+    """Raises UserError if the layers of --critic_pretrain cannot have the adapters that the
+    policy's can."""
+    path = config.others.critic_pretrain
+    if path is None or "critic" not in derived.model_roles(config):
+        return
+    try:
+        check_targets(derived.critic_adapters(config.lora), path, config.model.trust_remote_code)
+    except UserError as error:
+        raise UserError(
+            f"--critic_pretrain {path}: {error.message}", error.remedy
+        ) from None  # one message is shown
+
+
+def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
+    """Raises UserError if --best_metric_key is no figure of the evaluation: no checkpoint would
+    ever be the best."""
+    key = config.checkpoint.best_metric_key
+    known = metric_names(eval_prompts, config.evaluation.eval_n_samples_per_prompt)
+    if eval_prompts and key not in (*known, "none"):
+        near = get_close_matches(key, known, 1) or known
+        raise UserError(
+            f"--best_metric_key: the evaluation has no figure {key!r}, but {', '.join(known)}",
+            f"--best_metric_key {near[0]}",
+        )
+
+
+def model_paths(config: PPOConfig) -> list[str]:
+    """Of every model that runs on ranks of training."""
+    policy, others = config.model.pretrain, config.others
+    of_role = {
+        "critic": others.critic_pretrain or policy,
+        "reference": others.ref_pretrain or policy,
+    }
+    judges = [
+        source.address for source in derived.rewards(config).sources if source.kind == "model"
+    ]
+    return [
+        policy,
+        *(path for role, path in of_role.items() if role in derived.model_roles(config)),
+        *judges,
+    ]
+
+
+def check_reward_models(config: PPOConfig) -> None:
+    """Raises UserError if one has no head or cannot see images of prompts, or --normalize_reward
+    nothing to go by."""
+    trusted = config.model.trust_remote_code
+    for source in derived.rewards(config).sources:
+        if source.kind != "model":
+            continue
+        check_head(source.address, config.others.value_head_prefix, trusted)
+        if config.vision.max_images_per_prompt and not sees(load_config(source.address, trusted)):
+            message = (
+                f"--reward_pretrain: {source.address} reads text alone, and prompts have images"
+            )
+            raise UserError(message, "a vision-language reward model, or a reward function")
+        if config.reward.normalize_reward:
+            stored_moments(source.address, trusted)
+
+
+def check_same_tokens(
+    path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
+) -> None:
+    """Raises UserError if a reward model at ``path`` means other tokens by the policy's ids, which
+    it is going to read.
+
+    One that is stored without a tokenizer is taken at its word.
+    """
+    try:
+        theirs = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=trust_remote_code
+        ).get_vocab()
+    except Exception:  # whatever there is instead of a tokenizer
+        return
+    ours = tokenizer.get_vocab()
+    if differing := [
+        token for token in ours.keys() & theirs.keys() if ours[token] != theirs[token]
+    ]:
+        token = min(differing)
+        raise UserError(
+            f"--reward_pretrain: {path} has another tokenizer than the policy: {token!r} is"
+            f" {theirs[token]}, here {ours[token]} ({len(differing)} tokens differ)",
+            "a reward model of the policy's family, or serve_rm and --remote_rm_url: a server reads"
+            " text",
+        )
+
+
+def check_models_split(config: PPOConfig | SupervisedConfig, paths: Iterable[str]) -> None:
+    """Raises UserError if a model cannot be split over the ranks that share rows."""
+    for path in dict.fromkeys(paths):
+        check_shape(path, config.model.trust_remote_code, config.parallel)
+        check_layers(path, config.model.trust_remote_code, config.parallel.ds_tensor_parallel_size)

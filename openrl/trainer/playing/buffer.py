@@ -1,0 +1,357 @@
+"""When rollouts happen: which prompts may be played now, and which answers a step is trained on.
+
+    slot = await buffer.admit()     waits until another prompt may start
+    buffer.put(slot, group)         its scored answers; if the filter turns them down, the next
+                                    prompt may start instead
+    taken = await buffer.take()     the groups of the next training step
+    buffer.published(version)       the engines have new weights: what waited for them may start
+
+On-policy training, dynamic filtering, over-sampling, rollouts that run ahead of training and
+answers that outlive a step are settings of this one class. Versions count publishes of weights.
+The bound on staleness is hard: with ``wait`` a prompt starts only if even its first token will be
+trained in time, and a step waits for the answers that would be too old in the next one; with
+``drop`` and ``mask`` more prompts start, and what got too old is played again, or is not trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from openrl.agents.recording import Turn, turns_from_json, turns_to_json
+from openrl.errors import UserError
+from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
+from openrl.types import Group, Prompt
+
+Found = TypeVar("Found")
+StalenessPolicy = Literal["wait", "drop", "mask"]
+Recorded = dict[int, list[Turn]]
+"""The turns of a prompt's unfinished episodes, by sample."""
+
+
+class Prompts(Protocol):
+    """Where prompts come from: ``openrl.data.prompts.PromptStream``."""
+
+    prompts: list[Prompt]
+
+    def take(self, count: int) -> list[Prompt]: ...
+
+    def peek(self, count: int) -> list[Prompt]: ...
+
+    def state(self) -> Any: ...
+
+    def load_state(self, state: Any) -> None: ...
+
+
+class GroupFilter(Protocol):
+    """Which groups are worth training on: ``openrl.trainer.playing.filtering.DynamicFilter``."""
+
+    spare: int  # prompts that may be tried in a step instead of those turned down
+
+    def accepts(self, group: Group) -> bool: ...
+
+
+@dataclass(frozen=True)
+class BufferLimits:
+    """``BufferLimits(wanted=128)`` is on-policy training on 128 groups a step."""
+
+    wanted: int  # groups of a training step
+    running: int = 0  # prompts that run or are complete at a time, for one step; 0: as wanted
+    steps_ahead: int = 0  # steps that rollouts may be ahead of training
+    max_staleness: int = 0  # publishes between a token and its optimizer step
+    policy: StalenessPolicy = "wait"
+    carries_over: bool = False  # what is unfinished when a step has its groups goes on
+    in_waves: bool = False  # prompts that replace others start when all before them are complete
+
+    @property
+    def surplus(self) -> int:
+        """Prompts of a step beyond the groups wanted."""
+        return max(self.running - self.wanted, 0)
+
+    @property
+    def capacity(self) -> int:
+        """Prompts that may be under way or complete at a time."""
+        return self.wanted * (1 + self.steps_ahead) + self.surplus
+
+
+@dataclass(eq=False)
+class Slot:
+    """A prompt on its way to a training step."""
+
+    ordinal: int  # order of admission over the whole run
+    prompt: Prompt
+    draw: tuple[int, int] | None = None  # (training step, number in it) when it started: its seed
+    version: int = -1  # weights in force when it started; -1: it has not, or starts again
+    running: bool = False
+    group: Group | None = None  # complete
+    kept: bool = True  # False: turned down by the filter, and nothing can be tried instead
+    drops: int = 0  # times that it got too old
+    recorded: Recorded = field(default_factory=dict)  # turns of its episodes, from before a resume
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What one step is made of."""
+
+    groups: list[Group]  # to train on, in the order of admission
+    generated: list[Group]  # these, and those turned down since the last step
+    version: int  # the weights that are trained on them
+    counts: dict[str, float] = field(default_factory=dict)  # figures of the buffer, by metric name
+    given_up: list[Slot] = field(default_factory=list)  # nobody waits for their answers any more
+
+
+class RolloutBuffer:
+    """Between those who play prompts and the one who trains."""
+
+    def __init__(
+        self, prompts: Prompts, limits: BufferLimits, group_filter: GroupFilter | None = None
+    ) -> None:
+        self.prompts, self.limits, self.filter = prompts, limits, group_filter
+        self.version = 0  # of the weights that the engines hold
+        self.steps = 0  # training steps that have taken their groups
+        self._unsent = False  # a step has taken its groups, and its weights may yet be published
+        self._asked = False  # a step waits for its groups
+        self._slots: list[Slot] = []  # admitted and not yet trained on, in the order of admission
+        self._turned_down: list[tuple[int, Group]] = []  # (ordinal, group) since the last step
+        self._admitted, self._draws, self._tried_again = 0, 0, 0
+        self._wave_open = True
+        self._dropped = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._error: BaseException | None = None
+        self._idle_since: float | None = None  # loop time since which nothing runs
+        self._idle_seconds = 0.0
+
+    @property
+    def complete(self) -> int:
+        """Groups that wait to be trained on."""
+        return sum(slot.group is not None for slot in self._slots)
+
+    # -- playing -----------------------------------------------------------------------------------
+
+    async def admit(self) -> Slot:
+        """The next prompt to play, once the limits allow it."""
+        slot = await self._until(self._admissible)
+        if slot.draw is None:
+            slot.draw = (self.steps + 1, self._draws)
+            self._draws += 1
+        if not slot.recorded:
+            slot.version = self.version
+        slot.running = True
+        if self._idle_since is not None:
+            self._idle_seconds += asyncio.get_running_loop().time() - self._idle_since
+            self._idle_since = None
+        return slot
+
+    def put(self, slot: Slot, group: Group) -> None:
+        """The scored answers to a slot's prompt."""
+        slot.running = False
+        if self.filter is not None and not self.filter.accepts(group):
+            if self._tried_again < self.filter.spare:
+                self._tried_again += 1
+                self._turned_down.append((slot.ordinal, group))
+                self._slots.remove(slot)
+                self._changed()
+                return
+            slot.kept = False
+        slot.group = group
+        self._changed()
+
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits for the buffer, now or later, gets the error; the first one stays."""
+        self._error = self._error or error
+        self._changed()
+
+    def _admissible(self) -> Slot | None:
+        """The slot that may start now: one that has to start again, else the next prompt's."""
+        limits = self.limits
+        waiting = next((s for s in self._slots if not s.running and s.group is None), None)
+        position = len(self._slots) if waiting is None else self._slots.index(waiting)
+        running = sum(slot.running for slot in self._slots)
+        if limits.in_waves:
+            self._wave_open = (self._wave_open or not running) and position < limits.capacity
+        allowed = (
+            position < limits.capacity
+            and (self._asked or limits.steps_ahead > 0)
+            and (not limits.running or running < limits.running)
+            and (not limits.in_waves or self._wave_open)
+            and self._in_time(position, self.version)
+        )
+        if not allowed:
+            return None
+        if waiting and waiting.recorded and not self._in_time(position, waiting.version):
+            waiting.recorded = {}  # too old by now: its episodes begin anew
+        if waiting is None:
+            waiting = Slot(self._admitted, self.prompts.take(1)[0])
+            self._admitted += 1
+            self._slots.append(waiting)
+        return waiting
+
+    def _in_time(self, position: int, version: int) -> bool:
+        """Whether what is sampled by ``version`` at this place of the queue is trained in time."""
+        if self.limits.policy != "wait":
+            return True
+        per_step = self.limits.wanted + (0 if self.limits.carries_over else self.limits.surplus)
+        trained_by = self.version + self._unsent + position // per_step
+        return trained_by - version <= self.limits.max_staleness
+
+    # -- training ----------------------------------------------------------------------------------
+
+    async def take(self) -> Taken:
+        """The groups of the next training step: the first in the order of admission, or the first
+        complete ones of a few more (``surplus``). What the filter turned down without anything to
+        try instead counts as one of them and is left out."""
+        asked_at = asyncio.get_running_loop().time()
+        self._asked, self._unsent = True, False
+        self._changed()
+        chosen = await self._until(self._selected)
+        self._asked, self._unsent = False, True
+        self.steps, self._draws, self._tried_again = self.steps + 1, 0, 0
+        leaving = set(chosen)
+        self._slots = [slot for slot in self._slots if slot not in leaving]
+        given_up: list[Slot] = []
+        if not self.limits.steps_ahead and not self.limits.carries_over:
+            given_up, self._slots = self._slots, []
+        came = [*self._turned_down, *((s.ordinal, s.group) for s in chosen if s.group)]
+        taken = Taken(
+            groups=[slot.group for slot in chosen if slot.group and slot.kept],
+            generated=[group for _, group in sorted(came, key=lambda item: item[0])],
+            version=self.version,
+            counts=self._counts(asked_at) | {"rollout/surplus_groups": float(len(given_up))},
+            given_up=given_up,
+        )
+        self._turned_down = []
+        self._changed()
+        return taken
+
+    def _selected(self) -> list[Slot] | None:
+        """The slots of the next step, or None while some are awaited."""
+        if self.complete < self.limits.wanted:
+            return None
+        candidates = self._slots[: self.limits.wanted + self.limits.surplus]
+        # what was dropped once is not overtaken again, or it might never be trained
+        candidates.sort(key=lambda slot: (not slot.drops, slot.ordinal))
+        awaited = [slot for slot in candidates[: self.limits.wanted] if slot.drops]
+        complete = [slot for slot in candidates if slot.group is not None]
+        chosen = sorted(complete[: self.limits.wanted], key=lambda slot: slot.ordinal)
+        if len(chosen) < self.limits.wanted or not set(awaited) <= set(chosen):
+            return None
+        if not self.limits.carries_over:
+            return chosen
+        left = sorted(set(self._slots) - set(chosen), key=lambda slot: slot.ordinal)
+        behind = self.limits.wanted  # those left behind move up once this step is trained
+        in_time = all(
+            self._in_time(behind + place, slot.version)
+            for place, slot in enumerate(left)
+            if slot.version >= 0
+        )
+        return chosen if in_time else None
+
+    def published(self, version: int) -> list[Slot]:
+        """The last step is over, and the engines hold weights ``version``. Returns the slots that
+        are too old by now: others start in their place, and nobody waits for what they play."""
+        # a step whose weights were not sent may still send them, ahead of an evaluation
+        self._unsent = self._unsent and version == self.version
+        self.version = version
+        again: dict[Slot, Slot] = {}
+        if self.limits.policy == "drop":
+            oldest = version - self.limits.max_staleness
+            too_old = [slot for slot in self._slots if 0 <= slot.version < oldest]
+            again = {s: Slot(s.ordinal, s.prompt, drops=s.drops + 1) for s in too_old}
+        self._slots = [again.get(slot, slot) for slot in self._slots]
+        self._dropped += len(again)
+        self._changed()
+        return list(again)
+
+    def _counts(self, asked_at: float) -> dict[str, float]:
+        now = asyncio.get_running_loop().time()
+        idle, self._idle_seconds = self._idle_seconds, 0.0
+        if self._idle_since is not None:
+            idle, self._idle_since = idle + now - self._idle_since, now
+        dropped, self._dropped = self._dropped, 0
+        return {
+            "rollout/buffered_groups": float(self.complete),
+            "rollout/running_groups": float(sum(s.running for s in self._slots)),
+            "rollout/dropped_groups": float(dropped),
+            "rollout/trainer_wait_seconds": now - asked_at,
+            "rollout/engine_wait_seconds": idle,
+        }
+
+    # -- waiting -----------------------------------------------------------------------------------
+
+    async def _until(self, find: Callable[[], Found | None]) -> Found:
+        """What ``find`` gives, once it is not None. Raises the error of ``fail``."""
+        while True:
+            if self._error is not None:
+                raise self._error
+            if (found := find()) is not None:
+                return found
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _changed(self) -> None:
+        if self._idle_since is None and not any(slot.running for slot in self._slots):
+            self._idle_since = asyncio.get_running_loop().time()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # -- leaving and returning ---------------------------------------------------------------------
+
+    def state(self, recorded: Mapping[int, Recorded] | None = None) -> dict[str, Any]:
+        """All that a resumed run needs to train on the same prompts in the same order. What is
+        running starts again then, with the seeds it had; what its episodes have sampled so far,
+        ``recorded`` by the slots' ordinals, is not sampled again."""
+        return {
+            "prompts": self.prompts.state(),
+            "steps": self.steps,
+            "admitted": self._admitted,
+            "draws": self._draws,
+            "tried_again": self._tried_again,
+            "dropped": self._dropped,
+            "turned_down": [(n, group_to_json(group)) for n, group in self._turned_down],
+            "slots": [_slot_to_json(slot, recorded or {}) for slot in self._slots],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Raises UserError for the state of a run that replayed rollouts."""
+        if "prompts" not in state:
+            message = "the run of this checkpoint replayed rollouts, and drew no prompts"
+            raise UserError(message, "--rollout_replay_dir, or --pretrain of its model")
+        self.prompts.load_state(state["prompts"])
+        known = {prompt.id: prompt for prompt in self.prompts.prompts}
+        self.steps, self._admitted = state["steps"], state["admitted"]
+        self._draws, self._tried_again = state["draws"], state["tried_again"]
+        self._dropped = state["dropped"]
+        self._turned_down = [(n, group_from_json(g, known)) for n, g in state["turned_down"]]
+        self._slots = [_slot_from_json(slot, known) for slot in state["slots"]]
+
+
+def _slot_to_json(slot: Slot, recorded: Mapping[int, Recorded]) -> dict[str, Any]:
+    turns = {} if slot.group else recorded.get(slot.ordinal, slot.recorded)
+    return {
+        "ordinal": slot.ordinal,
+        "prompt": slot.prompt.id,
+        "draw": slot.draw,
+        "version": slot.version if slot.group or turns else -1,
+        "group": group_to_json(slot.group) if slot.group else None,
+        "kept": slot.kept,
+        "drops": slot.drops,
+        "recorded": [(sample, turns_to_json(taken)) for sample, taken in turns.items()],
+    }
+
+
+def _slot_from_json(saved: dict[str, Any], known: dict[str, Prompt]) -> Slot:
+    return Slot(
+        ordinal=saved["ordinal"],
+        prompt=known[saved["prompt"]],
+        draw=tuple(saved["draw"]) if saved["draw"] else None,
+        version=saved["version"],
+        group=group_from_json(saved["group"], known) if saved["group"] else None,
+        kept=saved["kept"],
+        drops=saved["drops"],
+        recorded={sample: turns_from_json(turns) for sample, turns in saved["recorded"]},
+    )

@@ -1,0 +1,52 @@
+"""Training on rollouts that another run has kept, without an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from openrl.cluster.group import WorkerGroup
+from openrl.tracking.metrics import Metric
+from openrl.trainer.playing.buffer import RolloutBuffer, Taken
+from openrl.trainer.playing.rollout_files import path_of, read_taken
+from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings, Tell
+from openrl.trainer.workers.publisher import Publisher
+from openrl.trainer.workers.residency import Residency
+
+
+class Replay(Rollouts):
+    """The groups of a step come from its file; there are no engines."""
+
+    def __init__(
+        self,
+        directory: Path,
+        engines: WorkerGroup,
+        buffer: RolloutBuffer,
+        residency: Residency,
+        settings: RolloutSettings,
+    ) -> None:
+        super().__init__(engines, buffer, residency, settings)
+        self.directory = directory
+        self.prompts = {prompt.id: prompt for prompt in buffer.prompts.prompts}
+
+    async def take(self, tell: Tell) -> Taken:
+        self.buffer.steps += 1
+        return read_taken(path_of(self.directory, self.buffer.steps), self.prompts)
+
+    async def state(self) -> dict[str, Any]:
+        return {"steps": self.buffer.steps}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.buffer.steps = state["steps"]
+
+
+class NoEngines(Publisher):
+    """Weights get their versions and go nowhere."""
+
+    @property
+    def way(self) -> str:
+        return "no way: rollouts are replayed"
+
+    async def publish(self) -> dict[str, Metric]:
+        self.version += 1
+        return {}

@@ -1,0 +1,64 @@
+"""Rollouts kept whole, step by step.
+
+<--rollout_dump_dir>/
+    step_000003.jsonl   what step 3 was trained on: a line about the step, then one of each group
+    eval_000003.jsonl   what the evaluation after step 3 answered: one line of each group
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from openrl.errors import UserError
+from openrl.files import write_atomically
+from openrl.trainer.playing.buffer import Taken
+from openrl.trainer.playing.saved_groups import group_from_json, group_to_json
+from openrl.types import Group, Prompt
+
+
+class RolloutDump:
+    """Writes what each step has taken, and what evaluations were answered."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def taken(self, step: int, taken: Taken) -> None:
+        number = {id(group): n for n, group in enumerate(taken.generated)}
+        trained = [number[id(group)] for group in taken.groups]
+        head = {"version": taken.version, "counts": taken.counts, "trained": trained}
+        self._write(path_of(self.directory, step), [head, *map(group_to_json, taken.generated)])
+
+    def evaluated(self, step: int, groups: list[Group]) -> None:
+        path = self.directory / f"eval_{step:06d}.jsonl"
+        self._write(path, map(group_to_json, groups))
+
+    def _write(self, path: Path, rows: Iterable[Any]) -> None:
+        write_atomically(path, "".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def path_of(directory: Path, step: int) -> Path:
+    return directory / f"step_{step:06d}.jsonl"
+
+
+def check_steps_kept(directory: Path, first: int, last: int) -> None:
+    """Raises UserError unless all these steps were kept."""
+    missing = [step for step in range(first, last + 1) if not path_of(directory, step).is_file()]
+    if missing:
+        fix = f"--max_steps {missing[0] - 1}" if missing[0] > first else "another directory"
+        raise UserError(f"--rollout_replay_dir {directory} has no step {missing[0]}", fix)
+
+
+def read_taken(path: Path, prompts: dict[str, Prompt]) -> Taken:
+    """What a step has taken; ``prompts`` by id. Raises UserError if it is of others."""
+    head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    try:
+        generated = [group_from_json(row, prompts) for row in rows]
+    except KeyError as error:
+        message = f"{path}: the data have no prompt {error}"
+        raise UserError(message, "the --prompt_data that it was made of") from None
+    groups = [generated[index] for index in head["trained"]]
+    return Taken(groups, generated, head["version"], head["counts"])

@@ -1,0 +1,189 @@
+"""Playing prompts on the rollout engines: for training as the buffer allows, else when asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from openrl.cluster.group import WorkerGroup
+from openrl.cluster.rollout_worker import RolloutRequest
+from openrl.trainer.playing.buffer import RolloutBuffer, Slot, Taken
+from openrl.trainer.playing.engine_pool import EnginePool
+from openrl.trainer.playing.reward_failures import FailureGuard
+from openrl.trainer.playing.reward_models import RewardModels
+from openrl.trainer.watching.waiting import all_or_first_error, cancelled
+from openrl.trainer.workers.residency import Residency
+from openrl.types import Group, Prompt
+from openrl.vision.travel import with_pixels
+
+Tell = Callable[[int, int], None]
+"""``tell(done, total)``: told of each group that is complete."""
+
+
+@dataclass(frozen=True)
+class RolloutSettings:
+    """How prompts are played for training."""
+
+    request: RolloutRequest
+    run_seed: int | None = None  # None: the engines draw as they like
+    max_failure_rate: float = 1.0  # share of a step's rewards that may fail
+    interrupts: bool = False  # answers under way wait through a weight sync instead of ending first
+    deaths: int = 0  # engines of a run that may die and are replaced
+
+
+class Rollouts:
+    """What the engines play, and when they compute."""
+
+    def __init__(
+        self,
+        engines: WorkerGroup,
+        buffer: RolloutBuffer,
+        residency: Residency,
+        settings: RolloutSettings,
+        reward_models: RewardModels | None = None,
+    ) -> None:
+        self.buffer, self.residency = buffer, residency
+        self.settings, self.reward_models = settings, reward_models
+        self.failure: asyncio.Future[None] = asyncio.Future()
+        """Has the first error of what runs in the background, as soon as there is one."""
+        self.pool = EnginePool(engines, settings.deaths)
+        self._playing: dict[Slot, asyncio.Task[None]] = {}
+        self._producer: asyncio.Task[None] | None = None
+        self._guard = self._new_guard(buffer.limits.wanted)
+        self._tell: Tell = lambda done, total: None
+        self._users, self._paused = 0, False
+
+    # -- for training ------------------------------------------------------------------------------
+
+    async def take(self, tell: Tell) -> Taken:
+        """The groups of the next training step, see ``RolloutBuffer.take``. Within
+        ``generating``."""
+        self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
+        if self._producer is None:
+            self._producer = asyncio.create_task(self._produce(), name="rollouts")
+        taken = await self.buffer.take()
+        await self._stop(taken.given_up)
+        return taken
+
+    async def published(self, version: int) -> None:
+        """The engines have these weights; see ``RolloutBuffer.published``."""
+        await self._stop(self.buffer.published(version))
+
+    async def _produce(self) -> None:
+        try:
+            while True:
+                slot = await self.buffer.admit()
+                task = asyncio.create_task(self._play_slot(slot))
+                self._playing[slot] = task
+        except Exception as error:
+            self._fail(error)
+
+    async def _play_slot(self, slot: Slot) -> None:
+        request, run_seed = self.settings.request, self.settings.run_seed
+        request = replace(request, ordinal=slot.ordinal, recorded=slot.recorded)
+        if run_seed is not None and slot.draw is not None:
+            request = replace(request, seed=(run_seed, *slot.draw))
+        try:
+            self.buffer.put(slot, await self.play(slot.prompt, request, self._guard))
+        except Exception as error:
+            self._fail(error)
+        finally:
+            del self._playing[slot]
+        self._tell(self.buffer.complete, self.buffer.limits.wanted)
+
+    def _fail(self, error: Exception) -> None:
+        self.buffer.fail(error)
+        if not self.failure.done():
+            self.failure.set_exception(error)
+            self.failure.exception()  # whoever awaits it raises it; it may be nobody
+
+    async def _stop(self, slots: list[Slot]) -> None:
+        """Nobody waits for these answers any more."""
+        await cancelled(self._playing[slot] for slot in slots if slot in self._playing)
+
+    # -- one prompt, many prompts ------------------------------------------------------------------
+
+    async def play(self, prompt: Prompt, request: RolloutRequest, guard: FailureGuard) -> Group:
+        """A prompt's scored trajectories. Raises UserError as ``guard`` does."""
+        group = with_pixels(await self.pool.play(prompt, request), prompt)
+        if self.reward_models is not None and request.scored:
+            await self.reward_models(group)
+        guard(group)
+        return group
+
+    async def play_all(
+        self, prompts: list[Prompt], request: RolloutRequest, tell: Tell, first: int = 0
+    ) -> list[Group]:
+        """Each prompt once, in their order; the numbers of their seeds count from ``first``. Within
+        ``generating``."""
+        guard, done = self._new_guard(len(prompts), request), 0
+
+        async def one(number: int, prompt: Prompt) -> Group:
+            nonlocal done
+            seed = request.seed and (*request.seed[:2], first + number)
+            group = await self.play(prompt, replace(request, seed=seed), guard)
+            done += 1
+            tell(done, len(prompts))
+            return group
+
+        return await all_or_first_error(one(n, prompt) for n, prompt in enumerate(prompts))
+
+    def _new_guard(self, prompts: int, request: RolloutRequest | None = None) -> FailureGuard:
+        samples = (request or self.settings.request).n_samples
+        return FailureGuard(prompts * samples, self.settings.max_failure_rate)
+
+    # -- when engines compute ----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def generating(self) -> AsyncIterator[None]:
+        """Within it the engines answer; it may be entered again inside. Where answers outlive a
+        step they wait outside of it, and go on by the weights of the next time."""
+        self._users += 1
+        try:
+            async with self.residency.stage("collect"):
+                if self._paused:
+                    await self._resume()
+                yield
+                if self._users == 1 and self._playing:
+                    await self._pause()
+        finally:
+            self._users -= 1
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Within it no engine computes, so that weights may change."""
+        if self._paused or not self.buffer.limits.steps_ahead:
+            yield  # nothing runs
+            return
+        await self._pause()
+        yield
+        await self._resume()
+
+    async def _pause(self) -> None:
+        await self.pool.group.call("pause", not self.settings.interrupts)
+        self._paused = True
+
+    async def _resume(self) -> None:
+        await self.pool.group.call("resume", not self.settings.interrupts)
+        self._paused = False
+
+    async def restarted(self, rank: int) -> None:
+        """Start a new engine in the place of one that died, paused if the others are."""
+        await self.pool.start(rank)
+        if self._paused:
+            await self.pool.group.one(rank, "pause", not self.settings.interrupts)
+
+    async def state(self) -> dict[str, Any]:
+        """Of the buffer, with the turns that running episodes have taken."""
+        of_engines = await self.pool.ask("recorded")
+        return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.buffer.load_state(state)
+
+    async def close(self) -> None:
+        """Leave no task behind."""
+        await cancelled([*([self._producer] if self._producer else []), *self._playing.values()])

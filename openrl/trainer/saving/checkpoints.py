@@ -1,0 +1,270 @@
+"""Checkpoints on disk: written aside, renamed when complete, old ones removed afterwards.
+
+<ckpt_path>/step_000004/
+    manifest.json     schema version, step, flags of the run, sizes and checksums of all files; in
+                      a renamed directory it means complete
+    state.json        what the driver must know to go on: data position, KL controller, counters
+    actor/ critic/    what each training engine wrote of itself
+    hf/               a Hugging Face copy, with --save_hf_ckpt
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from openrl.config.derived import COMPLETE_CHECKPOINTS
+from openrl.config.run import CheckpointFlags
+from openrl.errors import UserError
+from openrl.locks import locked
+from openrl.trainer.saving.disk import DiskFull, disk_is_full, require_room
+from openrl.trainer.saving.integrity import MANIFEST, damage, fingerprints, sealed
+from openrl.trainer.saving.uploads import Uploads
+from openrl.training.state import StateParts
+
+SCHEMA_VERSION = 5
+"""Raised whenever the layout of a checkpoint or of its state changes: an older one is refused,
+never half read."""
+
+
+class Checkpoints:
+    """The checkpoints of one run. Those that it does not go on from, all with --overwrite_ckpt or
+    later ones than that of --resume_from_checkpoint, go once the first new one is complete.
+
+    Where several processes run the same driver, one of them ``leads``; the others write only their
+    engines' parts."""
+
+    def __init__(self, flags: CheckpointFlags, leads: bool = True) -> None:
+        self.directory, self.keep, self.leads = Path(flags.ckpt_path), flags.max_ckpt_num, leads
+        self.most_bytes = flags.max_ckpt_mem * 1e9
+        self.resumable = not flags.disable_ds_ckpt
+        self.written = StateParts(flags.save_optim, flags.save_rng)
+        self.read = StateParts(flags.load_optim, flags.load_rng)
+        upload = flags.ckpt_upload_dir if leads else None
+        self.uploads = Uploads(upload) if upload else None
+        self._bytes = 0  # of the newest checkpoint: about what the next one needs
+        start = find_start(flags)
+        self.start_from, self.notes = start.path, start.notes
+        last = (
+            -1
+            if flags.overwrite_ckpt
+            else step_of(self.start_from)
+            if self.start_from
+            else math.inf
+        )
+        self._stale = [path for path in self.complete() if step_of(path) > last]
+
+    async def save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        flags: dict[str, Any],
+        write: Callable[[Path], Awaitable[None]],
+        metric: float | None = None,
+    ) -> Path:
+        """``write(directory)`` puts the engines' parts into the directory before it is renamed. The
+        one with the highest ``metric`` is kept besides the newest.
+
+        If it raises, the checkpoints are as before; what it wrote goes with the next save. Raises
+        DiskFull, and leaves nothing, where the disk is full.
+        """
+        final = self.directory / f"step_{step:06d}"
+        aside = self.directory / f".writing_{final.name}"
+        try:
+            require_room(self.directory, self._bytes, "a checkpoint")
+            return await self._save(step, state, flags, write, metric)
+        except Exception as error:
+            if not disk_is_full(error) and not isinstance(error, DiskFull):
+                raise
+            if self.leads:
+                shutil.rmtree(aside, ignore_errors=True)
+            reason = str(error).strip().splitlines()[0]
+            raise DiskFull(f"{final} could not be written: {reason}") from error
+
+    async def _save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        flags: dict[str, Any],
+        write: Callable[[Path], Awaitable[None]],
+        metric: float | None,
+    ) -> Path:
+        final = self.directory / f"step_{step:06d}"
+        aside = self.directory / f".writing_{final.name}"
+        if not self.leads:
+            await write(aside)
+            return final
+        for left_over in self.directory.glob(".writing_*"):
+            shutil.rmtree(left_over)
+        aside.mkdir(parents=True)
+        await write(aside)
+        write_json(aside / "state.json", state)
+        manifest: dict[str, Any] = {
+            "schema_version": SCHEMA_VERSION,
+            "step": step,
+            "resumable": self.resumable,
+            "metric": metric,
+        }
+        manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
+        write_json(aside / MANIFEST, sealed(manifest))
+        sync_tree(aside)
+        # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
+        if final.exists():
+            final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
+            aside.rename(final)
+            shutil.rmtree(replaced)
+        else:
+            aside.rename(final)
+        sync(self.directory)
+        self._bytes = bytes_of(final)
+        if self.uploads:
+            await self.uploads.idle()
+        self._retain(final)
+        if self.uploads:
+            self.uploads.begin(final)
+        return final
+
+    async def finish(self) -> None:
+        """Wait until complete checkpoints are wherever else they shall be."""
+        if self.uploads:
+            await self.uploads.finish()
+
+    def complete(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted((p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS)), key=step_of)
+
+    def _retain(self, newest: Path) -> None:
+        """Remove what this run does not go on from; then all but the ``keep`` newest (0: all), the
+        best by its metric, and what fits into ``most_bytes``."""
+        for path in self._stale:
+            if path != newest:
+                shutil.rmtree(path)
+        self._stale = []
+        found = self.complete()
+        metrics = {path: manifest_of(path)["metric"] for path in found if not damage(path, False)}
+        measured = [path for path, metric in metrics.items() if metric is not None]
+        best = max(measured, key=lambda path: metrics[path], default=None)
+        kept = [path for path in found if path in found[-self.keep :] or path == best]
+        while len(kept) > 1 and sum(map(bytes_of, kept)) > self.most_bytes:
+            kept.remove(next(path for path in kept if path != newest))
+        for path in found:
+            if path not in kept:
+                shutil.rmtree(path)
+
+
+@contextmanager
+def directories_owned(flags: CheckpointFlags) -> Iterator[None]:
+    """Within it no other run writes to --save_path or --ckpt_path. Raises UserError if one does."""
+    names = ("ckpt_path", "save_path")
+    flag_of = {Path(getattr(flags, name)).expanduser().resolve(): name for name in names}
+    with ExitStack() as stack:
+        for directory, name in flag_of.items():
+            stack.enter_context(locked(directory, name))
+        yield
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run goes on, and what was passed over on the way there, in words."""
+
+    path: Path | None
+    notes: tuple[str, ...] = ()
+
+
+def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
+    """The checkpoint that a run goes on from: of those in --ckpt_path the newest whole one.
+
+    Raises UserError where the named one is damaged, with ``--load_checkpoint strict`` the newest,
+    or all that there are; or if it is of another schema. Without ``deep`` contents are not
+    read."""
+    if flags.resume_from_checkpoint is not None:
+        path = Path(flags.resume_from_checkpoint).expanduser()
+        if wrong := damage(path, deep):
+            remedy = "another one, or --load_checkpoint: the newest whole one of --ckpt_path"
+            raise UserError(f"--resume_from_checkpoint {path}: {wrong}", remedy)
+        manifest_of(path)
+        return Start(path)
+    if not flags.load_checkpoint:
+        return Start(None)
+    notes: list[str] = []
+    directory = Path(flags.ckpt_path).expanduser()
+    for path in sorted(directory.glob("step_*"), key=step_of, reverse=True):
+        if wrong := damage(path, deep):
+            notes.append(f"{path}: {wrong}")
+            if flags.load_checkpoint == "strict":
+                break
+        elif manifest_of(path)["resumable"]:
+            passed = (f"WARNING: damaged and passed over: {note}" for note in notes)
+            return Start(path, tuple(passed))
+    if notes:
+        kind = "the newest checkpoint" if flags.load_checkpoint == "strict" else "every checkpoint"
+        listing = "".join(f"\n  {note}" for note in notes)
+        remedy = "--load_checkpoint without strict for an older one, or --overwrite_ckpt: fresh"
+        raise UserError(f"--load_checkpoint: {kind} is damaged:{listing}", remedy)
+    return Start(None)
+
+
+def bytes_of(directory: Path) -> int:
+    """What the files below ``directory`` take."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def manifest_of(checkpoint: Path) -> dict[str, Any]:
+    """Raises UserError if the checkpoint was laid out by another version."""
+    manifest = json.loads((checkpoint / MANIFEST).read_text())
+    if manifest["schema_version"] != SCHEMA_VERSION:
+        raise UserError(
+            f"{checkpoint} has schema version {manifest['schema_version']}, this is"
+            f" {SCHEMA_VERSION}",
+            "resume with the version of openrl that wrote it, or start fresh with --overwrite_ckpt",
+        )
+    return manifest
+
+
+def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """One line on the flags that differ between a checkpoint and the run that resumes it."""
+    names = sorted(name for name, value in now.items() if before.get(name) != value)
+    return f"flags that differ: {', '.join(names)}" if names else "same flags"
+
+
+def step_of(checkpoint: Path | None) -> int:
+    """The step after which a checkpoint was written; -1 for none."""
+    return -1 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
+
+
+def read_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, flags) of a complete checkpoint. Raises UserError if its schema is another one."""
+    manifest = manifest_of(checkpoint)
+    if not manifest["resumable"]:
+        raise UserError(
+            f"{checkpoint} was written with --disable_ds_ckpt: nothing resumes from it",
+            f"--pretrain {checkpoint / 'hf'}",
+        )
+    return json.loads((checkpoint / "state.json").read_text()), manifest["flags"]
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def sync_tree(directory: Path) -> None:
+    """Force files and directories to disk, so that the rename never publishes empty ones after a
+    power cut."""
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
+
+
+def sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

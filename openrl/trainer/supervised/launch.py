@@ -1,0 +1,268 @@
+"""From a checked config to a finished supervised run: train_sft, train_rm and train_dpo alike."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from transformers import PreTrainedTokenizerBase
+
+from openrl.algorithms.partition import RowCost
+from openrl.cluster.address import check_address
+from openrl.config import derived
+from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
+from openrl.config.model import ModelChangeFlags
+from openrl.config.rollout import RankFlags
+from openrl.config.rules.parallel import shards_divide
+from openrl.data.tokenizer import policy_tokenizer
+from openrl.errors import Gathered, UserError
+from openrl.models.attention import check_attention
+from openrl.models.changes import check_changes
+from openrl.models.checkpointing import check_recompute
+from openrl.models.cost import row_cost
+from openrl.models.device import Device, resolve_device
+from openrl.models.lora import check_targets
+from openrl.models.stored import check_backbone, check_language_model, check_length
+from openrl.tracking.console import PlainConsole
+from openrl.tracking.loggers import NoTracker, Trackers, build_trackers, run_name
+from openrl.tracking.progress import Column, Progress, Stage
+from openrl.tracking.report import RunSummary, plot_learning_curve, summary_table, write_summary
+from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.rows import supervised_batching
+from openrl.trainer.planning.effective_flags import effective_flags, split_lines, write_config
+from openrl.trainer.planning.prepare import check_models_split, check_places
+from openrl.trainer.saving.checkpoints import Checkpoints, find_start, step_of
+from openrl.trainer.supervised.model import SupervisedModel
+from openrl.trainer.supervised.ranks import start_ranks
+from openrl.trainer.supervised.tasks import Examples, Task, load_examples, task_of
+from openrl.trainer.supervised.trainer import SupervisedTrainer
+from openrl.trainer.watching.stopping import StopRequest
+from openrl.trainer.watching.supervision import guarded, losses_told
+from openrl.training.build import ModelSpec
+from openrl.training.deepspeed_config import check_device, check_overrides
+from openrl.training.distributed import Launch
+from openrl.training.optimizers import OptimSpec
+
+
+@dataclass(frozen=True)
+class SupervisedInputs:
+    """What a supervised run starts from."""
+
+    device: Device
+    tokenizer: PreTrainedTokenizerBase
+    task: Task
+    examples: Examples
+    steps: int  # optimizer steps
+    launch: Launch | None  # this process among those of a launcher
+    row_cost: RowCost
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process is the one that writes and shows."""
+        return self.launch is None or self.launch.rank == 0
+
+    def ranks(self, flags: RankFlags) -> int:
+        """How many train; of a Ray node whose GPUs are not counted by a flag, one."""
+        if self.launch:
+            return self.launch.world_size
+        return flags.num_nodes * (flags.num_gpus_per_node or 1)
+
+
+def prepare(config: Any) -> SupervisedInputs:
+    """Read tokenizer and data. Raises one UserError for all that does not fit."""
+    launch = launched(config.ranks)
+    joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
+    device = resolve_device(config.device, joined or config.debug.dry_run)
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
+    gathered = Gathered()
+    with gathered:
+        check_attention(config.model, device)
+    with gathered:
+        check_targets(config.lora, path, trusted)
+    with gathered:
+        check_changes(path, config.changes, trusted)
+    with gathered:
+        check_device(config.model.param_dtype, device)
+    with gathered:
+        check_overrides(config.deepspeed, config.model.param_dtype, device)
+    with gathered:
+        check_recompute(path, config.deepspeed, trusted)
+    with gathered:
+        find_start(config.checkpoint, deep=False)
+    with gathered:
+        check_places(path, config.checkpoint)
+    with gathered:
+        if derived.under_ray(config.ranks):
+            check_address(derived.cluster_address(config.ranks))
+    with gathered:
+        cost = row_cost(path, trusted)
+    with gathered:
+        check_model(config)
+    with gathered:
+        tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
+        task = task_of(config, tokenizer)
+        examples = load_examples(config, task)
+        check_models_split(config, [path, *([task.reference] if task.reference else [])])
+        longest = max(len(row.token_ids) for example in examples.all for row in example.rows)
+        check_length(path, longest, trusted, "--max_len: a row of the data", "--max_len {most}")
+    gathered.raise_all()
+    steps = derived.supervised_steps(config.batch, len(examples.train))
+    inputs = SupervisedInputs(device, tokenizer, task, examples, steps, launch, cost)
+    if problems := list(shards_divide(config.parallel, inputs.ranks(config.ranks), "model")):
+        raise UserError("\n".join(map(str, problems)))
+    return inputs
+
+
+def launched(flags: RankFlags) -> Launch | None:
+    """This process among those of a launcher, if one started it. Raises UserError if Ray is asked
+    for them as well."""
+    launch = Launch.from_environment(flags.local_rank)
+    if launch is not None and derived.under_ray(flags):
+        raise UserError(
+            "a launcher started this process as one of several ranks, and --num_gpus_per_node"
+            " asks Ray for them",
+            "python -m without a launcher, or leave the flags of Ray out",
+        )
+    return launch
+
+
+def check_model(config: SupervisedConfig) -> None:
+    """Raises UserError if what lies at --pretrain or --ref_pretrain is no whole model of the kind
+    that is needed."""
+    path, trusted = config.model.pretrain, config.model.trust_remote_code
+    if isinstance(config, RMConfig):
+        check_backbone(path, trusted)
+        return
+    check_language_model(path, trusted, config.changes.model_config_overrides)
+    if isinstance(config, DPOConfig) and (other := config.reference.ref_pretrain):
+        check_language_model(other, trusted)
+
+
+def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
+    """What became of the data, and how many steps it gives."""
+    lines = [*split_lines(config), *(report.line() for report in inputs.examples.reports)]
+    lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
+    if config.evaluation.eval_steps > 0:
+        epoch = len(inputs.examples.train) / config.batch.train_batch_size
+        lines[-1] += (
+            f", an evaluation every {config.evaluation.eval_steps}"
+            f" ({config.evaluation.eval_steps / epoch:.2f} epochs)"
+        )
+    return "\n".join(lines)
+
+
+async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
+    """Train, save, report."""
+
+    async def once(config: SupervisedConfig, stop: StopRequest) -> RunSummary:
+        return await train_once(config, inputs, stop)
+
+    return await guarded(config, once, inputs.leads)
+
+
+async def train_once(
+    config: SupervisedConfig, inputs: SupervisedInputs, stop: StopRequest
+) -> RunSummary:
+    run_dir = Path(config.checkpoint.save_path)
+    console = PlainConsole(quiet=not inputs.leads)
+    task = inputs.task
+    console.print(describe(config, inputs))
+    if inputs.leads:
+        write_config(config, run_dir)
+    checkpoints = Checkpoints(config.checkpoint, inputs.leads)
+    name, done = run_name(config.logging, task.name), max(step_of(checkpoints.start_from), 0)
+    columns = (Column("loss", "loss {:.3f}"), *task.columns, Column("lr", "lr {:.1e}"))
+    every = config.logging.logging_steps
+    spec = model_spec(config, task, inputs.device, inputs.steps)
+    with (
+        Progress(name, inputs.steps, columns, done=done, console=console, every=every) as progress,
+        losses_told(progress, config.checkpoint),
+    ):
+        async with start_ranks(config, inputs.launch, spec, progress.stage) as group:
+            guard = NonFiniteGuard(config.optim.max_nonfinite_steps, run_dir)
+            pad_id = inputs.tokenizer.pad_token_id
+            model = SupervisedModel(
+                group, task, pad_id, supervised_batching(config, inputs.row_cost), guard
+            )
+            examples = await start_model(model, spec, inputs.examples, progress.stage)
+            trainer = SupervisedTrainer(
+                model,
+                examples,
+                inputs.tokenizer,
+                config,
+                checkpoints=checkpoints,
+                trackers=trackers_of(config, inputs.leads, name, step_of(checkpoints.start_from)),
+                progress=progress,
+                stop=stop,
+            )
+            summary = await trainer.fit()
+    if inputs.leads:
+        leave(run_dir, name, summary, console)
+    return summary
+
+
+async def start_model(
+    model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage
+) -> Examples:
+    """Start the trained model; before it, where a loss needs one, the reference, for one pass over
+    all examples."""
+    if model.task.reference is not None:
+        changes = spec.changes if model.task.reference == spec.path else ModelChangeFlags()
+        frozen = replace(
+            spec,
+            path=model.task.reference,
+            optim=None,
+            lora=model.task.reference_lora,
+            changes=changes,
+        )
+        with stage("reference") as tell:
+            known = await model.add_reference(frozen, [*examples.train, *examples.evaluation], tell)
+        count = len(examples.train)
+        examples = replace(examples, train=known[:count], evaluation=known[count:])
+    with stage("start"):
+        await model.group.call("start")
+    return examples
+
+
+def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int) -> ModelSpec:
+    return ModelSpec(
+        kind=task.kind,
+        path=config.model.pretrain,
+        model=derived.loaded(config),
+        deepspeed=config.deepspeed,
+        optim=OptimSpec.from_flags(config.learning_rate, config.optim, steps),
+        device=device,
+        seed=config.debug.seed,
+        deterministic=config.debug.full_determinism,
+        parallel=config.parallel,
+        packing=derived.packs(config),
+        shares=derived.shares_prefixes(config),
+        value_head=task.value_head,
+        fp32_head=task.fp32_head,
+        lora=config.lora,
+        changes=config.changes,
+        vision=config.vision if isinstance(config, SFTConfig) else None,
+    )
+
+
+def trackers_of(config: SupervisedConfig, leads: bool, name: str, keep_until: int) -> Trackers:
+    if not leads:
+        return Trackers(NoTracker())
+    run_dir = Path(config.checkpoint.save_path)
+    flags = effective_flags(config)
+    return build_trackers(config.logging, run_dir, name=name, config=flags, keep_until=keep_until)
+
+
+def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
+    """What a run leaves for people: summary.json, loss.png, a table."""
+    write_summary(run_dir / "summary.json", summary)
+    curves = {"value": ("loss", "Training loss"), "evaluation": ("eval/loss", "Evaluation loss")}
+    plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "loss.png", title=name, **curves)
+    artefacts = {
+        "model": run_dir,
+        "metrics": run_dir / "metrics.jsonl",
+        "learning curve": run_dir / "loss.png",
+    }
+    console.print(summary_table(summary, artefacts))

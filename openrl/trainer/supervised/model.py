@@ -1,0 +1,104 @@
+"""One model over the ranks of a supervised run, and what a task does with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from openrl.algorithms.row_sizes import RowSizes
+from openrl.algorithms.supervised_losses import answer_logprobs
+from openrl.cluster.group import RankGroup, data_ranks
+from openrl.data.preference import PreferenceExample, with_reference
+from openrl.experience import ExperienceBatch
+from openrl.tracking.metrics import merge_all, to_floats
+from openrl.trainer.learning.nonfinite import NonFiniteGuard
+from openrl.trainer.learning.rows import (
+    BatchingSpec,
+    evaluate_rows,
+    forward_rows,
+    update_rows,
+    work_metrics,
+)
+from openrl.trainer.supervised.tasks import Examples, Task
+from openrl.training.build import ModelSpec
+
+CHUNK = 1024  # examples of one batch where no optimizer step sets the number
+# training examples whose rewards are measured where there are no evaluation examples
+STATISTICS = 1000
+
+Tell = Callable[[int, int], None]
+
+
+class SupervisedModel:
+    """The group must have been started, but for ``add_reference``, which starts it with another
+    model."""
+
+    def __init__(
+        self, group: RankGroup, task: Task, pad_id: int, spec: BatchingSpec, guard: NonFiniteGuard
+    ) -> None:
+        self.group, self.task, self.pad_id = group, task, pad_id
+        self.batching, self.guard = spec, guard
+
+    async def forward(self, batch: ExperienceBatch) -> Tensor:
+        """The model's column for all rows."""
+        return await forward_rows(self.group, batch, self.batching)
+
+    async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
+        """One optimizer step over the batch; its metrics."""
+        batch = await self.task.annotate(batch, self.forward)
+        plan = self.task.plan(
+            batch, data_ranks(self.group), self.batching.train, self.batching.cost
+        )
+        reports = await update_rows(self.group, batch, plan, self.task.update)
+        self.guard.check("model", step, batch, plan, reports)
+        metrics = merge_all(report for rank in reports for report in rank)
+        return to_floats(
+            metrics | work_metrics(RowSizes.of(batch, self.batching.cost), plan, self.batching)
+        )
+
+    async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
+        """The task's metrics over all examples, under eval/."""
+        parts = []
+        for batch in self._batches(examples, tell):
+            batch = await self.task.annotate(batch, self.forward)
+            plan = self.task.plan(
+                batch, data_ranks(self.group), self.batching.train, self.batching.cost
+            )
+            parts.append(await evaluate_rows(self.group, batch, plan, self.task.update))
+        values = to_floats(merge_all(parts))
+        return {
+            f"eval/{name}": value
+            for name, value in (values | self.task.from_evaluation(values)).items()
+        }
+
+    async def add_reference(
+        self, spec: ModelSpec, examples: Sequence[PreferenceExample], tell: Tell
+    ) -> list[PreferenceExample]:
+        """The examples with log-probs of a frozen model, which stands in the place of the trained
+        one meanwhile."""
+        sums = []
+        await self.group.call("start", spec)
+        for batch in self._batches(examples, tell):
+            sums.append(answer_logprobs(await self.forward(batch), batch.loss_mask))
+        return with_reference(examples, torch.cat(sums))
+
+    async def export(self, directory: Path, examples: Examples) -> None:
+        """A Hugging Face directory. What the task adds to its config.json is measured on the
+        evaluation examples, or on the first of training where there are none."""
+        fields: dict[str, float] = {}
+        if self.task.config_fields is not None:
+            measured = examples.evaluation or examples.train[:STATISTICS]
+            columns = [await self.forward(batch) for batch in self._batches(measured)]
+            fields = self.task.config_fields(torch.cat(columns))
+        await self.group.call("export", str(directory), fields)
+
+    def _batches(
+        self, examples: Sequence[Any], tell: Tell = lambda done, total: None
+    ) -> Iterator[ExperienceBatch]:
+        for start in range(0, len(examples), CHUNK):
+            tell(start, len(examples))
+            yield self.task.collate(examples[start : start + CHUNK], self.pad_id)

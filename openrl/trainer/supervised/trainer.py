@@ -1,0 +1,159 @@
+"""The loop of supervised training: a batch, an optimizer step, evaluation, logs, checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from openrl.config import derived
+from openrl.config.commands import SupervisedConfig
+from openrl.data.supervised import SupervisedStream
+from openrl.tracking.loggers import Trackers
+from openrl.tracking.progress import Progress
+from openrl.tracking.report import RunSummary
+from openrl.tracking.totals import Totals, due, throughput
+from openrl.trainer.planning.effective_flags import effective_flags
+from openrl.trainer.saving.checkpoints import Checkpoints, changed_flags, read_state
+from openrl.trainer.saving.disk import DiskFull, model_has_room
+from openrl.trainer.supervised.model import SupervisedModel
+from openrl.trainer.supervised.tasks import Examples
+from openrl.trainer.watching.profiling import Profiling
+from openrl.trainer.watching.stopping import StopRequest
+from openrl.trainer.watching.supervision import how_to_resume
+
+
+class SupervisedTrainer:
+    """All collaborators come in ready.
+
+    Under a launcher every rank runs one of these on equal data; ``checkpoints``, ``trackers`` and
+    ``progress`` know whether this is the one that writes and shows."""
+
+    def __init__(
+        self,
+        model: SupervisedModel,
+        examples: Examples,
+        tokenizer: PreTrainedTokenizerBase,
+        config: SupervisedConfig,
+        *,
+        checkpoints: Checkpoints,
+        trackers: Trackers,
+        progress: Progress,
+        stop: StopRequest,
+    ) -> None:
+        self.model, self.examples, self.tokenizer = model, examples, tokenizer
+        self.flags = effective_flags(config)  # kept beside each checkpoint
+        self.batch = config.batch
+        self.checkpoint = config.checkpoint
+        self.evaluation = config.evaluation
+        self.checkpoints, self.trackers, self.progress = checkpoints, trackers, progress
+        self.profiling = Profiling.of(config.debug, config.checkpoint.save_path)
+        self.total_steps = progress.total
+        seed, shuffle = derived.data_seed(config), config.order.shuffle
+        self.stream = SupervisedStream(
+            examples.train, model.pad_id, seed, shuffle=shuffle, collate=model.task.collate
+        )
+        self.step, self.totals, self.stop = 0, Totals(), stop
+        self.saved = -1  # the step of the newest checkpoint
+        self.measured: dict[str, float] = {}  # by the last evaluation
+
+    async def fit(self) -> RunSummary:
+        """Raises Interrupted after a signal."""
+        try:
+            await self.begin()
+            await self.train()
+        finally:
+            self.trackers.close()
+        summary = self.totals.summary(self.step, self.progress.seconds_by_stage)
+        return replace(summary, more=self.measured)
+
+    async def begin(self) -> None:
+        for note in self.checkpoints.notes:
+            self.progress.note(note)
+        if self.checkpoints.start_from:
+            await self.restore(self.checkpoints.start_from)
+        elif self.checkpoint.load_checkpoint:
+            self.progress.note(
+                f"--load_checkpoint: no complete checkpoint in {self.checkpoint.ckpt_path},"
+                " starting fresh"
+            )
+
+    async def train(self) -> None:
+        self.stop.saves = True
+        self.progress.lap()
+        while self.step < self.total_steps:
+            await self.train_step()
+            if await self.model.group.agreed(bool(self.stop.signal)):
+                break
+        if self.step < self.total_steps:
+            await self.leave_early()
+        with self.progress.stage("export"):
+            await self.export(Path(self.checkpoint.save_path))
+        await self.checkpoints.finish()
+
+    async def leave_early(self) -> None:
+        """Save what was trained, if no checkpoint has it yet. Raises Interrupted."""
+        if self.step > self.saved:
+            with self.progress.stage("checkpoint"):
+                await self.save()
+        await self.checkpoints.finish()
+        what = f"stopped after step {self.step} of {self.total_steps}"
+        raise self.stop.interrupted(what, how_to_resume(self.checkpoint))
+
+    async def train_step(self) -> None:
+        step = self.step + 1
+        with self.progress.stage("train"):
+            batch = self.stream.take(self.batch.train_batch_size)
+            async with self.profiling.step(step, [self.model.group]):
+                values = await self.model.update(batch, step)
+        self.step = step
+        laps, tokens = self.progress.lap(), int(batch.attention_mask.sum())
+        values |= throughput(tokens, self.model.group.size, laps)
+        values |= self.totals.add(self.batch.train_batch_size, int(batch.loss_mask.sum()), laps)
+        evaluated = self.examples.evaluation
+        if evaluated and due(step, self.evaluation.eval_steps, self.total_steps):
+            with self.progress.stage("evaluation") as tell:
+                self.measured = await self.model.evaluate(evaluated, tell)
+            values |= self.measured
+        # a run that is killed before its checkpoint is whole logs the step again when it resumes
+        self.trackers.log(step, values)
+        if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
+            with self.progress.stage("checkpoint"):
+                await self.save()
+        self.progress.advance(step, values)
+
+    # -- leaving and returning ---------------------------------------------------------------------
+
+    async def save(self) -> None:
+        state = {"step": self.step, "stream": self.stream.state(), "totals": vars(self.totals)}
+
+        async def write(directory: Path) -> None:
+            if self.checkpoints.resumable:
+                await self.model.group.call(
+                    "save", str(directory / "model"), self.checkpoints.written
+                )
+            if self.checkpoint.save_hf_ckpt:
+                await self.export(directory / "hf")
+
+        try:
+            await self.checkpoints.save(self.step, state, dict(self.flags), write)
+            self.saved = self.step
+        except DiskFull as error:
+            self.progress.note(f"WARNING: {error.message}; training goes on")
+
+    async def restore(self, checkpoint: Path) -> None:
+        """Go on where ``checkpoint`` stands: weights, optimizer, random state, data position."""
+        state, flags = read_state(checkpoint)
+        await self.model.group.call("load", str(checkpoint / "model"), self.checkpoints.read)
+        self.stream.load_state(state["stream"])
+        self.step, self.totals = state["step"], Totals(**state["totals"])
+        self.saved = self.step
+        self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
+
+    async def export(self, directory: Path) -> None:
+        """The model as a Hugging Face directory, tokenizer included."""
+        with model_has_room(directory):
+            await self.model.export(directory, self.examples)
+            if self.checkpoints.leads:
+                self.tokenizer.save_pretrained(directory)

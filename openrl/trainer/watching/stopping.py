@@ -1,0 +1,74 @@
+"""A signal that asks a run to end: it saves what it has, if there is time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from openrl.errors import Interrupted
+from openrl.trainer.watching.waiting import cancelled
+
+Result = TypeVar("Result")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Slurm and Kubernetes send the first, Ctrl-C the second
+
+
+class StopRequest:
+    """What has been heard. A first signal asks the run to end within ``grace`` seconds, a second
+    one ends the process at once."""
+
+    def __init__(self, grace: float = 30.0) -> None:
+        self.grace, self.signal = grace, 0
+        self.saves = False  # there is something to save: the run ends by itself within the grace
+        self._came = asyncio.Event()
+        self._deadline: asyncio.TimerHandle | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Within it signals are heard; only the main thread can."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._hear, number, task)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+    def _hear(self, number: signal.Signals, task: asyncio.Task[object]) -> None:
+        if self.signal:
+            print(f"{number.name} again: ended at once", file=sys.stderr, flush=True)
+            os._exit(128 + number)
+        self.signal = number
+        self._came.set()
+        if self.saves:
+            print(f"{number.name}: the run saves what it has and ends", file=sys.stderr, flush=True)
+            loop = asyncio.get_running_loop()
+            self._deadline = loop.call_later(self.grace, task.cancel)
+        else:
+            task.cancel()
+
+    async def or_none(self, work: Awaitable[Result]) -> Result | None:
+        """The result of ``work``; None, and the work is given up, once the run is asked to end."""
+        task, came = asyncio.ensure_future(work), asyncio.ensure_future(self._came.wait())
+        try:
+            await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            await cancelled([task, came])
+
+    def interrupted(self, what: str, remedy: str = "") -> Interrupted:
+        """The end of the run, to be raised; its clean-up has all the time that it needs."""
+        if self._deadline:
+            self._deadline.cancel()
+        number = self.signal or signal.SIGTERM  # another rank heard it
+        return Interrupted(number, f"{signal.Signals(number).name}: {what}", remedy)

@@ -1,0 +1,136 @@
+"""What surrounds a training run: its directories, logs and signals, and what happens when a worker
+is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from openrl.cluster.group import WorkerDied, WorkerTimeout
+from openrl.config.commands import TrainingConfig
+from openrl.config.run import CheckpointFlags
+from openrl.errors import UserError
+from openrl.tracking.progress import Progress
+from openrl.trainer.saving.checkpoints import directories_owned, find_start
+from openrl.trainer.watching.stopping import StopRequest
+
+Result = TypeVar("Result")
+Config = TypeVar("Config", bound=TrainingConfig)
+log = logging.getLogger(__name__)
+
+
+class WorkerLost(UserError):
+    """A worker died or hangs: who, when, in which stage, its last words, and how to go on."""
+
+
+async def guarded(
+    config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]], leads: bool = True
+) -> Result:
+    """``once(config, stop)``, again from the last checkpoint up to --max_restarts times when a
+    worker is lost. Raises Interrupted after a signal. Only the process that ``leads`` owns the
+    directories."""
+    stop = StopRequest(config.faults.grace_period)
+    if not leads:
+        with stop.listening():
+            return await once(config, stop)
+    with directories_owned(config.checkpoint), driver_log(config), stop.listening():
+        try:
+            return await with_restarts(config, stop, once)
+        except asyncio.CancelledError:
+            if not stop.signal:
+                raise
+            late = stop.saves
+            grace = f"nothing new could be saved within --grace_period {stop.grace:g}"
+            what = grace if late else "the run had not begun to train"
+            raise stop.interrupted(what, how_to_resume(config.checkpoint)) from None
+
+
+async def with_restarts(
+    config: Config, stop: StopRequest, once: Callable[[Config, StopRequest], Awaitable[Result]]
+) -> Result:
+    for left in range(config.faults.max_restarts, -1, -1):
+        try:
+            return await once(config, stop)
+        except WorkerLost as lost:
+            if not left or stop.signal:
+                raise
+            log.exception("a worker was lost")
+            again = f"restarting; {left - 1} of --max_restarts left"
+            print(f"{lost.message}\n  {again}", flush=True)
+            stop.saves = False
+            config = replace(config, checkpoint=resuming(config.checkpoint))
+    raise AssertionError("unreachable")
+
+
+@contextmanager
+def losses_told(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
+    """Within it the loss of a worker becomes WorkerLost."""
+    try:
+        yield
+    except (WorkerDied, WorkerTimeout) as error:
+        when = time.strftime("%Y-%m-%d %H:%M:%S")
+        stage = f", during {progress.failed_in}" if progress.failed_in else ""
+        message = f"{error}\n  noticed {when} in step {progress.done + 1}{stage}"
+        raise WorkerLost(message, how_to_resume(flags)) from error
+
+
+def resuming(flags: Any) -> Any:
+    """These flags of checkpoints, for a run that goes on from the newest one."""
+    wanted = flags.load_checkpoint or True
+    return replace(flags, load_checkpoint=wanted, resume_from_checkpoint=None, overwrite_ckpt=False)
+
+
+def how_to_resume(flags: CheckpointFlags) -> str:
+    """The command that goes on from the last checkpoint."""
+    words = [word for word in sys.argv[1:] if word != "--overwrite_ckpt"]
+    command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
+    try:
+        last = find_start(resuming(flags), deep=False).path
+    except UserError:
+        last = None
+    if last is None:
+        return f"the same command; no checkpoint was written (--save_steps {flags.save_steps})"
+    if "--load_checkpoint" not in words:
+        command.append("--load_checkpoint")
+    return f"{shlex.join(command)}\n       which goes on from {last}"
+
+
+def logging_directory(config: TrainingConfig) -> Path:
+    """Where every process of the run leaves its log."""
+    named = config.logging.logging_dir
+    directory = Path(named) if named else Path(config.checkpoint.save_path) / "logs"
+    return directory.expanduser().absolute()
+
+
+@contextmanager
+def driver_log(config: TrainingConfig) -> Iterator[None]:
+    """Within it what this process logs goes to driver.log as well, and the traceback of an error
+    that leaves."""
+    directory = logging_directory(config)
+    directory.mkdir(parents=True, exist_ok=True)
+    root, to_file = logging.getLogger(), logging.FileHandler(directory / "driver.log", delay=True)
+    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handlers = [to_file, *([] if root.handlers else [logging.lastResort])]
+    for handler in filter(None, handlers):
+        root.addHandler(handler)
+    try:
+        yield
+    except Exception as error:
+        to_file.handle(
+            log.makeRecord(
+                log.name, logging.ERROR, __file__, 0, "the run ended: %s", (error,), sys.exc_info()
+            )
+        )
+        raise
+    finally:
+        for handler in filter(None, handlers):
+            root.removeHandler(handler)
+        to_file.close()

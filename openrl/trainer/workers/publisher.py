@@ -1,0 +1,145 @@
+"""The policy's weights on their way to all engines: what is agreed on once, what happens at each
+publish, and which version the engines hold."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+from openrl.config.placement import ENGINES
+from openrl.config.rollout import EngineFlags
+from openrl.tracking.metrics import Last, Metric, Sum
+from openrl.trainer.watching.waiting import all_or_first_error
+from openrl.trainer.workers.roles import Roles
+from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transport, replaced
+
+
+class Publisher:
+    """Between the ranks of the policy and the engines; the driver passes announcements on and never
+    sees a weight."""
+
+    def __init__(
+        self,
+        roles: Roles,
+        flags: EngineFlags,
+        *,
+        adapter: bool = False,
+        timeout: int = 3600,
+        engines_forget: bool = False,
+        keeps_tower: bool = False,
+    ) -> None:
+        """``adapter``: send adapters alone. ``timeout``: seconds that processes wait for each
+        other. ``engines_forget``: their weights wait nowhere while they sleep. ``keeps_tower``: the
+        vision tower is not trained and not sent."""
+        self.policy, self.rollout, self.residency = roles.policy, roles.rollout, roles.residency
+        self.flags, self.adapter, self.timeout = flags, adapter, timeout
+        self.engines_forget, self.keeps_tower = engines_forget, keeps_tower
+        self.route: Route | None = None
+        self.version = 0
+        self._resent = 0
+
+    async def publish(self) -> dict[str, Metric]:
+        """Give the policy's weights to every engine, as the next version; what that took."""
+        measured = await self._send(self.version + 1)
+        self.version += 1
+        again, self._resent = self._resent, 0
+        return measured | ({"sync/resent": Sum(float(again))} if again else {})
+
+    async def remind(self) -> None:
+        """Engines that forgot the weights while they slept get them again, as the same version. A
+        checkpoint and the check after the first sync lie between a sync and the next answers."""
+        if self.engines_forget and self.residency.sleeps(ENGINES, "weights"):
+            await self._send(self.version)
+            self._resent += 1
+
+    async def renew(self, ranks: Sequence[int]) -> None:
+        """Engines that were started anew get the weights, as the version in force, while the others
+        go on. Where the engines formed a group of a broadcast, it has lost a member: from now on
+        weights go through host memory."""
+        assert self.route is not None, "engines die after the first sync"
+        connected: Sequence[int] = ranks
+        if self.route.transport != "host":
+            self.route, connected = replace(self.route, transport="host"), range(self.rollout.size)
+            await self.policy.call("connect", self.route)
+        await self._tell(connected, "connect", self.route, 0)
+        await self._send(self.version, ranks)
+
+    @property
+    def way(self) -> str:
+        """How weights travel, in words; known from the first sync on."""
+        return WORDS[self.route.transport] if self.route else "a way that is not yet chosen"
+
+    @property
+    def warning(self) -> str:
+        """Of a way that was asked for and is not taken."""
+        return replaced(self.flags.vllm_sync_backend, self.route.transport) if self.route else ""
+
+    async def connect(self) -> Route:
+        """Find out where both ends are, choose the transport, and bring the ends together."""
+        trainer: list[SyncEndpoint] = await self.policy.call("sync_endpoint")
+        engines: list[SyncEndpoint] = await self.rollout.call("sync_endpoint")
+        route = await self._route(trainer, engines)
+        first_ranks = accumulate((len(engine.gpus) for engine in engines[:-1]), initial=1)
+        await all_or_first_error(
+            [
+                self.policy.call("connect", route),
+                self.rollout.scatter("connect", [(route, first) for first in first_ranks]),
+            ]
+        )
+        return route
+
+    async def _route(
+        self, trainer: Sequence[SyncEndpoint], engines: Sequence[SyncEndpoint]
+    ) -> Route:
+        config = await self.policy.one(0, "adapter_config") if self.adapter else None
+        ours, theirs = ([gpu for end in ends for gpu in end.gpus] for ends in (trainer, engines))
+        if not all(engine.gpus for engine in engines):
+            theirs = []
+        backend = "gloo" if self.adapter else self.flags.vllm_sync_backend
+        transport = choose_transport(backend, ours, theirs)
+        address, port = await self.policy.one(0, "meet") if transport == "nccl" else ("", 0)
+        return Route(
+            transport=transport,
+            remote=any(engine.machine != trainer[0].machine for engine in engines),
+            check=self.flags.check_weight_sync,
+            adapter=config,
+            gpus=tuple(theirs),
+            address=address,
+            port=port,
+            world_size=1 + len(theirs),
+            timeout=self.timeout,
+            keeps_tower=self.keeps_tower,
+        )
+
+    async def _tell(self, ranks: Sequence[int] | None, method: str, *args: Any) -> list[Any]:
+        """The answers of these engines, or of all."""
+        if ranks is None:
+            return await self.rollout.call(method, *args)
+        return await all_or_first_error(self.rollout.one(rank, method, *args) for rank in ranks)
+
+    async def _send(self, version: int, to: Sequence[int] | None = None) -> dict[str, Metric]:
+        """One call to each engine (of the ranks ``to``, or to all) per bucket; the engines have
+        confirmed ``version``.
+
+        Returns bytes of weights and calls to each engine, and the seconds that all took."""
+        async with self.residency.stage("publish"):
+            if self.route is None:
+                self.route = await self.connect()
+            started, sent, calls = time.monotonic(), 0, 0
+            size = self.flags.sync_bucket_mb * 2**20
+            async for ranks in self.policy.stream_handles("send_weights", version, size):
+                sent += (await self._tell(to, "load_bucket", ranks[0]))[0]
+                calls += 1
+            confirmed = await self._tell(to, "finish_sync", version)
+            if wrong := {rank: got for rank, got in enumerate(confirmed) if got != version}:
+                raise RuntimeError(
+                    f"weights {version} were sent, but engines report {wrong} (engine: version)"
+                )
+            await self.policy.call("end_sync")
+            seconds = time.monotonic() - started
+            await self.residency.edge("sync", "actor", ENGINES)
+        figures = {"sync_bytes": sent, "sync_rpcs": calls + 1, "sync_seconds": seconds}
+        return {f"perf/{name}": Last(float(figure)) for name, figure in figures.items()}

@@ -1,0 +1,259 @@
+"""Who is on a device when: roles that share places take turns, by a table instead of by calls
+spread over the loop.
+
+What can leave a device is a *tenant*, one part of a role: the ``weights`` and the ``cache`` of the
+engines, the ``param``, ``optim`` and ``grad`` of a model. A tenant has a row in the table if the
+flags let it sleep and its role shares a place with another role. Entering a stage wakes what the
+stage needs and puts to sleep the others on the shared places it uses. A tenant without a row never
+moves; without rows nothing moves."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from openrl.cluster.group import WorkerGroup
+from openrl.cluster.placement import PlacementPlan
+from openrl.config.placement import ENGINES
+from openrl.tracking.metrics import Metric, Sum
+from openrl.trainer.watching.memory_log import MemoryLog
+
+STAGES: dict[str, tuple[str, ...]] = {
+    "collect": ("vllm.weights", "vllm.cache", "reward.param"),
+    "forward": ("*.param",),
+    "train": ("*.param", "*.optim", "*.grad"),
+    # the cache sleeps on: two copies of the policy, and nothing else
+    "publish": ("actor.param", "vllm.weights"),
+    "save": ("*.param", "*.optim"),
+    "load": ("*.param", "*.optim"),
+    "export": ("*.param", "*.optim"),  # masters make room for a moving average
+}
+"""What each stage of the pipeline needs; ``*`` is the role that the stage is entered for."""
+
+
+@dataclass(frozen=True, order=True)
+class Tenant:
+    """One part of a role: what moves at a time."""
+
+    role: str
+    part: str
+
+    def __str__(self) -> str:
+        return f"{self.role}.{self.part}"
+
+
+Need = frozenset[Tenant]
+
+
+@dataclass(frozen=True)
+class ResidencyTable:
+    """Role -> its places, and the tenants that may sleep. Pure: the plan of --dry_run reads it as
+    well."""
+
+    places: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    rows: tuple[Tenant, ...] = ()
+
+    @classmethod
+    def of(cls, plan: PlacementPlan, sleeping: Iterable[Tenant]) -> ResidencyTable:
+        """``sleeping`` are the tenants that the flags let sleep; those of roles with places of
+        their own stay."""
+        places = {role: plan.places(role) for role in plan.rows}
+        return cls(
+            places, tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
+        )
+
+    @property
+    def count(self) -> int:
+        """Places of the run; 1 where nobody has planned them."""
+        return len(frozenset().union(*self.places.values())) or 1
+
+    def needs(self, stage: str, role: str = "") -> Need:
+        """The tenants that a stage works with, of the roles that this run has."""
+        named = (Tenant(*name.replace("*", role).split(".")) for name in STAGES[stage])
+        return frozenset(tenant for tenant in named if tenant.role in self.places)
+
+    def displaced(self, needs: Need) -> list[Tenant]:
+        """The rows that must sleep while a stage with these needs runs: those of other use on
+        places it shares."""
+        return [
+            t
+            for t in self.rows
+            if t not in needs and any(self._meet(t.role, n.role) for n in needs)
+        ]
+
+    def _meet(self, one: str, other: str) -> bool:
+        """Whether two roles use a place that serves more than one role. A role meets itself where
+        it shares a place."""
+        common = self._common(one, other)
+        if one != other:
+            return bool(common)
+        return any(common & places for role, places in self.places.items() if role != one)
+
+    def rounds(self, roles: Iterable[str]) -> list[list[str]]:
+        """The roles in rounds, one after the other: those of a round have no place in common and
+        work side by side."""
+        found: list[list[str]] = []
+        for role in roles:
+            apart = (r for r in found if not any(self._common(role, other) for other in r))
+            if (beside := next(apart, None)) is None:
+                found.append([role])
+            else:
+                beside.append(role)
+        return found
+
+    def _common(self, one: str, other: str) -> frozenset[int]:
+        nowhere: frozenset[int] = frozenset()
+        return self.places.get(one, nowhere) & self.places.get(other, nowhere)
+
+    def moves(self, awake: Iterable[Tenant], needs: Need) -> tuple[list[Tenant], list[Tenant]]:
+        """(to put to sleep, to wake) on entering a stage, each in the order of the rows."""
+        awake = frozenset(awake)
+        to_wake = [t for t in self.rows if t in needs and t not in awake]
+        return [t for t in self.displaced(needs) if t in awake], to_wake
+
+    def beside_engines(self) -> list[str]:
+        """Models on places of the engines. Parts that stay awake go on holding what batches took,
+        unless they are asked for it."""
+        return [role for role in self.places if role != ENGINES and self._meet(role, ENGINES)]
+
+    def exclude(self, one: Need, other: Need) -> bool:
+        """Whether two stages cannot run at a time: one would put to sleep what the other needs."""
+        return not other.isdisjoint(self.displaced(one)) or not one.isdisjoint(
+            self.displaced(other)
+        )
+
+
+class SleepError(RuntimeError):
+    """A stage cannot run because of who is asleep; the message says who."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Entered:
+    """A stage under way, or waiting for its turn."""
+
+    name: str
+    needs: Need
+
+
+_INSIDE: ContextVar[tuple[_Entered, ...]] = ContextVar(
+    "stages that the running code is inside of", default=()
+)
+
+
+class Residency:
+    """Carries the table out over worker groups, whose workers have ``sleep(*parts)`` and
+    ``wake(*parts)``.
+
+    Stages that exclude each other run in the order in which they were entered, others side by side.
+    Waits are as long as the calls of the stages before, which have time limits of their own."""
+
+    def __init__(
+        self, table: ResidencyTable | None = None, memory: MemoryLog | None = None
+    ) -> None:
+        self.table, self.memory = table or ResidencyTable(), memory
+        self.awake: set[Tenant] = set()
+        self._groups: dict[str, WorkerGroup] = {}
+        self._entered: list[_Entered] = []
+        self._left = asyncio.Condition()
+        self._moving = asyncio.Lock()
+        self._failed = ""
+        self._seconds: Counter[str] = Counter()
+
+    async def started(self, role: str, group: WorkerGroup) -> None:
+        """A role has started, all of it awake: what can sleep does, so that the next role finds
+        room."""
+        self._groups[role] = group
+        await self.edge(f"load {role}", role)
+        rows = [tenant for tenant in self.table.rows if tenant.role == role]
+        self.awake |= {*rows}
+        async with self._moving:
+            await self._move("sleep", rows, "start")
+
+    @asynccontextmanager
+    async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
+        """Within it, what the stage needs is awake. Raises SleepError if that cannot be."""
+        entered = _Entered(f"{name} {role}".strip(), self.table.needs(name, role))
+        for outer in _INSIDE.get():
+            if self.table.exclude(outer.needs, entered.needs):
+                raise SleepError(
+                    f"{entered.name} cannot run within {outer.name}: {self._clash(outer, entered)}"
+                )
+        self._entered.append(entered)
+        token = _INSIDE.set((*_INSIDE.get(), entered))
+        try:
+            async with self._left:
+                await self._left.wait_for(lambda: not self._in_the_way_of(entered))
+            async with self._moving:
+                await self._make_room(entered)
+            yield
+        finally:
+            _INSIDE.reset(token)
+            self._entered.remove(entered)
+            async with self._left:
+                self._left.notify_all()
+
+    def sleeps(self, role: str, part: str) -> bool:
+        return Tenant(role, part) in {*self.table.rows} - self.awake
+
+    def _in_the_way_of(self, entered: _Entered) -> bool:
+        earlier = self._entered[: self._entered.index(entered)]
+        return any(self.table.exclude(other.needs, entered.needs) for other in earlier)
+
+    def _clash(self, one: _Entered, other: _Entered) -> str:
+        rows = {*self.table.displaced(one.needs), *self.table.displaced(other.needs)} & (
+            one.needs | other.needs
+        )
+        return f"{_names(rows)} would have to be asleep and awake at a time"
+
+    async def _make_room(self, entered: _Entered) -> None:
+        if self._failed:
+            raise SleepError(f"{entered.name} cannot run: {self._failed}")
+        to_sleep, to_wake = self.table.moves(self.awake, entered.needs)
+        await self._move("sleep", to_sleep, entered.name)
+        if any(tenant.role == ENGINES for tenant in to_wake):
+            for role in self.table.beside_engines():
+                if role in self._groups and not self.sleeps(role, "param"):
+                    await self._groups[role].call("give_back")
+        await self._move("wake", to_wake, entered.name)
+
+    async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:
+        """One call per role. After a failure nobody knows what is where, so every later stage is
+        refused."""
+        for role in dict.fromkeys(tenant.role for tenant in tenants):
+            moved = [tenant for tenant in tenants if tenant.role == role]
+            started = time.perf_counter()
+            try:
+                await self._groups[role].call(direction, *(tenant.part for tenant in moved))
+            except BaseException as error:
+                asleep = _names({*self.table.rows} - self.awake - {*moved})
+                self._failed = (
+                    f"{direction} {_names(moved)} for {why} failed ({error}); asleep: {asleep}"
+                )
+                if isinstance(error, Exception):
+                    raise SleepError(self._failed) from error
+                raise
+            self.awake = self.awake - {*moved} if direction == "sleep" else self.awake | {*moved}
+            seconds = time.perf_counter() - started
+            self._seconds[f"perf/{direction}_seconds"] += seconds  # type: ignore[assignment]
+            await self.edge(f"{direction} {_names(moved)} for {why}", role)
+
+    async def edge(self, what: str, *roles: str) -> None:
+        """Memory of these roles may have changed hands: with --log_memory it is read and shown."""
+        if self.memory is not None:
+            await self.memory(what, {role: self._groups[role] for role in roles})
+
+    def metrics(self) -> dict[str, Metric]:
+        """Seconds that moving took since the last call, if anything moved, and what --log_memory
+        read."""
+        seconds, self._seconds = self._seconds, Counter()
+        memory = {} if self.memory is None else self.memory.metrics()
+        return {name: Sum(value) for name, value in seconds.items()} | memory
+
+
+def _names(tenants: Iterable[Tenant]) -> str:
+    return ", ".join(map(str, sorted(tenants))) or "nobody"

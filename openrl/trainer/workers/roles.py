@@ -1,0 +1,341 @@
+"""The worker groups of a run: which models it has, what each is built from, and how all are started
+and closed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from openrl.agents.build import AgentSetup
+from openrl.cluster.group import LocalGroup, WorkerGroup
+from openrl.cluster.life import LogSpec
+from openrl.cluster.model_worker import ModelWorker
+from openrl.cluster.placement import PlacementPlan
+from openrl.cluster.planner import RoleRequest, role_requests
+from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
+from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.rollout_worker import RolloutWorker
+from openrl.config import derived
+from openrl.config.commands import PPOConfig
+from openrl.config.learning import LearningRateFlags
+from openrl.config.lora import LoRAFlags
+from openrl.config.model import ModelChangeFlags
+from openrl.config.placement import ENGINES, parallel_sizes
+from openrl.config.reward import bearer_token
+from openrl.config.rules.batches import ranks_share_a_step
+from openrl.config.rules.parallel import shards_divide
+from openrl.errors import UserError
+from openrl.models.device import Device
+from openrl.models.memory import settle
+from openrl.rewards.build import RewardSetup
+from openrl.rollout.build import engine_spec, seeing
+from openrl.rollout.engine import EngineSpec
+from openrl.tracking.progress import Stage
+from openrl.trainer.watching.memory_log import MemoryLog
+from openrl.trainer.watching.supervision import logging_directory
+from openrl.trainer.watching.waiting import all_or_first_error
+from openrl.trainer.workers.residency import Residency, ResidencyTable, Tenant
+from openrl.training.build import EngineKind, ModelSpec
+from openrl.training.optimizers import OptimSpec
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The worker groups of a run; None where the run has no such model."""
+
+    policy: WorkerGroup
+    rollout: WorkerGroup
+    critic: WorkerGroup | None = None
+    reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
+    reward: WorkerGroup | None = None
+    adapted: bool = False
+    """Adapters are trained on a frozen base: the policy itself, as it was at the start, is the
+    reference."""
+    residency: Residency = field(default_factory=Residency)
+    """Who of them is awake."""
+    replaceable: bool = False
+    """An engine that dies can be started anew while the others go on."""
+
+    @property
+    def models(self) -> list[WorkerGroup]:
+        """All but the engines."""
+        groups = (self.policy, self.critic, self.reference, self.reward)
+        return [group for group in groups if group is not None]
+
+
+@dataclass(frozen=True)
+class RoleModel:
+    """What distinguishes one model role from another."""
+
+    kind: EngineKind
+    path: str
+    rate: LearningRateFlags | None = None  # None: only evaluated
+    frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
+    others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
+    lora: LoRAFlags | None = None  # adapters that it trains, 4-bit weights; None: neither
+    # weight of the old in a moving average of its weights; None: there is none
+    average: float | None = None
+
+
+def role_models(config: PPOConfig) -> dict[str, RoleModel]:
+    """Every model of the run, by role."""
+    others, policy, lora = config.others, config.model.pretrain, config.lora
+    fresh = derived.critic_adapters(lora)
+    table = {
+        "actor": RoleModel(
+            "logprobs",
+            policy,
+            config.actor_optim,
+            derived.frozen_actor_steps(config),
+            lora=lora,
+            average=config.checkpoint.ema_beta if config.checkpoint.enable_ema else None,
+        ),
+        "critic": RoleModel(
+            "values", others.critic_pretrain or policy, config.critic_optim, lora=fresh
+        ),
+        "reference": RoleModel("logprobs", reference_path(config)),
+    }
+    if config.others.reward_pretrain is not None:
+        first, *more = [
+            source.address for source in derived.rewards(config).sources if source.kind == "model"
+        ]
+        table["reward"] = RoleModel("rewards", first, others=tuple(more))
+    return {role: table[role] for role in derived.model_roles(config)}
+
+
+def model_spec(
+    config: PPOConfig, role: RoleModel, device: Device, optimizer_steps: int
+) -> ModelSpec:
+    own_steps = optimizer_steps - role.frozen_steps * derived.optimizer_steps_per_rollout(
+        config.batch
+    )
+    optim = (
+        None
+        if role.rate is None
+        else OptimSpec.from_flags(role.rate, config.optim, own_steps, role.average)
+    )
+    return ModelSpec(
+        kind=role.kind,
+        path=role.path,
+        model=derived.loaded(config),
+        deepspeed=config.deepspeed,
+        optim=optim,
+        device=device,
+        seed=config.debug.seed,
+        deterministic=config.debug.full_determinism,
+        temperature=config.sampling.temperature,
+        value_head=config.others.value_head_prefix,
+        normalise=role.kind == "rewards" and config.reward.normalize_reward,
+        parallel=config.parallel,
+        packing=derived.packs(config),
+        shares=derived.shares_prefixes(config),
+        streamed=role.rate is None and derived.ref_reward_streams(config),
+        kl_top_k=derived.full_kl_top_k(config),
+        kl_reference=(
+            reference_path(config) if role.kind == "logprobs" and role.rate is not None else None
+        ),
+        lora=role.lora,
+        vision=config.vision,
+        changes=config.changes if role.path == config.model.pretrain else ModelChangeFlags(),
+    )
+
+
+def reference_path(config: PPOConfig) -> str:
+    return config.others.ref_pretrain or config.model.pretrain
+
+
+def run_engine_spec(
+    config: PPOConfig, device: Device, engines: int = 1, shared: bool = False
+) -> EngineSpec:
+    """What each of the ``engines`` of a run is told; ``shared``: they lie beside models."""
+    flags = config.engine
+    spec = engine_spec(
+        config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
+    )
+    return replace(
+        seeing(spec, config.vision),
+        sizes=parallel_sizes(flags),
+        expert_parallel=flags.vllm_enable_expert_parallel,
+        load_format=flags.vllm_load_format,
+        adapter_rank=derived.lora_rank(config.lora) if config.lora.lora_sync == "adapter" else 0,
+        sleep_level=config.hybrid.vllm_sleep_level if config.hybrid.vllm_enable_sleep else 0,
+        keep_cache_on_pause=config.asynchrony.partial_rollout_cache == "keep",
+        config_overrides=config.changes.model_config_overrides,
+    )
+
+
+def workers(
+    config: PPOConfig, device: Device, optimizer_steps: int, plan: PlacementPlan | None = None
+) -> dict[str, tuple[Any, ...]]:
+    """What each group is made of: the class of its workers, and their arguments after the
+    context."""
+    table: dict[str, tuple[Any, ...]] = {}
+    for role, model in role_models(config).items():
+        spec = model_spec(config, model, device, optimizer_steps)
+        table[role] = (ModelWorker, spec, *(replace(spec, path=path) for path in model.others))
+    places = (plan.size(ENGINES), plan.shared(ENGINES)) if plan and ENGINES in plan.rows else ()
+    engine = run_engine_spec(config, device, *places)
+    rewards = RewardSetup(config.reward, derived.rewards(config), bearer_token())
+    limit = config.collecting.vllm_max_inflight_per_engine
+    return table | {
+        ENGINES: (
+            RolloutWorker,
+            config.engine.rollout_backend,
+            engine,
+            config.model,
+            agent_setup(config),
+            rewards,
+            limit,
+        )
+    }
+
+
+def sleeping(config: PPOConfig) -> list[Tenant]:
+    """What the flags let sleep, role by role: engines as a whole, of models what
+    --deepspeed_sleep_states says."""
+    tenants = [
+        Tenant(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep
+    ]
+    for role, model in role_models(config).items():
+        if model.rate is not None:
+            tenants += [Tenant(role, part) for part in config.hybrid.sleep_states]
+        elif derived.ref_reward_sleeps(config):
+            tenants.append(Tenant(role, "param"))
+    return tenants
+
+
+def roles_of(
+    config: PPOConfig,
+    groups: Mapping[str, WorkerGroup],
+    residency: Residency | None = None,
+    replaceable: bool = False,
+) -> Roles:
+    """The groups by what they do in the run; those it does not need are left out."""
+    adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
+    return Roles(
+        policy=groups["actor"],
+        rollout=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # rollouts are replayed
+        critic=groups["critic"] if "critic" in wanted else None,
+        reference=(
+            groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None
+        ),
+        reward=groups["reward"] if "reward" in wanted else None,
+        adapted=adapted,
+        residency=residency or Residency(),
+        replaceable=replaceable,
+    )
+
+
+def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
+    """Whether a new engine finds room beside what runs, and host memory to get its weights from:
+    not on GPUs where models lie, nor where anything sleeps, nor on several nodes."""
+    if ENGINES not in plan.rows:
+        return False
+    if plan.device == "cuda" and plan.shared(ENGINES):
+        return False
+    ranks = range(plan.size(ENGINES))
+    return not table.rows and not any(plan.spans_nodes(ENGINES, rank) for rank in ranks)
+
+
+def requests_of(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
+    """The places that every role wants; engines none where rollouts are replayed."""
+    requests = role_requests(
+        config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
+    )
+    return [r for r in requests if r.name != ENGINES or not derived.replays(config)]
+
+
+@asynccontextmanager
+async def start_roles(
+    config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage
+) -> AsyncIterator[Roles]:
+    """Start all groups side by side, on a cluster that is joined or started; leave no process
+    behind.
+
+    Engines that share their GPUs with models come first: vLLM measures free memory while it starts.
+    Where anything sleeps, roles start one after the other, and each goes to sleep before the next
+    one needs its room."""
+    models = role_models(config)
+    requests = requests_of(config, models)
+    with stage("start"):
+        cluster, plan = open_cluster(config.placement, requests, device)
+    groups: dict[str, WorkerGroup] = {}
+    try:
+        check_ranks(config, {role: len(plan.rows[role]) for role in models})
+        print(plan.render(), flush=True)
+        with stage("start"):
+            reservation = await cluster.reserve(plan, config.placement.placement_timeout)
+            made_of = workers(config, device, optimizer_steps, plan)
+            memory = MemoryLog() if config.memory.log_memory else None
+            residency = Residency(ResidencyTable.of(plan, sleeping(config)), memory)
+            for wave in waves(plan, residency.table):
+                starting = (
+                    _start(config, cluster, reservation, role, *made_of[role]) for role in wave
+                )
+                groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
+                for role in wave:
+                    await residency.started(role, groups[role])
+        settle()
+        yield roles_of(config, groups, residency, can_replace(plan, residency.table))
+    finally:
+        await all_or_first_error(group.close() for group in groups.values())
+        cluster.close()
+
+
+def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
+    """Roles that start side by side, wave after wave."""
+    engines = [role for role in plan.rows if role == ENGINES]
+    models = [role for role in plan.rows if role != ENGINES]
+    if table.rows:
+        return [[role] for role in (*engines, *models)]
+    return [engines, models] if engines and plan.shared(ENGINES) else [[*engines, *models]]
+
+
+async def _start(
+    config: PPOConfig,
+    cluster: RayCluster,
+    reservation: Reservation,
+    role: str,
+    worker_class: type,
+    *args: Any,
+) -> WorkerGroup:
+    group = await RayGroup.create(
+        cluster,
+        reservation,
+        role,
+        worker_class,
+        *args,
+        timeout=config.placement.rpc_timeout,
+        plugins=config.debug.plugin,
+        env=derived.process_environment(config.placement),
+        ranks_per_shard=1 if role == ENGINES else config.parallel.ranks_per_shard,
+        logs=LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
+    )
+    await group.call("start")
+    return group
+
+
+def agent_setup(config: PPOConfig) -> AgentSetup:
+    return AgentSetup(config.agents, config.environments, config.templates, config.vision)
+
+
+def check_batches(config: PPOConfig, actor_ranks: int) -> None:
+    """Raises UserError if an optimizer step does not divide among the ranks; only the cluster may
+    know their number."""
+    if problems := list(ranks_share_a_step(config, actor_ranks)):
+        raise UserError("\n".join(map(str, problems)))
+
+
+def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
+    """Raises UserError if the ranks of a role, as the cluster gives them, do not divide."""
+    problems = [
+        p
+        for role, world in ranks.items()
+        if role != "actor"
+        for p in shards_divide(config.parallel, world, role)
+    ]
+    if problems:
+        raise UserError("\n".join(map(str, problems)))
+    check_batches(config, ranks["actor"])
