@@ -1,4 +1,4 @@
-"""The one exception whose message is meant for the person at the keyboard."""
+"""The exception whose message is meant for the user, and its helpers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 
 
 class UserError(Exception):
-    """Something the user can mend. The command line prints the message alone, without a traceback.
+    """A problem that the user can fix. The command line prints the message without a traceback.
 
     ``remedy`` is one line that says what to do; it may be empty.
     """
 
     def __init__(self, message: str, remedy: str = "") -> None:
-        # both in args: the error crosses process borders by pickle
+        # pickle rebuilds an exception from args, and this one crosses process boundaries
         super().__init__(message, remedy)
         self.message, self.remedy = message, remedy
 
@@ -21,12 +21,12 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """The text with control characters written out: on a terminal they would act."""
+    """Return the text with control characters escaped, so that a terminal does not act on them."""
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
 
 
 class Interrupted(UserError):
-    """A signal ended the run; what it saved, and how to go on."""
+    """A signal ended the run. The message says what was saved and how to continue."""
 
     def __init__(self, number: int, message: str, remedy: str = "") -> None:
         super().__init__(message, remedy)
@@ -34,7 +34,7 @@ class Interrupted(UserError):
 
 
 class Gathered:
-    """Gathers the errors of steps that do not need each other: ``with gathered: step()``, then
+    """Collects the UserErrors of independent steps: ``with gathered: step()`` for each, then
     ``raise_all()``."""
 
     def __init__(self) -> None:
@@ -51,8 +51,8 @@ class Gathered:
         return isinstance(error, UserError)
 
     def raise_all(self) -> None:
-        """Raises the one error, or one UserError that holds them all; nothing without errors."""
-        different = dict.fromkeys(map(str, self._errors))  # one cause may show in several steps
+        """Raise the only error, or one UserError that holds them all. Do nothing without errors."""
+        different = dict.fromkeys(map(str, self._errors))  # several steps may hit the same cause
         if len(different) == 1:
             raise self._errors[0]
         if different:

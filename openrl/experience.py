@@ -1,7 +1,7 @@
-"""The tensors of a training step, and what losses see of them.
+"""The tensors of a training step, and the views of them that losses receive.
 
-Letters: B sequences of a batch, T padded length; a per-token field describes the token at its own
-index, see ``openrl.types``."""
+B is the number of rows in a batch, T their padded length. A per-token field describes the token at
+its own index, as in ``openrl.types``."""
 
 from __future__ import annotations
 
@@ -17,52 +17,53 @@ if TYPE_CHECKING:
 
 @dataclass
 class ExperienceBatch:
-    """The tensors of one training step, right padded. Filled once each, from top to bottom."""
+    """The tensors of one training step, right padded. Each column is filled once, in about the
+    order of the fields."""
 
     token_ids: Tensor  # (B, T) int64
     attention_mask: Tensor  # (B, T) bool, False on padding
-    loss_mask: Tensor  # (B, T) bool, True on tokens the policy sampled
+    loss_mask: Tensor  # (B, T) bool, True for tokens the policy sampled
     rollout_logprobs: Tensor  # (B, T) float32, from the engine that sampled
     trajectory_ids: Tensor  # (B,) int64, equal for the segments of one trajectory, in their order
     group_ids: Tensor  # (B,) int64, equal for siblings of one prompt
-    rewards: Tensor  # (B,) float32, as the reward source gave them; never overwritten
+    rewards: Tensor  # (B,) float32, raw from the reward source; never overwritten
     truncated: Tensor  # (B,) bool, the response ran out of tokens
     passed: Tensor  # (B,) float32 in [0, 1], NaN where unknown
     turn_ids: Tensor  # (B, T) int64, turn of each sampled token, -1 outside loss_mask
     sources: list[str]  # (B,) data source of each row
-    images: list[tuple[PlacedImage, ...]] | None = None  # (B,) those of each row; None: no row's
+    images: list[tuple[PlacedImage, ...]] | None = None  # (B,) images of each row; None: no images
     invalid_actions: Tensor | None = None  # (B,) turns whose action could not be parsed
     difficulty: Tensor | None = None  # (B,) in [0, 1], from the data
-    # (B, T) the part of ``rewards`` earned on the way, at the tokens that earned it
+    # (B, T) the part of ``rewards`` earned before the end, at the tokens that earned it
     process_rewards: Tensor | None = None
     reward_parts: dict[str, Tensor] | None = None  # name -> (B,) components of the reward
     # (B,) reward of the greedy answer to the row's prompt; NaN if it has none
     greedy_rewards: Tensor | None = None
-    state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer an equal observation
-    # (B, T) int32, the publish whose weights sampled a token; -1 outside loss_mask
+    state_ids: Tensor | None = None  # (B,) int64, equal for rows that answer equal observations
+    # (B, T) int32, the publish whose weights sampled the token; -1 outside loss_mask
     versions: Tensor | None = None
-    old_logprobs: Tensor | None = None  # (B, T) the policy before this step's update
-    ref_logprobs: Tensor | None = None  # (B, T) the frozen reference
-    # (B, T, K) int32, the reference's likeliest tokens in the place of token t
+    old_logprobs: Tensor | None = None  # (B, T) of the policy before this step's update
+    ref_logprobs: Tensor | None = None  # (B, T) of the frozen reference model
+    # (B, T, K) int32, the reference model's K likeliest tokens at position t
     ref_ids: Tensor | None = None
-    # (B, T, K + 1) their log-probs, and that of all other tokens together
+    # (B, T, K + 1) their log-probs, then that of all other tokens together
     ref_support: Tensor | None = None
-    # (B, T, H) or, for its whole distribution, what it predicts token t from
+    # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
     ref_hidden: Tensor | None = None
-    full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
-    values: Tensor | None = None  # (B, T) the critic
+    full_kl: Tensor | None = None  # (B, T) KL from the old policy's distribution to the reference's
+    values: Tensor | None = None  # (B, T) from the critic
     shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
-    scores: Tensor | None = None  # (B,) what the estimator made of them
+    scores: Tensor | None = None  # (B,) what the estimator computes from ``shaped``
     # (B, T) score on the last sampled token, minus any KL penalty
     token_rewards: Tensor | None = None
     advantages: Tensor | None = None  # (B, T) zero outside loss_mask
     returns: Tensor | None = None  # (B, T) the critic's target
-    loss_weights: Tensor | None = None  # (B,) factor of each row's policy loss
-    # (B, T) factor of each token's policy loss that corrects for the engine's policy
+    loss_weights: Tensor | None = None  # (B,) factor on each row's policy loss
+    # (B, T) factor on each token's policy loss: importance weight of trainer against engine
     is_weights: Tensor | None = None
     # (B,) int64, trained tokens in all rows of the row's trajectory
     trajectory_tokens: Tensor | None = None
-    selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats apart
+    selected: Tensor | None = None  # (B, T) bool, tokens that a SelectingLoss treats separately
 
     def __post_init__(self) -> None:
         shape = self.token_ids.shape
@@ -81,27 +82,29 @@ class ExperienceBatch:
 
     @property
     def lengths(self) -> Tensor:
-        """(B,) real tokens of each row."""
+        """Number of real tokens in each row, (B,)."""
         return self.attention_mask.sum(-1)
 
     @property
     def response_lengths(self) -> Tensor:
-        """(B,) sampled tokens of each row."""
+        """Number of sampled tokens in each row, (B,)."""
         return self.loss_mask.sum(-1)
 
     @property
     def valid(self) -> Tensor:
-        """(B,) bool: has a trained token; dummies and rows of failed trajectories have none."""
+        """Whether each row has a trained token, (B,) bool. Dummy rows and rows of failed
+        trajectories have none."""
         return self.loss_mask.any(-1)
 
     def trajectory_sums(self, rows: Tensor) -> Tensor:
-        """(B,) of rows to the sums over their trajectories, on each row of these; (B,)."""
+        """Sum the values of ``rows``, (B,), over each trajectory. Returns (B,): every row holds the
+        sum of its trajectory."""
         _, index = self.trajectory_ids.unique(return_inverse=True)
         return rows.new_zeros(len(rows)).index_add(0, index, rows)[index]
 
     @property
     def reference(self) -> tuple[Tensor, ...]:
-        """The columns that hold the reference's distributions."""
+        """The filled columns that hold the reference model's distributions."""
         columns = (self.ref_ids, self.ref_support, self.ref_hidden)
         return tuple(column for column in columns if column is not None)
 
@@ -109,10 +112,12 @@ class ExperienceBatch:
         return replace(self, **columns)
 
     def select(self, rows: list[int]) -> Self:
-        """The given rows, cut to their longest. Row -1 is a dummy: one token, nothing to train.
+        """Return the given rows, cut to the longest of them. Row -1 is a dummy: one token, nothing
+        to train.
 
-        Dummies keep every rank at the same number of collectives when rows run out.
-        ``trajectory_tokens`` is filled now if nobody has: the other rows may not be among these.
+        Dummies keep every rank at the same number of collectives when rows run out. Fills
+        ``trajectory_tokens`` if it is still empty, because a selection may lack some rows of a
+        trajectory.
         """
         index = torch.tensor([max(r, 0) for r in rows], dtype=torch.long)
         dummy = torch.tensor([r < 0 for r in rows], dtype=torch.bool)
@@ -129,82 +134,84 @@ class ExperienceBatch:
                 columns[f.name] = (
                     [value[i] for i in index.tolist()] if isinstance(value, list) else value
                 )
-        if self.images is not None:  # a dummy has lost the tokens of its images
+        if self.images is not None:  # a dummy row no longer has its image tokens
             columns["images"] = [self.images[r] if r >= 0 else () for r in rows]
         if self.trajectory_tokens is None:
             columns["trajectory_tokens"] = self.trajectory_sums(self.response_lengths)[index]
         columns["loss_mask"] = columns["loss_mask"] & ~dummy[:, None]
         columns["attention_mask"] = columns["attention_mask"] & ~dummy[:, None]
-        columns["attention_mask"][dummy, 0] = True  # a row without tokens breaks attention kernels
+        columns["attention_mask"][dummy, 0] = True  # attention kernels fail on a row without tokens
         return type(self)(**columns)
 
 
 @dataclass
 class PreferenceBatch(ExperienceBatch):
-    """Answers that somebody compared or rated; ``passed`` is 1 for the better, 0 for the worse.
+    """Answers that were compared in pairs or rated one by one.
 
-    A pair is two adjacent rows, the chosen answer first.
+    ``passed`` is 1 for the better answer and 0 for the worse. A pair is two adjacent rows, the
+    chosen answer first.
     """
 
-    # (B,) by how much the chosen answer of the row's pair is better, from the data
+    # (B,) how much better the chosen answer of the row's pair is, from the data
     margins: Tensor | None = None
-    ref_answers: Tensor | None = None  # (B,) log-prob of the whole answer under the reference
-    kl: Tensor | None = None  # (B,) KTO's KL to the reference: one number, on every row of the step
+    ref_answers: Tensor | None = None  # (B,) log-prob of the whole answer under the reference model
+    kl: Tensor | None = None  # (B,) KTO's KL to the reference model: one number per step, repeated
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What one optimizer step trains, over all ranks and micro-batches: the only denominators."""
+    """What one optimizer step trains, over all ranks and micro-batches. Losses divide by nothing
+    else."""
 
     tokens: int  # trained tokens
-    trajectories: int  # with at least one trained token; of preferences: pairs, or rated answers
+    trajectories: int  # with a trained token; for preferences: pairs, or rated answers
     dp_size: int  # data-parallel ranks; undoes the mean that DDP and ZeRO take over them
-    left_out: int = 0  # of ``tokens``, those of rows without a gradient, which no rank computes
+    left_out: int = 0  # how many of ``tokens`` no rank computes: their rows have no gradient
 
 
 @dataclass(frozen=True)
 class StepPlan:
     """One optimizer step as one rank sees it."""
 
-    micro_batches: list[list[int]]  # rows of the rank's shard, -1 is a dummy row
+    micro_batches: list[list[int]]  # row indices into the rank's shard; -1 is a dummy row
     counts: StepCounts
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What a policy loss sees of one micro-batch; every tensor is (b, T)."""
+    """What a policy loss sees of one micro-batch of b rows. Tensors are (b, T) where not noted."""
 
-    logprobs: Tensor  # current policy, carries the gradient
+    logprobs: Tensor  # of the current policy; carries the gradient
     old_logprobs: Tensor
     rollout_logprobs: Tensor
     advantages: Tensor
     loss_mask: Tensor  # bool
     turn_ids: Tensor  # int64
-    rewards: Tensor  # (b,) as the reward source gave them
-    selected: Tensor | None = None  # bool, tokens that a SelectingLoss treats apart
+    rewards: Tensor  # (b,) raw from the reward source
+    selected: Tensor | None = None  # bool, tokens that a SelectingLoss treats separately
 
 
 @dataclass(frozen=True)
 class TokenLosses:
-    """What a policy loss returns; the caller masks, sums and divides by counts of the whole
+    """What a policy loss returns. The caller masks, sums and divides by the counts of the whole
     step."""
 
     per_token: Tensor  # (b, T)
-    # (b, T) each, averaged over trained tokens
+    # (b, T) each; logged as their mean over trained tokens
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class AnswerInputs:
-    """What a preference loss sees of one micro-batch: b answers as wholes, pairs as adjacent rows;
+    """What a preference loss sees of one micro-batch of b whole answers. Pairs are adjacent rows;
     tensors are (b,)."""
 
     logprobs: Tensor  # sum over the answer's tokens; carries the gradient
     mean_logprobs: Tensor  # mean over the answer's tokens
-    ref_logprobs: Tensor  # sum under the reference; 0 without one
+    ref_logprobs: Tensor  # sum under the reference model; 0 without one
     passed: Tensor  # 1 for the better answer, 0 for the worse
     beta: float
-    kl: Tensor | None = None  # KL to the reference, for losses of rated answers
+    kl: Tensor | None = None  # KL to the reference model, for losses on rated answers
 
     @property
     def log_ratios(self) -> Tensor:
@@ -213,20 +220,21 @@ class AnswerInputs:
 
 @dataclass(frozen=True)
 class AnswerLosses:
-    """What a preference loss returns; the caller leaves dummies out, sums and divides by the whole
-    step."""
+    """What a preference loss returns. The caller leaves dummy rows out, sums and divides by the
+    counts of the whole step."""
 
-    losses: Tensor  # (b / 2,) of pairs, (b,) of rated answers
-    rewards: Tensor  # (b,) what the loss compares: the policy's implicit rewards
+    losses: Tensor  # (b / 2,) for pairs, (b,) for rated answers
+    rewards: Tensor  # (b,) the policy's implicit rewards, which the loss compares
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
     """How the ranks of one training engine divide the work.
 
-    Rows are dealt to data-parallel ranks. Each is a block of neighbours that get the same rows:
-    sp_size ranks that hold a part of every sequence each, each of these tp_size ranks that hold a
-    part of every layer each."""
+    Rows are dealt to data-parallel ranks. A data-parallel rank is a block of sp_size * tp_size
+    neighbouring ranks that get the same rows: sequence parallelism splits every sequence into
+    sp_size parts, and tensor parallelism splits every layer among the tp_size ranks of each
+    part."""
 
     rank: int = 0
     world_size: int = 1
@@ -241,7 +249,7 @@ class ParallelLayout:
 
     @property
     def ranks_per_shard(self) -> int:
-        """Neighbours that get the same rows."""
+        """Number of neighbouring ranks that get the same rows."""
         return self.sp_size * self.tp_size
 
     @property
@@ -261,8 +269,8 @@ class ParallelLayout:
         return self.rank % self.tp_size
 
     def sequence_groups(self) -> list[list[int]]:
-        """The ranks that hold one row's sequence together, in the order of its parts; every rank is
-        in one."""
+        """The groups of ranks that share one row's sequence, each in the order of its parts. Every
+        rank is in exactly one."""
         blocks = range(0, self.world_size, self.ranks_per_shard)
         return [
             list(range(first + tp, first + self.ranks_per_shard, self.tp_size))

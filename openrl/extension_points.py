@@ -1,8 +1,8 @@
-"""Everything that can be replaced or added without editing the package, on one page.
+"""The registries: everything that can be replaced or added without editing the package.
 
-A registry names the modules whose import registers the built-in entries. They are imported on
-first use, so reading this page loads neither torch nor any engine. ``docs/adding.md`` shows how to
-add to each.
+A registry names the modules that register the built-in entries. It imports them on first use, so
+importing this module loads neither torch nor any engine. ``docs/adding.md`` shows how to add an
+entry to each registry.
 """
 
 from __future__ import annotations

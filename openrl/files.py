@@ -1,5 +1,5 @@
-"""Writing files so that a reader, or a run that dies, never meets half of one. Standard library
-only."""
+"""Atomic file writes: no reader ever sees half a file, and no run that dies leaves one behind.
+Standard library only."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write beside ``path``, force it to disk, rename over it. Text is UTF-8. A device or a pipe,
-    which would be gone then, is written to."""
+    """Write a temporary file next to ``path``, fsync it and rename it over ``path``. Text is
+    encoded as UTF-8. A device or a pipe is written directly, since a rename would replace it."""
     encoded = data.encode() if isinstance(data, str) else data
     if path.exists() and not path.is_file():
         path.write_bytes(encoded)

@@ -1,6 +1,7 @@
-"""Libraries that take seconds to load, loaded when one of their names is first read. Flags name the
-options of losses and estimators, and reading flags needs no torch; a run without adapters needs no
-peft, which loads bitsandbytes."""
+"""Libraries that take seconds to import, loaded when one of their attributes is first read.
+
+Parsing flags imports the options of losses and estimators but does not need torch. A run without
+adapters does not need peft, which imports bitsandbytes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ else:
 
         def __getattr__(self, name: str) -> Any:
             found = getattr(importlib.import_module(self.__name__), name)
-            setattr(self, name, found)  # the next time it is an attribute like any other
+            setattr(self, name, found)  # later reads bypass __getattr__
             return found
 
     peft, torch = _Module("peft"), _Module("torch")

@@ -1,4 +1,5 @@
-"""A directory that one process at a time writes to. Standard library only."""
+"""Locks on directories, so that only one process at a time writes to each. Standard library
+only."""
 
 from __future__ import annotations
 
@@ -15,15 +16,15 @@ from pathlib import Path
 from openrl.errors import UserError
 
 LOCK = ".run.lock"
-BEAT_S = 20.0  # an owner touches its lock so often
-DEAD_S = 120.0  # one of another machine is gone if it has not for so long
+BEAT_S = 20.0  # seconds between two touches of the lock file by its owner
+DEAD_S = 120.0  # an owner on another machine counts as dead after this long without a touch
 
 
 def owner_of(directory: Path) -> str | None:
-    """The process that writes to ``directory``, in words; None if nobody does.
+    """Describe the process that owns ``directory``; None if nobody does.
 
-    The system lets go of a dead owner's lock. Where the file system does not tell machines of each
-    other's locks, an owner elsewhere counts as alive as long as it touches the file."""
+    The operating system releases the lock of a dead process. Some file systems do not share locks
+    between machines, so an owner on another machine counts as alive while it touches the file."""
     path = directory / LOCK
     with suppress(OSError), open(path, "r+") as file:
         try:
@@ -36,8 +37,8 @@ def owner_of(directory: Path) -> str | None:
 
 @contextmanager
 def locked(directory: Path, flag: str) -> Iterator[None]:
-    """Within it this process owns ``directory``, which ``flag`` names. Raises UserError if another
-    one does."""
+    """Own ``directory``, the value of ``flag``, inside the with block. Raises UserError if another
+    process owns it."""
     made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / LOCK
@@ -74,8 +75,8 @@ def refusal(flag: str, directory: Path, owner: str) -> UserError:
 
 
 def _open_locked(path: Path):  # type: ignore[no-untyped-def]
-    """The file, locked; None if somebody else has it. Its last owner may have removed it between
-    our opening and our locking: then once more."""
+    """Open and lock the file; None if another process holds the lock. Tries again if the previous
+    owner deleted the file between the open and the lock."""
     while True:
         file = open(path, "a+")  # noqa: SIM115
         try:
@@ -96,7 +97,7 @@ def _beat(path: Path, over: threading.Event) -> None:
 
 
 def _elsewhere(text: str, path: Path) -> str | None:
-    """The owner, if it is on another machine and was alive a moment ago."""
+    """Describe the owner if it is on another machine and touched the file recently; else None."""
     with suppress(ValueError, KeyError, TypeError):
         if json.loads(text)["host"] != socket.gethostname():
             return _words(text) if time.time() - path.stat().st_mtime < DEAD_S else None

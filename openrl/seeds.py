@@ -1,4 +1,4 @@
-"""Seeds that are the same in every process."""
+"""Seeds that do not depend on the process that computes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 
 
 def seed_of(*parts: object) -> int:
-    """A seed of its own, in [0, 2**31), for every combination of ``parts``; these are told apart by
-    their text. Python's ``hash`` would differ from process to process."""
+    """Return a seed in [0, 2**31) for this combination of ``parts``, compared by their text.
+    Python's ``hash`` would differ from process to process."""
     key = "/".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=4).digest(), "little") >> 1

@@ -1,11 +1,11 @@
 """The nouns: every record that travels between the parts of openrl, with its shapes.
 
-Letters: L tokens of one segment, G trajectories of one group. What a training step makes of them,
-in tensors, is in ``openrl.experience``.
+L is the number of tokens in a segment, G the number of trajectories in a group.
+``openrl.experience`` holds the tensors that a training step builds from these records.
 
-One alignment everywhere: a per-token field describes *the token at its own index*. So ``logprobs[b,
-t] = log p(token_ids[b, t] | token_ids[b, :t])``, index 0 has no prediction and is never trained.
-The only shift by one lives in ``openrl.models.logprobs``."""
+All fields share one alignment: a per-token field describes *the token at its own index*. So
+``logprobs[b, t] = log p(token_ids[b, t] | token_ids[b, :t])``; index 0 has no prediction and is
+never trained. The only shift by one lives in ``openrl.models.logprobs``."""
 
 from __future__ import annotations
 
@@ -15,35 +15,36 @@ from enum import Enum
 from typing import Any, Self
 
 Message = dict[str, Any]
-"""A message of a chat, as chat templates take it: "role", "content" and what a template knows
-besides."""
+"""One chat message in the form that chat templates take: "role", "content" and any further keys
+that the template knows."""
 
 
 class End(str, Enum):
     """Why a completion or a trajectory ended."""
 
-    STOP = "stop"  # end-of-text token, a stop text, or the environment says that it is over
+    STOP = "stop"  # end-of-text token, a stop text, or the environment ended the episode
     LENGTH = "length"  # ran out of tokens
     MAX_TURNS = "max_turns"  # ran out of turns
     TIMEOUT = "timeout"  # ran out of time
     ENVIRONMENT_ERROR = "environment_error"
     ENGINE_ERROR = "engine_error"
-    INTERRUPTED = "interrupted"  # given up before it was over
+    INTERRUPTED = "interrupted"  # abandoned before it was over
 
     @property
     def is_failure(self) -> bool:
-        """The infrastructure failed, not the policy: no reward can be right, so none is given."""
+        """True if the infrastructure failed rather than the policy. No reward would be right, so
+        the trajectory gets none."""
         return self in (End.ENVIRONMENT_ERROR, End.ENGINE_ERROR, End.INTERRUPTED)
 
     @property
     def is_truncated(self) -> bool:
-        """The policy would have gone on."""
+        """True if a limit cut the policy off before it was done."""
         return self in (End.LENGTH, End.MAX_TURNS, End.TIMEOUT)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How one completion is drawn. ``seed`` None leaves the choice to the engine."""
+    """How an engine samples one completion. With ``seed`` None the engine chooses the seed."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -53,24 +54,24 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
-    # most tokens of prompt and completion together; None: as many as the engine takes
+    # limit on prompt and completion tokens together; None: the engine's own limit
     max_len: int | None = None
     seed: int | None = None
 
 
 @dataclass(frozen=True)
 class Image:
-    """A picture as engine and trainer both get it: RGB, brought to size once. Equal hashes are
-    equal pictures."""
+    """A picture as both engine and trainer receive it: RGB, resized once. Equal hashes mean equal
+    pictures."""
 
-    data: bytes = field(repr=False, compare=False)  # encoded, as a file
+    data: bytes = field(repr=False, compare=False)  # encoded, like an image file
     sha256: str
 
 
 @dataclass(frozen=True)
 class PlacedImage:
-    """An image in a token row: its tokens are [start, end). An engine gets ``placeholder`` in their
-    place, and expands it itself."""
+    """An image that occupies the tokens [start, end) of a row. An engine receives ``placeholder``
+    in their place and expands it itself."""
 
     image: Image
     start: int
@@ -83,24 +84,24 @@ class PlacedImage:
 
 @dataclass(frozen=True)
 class Prompt:
-    """One row of the data, tokenised. Example: ``Prompt("train:17", [5, 9], "3 4 -> 7:",
+    """One tokenised row of the data. Example: ``Prompt("train:17", [5, 9], "3 4 -> 7:",
     label="7")``."""
 
-    id: str  # unique in a run, stable over epochs and resumes
+    id: str  # unique in a run, stable across epochs and resumes
     token_ids: list[int]
     text: str
-    label: Any = None  # whatever --label_key holds, handed to rewards unchanged
-    messages: tuple[Message, ...] = ()  # what ``text`` was rendered from, if it was a chat
-    source: str = "default"  # data source or tag; splits metrics
+    label: Any = None  # the value of --label_key, passed to rewards unchanged
+    messages: tuple[Message, ...] = ()  # the chat that ``text`` was rendered from, if any
+    source: str = "default"  # data source or tag; metrics are split by it
     difficulty: float | None = None  # in [0, 1], the column --difficulty_key
-    images: tuple[PlacedImage, ...] = ()  # in their order in ``token_ids``
+    images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
     meta: dict[str, Any] = field(default_factory=dict)
-    shown: bool = False  # people want to see the turns of its episodes
+    shown: bool = False  # record the turns of its episodes for people to read
 
 
 @dataclass(frozen=True)
 class VersionSpan:
-    """Tokens [start, end) were sampled by the weights of one publish. Example:
+    """A span of tokens [start, end) sampled by the weights of one publish. Example:
     ``VersionSpan(0, 12, version=3)``."""
 
     start: int
@@ -113,44 +114,44 @@ class Completion:
     """An engine's reply to one request."""
 
     token_ids: list[int]  # [n] sampled tokens, the end-of-text token included
-    logprobs: list[float]  # [n] of the sampled tokens, at the sampling temperature
+    logprobs: list[float]  # [n] log-probs of these tokens at the sampling temperature
     end: End
-    versions: tuple[VersionSpan, ...]  # one behind the other, over all n tokens
+    versions: tuple[VersionSpan, ...]  # consecutive spans that cover all n tokens
 
 
 @dataclass(frozen=True)
 class Score:
-    """A reward's reply for one trajectory."""
+    """The score that a reward source gives one trajectory."""
 
-    reward: float  # what advantages are made of
+    reward: float  # the input of advantage estimation
     passed: float | None = None  # in [0, 1], for filtering and pass rates; None = unknown
     parts: dict[str, float] = field(default_factory=dict)  # named components, logged
-    # [L] process rewards, of the segments one behind the other
+    # [L] process rewards; the segments are concatenated
     token_rewards: list[float] | None = None
-    attempts: int = 1  # calls that were made for it, retries included
-    # why the reward's sources gave none; then it is 0 or, to be dropped, NaN
+    attempts: int = 1  # calls made to get the score, retries included
+    # why the reward sources gave no reward; ``reward`` is then 0, or NaN to drop the trajectory
     failure: str | None = None
 
     @property
     def dropped(self) -> bool:
-        """The trajectory takes no part in training and statistics."""
+        """True if training and statistics leave the trajectory out."""
         return math.isnan(self.reward)
 
 
 @dataclass
 class Segment:
-    """One token row to train on: a prompt, and what was sampled and observed after it."""
+    """One token row to train on: a prompt, followed by sampled and observed tokens."""
 
     token_ids: list[int]  # [L] prompt first
-    loss_mask: list[bool]  # [L] True on tokens that the policy sampled
+    loss_mask: list[bool]  # [L] True for tokens that the policy sampled
     rollout_logprobs: list[float]  # [L] from the engine, 0.0 where loss_mask is False
-    versions: tuple[VersionSpan, ...] = ()  # over the sampled tokens of the row
-    state: str | None = None  # key of the observation that it answers; None: that of its prompt
-    images: tuple[PlacedImage, ...] = ()  # in their order in ``token_ids``
+    versions: tuple[VersionSpan, ...] = ()  # spans over the sampled tokens of the row
+    state: str | None = None  # key of the observation that the row answers; None: the prompt
+    images: tuple[PlacedImage, ...] = ()  # in the order of ``token_ids``
 
     @property
     def context_length(self) -> int:
-        """Tokens before the first sampled one; all of them if there is none."""
+        """Number of tokens before the first sampled one; L if none was sampled."""
         return self.loss_mask.index(True) if True in self.loss_mask else len(self.token_ids)
 
     @property
@@ -166,8 +167,9 @@ class Segment:
         versions: tuple[VersionSpan, ...] = (),
         images: tuple[PlacedImage, ...] = (),
     ) -> Self:
-        """A prompt and the tokens sampled after it; ``versions`` counts from the first of these.
-        Without ``logprobs`` nobody has measured them, and they are 0."""
+        """Build the row of a prompt and the tokens sampled after it. ``versions`` counts from the
+        first sampled token. ``logprobs`` None means that nobody measured them; they are set to
+        0."""
         before, sampled = len(prompt_ids), len(token_ids)
         return cls(
             token_ids=[*prompt_ids, *token_ids],
@@ -182,8 +184,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Shown:
-    """A turn for people: what the policy saw, and what it did. The last one of an episode has seen
-    its end and done nothing."""
+    """One turn recorded for people to read: what the policy saw and what it did. The last turn of
+    an episode shows its end and holds no action."""
 
     messages: tuple[Message, ...]  # new in this turn
     frame: Any | None = None  # uint8 (height, width, 3)
@@ -193,65 +195,68 @@ class Shown:
 
 @dataclass
 class Trajectory:
-    """One playing of a prompt. Usually one segment; an agent whose context does not only grow
-    leaves several. Example: ``Trajectory(prompt, [Segment([5, 9, 7], ...)], End.STOP, "7")``."""
+    """One episode played from a prompt. It usually has one segment; an agent that rewrites its
+    context instead of only appending to it leaves several. Example: ``Trajectory(prompt,
+    [Segment([5, 9, 7], ...)], End.STOP, "7")``."""
 
     prompt: Prompt
-    segments: list[Segment]  # at least one, in the order of playing
+    segments: list[Segment]  # at least one, in the order they were played
     end: End
     text: str = ""  # the response, decoded
     turns: int = 1
     score: Score | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    replays: int = 0  # times that it was played again because the infrastructure had failed
-    failure: str | None = None  # what failed at last, in words
+    replays: int = 0  # how often it was replayed after an infrastructure failure
+    failure: str | None = None  # description of the last failure
     agent: str = ""  # who played it, where several agents share an episode
-    seed: int | None = None  # of its environment; siblings begin with equal observations
-    shown: tuple[Shown, ...] = ()  # its turns for people, if somebody asked for them
+    seed: int | None = None  # environment seed; siblings start from equal observations
+    shown: tuple[Shown, ...] = ()  # its turns for people, if they were requested
 
     @property
     def response_length(self) -> int:
-        """Sampled tokens of all segments; environment tokens do not count."""
+        """Number of sampled tokens in all segments; environment tokens do not count."""
         return sum(sum(segment.loss_mask) for segment in self.segments)
 
     @property
     def response_ids(self) -> list[int]:
-        """All from the first sampled token on; of later segments, which begin with what is known
-        already, the sampled tokens."""
+        """All tokens of the first segment from the first sampled one on, then only the sampled
+        tokens of later segments, whose contexts repeat what came before."""
         first, *later = self.segments
         after_prompt = first.token_ids[first.context_length :]
         return [*after_prompt, *(i for segment in later for i in segment.sampled_ids)]
 
     @property
     def versions(self) -> range:
-        """From the oldest weights that sampled a token to the newest; empty if nobody knows."""
+        """Versions from the oldest weights that sampled a token to the newest; empty if
+        unknown."""
         found = [span.version for segment in self.segments for span in segment.versions]
         return range(min(found), max(found) + 1) if found else range(0)
 
     @property
     def failed(self) -> bool:
-        """The infrastructure failed, or its reward did and is to be dropped: not trained, in no
-        statistic."""
+        """True if the infrastructure failed, or if the reward failed and the trajectory is to be
+        dropped. Training and statistics leave it out."""
         return self.end.is_failure or (self.score is not None and self.score.dropped)
 
 
 @dataclass
 class Group:
-    """The trajectories of one prompt: siblings that are compared with each other."""
+    """The trajectories of one prompt, called siblings. Estimators compare them with each other."""
 
     prompt: Prompt
     trajectories: list[Trajectory]  # [G]
-    greedy: Trajectory | None = None  # the answer decoded at temperature 0, if one was asked for
+    greedy: Trajectory | None = None  # the answer decoded at temperature 0, if requested
 
     @property
     def answers(self) -> list[Trajectory]:
-        """All that are scored: the trajectories, and the greedy answer if there is one."""
+        """Everything to be scored: the trajectories, and the greedy answer if there is one."""
         return [*self.trajectories, *([self.greedy] if self.greedy else [])]
 
     @property
     def of_agents(self) -> list[Group]:
-        """The trajectories of each agent, which are compared with each other alone: several where
-        several agents share an episode. One that failed is nobody's."""
+        """One group per agent, since an agent's trajectories are only compared with each other.
+        There are several where several agents share an episode. An agent whose trajectories all
+        failed gets no group, unless all agents' did."""
         by_agent: dict[str, list[Trajectory]] = {}
         for trajectory in self.trajectories:
             by_agent.setdefault(trajectory.agent, []).append(trajectory)
@@ -261,19 +266,19 @@ class Group:
 
     @property
     def rewards(self) -> list[float]:
-        """Of the trajectories that have one."""
+        """Rewards of the trajectories that have one and did not fail."""
         return [t.score.reward for t in self.trajectories if t.score is not None and not t.failed]
 
     @property
     def greedy_reward(self) -> float | None:
-        """None without a greedy answer, or without a reward for it."""
+        """Reward of the greedy answer; None if there is no such answer or no reward for it."""
         if self.greedy and self.greedy.score and not self.greedy.failed:
             return self.greedy.score.reward
         return None
 
     @property
     def mean_pass(self) -> float | None:
-        """Mean of ``passed`` over the group, failed trajectories left out; None if any has no
+        """Mean of ``passed`` over the trajectories that did not fail; None if any of them has no
         verdict."""
         passed = [t.score.passed if t.score else None for t in self.trajectories if not t.failed]
         known = [verdict for verdict in passed if verdict is not None]
@@ -281,13 +286,13 @@ class Group:
 
     @property
     def is_flat(self) -> bool:
-        """All rewards equal: a group-relative estimator learns nothing from it."""
+        """True if all rewards are equal, so that a group-relative estimator learns nothing."""
         return len(set(self.rewards)) <= 1
 
 
 @dataclass(frozen=True)
 class WeightManifest:
-    """What a weight sync carries: Hugging Face checkpoint names, in the order they are sent."""
+    """The weights that a sync carries, under Hugging Face checkpoint names, in sending order."""
 
     version: int
     names: tuple[str, ...]

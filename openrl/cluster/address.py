@@ -1,4 +1,4 @@
-"""Whether anything answers at the address of a cluster; loads no Ray."""
+"""Checks that something answers at a cluster's address, without importing Ray."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import socket
 
 from openrl.errors import UserError
 
-CONNECT_S = 10.0  # patience
+CONNECT_S = 10.0  # timeout of one connection attempt
 
 
 def knock(address: str) -> None:
-    """Raise OSError or ValueError unless something listens at host:port; Ray itself would try for
-    minutes."""
+    """Raise OSError or ValueError unless something listens at host:port. Ray itself would keep
+    trying for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not port.isdecimal():
         raise ValueError("not of the form host:port")
@@ -19,7 +19,8 @@ def knock(address: str) -> None:
 
 
 def check_address(address: str | None) -> None:
-    """Raises UserError if nothing answers there; "auto" and None look for themselves."""
+    """Raise UserError if nothing answers at ``address``. "auto" and None name no address, so there
+    is nothing to check."""
     if address is None or address == "auto":
         return
     try:

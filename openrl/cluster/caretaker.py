@@ -1,10 +1,10 @@
-"""What becomes of a cluster of our own when its driver is killed: a small process beside the driver
-ends Ray's processes, of which agents would go on for minutes, and removes what they wrote.
+"""A small process beside the driver that cleans up a cluster of our own, even if the driver is
+killed: it kills Ray's processes, some of which would live on for minutes, and removes their files.
 
     python -I caretaker.py SESSION_DIRECTORY RAYLET_PID
 
-waits until its standard input ends, as it does with the driver however that goes. Standard library
-only, and nothing of this package: it is alive as long as the run."""
+waits for the end of its standard input, which closes when the driver ends for whatever reason. It
+lives as long as the run, so it imports the standard library only and nothing of this package."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-PATIENCE_S = 20.0  # until killed processes are gone
+PATIENCE_S = 20.0  # how long to wait for killed processes to disappear
 
 
 def of_cluster(session: str, raylet: int) -> Iterator[int]:
-    """Processes with the raylet's number in their environment, as all that it starts, or that write
-    to files of the session: the title of an agent lies over its environment. Who reads a log is not
-    of the cluster."""
+    """Yield the pids of the cluster's processes. A process belongs to the cluster if its
+    environment names the raylet, as in everything that the raylet starts, or if it writes to a file
+    of the session: Ray's agents overwrite their environment with a process title. A process that
+    only reads a log does not belong."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
@@ -33,7 +34,8 @@ def of_cluster(session: str, raylet: int) -> Iterator[int]:
 
 
 def written_files(process: Path) -> Iterator[str]:
-    """What it has open for writing. Timers and watches have flags of their own, on other lines."""
+    """Yield the files that the process has open for writing. The fdinfo of timers and watches has
+    further lines that mention flags, so only the line that starts with "flags:" counts."""
     for file in (process / "fd").iterdir():
         with suppress(OSError):  # closed meanwhile
             lines = (process / "fdinfo" / file.name).read_text().splitlines()
@@ -43,7 +45,8 @@ def written_files(process: Path) -> Iterator[str]:
 
 
 def end(session: str, raylet: int, driver: int) -> None:
-    """All but the driver, which ends by itself where it was not killed."""
+    """Kill every process of the cluster except the driver: if it is still alive, it ends by
+    itself."""
     deadline = time.monotonic() + PATIENCE_S
     while (alive := {*of_cluster(session, raylet)} - {driver}) and time.monotonic() < deadline:
         for pid in alive:
@@ -54,7 +57,7 @@ def end(session: str, raylet: int, driver: int) -> None:
 
 if __name__ == "__main__":
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # meant for the driver, which may take its time
+        signal.signal(number, signal.SIG_IGN)  # meant for the driver, which may still be saving
     driver = os.getppid()
     sys.stdin.read()
     end(sys.argv[1], int(sys.argv[2]), driver)

@@ -1,4 +1,4 @@
-"""A door that can be shut for a while, behind everybody who is inside."""
+"""A gate that lets coroutines in, and can be shut until all of them have left."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 
 class Gate:
-    """``async with gate:`` waits while it is shut; ``shut`` waits until nobody is inside."""
+    """``async with gate:`` waits while the gate is shut. ``shut`` keeps newcomers out and waits
+    until nobody is inside."""
 
     def __init__(self) -> None:
         self._inside, self._is_shut = 0, False

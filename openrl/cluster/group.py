@@ -1,7 +1,7 @@
-"""Groups of workers behind one small interface: what the trainer sees of the cluster.
+"""The interface through which the trainer sees the cluster: groups of workers.
 
 A worker is a plain class, built as ``Worker(context, *args)``. ``LocalGroup`` hosts workers in this
-process, for tests and for a debugger; ``ray_group.RayGroup`` hosts each in its own process.
+process, for tests and debugging. ``ray_group.RayGroup`` hosts each worker in its own process.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 Handle = Any
-"""One item that a worker yielded, without its data: an argument for ``call`` of another group."""
+"""A reference to one item that a worker yielded. The driver passes it to ``call`` of another group
+without ever holding the item's data."""
 
 
 @dataclass(frozen=True)
 class WorkerContext:
-    """Who a worker is among the ranks of its role. First argument of every worker's constructor."""
+    """A worker's identity among the ranks of its role: the first argument of every worker's
+    constructor."""
 
     role: str
     rank: int = 0
@@ -27,19 +29,19 @@ class WorkerContext:
     local_rank: int = 0  # among the ranks of this role on the same node
     master_addr: str = "127.0.0.1"  # rank 0's node, with a port that was free there
     master_port: int = 0
-    plugins: tuple[str, ...] = ()  # modules imported before the worker is built
-    # environment the worker's process started with
+    plugins: tuple[str, ...] = ()  # modules to import before the worker is built
+    # environment that the worker's process started with
     env: dict[str, str] = field(default_factory=dict)
     spans_nodes: bool = False  # its places lie on several nodes
-    log: str = ""  # file that takes what its process and its children print
+    log: str = ""  # file for the output of the process and its children
 
 
 class WorkerDied(RuntimeError):
-    """A worker's process ended, or one that it needs, while an answer was expected of it."""
+    """A worker's process, or a process that it needs, ended while an answer was due."""
 
     def __init__(self, message: str, rank: int | None = None) -> None:
-        """``rank`` of the worker; None: what it runs on died, Ray itself."""
-        super().__init__(message, rank)  # both in args: the error crosses process borders by pickle
+        """``rank`` is the worker's; None means that Ray itself died."""
+        super().__init__(message, rank)  # pickle rebuilds the exception from args
         self.message, self.rank = message, rank
 
     def __str__(self) -> str:
@@ -51,59 +53,62 @@ class WorkerTimeout(TimeoutError):
 
 
 class RankGroup(Protocol):
-    """The ranks of one role that work in step. Every wait is bounded.
+    """The ranks of one role, which work in step. Every wait is bounded.
 
-    Exceptions of a worker arrive as they were raised, with a note that names role, rank and method.
+    A worker's exception arrives unchanged, with a note that names role, rank and method.
     """
 
     role: str
     size: int
-    # neighbours that get the same shard; they split its sequences or the model's layers
+    # neighbouring ranks that get the same shard and split its sequences or the model's layers
     ranks_per_shard: int
 
     async def call(self, method: str, *args: Any, **kwargs: Any) -> list[Any]:
-        """The method's result from every worker, same arguments for all. Handles may be
-        arguments."""
+        """Call the method on every worker with the same arguments, which may be handles. Returns
+        one result per rank."""
 
     async def scatter(self, method: str, shards: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """As ``call``, with ``shards[i]`` the arguments of data-parallel rank i, and one result of
-        each, that of its first worker. ValueError unless there are ``data_ranks(group)`` shards."""
+        """Call the method with arguments ``shards[i]`` on all workers of data-parallel rank i.
+        Returns one result per data-parallel rank, from its first worker. Raises ValueError unless
+        there are ``data_ranks(group)`` shards."""
 
     async def agreed(self, asked: bool) -> bool:
-        """Whether any driver of the group asked: all of them learn the same."""
+        """Return True on every driver of the group if any driver passed True."""
 
     async def close(self) -> None:
-        """Call each worker's ``close`` if it has one, then free it. The group is not used
-        afterwards."""
+        """Call each worker's ``close`` if it has one, then free the worker. The group cannot be
+        used afterwards."""
 
 
 class WorkerGroup(RankGroup, Protocol):
-    """A group whose ranks can also be asked one by one; a wait names the ranks that are missing."""
+    """A group whose ranks can also be called one by one. A timeout names the ranks that did not
+    answer."""
 
     async def one(self, rank: int, method: str, *args: Any) -> Any:
-        """The method's result from one worker. Cancelling the wait cancels the call, if the method
-        is a coroutine."""
+        """Call the method on one worker and return its result. If the method is a coroutine,
+        cancelling the wait cancels the call."""
 
     async def restart(self, rank: int) -> None:
-        """A new worker in the place of one that died, built from the same arguments."""
+        """Replace a worker that died by a new one built from the same arguments."""
 
     def stream_handles(self, method: str, *args: Any) -> AsyncIterator[list[Handle]]:
-        """The generators of all ranks in step: one handle per rank and turn.
+        """Run the method, a generator, on all ranks in step. Each turn yields one handle per rank.
 
-        RuntimeError if they do not end together.
+        Raises RuntimeError if the generators do not end together.
         """
 
 
 def data_ranks(group: RankGroup) -> int:
-    """How many shards of rows the group works on at a time."""
+    """Return the number of data-parallel ranks, i.e. of shards that the group works on at a
+    time."""
     return group.size // group.ranks_per_shard
 
 
 class LocalGroup:
-    """Workers in this process, for tests and debugging.
+    """A group whose workers live in this process, for tests and debugging.
 
-    Plain methods run on the caller's thread, one rank after another: no timeout can interrupt them,
-    and ranks that must meet inside a collective cannot live in one LocalGroup. Coroutines run
+    Plain methods run on the caller's thread, one rank after another. So no timeout can interrupt
+    them, and ranks that meet in a collective cannot live in one LocalGroup. Coroutines run
     concurrently."""
 
     def __init__(
@@ -114,7 +119,7 @@ class LocalGroup:
         ranks_per_shard: int = 1,
         make: Callable[[int], Any] | None = None,
     ) -> None:
-        """``make(rank)`` gives a worker for ``restart``."""
+        """``make(rank)`` builds a worker for ``restart``."""
         self.role, self.size, self.ranks_per_shard = role, len(workers), ranks_per_shard
         self._workers, self.timeout, self._make = list(workers), timeout, make
 
@@ -173,7 +178,7 @@ class LocalGroup:
                 yield turn
 
     async def agreed(self, asked: bool) -> bool:
-        await asyncio.sleep(0)  # a plain worker keeps this thread: signals are heard here
+        await asyncio.sleep(0)  # lets signal handlers run: plain workers block this thread
         return asked
 
     async def close(self) -> None:
@@ -204,17 +209,17 @@ class LocalGroup:
 
 
 END = object()
-"""What ``next_or_end`` gives for a stream that is over."""
+"""The value that ``next_or_end`` returns at the end of a stream."""
 
 
 async def next_or_end(items: AsyncIterator[Any]) -> Any:
-    """The stream's next item, or END."""
+    """Return the stream's next item, or END."""
     return await anext(items, END)
 
 
 def all_ended(role: str, method: str, items: Sequence[Any]) -> bool:
-    """True if every rank's stream is over, False if none is; RuntimeError naming the ranks in
-    between."""
+    """Return True if every rank's stream is over, False if none is. Otherwise raise a RuntimeError
+    that names the ranks whose streams have ended."""
     ended = [rank for rank, item in enumerate(items) if item is END]
     if ended and len(ended) < len(items):
         raise RuntimeError(
@@ -224,7 +229,8 @@ def all_ended(role: str, method: str, items: Sequence[Any]) -> bool:
 
 
 async def iterate(items: Any) -> AsyncGenerator[Any]:
-    """A generator, plain or async, as an async one; closing it closes the inner one."""
+    """Wrap a plain or async generator as an async one. Closing the wrapper closes the inner
+    generator."""
     try:
         if hasattr(items, "__aiter__"):
             async for item in items:
@@ -248,12 +254,12 @@ async def gather_ranks(
 ) -> list[Any]:
     """Wait for the answer of every rank; the first failure ends the wait.
 
-    When one rank fails, the others get a second to show the cause: a rank whose process died makes
-    its peers fail in their collectives. A death is raised before other errors, then the lowest
-    rank's. ``describe(rank)`` says in words how a missing rank's process is. ``timeout`` None or 0:
-    no limit.
+    When one rank fails, the others get one more second to reveal the cause: a rank whose process
+    dies makes its peers fail in their collectives. A death takes precedence over other errors, then
+    the lowest rank. ``describe(rank)`` describes the process of a rank that did not answer.
+    ``timeout`` in seconds; None or 0 means no limit.
 
-    Raises WorkerTimeout with the ranks that have not answered, or the worker's own error.
+    Raises the worker's own error, or WorkerTimeout with the ranks that have not answered.
     """
     tasks = {rank: asyncio.ensure_future(answer) for rank, answer in pending.items()}
     try:
@@ -293,7 +299,7 @@ def raised_by(role: str, rank: int, method: str, log: str = "") -> str:
 
 
 def is_async(worker_class: type) -> bool:
-    """Whether any public method is a coroutine or an async generator."""
+    """Return whether any public method is a coroutine or an async generator."""
     return any(
         inspect.iscoroutinefunction(f) or inspect.isasyncgenfunction(f)
         for name, f in inspect.getmembers(worker_class)
@@ -302,7 +308,7 @@ def is_async(worker_class: type) -> bool:
 
 
 async def maybe_await(value: Any) -> Any:
-    """The result of a plain or of a coroutine method."""
+    """Return the result of a method call, awaiting it if the method is a coroutine."""
     return await value if inspect.isawaitable(value) else value
 
 

@@ -1,4 +1,4 @@
-"""What surrounds a worker in its own process: the actors of Ray that build it and pass calls on."""
+"""The Ray actors that host workers: each builds one worker in its process and forwards calls."""
 
 from __future__ import annotations
 
@@ -21,26 +21,27 @@ from openrl.registry import load_plugins
 
 
 class PlainHost:
-    """The actor around a worker whose methods are plain: one call at a time, on the main thread."""
+    """The actor for a worker with plain methods: it runs one call at a time on the main thread."""
 
     def __init__(self) -> None:
-        # A cluster as ``start_cluster`` makes it ignores the end of children in its workers, and in
-        # their children in turn: every exit code would read 0. By libc, since the actors of
-        # coroutines are made beside the main thread.
+        # The clusters of ``start_cluster`` make their workers, and in turn the workers' children,
+        # ignore SIGCHLD, so that every exit code would read 0. We restore it through libc because
+        # Python sets signals on the main thread only, and Ray builds async actors on another.
         ctypes.CDLL(None).signal(signal.SIGCHLD, ctypes.c_void_p(signal.SIG_DFL))
 
     def where(self) -> tuple[str, int, int]:
-        """(address of the node, a port that is free on it, process id)"""
+        """Return (address of the node, a port that is free there, process id)."""
         address = ray.util.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind((address, 0))
             return address, probe.getsockname()[1], os.getpid()
 
     def build(self, directory: str, worker_class: type, context: WorkerContext, *args: Any) -> None:
-        """Here and not in the constructor, so that errors keep their type.
+        """Build the worker. The constructor cannot do this, since Ray would change the type of its
+        errors.
 
-        ``directory`` is the driver's: relative paths in flags mean the same here. A node without it
-        stays where it is."""
+        ``directory`` is the driver's working directory. The process changes to it, if the node has
+        it, so that relative paths in flags mean the same here."""
         if Path(directory).is_dir():
             os.chdir(directory)
         if context.log:
@@ -53,17 +54,18 @@ class PlainHost:
         return getattr(self._worker, method)(*args, **kwargs)
 
     def stream(self, key: int, method: str, *args: Any) -> Any:
-        """Items of a generator. An error ends the stream and waits for ``ended``: as an item it
-        would travel on, inside a handle, and be raised in the wrong place."""
+        """Yield the items of a generator method. An error ends the stream and is kept for
+        ``ended``. If it were raised here, Ray would deliver it inside a handle, and it would
+        surface wherever that handle is used."""
         try:
-            # not yield from: Ray drives this generator by send(), which not every iterator has
+            # no yield from: Ray drives this generator with send(), which not every iterator has
             for item in getattr(self._worker, method)(*args):  # noqa: UP028
                 yield item
         except Exception as error:
             self._failed[key] = error
 
     def ended(self, key: int) -> None:
-        """Raise the error that ended a stream, if one did."""
+        """Raise the error that ended stream ``key``, if there was one."""
         if key in self._failed:
             raise self._failed.pop(key)
 
@@ -73,7 +75,8 @@ class PlainHost:
 
 
 class AsyncHost(PlainHost):
-    """The actor around a worker with coroutine methods: many calls at a time, on one event loop."""
+    """The actor for a worker with coroutine methods: it runs many calls at a time on one event
+    loop."""
 
     async def invoke(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return await maybe_await(getattr(self._worker, method)(*args, **kwargs))
@@ -93,14 +96,14 @@ class AsyncHost(PlainHost):
 
 @dataclass(frozen=True)
 class Making:
-    """How the processes of a group are made: at its start, and again when one has died."""
+    """The recipe for the processes of a group, used at its start and to replace one that died."""
 
     role: str
     reservation: Reservation
     worker_class: type
-    args: tuple[Any, ...]  # of its constructor, after the context
+    args: tuple[Any, ...]  # constructor arguments after the context
     envs: Sequence[dict[str, str]]  # environment of each rank
-    concurrency: int  # calls that run at a time in a worker with coroutine methods
+    concurrency: int  # limit on concurrent calls in a worker with coroutine methods
     plugins: tuple[str, ...] = ()
     logs: LogSpec = NO_LOGS
 
@@ -109,7 +112,7 @@ class Making:
         return self.reservation.plan.size(self.role)
 
     def actor(self, rank: int) -> Any:
-        """A new process in the place of this rank."""
+        """Start a new process in this rank's place and return its actor."""
         host, options = (
             (AsyncHost, {"max_concurrency": self.concurrency})
             if is_async(self.worker_class)
@@ -123,7 +126,8 @@ class Making:
         return placed.remote()
 
     def build(self, actor: Any, rank: int, address: str, port: int) -> ray.ObjectRef:
-        """Build the worker in it; ``address`` and ``port`` are those of the role's first rank."""
+        """Build the worker in ``actor``. ``address`` and ``port`` are those of the role's rank
+        0."""
         plan = self.reservation.plan
         context = WorkerContext(
             self.role,

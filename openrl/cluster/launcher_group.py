@@ -1,5 +1,5 @@
-"""The ranks that a launcher such as torchrun started: every process runs the same driver and hosts
-one worker."""
+"""A group of ranks that a launcher such as torchrun started. Every process runs the same driver and
+hosts one worker."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from openrl.training.distributed import Launch, close_distributed, init_distribu
 
 
 class LauncherGroup:
-    """See ``RankGroup``. All drivers make the same calls in the same order, and each gets the
-    answers of all ranks.
+    """A ``RankGroup`` in which all drivers make the same calls in the same order, and each receives
+    the answers of all ranks.
 
-    A call begins when every rank has arrived at it, and ends when every rank is done: what the
-    first rank does to files between two calls, the others see. How long a rank waits is bounded by
-    the process group's timeout."""
+    A call begins when every rank has reached it and ends when every rank is done. So all ranks see
+    what rank 0 did to files between two calls. The timeout of the process group bounds every
+    wait."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class LauncherGroup:
         return answers[:: self.ranks_per_shard]
 
     async def agreed(self, asked: bool) -> bool:
-        await asyncio.sleep(0)  # the worker keeps this thread: signals are heard here
+        await asyncio.sleep(0)  # lets signal handlers run: the worker blocks this thread
         answers: list[Any] = [None] * self.size
         dist.all_gather_object(answers, asked)
         return any(answers)
@@ -61,7 +61,8 @@ class LauncherGroup:
     async def _together(
         self, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> list[Any]:
-        """Raises the error of the lowest rank that failed, on every rank."""
+        """Call the method on every rank. If any rank failed, every rank raises the error of the
+        lowest one."""
         dist.barrier()
         error: Exception | None = None
         result = None

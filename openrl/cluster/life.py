@@ -1,4 +1,4 @@
-"""Signs of life: each worker's process has a log, and touches it as long as it moves."""
+"""Signs of life: each worker process has a log file and touches it regularly while it runs."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pathlib import Path
 import psutil
 
 BEAT_S = 5.0
-"""Seconds between two touches."""
+"""Seconds between two touches of the log file."""
 
 
 @dataclass(frozen=True)
 class LogSpec:
-    """Where workers leave their logs, and how long one may show no sign of life."""
+    """Where workers write their logs, and how long one may show no sign of life."""
 
-    directory: str = ""  # absolute; empty: Ray's own logs alone
-    stall_timeout: float = 0.0  # seconds; 0: for ever
+    directory: str = ""  # absolute; empty: no logs besides Ray's own
+    stall_timeout: float = 0.0  # seconds; 0: unlimited
 
     def path(self, role: str, rank: int) -> str:
         return str(Path(self.directory) / f"{role}-{rank}.log") if self.directory else ""
@@ -30,8 +30,8 @@ NO_LOGS = LogSpec()
 
 
 def begin_log(path: str, who: str) -> None:
-    """Send what this process and its children print to the end of ``path`` from now on, and touch
-    it every BEAT_S. A directory that this machine does not have leaves all as it is."""
+    """Append the output of this process and its children to ``path`` from now on, and touch the
+    file every BEAT_S seconds. Do nothing if its directory does not exist on this machine."""
     if not Path(path).parent.is_dir():
         return
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -44,7 +44,8 @@ def begin_log(path: str, who: str) -> None:
 
 
 def _beat(path: Path) -> None:
-    """A stopped child counts for its parent: it is waited for."""
+    """Touch the log forever, except while a child is stopped (SIGSTOP): its parent waits for it, so
+    both count as stalled."""
     own = psutil.Process()
     while True:
         time.sleep(BEAT_S)
@@ -55,7 +56,7 @@ def _beat(path: Path) -> None:
 
 
 def silence(path: str) -> float | None:
-    """Seconds since the process of this log last moved; None if nobody knows."""
+    """Return the seconds since this log's process last gave a sign of life; None if unknown."""
     with suppress(OSError):
         return time.time() - Path(path).stat().st_mtime
     return None

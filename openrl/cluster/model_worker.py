@@ -1,5 +1,5 @@
-"""The worker that owns one rank of one model: policy, critic, reference and reward are all this
-class."""
+"""The worker that owns one rank of a model. Policy, critic, reference and reward models all use
+this class."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Rendezvous, Route, SentBucket, SyncEndpoint, make_sender
 
 ModelChoice = int | Literal["start"]
-"""Which model of a worker: 0 its own, 1 and more the others, "start" its own as it was before
-adapters were trained."""
+"""Selects a model of a worker: 0 is its own, 1 and up are the others, and "start" is its own before
+its adapters were trained."""
 
 
 class ModelWorker:
-    """Every rank of a role gets every call: collectives hide inside."""
+    """One rank of a model. All ranks of the role must receive every call, since most methods run
+    collectives."""
 
     def __init__(self, context: WorkerContext, spec: ModelSpec, *others: ModelSpec) -> None:
-        """``others`` are further models in the same places, only evaluated: reward models take
-        turns."""
+        """``others`` are further models in the same places that are only evaluated, such as reward
+        models that take turns."""
         self.context, self.spec, self.other_specs = context, spec, others
 
     def start(self, spec: ModelSpec | None = None) -> None:
-        """Join the ranks of this role and load the model, or for the time being another one in its
-        place."""
+        """Join the ranks of this role and load the model. ``spec``, if given, is loaded instead of
+        the worker's own, until the next ``start``."""
         c = self.context
         timeout = self.spec.deepspeed.dist_timeout
         init_distributed(
@@ -52,13 +53,13 @@ class ModelWorker:
         )
         if hasattr(self, "engine"):
             del self.engine
-            settle()  # an engine and its hooks hold each other, and the next model needs the room
+            settle()  # engine and hooks form a reference cycle, and the next model needs the memory
         self.engine: TrainEngine = build_engine(spec or self.spec)
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
         settle()
 
     def sleep(self, *parts: SleepState) -> None:
-        """Free the memory of these parts of the models here, on their device."""
+        """Free the device memory of these parts of all models here."""
         for engine in [self.engine, *self.others]:
             engine.sleep(*parts)
 
@@ -67,7 +68,7 @@ class ModelWorker:
             engine.wake(*parts)
 
     def give_back(self) -> None:
-        """Return to the device what the allocator keeps of earlier batches."""
+        """Return the memory that the allocator has cached from earlier batches to the device."""
         give_back(torch.device(self.spec.device))
 
     def memory(self) -> MemoryUse:
@@ -86,8 +87,8 @@ class ModelWorker:
         model: ModelChoice = 0,
         *want: Want,
     ) -> dict[str, Tensor]:
-        """A model's column for the rows of this rank's shard, (rows, width) or (rows,), fp32, as
-        "column"; and what else is asked for, each under its own name."""
+        """Compute a model's output for the rows of this rank's shard. Returns it as "column", fp32
+        of shape (rows, width) or (rows,), and each output in ``want`` under its own name."""
         if model == "start":
             return self.engine.columns(batch, micro_batches, *want, at_start=True)
         return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
@@ -99,8 +100,8 @@ class ModelWorker:
         loss_of: LossOf,
         also: tuple[ExperienceBatch, list[StepPlan], LossOf] | None = None,
     ) -> list[dict[str, Metric]]:
-        """One optimizer step per plan; the metrics of each on this rank. ``also`` are rows that
-        join, step by step."""
+        """Take one optimizer step per plan and return this rank's metrics of each. ``also`` holds a
+        second batch with its own plans and loss; its i-th plan joins the i-th step."""
         if also is None:
             return [self.engine.train_step(batch, plan, loss_of) for plan in plans]
         others, their_plans, their_loss = also
@@ -113,25 +114,26 @@ class ModelWorker:
     def evaluate(
         self, batch: ExperienceBatch, plan: StepPlan, loss_of: LossOf
     ) -> dict[str, Metric]:
-        """The metrics of a loss on this rank, without a step."""
+        """Return this rank's metrics of a loss, without an optimizer step."""
         return self.engine.evaluate(batch, plan, loss_of)
 
     def sync_endpoint(self) -> SyncEndpoint:
-        """Where weights come from."""
+        """Describe this rank as a sender of weights: its machine and, if any, its GPU."""
         on_gpu = self.spec.device == "cuda"
         return SyncEndpoint(machine_id(), (gpu_uuid(torch.device("cuda", 0)),) if on_gpu else ())
 
     def adapter_config(self) -> dict[str, Any]:
-        """What peft writes beside the adapters that are trained."""
+        """Return the configuration that peft saves next to the trained adapters."""
         return self.engine.adapter_config()
 
     def meet(self) -> tuple[str, int]:
-        """Address and port at which engines can join this rank in a broadcast."""
+        """Open a rendezvous and return the (address, port) at which engines join this rank in a
+        broadcast."""
         self._rendezvous = Rendezvous(self.context.master_addr)
         return self._rendezvous.address, self._rendezvous.port
 
     def connect(self, route: Route) -> None:
-        """Prepare for the syncs of a run; before the first of them."""
+        """Prepare for weight syncs. Called once per run, before the first sync."""
         device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
         self._route = route
         self._sender = make_sender(
@@ -139,11 +141,11 @@ class ModelWorker:
         )
 
     def send_weights(self, version: int, bucket_bytes: int) -> Iterator[SentBucket | None]:
-        """Announcements of buckets from rank 0; the other ranks yield None in step with it, since
-        gathering is collective.
+        """Yield the announcement of each bucket on rank 0. The other ranks yield None in step,
+        since gathering the weights is a collective.
 
-        Raises UserError before the first one if a weight is inf or NaN: the engines keep what they
-        have."""
+        Raises UserError before the first bucket if a weight is inf or NaN, so that the engines keep
+        their weights."""
         if bad := self.engine.nonfinite_weights():
             more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             raise UserError(
@@ -170,7 +172,7 @@ class ModelWorker:
             sender.deliver(bucket)
 
     def end_sync(self) -> None:
-        """Every engine has the weights."""
+        """Release the sender's buffers once every engine has the weights."""
         self._sender.end()
 
     def save(self, directory: str, parts: StateParts = WHOLE) -> None:

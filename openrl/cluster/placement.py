@@ -1,9 +1,9 @@
 """Where the ranks of a run live: the table of roles and places, and what a cluster lacks for it.
 
-One rank holds one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot.
-The bundles of one *node group* lie on one node; ranks of colocated roles share one. An engine that
-is divided over several GPUs is one rank of several neighbouring bundles. Pure: nothing here knows
-of Ray."""
+A rank occupies one *bundle*: a GPU with a CPU, or with ``--device cpu`` one CPU as a worker slot.
+Ranks of colocated roles share bundles. An engine that spans several GPUs is one rank on several
+neighbouring bundles. The bundles of a *node group* lie on one node. This module is pure: nothing
+here knows about Ray."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ from rich.table import Table
 from openrl.config.placement import ParallelSizes
 
 UNIT = {"cpu": "CPU", "cuda": "GPU"}
-NAMED = 8  # engines of several places that the plan shows one by one
+NAMED = 8  # the plan lists up to so many multi-bundle engines one by one
 
 
 @dataclass(frozen=True)
 class Node:
-    """One machine of the cluster: what it has of the resources that ranks use, and what of it is
-    free."""
+    """One machine of the cluster: the CPUs and GPUs it has, and how many of them are free."""
 
     name: str
     cpus: float
@@ -37,7 +36,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Slot:
-    """A place of a rank: a bundle, and the share of it that the rank takes."""
+    """A rank's place: a bundle, and the share of it that the rank takes."""
 
     bundle: int
     fraction: float = 1.0
@@ -45,18 +44,19 @@ class Slot:
 
 @dataclass(frozen=True)
 class PlacementPlan:
-    """The table role -> slots, in rank order, over the bundles of the node groups."""
+    """The table that maps each role to its slots, in rank order. Slots refer to the bundles of the
+    node groups."""
 
     device: str  # "cpu" or "cuda"
-    # bundles of each node group; bundles are numbered through all of them
+    # number of bundles in each node group; bundles are numbered consecutively across groups
     node_groups: tuple[int, ...]
     rows: dict[str, tuple[Slot, ...]]
-    # of roles whose ranks have several slots
+    # only for roles whose ranks have several slots
     sizes: dict[str, ParallelSizes] = field(default_factory=dict)
 
     @property
     def bundle(self) -> dict[str, float]:
-        """Resources of one bundle; all are alike."""
+        """Resources of one bundle, the same for all."""
         return {"GPU": 1.0, "CPU": 1.0} if self.device == "cuda" else {"CPU": 1.0}
 
     @property
@@ -67,7 +67,7 @@ class PlacementPlan:
         }
 
     def locate(self, bundle: int) -> tuple[int, int]:
-        """(node group, index within it) of a bundle."""
+        """Return the (node group, index within it) of a bundle."""
         for group, size in enumerate(self.node_groups):
             if bundle < size:
                 return group, bundle
@@ -75,33 +75,34 @@ class PlacementPlan:
         raise IndexError(f"the plan has {sum(self.node_groups)} bundles")
 
     def width(self, role: str) -> int:
-        """Slots of one rank of a role."""
+        """Return the number of slots that each rank of a role has."""
         return self.sizes[role].width if role in self.sizes else 1
 
     def size(self, role: str) -> int:
-        """Ranks of a role."""
+        """Return the number of ranks of a role."""
         return len(self.rows[role]) // self.width(role)
 
     def slots(self, role: str, rank: int) -> tuple[Slot, ...]:
-        """The places of one rank."""
+        """Return the slots of one rank."""
         width = self.width(role)
         return self.rows[role][rank * width : (rank + 1) * width]
 
     def groups_of(self, slots: Iterable[Slot]) -> list[int]:
-        """The node groups that slots lie in, in their order."""
+        """Return the node groups that the slots lie in, in order of first appearance."""
         return list(dict.fromkeys(self.locate(slot.bundle)[0] for slot in slots))
 
     def spans_nodes(self, role: str, rank: int) -> bool:
         return len(self.groups_of(self.slots(role, rank))) > 1
 
     def splits_tensor_group(self, role: str, rank: int) -> bool:
-        """Whether the ranks that share every layer, neighbours all, lie on more than one node."""
+        """Return whether any tensor-parallel group, a block of neighbouring slots, crosses
+        nodes."""
         slots, size = self.slots(role, rank), self.sizes[role].tensor
         return any(len(self.groups_of(slots[i : i + size])) > 1 for i in range(0, len(slots), size))
 
     def joined_groups(self) -> list[tuple[int, ...]]:
-        """The node groups, those together that one rank lies on: what it gets must be granted as
-        one."""
+        """Partition the node groups so that those which one rank lies on are together: Ray must
+        grant them as one placement group."""
         joined = [{group} for group in range(len(self.node_groups))]
         for role in self.sizes:
             for rank in range(self.size(role)):
@@ -111,7 +112,7 @@ class PlacementPlan:
         return sorted(tuple(sorted(part)) for part in joined)
 
     def show_places(self, role: str, rank: int) -> str:
-        """The places of a rank, node by node: "0-7 and 8-15"."""
+        """Return the bundles of a rank, node by node, e.g. "0-7 and 8-15"."""
         slots = self.slots(role, rank)
         parts = (
             [s.bundle for s in slots if self.locate(s.bundle)[0] == g]
@@ -120,7 +121,7 @@ class PlacementPlan:
         return " and ".join(map(_ranges, parts))
 
     def roles_of(self, group: int) -> str:
-        """Names of the roles with a rank in this node group."""
+        """Return the names of the roles with a rank in this node group, joined by "and"."""
         return " and ".join(
             role
             for role, slots in self.rows.items()
@@ -128,15 +129,15 @@ class PlacementPlan:
         )
 
     def places(self, role: str) -> frozenset[int]:
-        """The bundles that a role has ranks on."""
+        """Return the bundles that a role's ranks occupy."""
         return frozenset(slot.bundle for slot in self.rows[role])
 
     def shared(self, role: str) -> bool:
-        """Whether a rank of another role lies on a bundle of this one."""
+        """Return whether another role has a rank on one of this role's bundles."""
         return any(self.places(role) & self.places(other) for other in self.rows if other != role)
 
     def local_ranks(self, role: str) -> list[int]:
-        """The index of each rank of a role among its ranks of the same node group."""
+        """Return each rank's index among the role's ranks of the same node group."""
         seen: dict[int, int] = {}
         ranks = []
         for rank in range(self.size(role)):
@@ -146,10 +147,10 @@ class PlacementPlan:
         return ranks
 
     def problems(self, cluster: Sequence[Node]) -> list[str]:
-        """What the cluster lacks for this plan, in words; empty if it fits.
+        """Describe what the cluster lacks for this plan; empty if the plan fits.
 
-        The assignment is best-fit decreasing: exact for one node and for node groups of one size,
-        otherwise it may call a plan scattered that a cleverer packing could hold."""
+        The assignment is best-fit decreasing. It is exact for a single node and for node groups of
+        equal size; otherwise it may reject a plan that a cleverer packing could fit."""
         found = []
         for resource, need in self.need.items():
             largest = max((node.free(resource) for node in cluster), default=0)
@@ -192,7 +193,7 @@ class PlacementPlan:
         return []
 
     def notes(self, cores: int) -> list[str]:
-        """Remarks for one machine with ``cores`` processor cores."""
+        """Return remarks on the plan for one machine with ``cores`` processor cores."""
         slots = sum(self.node_groups)
         if self.device != "cpu" or slots <= cores:
             return []
@@ -202,7 +203,7 @@ class PlacementPlan:
         ]
 
     def render(self) -> str:
-        """The plan as a table, one row per role."""
+        """Return the plan as a text table with one row per role."""
         unit = UNIT[self.device]
         rows = []
         for role, slots in self.rows.items():
@@ -227,7 +228,8 @@ class PlacementPlan:
         return text_table(f"Placement on {self.device}: {need}", header, rows)
 
     def _spread(self, role: str) -> str:
-        """Nodes and ranks on each: "2 x 4"; of ranks that lie on several nodes each: "2 x 1/2"."""
+        """Return the nodes and the ranks on each, "2 x 4". If each rank spans several nodes, the
+        second factor is a fraction: "2 x 1/2"."""
         groups, ranks = self.groups_of(self.rows[role]), self.size(role)
         if ranks >= len(groups):
             return f"{len(groups)} x {ranks // len(groups)}"
@@ -235,10 +237,10 @@ class PlacementPlan:
 
 
 def match_bundles(sizes: Sequence[int], nodes: Sequence[object]) -> list[list[int]] | None:
-    """Node groups of these sizes among granted bundles, ``nodes[i]`` the node of bundle i: the
-    indices of each group.
+    """Assign granted bundles to node groups of the given ``sizes``, by best-fit decreasing.
 
-    Best-fit decreasing. None if no node holds one of them.
+    ``nodes[i]`` is the node of bundle i. Returns the bundle indices of each group, or None if some
+    group fits on no node.
     """
     left: dict[object, list[int]] = {}
     for index, node in enumerate(nodes):
@@ -254,7 +256,7 @@ def match_bundles(sizes: Sequence[int], nodes: Sequence[object]) -> list[list[in
 
 
 def text_table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A plain-text table; the first column is aligned left, the others right."""
+    """Format a plain-text table. The first column is left-aligned, the others right-aligned."""
     table = Table(title=title, title_justify="left", title_style="", box=None, pad_edge=False)
     for i, name in enumerate(header):
         table.add_column(name, justify="right" if i else "left", no_wrap=True)

@@ -1,5 +1,5 @@
-"""From flags to the table of places: every role gets bundles of its own, shares those of another,
-or is told them."""
+"""From flags to the placement table. Every role gets bundles of its own, shares those of another
+role, or lists them explicitly."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from openrl.errors import UserError
 
 @dataclass(frozen=True)
 class RoleRequest:
-    """Places that one role wants: ``per_node`` on each of ``num_nodes``.
+    """The places that one role wants: ``per_node`` on each of ``num_nodes``.
 
-    A rank takes ``sizes.width`` neighbouring ones. Of roles whose ranks are wider than one place, a
-    "node" is one rank."""
+    A rank takes ``sizes.width`` neighbouring places. For roles whose ranks are wider than one
+    place, a "node" is one rank."""
 
     name: str
     num_nodes: int | None  # None: as many as fill the places of ``shares_with``
     per_node: int | None  # None: every GPU of a node
-    shares_with: str | None = None  # an earlier role, whose bundles it takes
-    places: tuple[int, ...] | None = None  # explicit numbers, counted through the nodes
+    shares_with: str | None = None  # an earlier role whose bundles this one uses
+    places: tuple[int, ...] | None = None  # explicit bundle numbers, counted across nodes
     sizes: ParallelSizes = ParallelSizes()
 
 
@@ -43,8 +43,9 @@ def role_requests(
     roles: Iterable[str],
     engines_apart: bool = False,
 ) -> list[RoleRequest]:
-    """Requests of the named model roles by their flags, None meaning "as the actor"; then the
-    engines, which share no place with models if they are ``engines_apart``."""
+    """Return the requests of the model roles ``roles``, then that of the engines, from flags. A
+    role's flag left at None takes the actor's value. With ``engines_apart`` the engines share no
+    place with models."""
     roles, sizes = list(roles), parallel_sizes(engine)
     if places := explicit_places(placement):
         told = [RoleRequest(role, 1, len(places[role]), places=places[role]) for role in roles]
@@ -73,14 +74,15 @@ def role_requests(
 def plan_placement(
     requests: Iterable[RoleRequest], device: str, cluster: Sequence[Node]
 ) -> PlacementPlan:
-    """The table of places. Roles that meet on a bundle take equal shares of it.
+    """Return the placement table. Roles that share a bundle take equal shares of it.
 
-    A request without ``per_node`` takes as many GPUs as the largest node has (busy ones too:
-    whether they are free is for ``problems``), and one worker slot on a CPU. A rank that is wider
-    than that is cut into whole tensor-parallel groups, one node group after the other. Explicit
-    places are cut into node groups by that same number of GPUs; on a CPU they all lie on one node.
-    Raises UserError if a role cannot share the places of another, or an engine cannot lie where it
-    would."""
+    A request without ``per_node`` takes as many GPUs as the largest node has, or one worker slot
+    on a CPU. Busy GPUs count too: ``PlacementPlan.problems`` checks what is free. A rank wider than
+    a node is cut into node groups of whole tensor-parallel groups. Explicit places are cut into
+    node groups of the largest node's number of GPUs; on a CPU they all lie on one node.
+
+    Raises UserError if a role cannot share the places of another, or if an engine cannot run on the
+    places that it gets."""
     requests = list(requests)
     gpus = max((int(node.gpus) for node in cluster), default=0) if device == "cuda" else 0
     node_groups: list[int] = []
@@ -111,12 +113,12 @@ def plan_placement(
 
 
 def _own(request: RoleRequest, gpus: int) -> list[int]:
-    """Node groups of a role with bundles of its own."""
+    """Return the sizes of the node groups of a role that gets its own bundles."""
     size = request.per_node if request.per_node is not None else max(gpus, 1)
     if request.sizes.width == 1 or not 0 < gpus < size:
         return [size] * (request.num_nodes or 1)
     tensor = request.sizes.tensor
-    # whole tensor-parallel groups, where one fits
+    # as many GPUs of a node as whole tensor-parallel groups can use, if a group fits at all
     on_node = gpus - gpus % tensor if tensor <= gpus else gpus
     rest = [size % on_node] if size % on_node else []
     return ([on_node] * (size // on_node) + rest) * (request.num_nodes or 1)
@@ -146,8 +148,8 @@ def _shared(request: RoleRequest, gpus: int, places: tuple[int, ...]) -> tuple[i
 
 
 def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
-    """Raises UserError if the ranks of a role do not divide its places, or vLLM could not use what
-    one has."""
+    """Raise UserError if a role's places do not divide into ranks, or if vLLM cannot use the places
+    of a rank."""
     role, sizes, places = request.name, request.sizes, len(plan.rows[request.name])
     if places % sizes.width:
         raise UserError(
@@ -179,6 +181,6 @@ def _check_ranks(request: RoleRequest, plan: PlacementPlan) -> None:
 
 
 def _share(tenants: int) -> float:
-    """Ray counts in ten-thousandths; rounded down, so that the shares of a bundle never exceed
-    it."""
+    """Return each tenant's share of a bundle. Ray counts in ten-thousandths; we round down so that
+    the shares never add up to more than the bundle."""
     return math.floor(1e4 / tenants) / 1e4

@@ -1,4 +1,5 @@
-"""The Ray cluster of a run: one started on this machine, or one that is joined; and room on it."""
+"""The Ray cluster of a run, started on this machine or joined, and the reservation of its
+resources."""
 
 from __future__ import annotations
 
@@ -46,28 +47,29 @@ from openrl.config.derived import cluster_address
 from openrl.config.rollout import ClusterFlags
 from openrl.errors import UserError
 
-LONGEST_SCRATCH = 107 - 37  # characters of a socket's path; its own name is a UUID
+# A Unix socket's path has at most 107 characters, and vLLM's sockets add "/" and a UUID.
+LONGEST_SCRATCH = 107 - 37
 MARK = "openrl.pid"  # file in the session directory of a cluster of our own
-RAYS_OWN = ("gcs_server", "raylet")  # without either nothing goes on
+RAYS_OWN = ("gcs_server", "raylet")  # the run cannot go on without either
 
 
 @dataclass
 class Reservation:
-    """A plan that the cluster has granted: each of its bundles as one of a placement group.
+    """A plan that the cluster has granted. Each bundle of the plan is a bundle of a placement
+    group.
 
-    A placement group holds one node group, or those together that an engine on several nodes lies
-    on."""
+    A placement group holds one node group, or all node groups of an engine that spans nodes."""
 
     plan: PlacementPlan
     groups: list[PlacementGroup]
-    # bundle of the plan -> its group and the index in it
+    # bundle of the plan -> its placement group and its index there
     bundles: dict[int, tuple[PlacementGroup, int]]
 
     def actor_options(self, role: str, rank: int) -> dict[str, Any]:
-        """Ray's options that put a rank into the first of its bundles.
+        """Return the Ray options that place a rank's actor in the first of its bundles.
 
-        The processes that an engine on several nodes starts through Ray take the GPUs, and the
-        actor itself none."""
+        The actor of an engine that spans nodes takes no GPU itself: the processes that it starts
+        through Ray take them."""
         slot, spans = self.plan.slots(role, rank)[0], self.plan.spans_nodes(role, rank)
         return {
             "num_cpus": slot.fraction,
@@ -82,11 +84,11 @@ class Reservation:
         )
 
     async def environment(self, role: str, rank: int) -> dict[str, str]:
-        """Variables that give a rank of several places its GPUs; Ray itself gives a process those
-        of one bundle only.
+        """Return the environment variables that give a rank with several bundles its GPUs. Ray
+        itself gives a process the GPUs of one bundle only.
 
-        On one node the process sees all of them. On several nodes vLLM is told which bundles are
-        its own."""
+        On one node, CUDA_VISIBLE_DEVICES lists all GPUs of the rank. If the rank spans nodes, the
+        variables tell vLLM which bundles to use."""
         slots = self.plan.slots(role, rank)
         if self.plan.device == "cpu" or len(slots) == 1:
             return {}
@@ -118,17 +120,17 @@ class Reservation:
 
 @dataclass
 class RayCluster:
-    """A connection to Ray. ``local``: it was started for this run and ends with it."""
+    """A connection to Ray. If ``local``, the cluster was started for this run and ends with it."""
 
     local: bool
     session_dir: Path
     own: dict[str, psutil.Process] = field(default_factory=dict)
-    """Ray's own processes, where they were started for this run."""
+    """Ray's own processes, if they were started for this run."""
     caretaker: subprocess.Popen[bytes] | None = None
     """Cleans up if this process is killed."""
 
     def nodes(self) -> list[Node]:
-        """The living nodes with what is free on each now."""
+        """Return the living nodes with their currently free resources."""
         free = ray._private.state.available_resources_per_node()
         return [
             Node(
@@ -143,8 +145,9 @@ class RayCluster:
         ]
 
     def scratch(self) -> dict[str, str]:
-        """Environment of the workers of a cluster of our own: their temporary files, vLLM's sockets
-        among them, go with it. What was compiled stays for the next run."""
+        """Return the environment that puts the workers' temporary files, including vLLM's sockets,
+        into the session directory, so that they vanish with it. Compiled kernels stay outside for
+        the next run. Empty for a joined cluster, or if the paths would be too long for sockets."""
         place = self.session_dir / "tmp"
         if not self.local or len(str(place)) > LONGEST_SCRATCH:
             return {}
@@ -154,14 +157,16 @@ class RayCluster:
         return {"TMPDIR": str(place), "TORCHINDUCTOR_CACHE_DIR": cache}
 
     async def reserve(self, plan: PlacementPlan, timeout: float | None) -> Reservation:
-        """Wait until the cluster grants every bundle of the plan. None or 0: no limit.
+        """Wait until the cluster grants every bundle of the plan. ``timeout`` is in seconds; None
+        or 0 means no limit.
 
-        Raises UserError with what is missing: after ``timeout`` seconds, since a joined cluster may
-        grow; at once on a cluster of our own that is too small even when empty."""
+        Raises UserError that lists what is missing. A joined cluster may grow, so the error comes
+        after ``timeout``. It comes at once if a cluster of our own is too small even when
+        empty."""
         whole = [replace(node, free_cpus=node.cpus, free_gpus=node.gpus) for node in self.nodes()]
         if self.local and (lacks := plan.problems(whole)):
             raise self._refusal(lacks)
-        # the widest first: the narrow ones then fill the gaps
+        # reserve the widest groups first; the narrow ones fill the gaps
         parts = sorted(
             plan.joined_groups(), key=lambda part: -sum(plan.node_groups[g] for g in part)
         )
@@ -189,8 +194,8 @@ class RayCluster:
     def _bundles(
         self, plan: PlacementPlan, part: Sequence[int], group: PlacementGroup
     ) -> dict[int, tuple[PlacementGroup, int]]:
-        """The bundles of the node groups in ``part``, as Ray has laid them on nodes. Raises
-        UserError if it cut a group."""
+        """Map the plan's bundles of the node groups in ``part`` to the bundles of ``group``, by the
+        nodes that Ray chose. Raises UserError if Ray split a node group."""
         sizes = [plan.node_groups[g] for g in part]
         on_node = placement_group_table(group)["bundles_to_node_id"]
         indices = match_bundles(sizes, [on_node[index] for index in range(sum(sizes))])
@@ -211,8 +216,8 @@ class RayCluster:
         }
 
     async def _lacking(self, plan: PlacementPlan) -> list[str]:
-        """What is missing, after our own bundles are given back."""
-        await asyncio.sleep(1.0)  # the cluster's books are brought up to date twice a second
+        """Describe what is missing, once our own bundles have been given back."""
+        await asyncio.sleep(1.0)  # Ray updates its view of free resources twice a second
         return plan.problems(self.nodes()) or [
             "it would fit into what is free by now: another job held it meanwhile"
         ]
@@ -232,23 +237,24 @@ class RayCluster:
         )
 
     def dead(self) -> str | None:
-        """A process of Ray's own that has died, in words."""
+        """Describe one of Ray's own processes that has died; None if all are alive."""
         for name, process in self.own.items():
             if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
                 return f"Ray's {name} (process {process.pid}) died"
         return None
 
     def close(self) -> None:
-        """Disconnect; a cluster of our own ends, with every process in it and what it wrote."""
+        """Disconnect. A cluster of our own ends, with all its processes and files."""
         ray.shutdown()
         if self.local:
             shutil.rmtree(self.session_dir, ignore_errors=True)
         if self.caretaker is not None:
-            self.caretaker.communicate()  # looks once more, and ends
+            self.caretaker.communicate()  # closes its stdin: it cleans up once more and ends
 
 
 async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> bool:
-    """Wait for all groups; in a thread, since Ray's awaitable form starts a process per group."""
+    """Wait for all groups; return False on timeout. We wait in a thread because Ray's awaitable
+    starts a process per group."""
     deadline = time.monotonic() + (timeout or float("inf"))
     for group in groups:
         while not await asyncio.to_thread(group.wait, 1):
@@ -258,7 +264,7 @@ async def _granted(groups: Sequence[PlacementGroup], timeout: float | None) -> b
 
 
 def this_machine() -> Node:
-    """This machine as the one node of a local cluster, all of it free."""
+    """Return this machine as the only node of a local cluster, with everything free."""
     cpus, gpus = os.cpu_count() or 1, torch.cuda.device_count()
     return Node("127.0.0.1", cpus, gpus, cpus, gpus)
 
@@ -266,21 +272,21 @@ def this_machine() -> Node:
 def open_cluster(
     flags: ClusterFlags, requests: Sequence[RoleRequest], device: str, log_to_driver: bool = False
 ) -> tuple[RayCluster, PlacementPlan]:
-    """Join the cluster that the flags name, or start one on this machine; and plan the roles on
-    it."""
+    """Join the cluster that the flags name, or start one on this machine, and place the roles on
+    it. Returns the cluster and the plan."""
     address = cluster_address(flags)
     if address:
         cluster = join_cluster(address, log_to_driver)
         return cluster, plan_placement(requests, device, cluster.nodes())
     machine = this_machine()
     plan = plan_placement(requests, device, [machine])
-    # logical: worker slots may exceed the cores
+    # Ray's CPUs are only bookkeeping: there may be more worker slots than cores
     cpus = max(int(plan.need["CPU"]), int(machine.cpus))
     return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0, log_to_driver), plan
 
 
 def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> RayCluster:
-    """A Ray cluster of one node that listens on 127.0.0.1 only and ends with this process."""
+    """Start a one-node Ray cluster that listens on 127.0.0.1 only and ends with this process."""
     on_child_end = signal.getsignal(signal.SIGCHLD)
     with _loopback_only():
         context = _init(
@@ -290,15 +296,15 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
             num_gpus=num_gpus,
             include_dashboard=False,
             _system_config={
-                "prestart_worker_first_driver": False,  # else one idle process per CPU
+                "prestart_worker_first_driver": False,  # or Ray starts an idle process per CPU
                 "enable_metrics_collection": False,
-                # children of a killed worker, such as an engine's own processes, are killed with it
+                # if a worker is killed, kill its children too, e.g. the processes of an engine
                 "kill_child_processes_on_worker_exit_with_raylet_subreaper": True,
             },
         )
-    signal.signal(signal.SIGCHLD, on_child_end)  # the option above makes Ray ignore it, here too
+    signal.signal(signal.SIGCHLD, on_child_end)  # the option above made Ray ignore it here too
     session = Path(context.address_info["session_dir"])
-    session.chmod(0o700)  # logs, and sockets of processes that run what they are told
+    session.chmod(0o700)  # it has logs, and sockets whose processes run any code they receive
     remove_dead_sessions(session.parent)
     (session / MARK).write_text(str(os.getpid()))
     started = ray._private.worker._global_node.all_processes
@@ -309,7 +315,8 @@ def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> 
 
 
 def remove_dead_sessions(home: Path) -> None:
-    """Directories of our own clusters whose driver was killed before it could remove them."""
+    """Remove the session directories of our clusters whose drivers were killed before they could do
+    so."""
     for mark in home.glob(f"session_*/{MARK}"):
         with suppress(OSError, ValueError):
             if not psutil.pid_exists(int(mark.read_text())):
@@ -317,7 +324,8 @@ def remove_dead_sessions(home: Path) -> None:
 
 
 def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
-    """Connect to a running cluster: host:port, or "auto" for the one on this machine.
+    """Connect to the running cluster at ``address``: host:port, or "auto" for the one on this
+    machine.
 
     Raises UserError if none answers there.
     """
@@ -335,9 +343,10 @@ def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
 
 
 def _show_token(address: str) -> None:
-    """``ray start`` guards a cluster with the token in ~/.ray once there is one, and ``ray.init``
-    shows it to clusters that it finds by itself, but not to an address that it is given.
-    $RAY_AUTH_MODE, if set, decides alone."""
+    """Make Ray send its authentication token if the cluster at ``address`` requires one.
+
+    ``ray start`` requires the token in ~/.ray if there is one. ``ray.init`` sends it to clusters
+    that it finds by itself, but not to a given address. $RAY_AUTH_MODE overrides all this."""
     try:
         GcsClient(address=address)
     except AuthenticationError:
@@ -346,8 +355,8 @@ def _show_token(address: str) -> None:
 
 def _init(log_to_driver: bool, **options: Any) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    auto_init_hook.enable_auto_connect = False  # a call after the end would start a cluster anew
-    with suppress(OSError):  # there is none, or it is somebody else's
+    auto_init_hook.enable_auto_connect = False  # or a late call to Ray would start a new cluster
+    with suppress(OSError):  # there is no token, or it belongs to another user
         (Path.home() / ".ray/auth_token").chmod(0o600)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     context = ray.init(
@@ -359,16 +368,16 @@ def _init(log_to_driver: bool, **options: Any) -> Any:
     )
     if threading.current_thread() is threading.main_thread():
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray's own ends the process in C++, with a dump
+            signal.signal(number, handler)  # Ray's handler ends the process in C++, with a dump
     return context
 
 
 def import_path() -> list[str]:
-    """Directories from which workers import what this process can: the package, plugins, the user's
-    files.
+    """Return the directories from which workers import the package, plugins and the user's files,
+    so that they can import whatever this process can.
 
-    Nothing is uploaded: on several nodes these must be on a shared file system, or installed on
-    each."""
+    Nothing is uploaded: on several nodes these directories must be on a shared file system, or
+    their contents installed on each node."""
     installed = [
         Path(sysconfig.get_path(name)).resolve()
         for name in ("stdlib", "platstdlib", "purelib", "platlib")
@@ -384,10 +393,10 @@ def import_path() -> list[str]:
 
 @contextmanager
 def _loopback_only() -> Iterator[None]:
-    """Make Ray take 127.0.0.1 for this node, so that all its servers listen there alone.
+    """Make Ray use 127.0.0.1 as this node's address, so that all its servers listen there only.
 
-    The address given to ``ray.init`` does not do it: Ray replaces a loopback address by the
-    machine's. This is the switch that it uses on macOS and Windows."""
+    Passing the address to ``ray.init`` is not enough, since Ray replaces a loopback address by the
+    machine's. This is the switch that Ray itself uses on macOS and Windows."""
     before = ray_constants.ENABLE_RAY_CLUSTER
     ray_constants.ENABLE_RAY_CLUSTER = False
     try:

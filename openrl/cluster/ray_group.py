@@ -31,14 +31,14 @@ from openrl.cluster.ray_cluster import RayCluster, Reservation
 
 log = logging.getLogger(__name__)
 
-ITEMS_AHEAD = 2  # items of a stream that may wait unread; then its generator pauses
-CLOSE_S = 30.0  # patience for a worker's own close()
-SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as an object of their own
-LONGEST_WORDS = 300  # characters of a line of last words
+ITEMS_AHEAD = 2  # unread items after which the generator of a stream pauses
+CLOSE_S = 30.0  # timeout of the workers' close()
+SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a Ray object
+LONGEST_WORDS = 300  # characters kept of each line of last words
 
 
 class RayGroup:
-    """See ``WorkerGroup``. Made by ``create``."""
+    """A ``WorkerGroup`` of Ray actors. Use ``create`` to build one."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RayGroup:
             tuple[str, int, int]
         ] = []  # (address, free port, process id) of each rank
         self._stream_keys = count()
-        self._broken = False  # a rank died or hangs: no use in asking the workers to close
+        self._broken = False  # a rank died or hangs, so asking the workers to close is pointless
         self._dead: set[int] = set()  # ranks that died and were not restarted
         self._logs = making.logs
         self._watcher: asyncio.Task[None] | None = None
@@ -75,12 +75,12 @@ class RayGroup:
         ranks_per_shard: int = 1,
         logs: LogSpec = NO_LOGS,
     ) -> RayGroup:
-        """One actor in every slot of the role's row; builds ``worker_class(context, *args)`` in
-        each.
+        """Start one actor per rank of the role and build ``worker_class(context, *args)`` in each.
 
-        ``concurrency`` bounds the calls that run at a time in a worker with coroutine methods;
-        others run one. ``env`` is set before the worker's process starts, over ``worker_env``'s
-        defaults. What constructors raise is raised here, and the actors are gone."""
+        ``concurrency`` limits the concurrent calls in a worker with coroutine methods; other
+        workers run one call at a time. ``env`` is set before the worker's process starts and
+        overrides the defaults of ``worker_env``. If a constructor raises, its error is raised here
+        after all actors are killed."""
         size = reservation.plan.size(role)
         env = (
             worker_env(reservation.plan.device, size, cluster.local)
@@ -108,7 +108,7 @@ class RayGroup:
 
     async def restart(self, rank: int) -> None:
         with suppress(RaySystemError):
-            ray.kill(self._actors[rank])  # its process lives on if only a child of it died
+            ray.kill(self._actors[rank])  # still alive if only a child process died
         self._actors[rank] = actor = self._making.actor(rank)
         asked = {rank: self._answer(rank, "start", actor.where.remote())}
         self._places[rank] = (await self._gather("start", asked))[0]
@@ -160,7 +160,7 @@ class RayGroup:
         return asked
 
     async def close(self) -> None:
-        """Let the workers close, unless one died or hangs; then end their processes."""
+        """Call the workers' ``close``, unless one died or hangs, then end their processes."""
         if not self._broken and self._actors:
             try:
                 calls = {
@@ -173,7 +173,7 @@ class RayGroup:
         self._kill()
 
     def _watch(self) -> None:
-        """Look for signs of life from now on."""
+        """Start to watch the workers' signs of life."""
         if self._logs.directory:
             self._lost = asyncio.get_running_loop().create_future()
             self._watcher = asyncio.create_task(self._look(self._lost))
@@ -184,7 +184,7 @@ class RayGroup:
             await asyncio.sleep(min(BEAT_S, most / 4))
             if dead := self._cluster.dead():
                 lost.set_exception(WorkerDied(dead))
-                lost.exception()  # whoever waits for an answer raises it; it may be nobody
+                lost.exception()  # marks it as retrieved: there may be no call waiting to raise it
                 return
             for rank in {*range(self.size)} - self._dead:
                 quiet = silence(self._logs.path(self.role, rank))
@@ -207,8 +207,8 @@ class RayGroup:
     async def _open_stream(
         self, rank: int, method: str, args: tuple[Any, ...]
     ) -> AsyncGenerator[Any]:
-        """Start a generator on a rank; gives a function whose result is the next item's handle, or
-        END."""
+        """Start a generator on a rank. Yields a coroutine function that returns the next item's
+        handle, or END."""
         key, host = next(self._stream_keys), self._actors[rank]
         streaming = host.stream.options(
             num_returns="streaming", _generator_backpressure_num_objects=ITEMS_AHEAD
@@ -222,7 +222,7 @@ class RayGroup:
             if ref is END:
                 over = True
                 await self._answer(rank, method, host.ended.remote(key))
-            elif ref == refs.completed():  # not an item: the stream broke off
+            elif ref == refs.completed():  # Ray's own error object: the stream broke off
                 over = True
                 await self._answer(rank, method, ref)
             return ref
@@ -247,12 +247,12 @@ class RayGroup:
             raise
 
     async def _answer(self, rank: int, method: str, ref: ray.ObjectRef) -> Any:
-        """A call's result; the worker's own exception, or WorkerDied."""
+        """Return a call's result. Raises the worker's own exception, or WorkerDied."""
         try:
             return await ref
         except RayTaskError as error:
             cause = error.cause
-            if isinstance(cause, WorkerDied):  # a process that the worker needs
+            if isinstance(cause, WorkerDied):  # a process that the worker needs has died
                 raise self._died(rank, method, str(cause)) from error
             cause.add_note(raised_by(self.role, rank, method, self._logs.path(self.role, rank)))
             raise cause from error
@@ -276,8 +276,7 @@ class RayGroup:
         return f"rank {rank}: {self._place(rank)}, not known to have died{self._last_words(rank)}"
 
     def _last_words(self, rank: int) -> str:
-        """The end of what the worker wrote to its standard error, where its log lies on this
-        machine."""
+        """Return the last lines of the worker's logs, if they are on this machine."""
         if not self._places:
             return ""
         found = [
@@ -292,14 +291,14 @@ class RayGroup:
 
 
 def _share(args: tuple[Any, ...], size: int) -> tuple[Any, ...]:
-    """Arguments that go to every rank, stored once instead of once per rank."""
+    """Store large arguments in Ray's object store once, instead of sending a copy to each rank."""
     if size == 1:
         return args
     return tuple(a if isinstance(a, (ray.ObjectRef, *SMALL)) else ray.put(a) for a in args)
 
 
 async def unless_lost(work: Awaitable[list[Any]], lost: asyncio.Future[None] | None) -> list[Any]:
-    """The result of ``work``, or the error of ``lost`` if that comes first."""
+    """Return the result of ``work``, or raise the error of ``lost`` if that comes first."""
     if lost is None:
         return await work
     task = asyncio.ensure_future(work)
@@ -315,21 +314,22 @@ async def unless_lost(work: Awaitable[list[Any]], lost: asyncio.Future[None] | N
 
 
 def _tail(file: Path, size: int = 4096) -> str:
-    """The last bytes of a log file, as text."""
+    """Return the last ``size`` bytes of a log file as text."""
     with file.open("rb") as opened:
         opened.seek(max(file.stat().st_size - size, 0))
         return opened.read().decode(errors="replace")
 
 
 def worker_env(device: str, ranks: int, local: bool) -> dict[str, str]:
-    """Environment of a role's processes: what the user's own environment sets is left as it is.
+    """Return default environment variables for a role's processes. The user's own environment
+    overrides them.
 
-    On a CPU the ranks of a role share the cores; Ray's default is one thread. Roles mostly take
-    turns, but not always: where two of them meet, threads that spin while they wait for each other
-    would keep the cores from those that they wait for. glibc gives memory back to the system
-    between two micro-batches if nothing lies above it: with huge pages, which it takes by default
-    for nothing, touching it again costs one fault for 2 MB instead of 512 (a sixth of a forward
-    pass). On a cluster of our own, collectives stay on the loopback interface."""
+    On a CPU the ranks of a role share the cores, where Ray's default is a single thread. Roles
+    mostly take turns; when two do run at once, threads that spin while they wait would keep the
+    cores from the threads they wait for, so waiting is passive. Between micro-batches glibc returns
+    the top of its heap to the system. With huge pages, which glibc does not use by default,
+    touching that memory again costs one page fault per 2 MB instead of 512, which saves a sixth of
+    a forward pass. On a cluster of our own, collectives stay on the loopback interface."""
     env: dict[str, str] = {}
     if device == "cpu":
         env |= {

@@ -1,4 +1,4 @@
-"""The worker that owns one rollout engine, and beside it the agent and the reward."""
+"""The worker that owns one rollout engine, together with an agent and the reward sources."""
 
 from __future__ import annotations
 
@@ -32,33 +32,33 @@ from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """What is wanted for one prompt."""
+    """How to play one prompt."""
 
     n_samples: int
     sampling: Sampling
-    seed: tuple[int, int, int] | None = None  # (run seed, step, number in it); None: any
+    seed: tuple[int, int, int] | None = None  # (run seed, step, draw in the step); None: any
     scored: bool = True
     greedy: bool = False  # also one answer at temperature 0
-    redundancy: int = 0  # samples beyond n_samples, which are those that end first
-    ordinal: int = -1  # the training prompt's number in the run; -1: it is none
-    # by sample: turns that were taken before the run was resumed
+    redundancy: int = 0  # extra samples to start; the first n_samples to end are kept
+    ordinal: int = -1  # number of the training prompt in the run; -1: not a training prompt
+    # by sample: turns taken before the run was resumed
     recorded: Mapping[int, list[Turn]] = field(default_factory=dict)
 
 
 def request_seed(run_seed: int, step: int, draw: int, sample: int, attempt: int = 0) -> int:
-    """A seed of its own for every sampled sequence of a run; the same in every process.
+    """Return a distinct seed for each sampled sequence of a run, the same in every process.
 
-    ``draw`` numbers the prompts of a step in the order in which they were drawn. A prompt has no
-    seed of its own: over the end of a pass one step may draw it twice, and its answers are to
-    differ. So are those of a second ``attempt``."""
+    ``draw`` numbers the prompts of a step in the order in which they were drawn. The prompt itself
+    does not enter: at the end of a pass a step may draw it twice, and its answers should differ.
+    So should the answers of a second ``attempt``."""
     return seed_of(run_seed, step, draw, sample, *([attempt] if attempt else []))
 
 
 @dataclass(eq=False)
 class Siblings:
-    """What is kept of a prompt's episodes until the last one has ended."""
+    """What the episodes of one prompt share until the last of them has ended."""
 
-    ordinal: int  # of its request
+    ordinal: int  # that of the request
     starts: Starts = field(default_factory=dict)
     recordings: dict[int, Recording] = field(default_factory=dict)  # by sample
 
@@ -66,8 +66,8 @@ class Siblings:
 async def first_sound(
     episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
 ) -> list[Trajectory]:
-    """The trajectories of the first ``wanted`` episodes that end without a failure, in their order;
-    the others are given up. Too few of them: those that failed, too."""
+    """Return the trajectories of the first ``wanted`` episodes to end without a failure, in the
+    order of ``episodes``, and cancel the others. If too few succeed, failed ones fill up."""
     tasks = [asyncio.create_task(episode) for episode in episodes]
     sound: set[int] = set()
     try:
@@ -90,15 +90,17 @@ async def first_sound(
 
 
 def withheld(trajectory: Trajectory) -> Score:
-    """Of an episode whose agent gave no reward, where nobody else gives one: none was earned if it
-    was cut; else the reward is missing, and the trajectory is dropped."""
+    """Return the score of an episode whose agent gave no reward, where no other source gives one.
+    A truncated episode earned 0. Otherwise the reward is missing, and the trajectory is
+    dropped."""
     if trajectory.end.is_truncated:
         return Score(0.0)
     return Score(math.nan, failure="the agent ended without a reward")
 
 
 class RolloutWorker:
-    """All methods are coroutines: playing, syncing and checks share one event loop."""
+    """One engine with what plays and scores on it. All methods are coroutines, so that playing,
+    weight syncs and checks share one event loop."""
 
     def __init__(
         self,
@@ -110,7 +112,7 @@ class RolloutWorker:
         rewards: RewardSetup,
         max_inflight: int = 0,
     ) -> None:
-        """``max_inflight`` is the most requests under way, 0: any number."""
+        """``max_inflight`` limits the concurrent requests to the engine; 0 means no limit."""
         self.context, self.backend, self.agents, self.rewards = context, backend, agents, rewards
         self.model = model
         self.spec = replace(spec, seed=spec.seed + context.rank, spans_nodes=context.spans_nodes)
@@ -131,11 +133,11 @@ class RolloutWorker:
         settle()
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
-        """The prompt's trajectories, scored by the sources of rewards beside the engine; of images
-        their hashes.
+        """Play a prompt and return its group, scored by the reward sources of this worker. Images
+        are reduced to their hashes.
 
-        RuntimeError if the infrastructure failed all of them twice, WorkerDied if a process of the
-        engine died."""
+        Raises RuntimeError if the infrastructure failed every sample twice, WorkerDied if a
+        process of the engine died."""
         siblings = Siblings(request.ordinal)
         self._playing.add(siblings)
         try:
@@ -145,7 +147,7 @@ class RolloutWorker:
         finally:
             self._playing.remove(siblings)
         if any(t.end.is_failure for t in played + alone):
-            await self.check()  # an agent may take a dead engine for a failure of its own
+            await self.check()  # an agent may mistake a dead engine for a failure of its own
         if len(alone) > 1:
             raise UserError(
                 "several agents share an episode, and one greedy answer is no baseline for all",
@@ -154,16 +156,17 @@ class RolloutWorker:
         if all(t.end.is_failure for t in played):
             raise RuntimeError(f"every sample of prompt {prompt.id} failed: {played[0].failure}")
         if request.scored:
-            # the greedy answer is scored by itself: it is no sibling of the others
+            # the greedy answer is scored separately: it is not a sibling of the others
             await asyncio.gather(self._score(played), self._score(alone))
-        sound = next(t for t in played if not t.end.is_failure)  # it knows what the seed became
+        # the environment may have turned a seed into a prompt, which only a sound episode knows
+        sound = next(t for t in played if not t.end.is_failure)
         group = Group(sound.prompt, played, alone[0] if alone else None)
         return without_pixels(group, prompt)
 
     async def _played(
         self, prompt: Prompt, request: RolloutRequest, siblings: Siblings
     ) -> tuple[list[Trajectory], list[Trajectory]]:
-        """The trajectories of the samples, and of the greedy answer."""
+        """Return the trajectories of the samples and those of the greedy answer."""
         greedy = replace(request.sampling, temperature=0.0)
         sampling = [request.sampling] * (request.n_samples + request.redundancy)
         once = range(request.greedy)
@@ -202,9 +205,9 @@ class RolloutWorker:
         sampling: Sampling,
         siblings: Siblings,
     ) -> list[Trajectory]:
-        """What one episode leaves: a trajectory of each agent. If the infrastructure fails it, it
-        is played once more; after a second failure it stays in its group, where nothing is trained
-        on it."""
+        """Play one episode and return one trajectory per agent. If the infrastructure fails, the
+        episode is played once more. After a second failure it stays in its group, but nothing is
+        trained on it."""
         longest = self.spec.max_model_len
         sampling = replace(sampling, max_len=min(sampling.max_len or longest, longest))
         known = list(request.recorded.get(sample, ()))
@@ -226,8 +229,9 @@ class RolloutWorker:
         return played
 
     async def recorded(self) -> dict[int, dict[int, list[Turn]]]:
-        """The turns so far of prompts that are being played, those of samples that have ended and
-        those that a resumed sample is yet to take among them: by prompt's ordinal and sample."""
+        """Return the turns so far of the prompts being played, by the prompt's ordinal and the
+        sample. They include samples that have ended, and recorded turns that a resumed sample has
+        not replayed yet."""
         found: dict[int, dict[int, list[Turn]]] = {}
         for siblings in self._playing:
             turns = {n: [*r.turns, *r.known] for n, r in siblings.recordings.items()}
@@ -239,7 +243,8 @@ class RolloutWorker:
     async def generate(
         self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
     ) -> Completion:
-        """The engine's, once it has room for another request."""
+        """Generate on the engine, waiting while ``max_inflight`` requests run. Raises UserError or
+        EngineError."""
         async with self.inflight:
             try:
                 return await self.engine.generate(token_ids, sampling, images)
@@ -256,8 +261,9 @@ class RolloutWorker:
             raise WorkerDied(error.message, self.context.rank) from error
 
     async def pause(self, finish_running: bool) -> None:
-        """Generate nothing until ``resume``. Samples under way are finished before, or wait inside
-        the engine and go on afterwards, by the weights that it has then."""
+        """Stop generating until ``resume``. With ``finish_running``, wait for running samples to
+        finish. Otherwise they wait inside the engine, and continue afterwards with the weights that
+        it has then."""
         if finish_running:
             await self.gate.shut()
         else:
@@ -276,7 +282,7 @@ class RolloutWorker:
         await self.engine.connect(route, first_rank)
 
     async def load_bucket(self, sent: SentBucket) -> int:
-        """Bytes of the weights in it."""
+        """Load the weights of a bucket and return their size in bytes."""
         await self.engine.load_bucket(sent)
         return sent.nbytes
 
@@ -291,7 +297,8 @@ class RolloutWorker:
         await self.engine.wake(*parts)
 
     async def memory(self) -> MemoryUse:
-        """Of the engine, and on the host of everything beside it here."""
+        """Return the engine's memory use. Its host memory is that of this process and its
+        children."""
         return replace(await self.engine.memory(), host=memory_use("cpu").host)
 
     async def close(self) -> None:
