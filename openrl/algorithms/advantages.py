@@ -1,14 +1,17 @@
-"""Advantage estimators: shaped rewards, and values, to advantages and returns. torch only.
+"""Advantage estimators turn shaped rewards, and values, into advantages and returns. They need only
+torch.
 
-An estimator works in one of two places of ``openrl.algorithms.credit.assign_credit``, which runs
-it: ``from_scores`` ones turn the trajectories' rewards into scores (a baseline among siblings,
-say), which are then placed on tokens and summed from the end; ``from_tokens`` ones read the
-finished token rewards. Names are resolved by ``openrl.extension_points.advantage_estimators``;
-``suggests`` fills flags that were not given.
+``openrl.algorithms.credit.assign_credit`` runs an estimator in one of two places. A ``from_scores``
+estimator turns the rewards of trajectories into scores, for example by subtracting a baseline
+computed over siblings; the scores are then placed on tokens and summed from the end. A
+``from_tokens`` estimator reads the finished token rewards.
+``openrl.extension_points.advantage_estimators`` resolves names; ``suggests`` fills in flags that
+the user did not give.
 
-Both see trajectories, however many rows these have: N of them, and S tokens that were sampled in
-the longest. Trajectories without a sampled token (failed ones) are not ``valid`` and do not count
-in their group."""
+Both kinds see N trajectories, however many rows each has; S is the largest number of sampled tokens
+in any of them. A trajectory without a sampled token (a failed one) is not ``valid`` and does not
+count in its group.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ from openrl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-ScoreFn = Callable[[Outcomes, Any], "Tensor"]  # (N,) shaped rewards to (N,) scores
-CreditFn = Callable[[ExperienceBatch, Any], "tuple[Tensor, Tensor]"]  # (B, T) advantages, returns
-TokenFn = Callable[[SampledTokens, Any], "tuple[Tensor, Tensor]"]  # the same, (N, S)
+ScoreFn = Callable[[Outcomes, Any], "Tensor"]  # (N,) shaped rewards -> (N,) scores
+# -> advantages and returns, (B, T) each
+CreditFn = Callable[[ExperienceBatch, Any], "tuple[Tensor, Tensor]"]
+TokenFn = Callable[[SampledTokens, Any], "tuple[Tensor, Tensor]"]  # the same, (N, S) each
 
 
 def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
-    """Discounted sum of this and all later rewards, (N, S)."""
+    """Return the discounted sum of each token's reward and all later ones, (N, S)."""
     if gamma == 1:
         return rewards.flip(-1).cumsum(-1).flip(-1)
     result = torch.empty_like(rewards)
@@ -47,7 +51,8 @@ def returns_to_go(rewards: Tensor, gamma: float = 1.0) -> Tensor:
 
 
 def _on_rows(fn: TokenFn) -> CreditFn:
-    """Gather the tokens of trajectories, apply ``fn``, and scatter what it gives to the rows."""
+    """Wrap ``fn`` so that it takes a batch: gather each trajectory's tokens, apply ``fn`` and
+    scatter the results back to the rows."""
 
     @wraps(fn)
     def credit(batch: ExperienceBatch, options: Any) -> tuple[Tensor, Tensor]:
@@ -60,32 +65,33 @@ def _on_rows(fn: TokenFn) -> CreditFn:
 
 @_on_rows
 def sum_from_the_end(tokens: SampledTokens, options: Any) -> tuple[Tensor, Tensor]:
-    """Undiscounted returns to go as advantages: with no rewards on the way, the score on every
-    token."""
+    """Undiscounted returns-to-go serve as advantages. Without rewards along the way, every token
+    gets the score."""
     returns = returns_to_go(tokens.rewards)
     return returns, returns
 
 
 def as_rewarded(outcomes: Outcomes, options: Any) -> Tensor:
-    """The shaped rewards as scores, (N,): nothing is compared."""
+    """Return the shaped rewards as scores, (N,), compared with nothing."""
     return outcomes.rewards
 
 
 @dataclass(frozen=True)
 class Estimator:
-    """How rewards become advantages, in two steps around the shaping of token rewards."""
+    """An estimator: how rewards become advantages, in two steps around the shaping of token
+    rewards."""
 
     scores: ScoreFn = as_rewarded
-    credit: CreditFn = sum_from_the_end  # from batch.token_rewards
+    credit: CreditFn = sum_from_the_end  # reads batch.token_rewards
 
 
 def from_scores(fn: ScoreFn) -> Estimator:
-    """Decorator: the function gives scores (N,)."""
+    """Decorate a function that returns scores, (N,)."""
     return Estimator(scores=fn)
 
 
 def from_tokens(fn: TokenFn) -> Estimator:
-    """Decorator: the function gives advantages and returns, both (N, S)."""
+    """Decorate a function that returns advantages and returns, (N, S) each."""
     return Estimator(credit=_on_rows(fn))
 
 
@@ -108,8 +114,8 @@ class GAEOptions(DiscountOptions):
 )
 @from_tokens
 def gae(tokens: SampledTokens, options: GAEOptions) -> tuple[Tensor, Tensor]:
-    """Generalized advantage estimation, https://arxiv.org/abs/1506.02438 eq. 16. The value after
-    the last token of a segment is that of the next segment's first one."""
+    """Generalized advantage estimation, https://arxiv.org/abs/1506.02438 eq. 16. The last token of
+    a segment is followed by the value of the next segment's first token."""
     rewards, values = tokens.rewards, tokens.values
     advantages = torch.empty_like(values)
     running, next_value = torch.zeros_like(values[:, 0]), torch.zeros_like(values[:, 0])
@@ -121,7 +127,7 @@ def gae(tokens: SampledTokens, options: GAEOptions) -> tuple[Tensor, Tensor]:
 
 
 def reinforce(tokens: SampledTokens, options: DiscountOptions) -> tuple[Tensor, Tensor]:
-    """REINFORCE++: discounted returns to go, whitened over the batch;
+    """REINFORCE++: discounted returns-to-go, whitened over the batch;
     https://arxiv.org/abs/2501.03262."""
     returns = returns_to_go(tokens.rewards, options.gamma)
     return returns, returns
@@ -133,14 +139,16 @@ for _name in ("reinforce", "reinforce_pp"):
     )(from_tokens(reinforce))
 
 # -- baselines among siblings ----------------------------------------------------------------------
-# What is suggested of --reward_norm_* is what the formula does; other scopes replace the formula.
+# Each estimator suggests the --reward_norm_* scopes that its formula implies; other scopes replace
+# the formula.
 
 _GROUP_MEAN = {"reward_norm_mean": "group"}
 _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 
 
 def minus_group_mean(outcomes: Outcomes) -> Tensor:
-    """(N,): reward minus the mean of all siblings, the trajectory's own reward included."""
+    """Return each reward minus the mean over all siblings, (N,). The mean includes the trajectory's
+    own reward."""
     mean, _, _ = outcomes.siblings(outcomes.rewards)
     return (outcomes.rewards.double() - mean).to(outcomes.rewards.dtype)
 
@@ -165,7 +173,7 @@ for _name in ("group_norm", "grpo"):
 @from_scores
 def dr_grpo(outcomes: Outcomes, options: None) -> Tensor:
     """Reward minus the siblings' mean, divided neither by the std nor, in the loss, by the length;
-    Dr. GRPO, https://arxiv.org/abs/2503.20783."""
+    https://arxiv.org/abs/2503.20783 (Dr. GRPO)."""
     return minus_group_mean(outcomes)
 
 
@@ -182,8 +190,8 @@ def reinforce_baseline(outcomes: Outcomes, options: None) -> Tensor:
 @advantage_estimators.register("rloo", needs=("siblings", "no_reward_norm"))
 @from_scores
 def rloo(outcomes: Outcomes, options: None) -> Tensor:
-    """Reward minus the mean of the other siblings, https://arxiv.org/abs/2402.14740. Alone in a
-    group: 0."""
+    """Reward minus the mean of the other siblings, https://arxiv.org/abs/2402.14740. A trajectory
+    alone in its group gets 0."""
     mean, _, count = outcomes.siblings(outcomes.rewards)
     return ((outcomes.rewards - mean) * count / (count - 1).clamp(min=1)).to(outcomes.rewards.dtype)
 
@@ -191,8 +199,9 @@ def rloo(outcomes: Outcomes, options: None) -> Tensor:
 @advantage_estimators.register("opo", needs=("siblings", "no_reward_norm"))
 @from_scores
 def opo(outcomes: Outcomes, options: None) -> Tensor:
-    """Reward minus the siblings' mean weighted by response length, the baseline of least variance
-    under the simplifications of https://arxiv.org/abs/2505.23585."""
+    """Reward minus the siblings' mean weighted by response length,
+    https://arxiv.org/abs/2505.23585. Under the paper's simplifications this baseline has the least
+    variance."""
     lengths = outcomes.lengths
     mean_product, _, _ = outcomes.siblings(outcomes.rewards * lengths)
     mean_length, _, _ = outcomes.siblings(lengths)
@@ -209,8 +218,8 @@ def remax(outcomes: Outcomes, options: None) -> Tensor:
 @advantage_estimators.register("grpo_passk", needs=("siblings", "no_reward_norm"))
 @from_scores
 def grpo_passk(outcomes: Outcomes, options: None) -> Tensor:
-    """The group's best sample gets its lead over the second best, divided by the group's std, the
-    others 0; https://arxiv.org/abs/2503.19595. A tie for the best has no lead."""
+    """The group's best sample gets its lead over the second best, divided by the group's std, and
+    the others get 0; https://arxiv.org/abs/2503.19595. A tie for the best has no lead."""
     _, std, _ = outcomes.siblings(outcomes.rewards)
     result = torch.zeros_like(outcomes.rewards)
     for number in outcomes.group_ids.unique():
@@ -248,9 +257,8 @@ class PartOptions(Options):
 )
 @from_scores
 def gdpo(outcomes: Outcomes, options: PartOptions) -> Tensor:
-    """Each part of the reward is normalised within the group by itself, then they are added with
-    their weights; https://arxiv.org/abs/2601.05242. Shaping of the total reward does not reach the
-    parts."""
+    """The parts of the reward, each normalised within the group, summed with their weights;
+    https://arxiv.org/abs/2601.05242. Shaping of the total reward does not reach the parts."""
     parts = outcomes.parts
     weights = part_weights(options.gdpo_parts) or dict.fromkeys(parts, 1.0)
     if not weights:
@@ -282,7 +290,8 @@ class TurnOptions(Options):
 
 
 def discounted_between(rewards: Tensor, ids: Tensor, gamma: float) -> Tensor:
-    """Returns to go with a discount only where ``ids`` change from a token to the next, (N, S)."""
+    """Return returns-to-go, (N, S), discounted only where ``ids`` change from one token to the
+    next."""
     result = torch.empty_like(rewards)
     result[:, -1] = running = rewards[:, -1]
     for t in reversed(range(rewards.shape[1] - 1)):
@@ -294,11 +303,12 @@ def discounted_between(rewards: Tensor, ids: Tensor, gamma: float) -> Tensor:
 @advantage_estimators.register("turn_reinforce", options=TurnOptions)
 @from_tokens
 def turn_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor, Tensor]:
-    """Returns to go over turns: every token of a turn gets the turn's reward plus ``turn_gamma``
+    """Returns-to-go over turns: every token of a turn gets the turn's reward plus ``turn_gamma``
     times the return of the next turn. A turn is a run of sampled tokens."""
     turns = tokens.turn_ids
     returns = discounted_between(tokens.rewards, turns, options.turn_gamma)
-    for t in range(1, returns.shape[1]):  # what a turn's first token has is the turn's
+    # the return at a turn's first token is the return of the turn
+    for t in range(1, returns.shape[1]):
         same = turns[:, t] == turns[:, t - 1]
         returns[:, t] = torch.where(same, returns[:, t - 1], returns[:, t])
     return returns, returns
@@ -307,7 +317,7 @@ def turn_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor,
 @advantage_estimators.register("step_reinforce", options=TurnOptions, needs=("step_rows",))
 @from_tokens
 def step_reinforce(tokens: SampledTokens, options: TurnOptions) -> tuple[Tensor, Tensor]:
-    """Returns to go with a discount between the steps of an agent; a step is a segment."""
+    """Returns-to-go discounted between the steps of an agent; a step is a segment."""
     returns = discounted_between(tokens.rewards, tokens.segment_ids, options.turn_gamma)
     return returns, returns
 
@@ -322,16 +332,16 @@ class GiGPOOptions(Options):
 
 
 def gigpo_scores(outcomes: Outcomes, options: GiGPOOptions) -> Tensor:
-    """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the trajectory's reward among
-    its siblings, plus the step's return among steps of the prompt that answer an equal
-    observation."""
+    """Group-in-group advantages, https://arxiv.org/abs/2505.10978: the trajectory's reward
+    normalised among its siblings, plus the step's return normalised among the steps of the same
+    prompt that answer an equal observation."""
     standard = outcomes.standardised(outcomes.rewards)
     return options.gigpo_episode_weight * standard
 
 
 def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor, Tensor]:
-    """The score on every token, plus the step's part on those of the step, minus any KL to go.
-    Rewards on the way count in steps alone."""
+    """Give every token its trajectory's score, plus its step's part, minus any KL-to-go. Rewards
+    along the way count only in the steps."""
     assert batch.shaped is not None and batch.scores is not None and batch.state_ids is not None
     returns = step_returns(batch, options.gigpo_gamma)
     states = batch.group_ids * (batch.state_ids.max() + 1) + batch.state_ids
@@ -344,9 +354,10 @@ def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor,
 
 
 def step_returns(batch: ExperienceBatch, gamma: float) -> Tensor:
-    """(B,): what was earned in a row, plus the discounted returns of its trajectory's later rows.
+    """Return what each row earned plus the discounted returns of its trajectory's later rows, (B,).
 
-    A row earns its process rewards; the last one also what these leave of the shaped reward."""
+    A row earns its process rewards. The last row also earns what these leave of the shaped reward.
+    """
     trajectories = Trajectories.of(batch)
     earned = place_scores(batch, batch.shaped).sum(-1)
     result = torch.zeros_like(earned)

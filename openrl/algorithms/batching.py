@@ -1,4 +1,5 @@
-"""Rows to ranks, optimizer steps and micro-batches. torch only."""
+"""Planning: which rank trains which rows, in which optimizer step and micro-batch. Needs only
+torch."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ from openrl.experience import ExperienceBatch, StepCounts, StepPlan
 
 @dataclass(frozen=True)
 class TokenCap:
-    """Micro-batches hold as many rows as fit into ``tokens`` tokens on a rank, for rows that run
+    """As many rows per micro-batch as fit into ``tokens`` tokens on a rank; for rows that run
     without padding."""
 
     tokens: int
 
 
 MicroBatchSize = int | TokenCap
-"""Rows of a micro-batch on one rank, or the tokens it may hold."""
+"""Rows of a micro-batch on one rank, or a cap on its tokens."""
 
 PER_TOKEN = RowCost()
 REMEDY = (
@@ -37,9 +38,10 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Who trains what, when, in one pass over a rollout batch or several."""
+    """Who trains what, and when, in one or several passes over a rollout batch."""
 
-    # [rank]: rows of the batch that it trains in any step; [-1] if it has none (pairs: [-1, -1])
+    # [rank]: the rows of the batch that the rank trains in any step; [-1] if it has none (for
+    # pairs: [-1, -1])
     shards: list[list[int]]
     steps: list[list[StepPlan]]  # [optimizer step][rank]; micro-batches index into the rank's shard
 
@@ -54,26 +56,27 @@ def plan_steps(
     cost: RowCost = PER_TOKEN,
     computed: Tensor | None = None,
 ) -> TrainingPlan:
-    """Cut a rollout batch into optimizer steps of ``train_batch_size`` trajectories, the last of an
-    epoch maybe smaller. All rows of a trajectory lie in the same step.
+    """Cut a rollout batch into optimizer steps of ``train_batch_size`` trajectories; the last step
+    of an epoch may be smaller. All rows of a trajectory lie in the same step.
 
-    Every epoch shuffles all trajectories anew by ``generator`` (None: in order) and trains each
-    exactly once. Which meet in a step depends neither on their rows nor on ``dp_size`` and
-    ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost`` (Karmarkar-Karp): ranks
-    get equally many rows where micro-batches count rows, and any number where they count tokens.
-    Where siblings share what they begin with (``cost.shared``), they are kept together.
+    Every epoch shuffles all trajectories anew with ``generator`` (None keeps their order) and
+    trains each exactly once. Which trajectories share a step depends neither on their rows nor on
+    ``dp_size`` and ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost``
+    (Karmarkar-Karp): ranks get equally many rows where micro-batches count rows, and any number
+    where they count tokens. Where siblings share a prefix (``cost.shared``), they stay together.
 
-    A rank is shipped what it trains in any step, each row once. With one epoch every row thus
-    travels to one rank; a later epoch deals anew, and a row travels again only if it meets another
-    rank. Keeping rows on the rank of the first epoch would save that and cost balance in every
-    later step, since their sums would be those of chance.
+    A rank receives the rows that it trains in any step, each once. With one epoch every row
+    therefore travels to one rank. A later epoch deals anew, and a row travels again only if it
+    lands on another rank. Keeping rows on their first rank would save that transfer, but would
+    leave the balance of every later step to chance.
 
-    All ranks run the same number of micro-batches, the costliest first: where rows run out a
-    micro-batch is ``[-1]``, one dummy row. Raises UserError for a row that a ``TokenCap`` has no
-    room for.
+    All ranks run the same number of micro-batches, the costliest first; a rank that runs out of
+    rows runs ``[-1]``, a dummy row. Raises UserError for a row that does not fit into a
+    ``TokenCap``.
 
-    Rows outside ``computed`` (B,) bool, those without a gradient, are dealt to nobody. They keep
-    their places in the steps, and the counts of a step are those of all its rows."""
+    No rank gets the rows outside ``computed`` (B,) bool: those without a gradient. They keep their
+    places in the steps, and a step's counts include them.
+    """
     sizes, index = RowSizes.of(batch, cost), Trajectories.of(batch).index.tolist()
     rows_of: dict[int, list[int]] = {}
     for row, trajectory in enumerate(index):
@@ -106,11 +109,12 @@ def plan_pairs(
     micro_batch_size: MicroBatchSize,
     cost: RowCost = PER_TOKEN,
 ) -> TrainingPlan:
-    """One optimizer step over a batch whose rows 2p and 2p + 1 are pair p; sizes count pairs, which
-    are never split.
+    """Plan one optimizer step over a batch in which rows 2p and 2p + 1 are pair p. Sizes count
+    pairs, which are never split.
 
-    ``StepCounts.trajectories`` counts pairs with a trained token in the first row, ``tokens`` those
-    of both rows."""
+    ``StepCounts.trajectories`` counts pairs with a trained token in the first row, ``tokens`` the
+    trained tokens of both rows.
+    """
     sizes = RowSizes.of(batch, cost)
     pairs = [Bundle.of((row, row + 1), sizes) for row in range(0, len(batch), 2)]
     shards, (cut,) = _indexed(
@@ -126,7 +130,7 @@ class Bundle:
     """Rows that stay in one micro-batch."""
 
     rows: tuple[int, ...]
-    tokens: int  # that it computes
+    tokens: int  # that the bundle computes
     cost: float
 
     @classmethod
@@ -137,8 +141,8 @@ class Bundle:
 def _cut(
     rows: list[int], sizes: RowSizes, dp_size: int, size: MicroBatchSize
 ) -> list[list[list[Bundle]]]:
-    """[rank][micro-batch] of bundles: rows one by one or, where siblings share what they begin
-    with, groups in parts of at most a rank's share of the rows."""
+    """Return the bundles of each rank's micro-batches, [rank][micro-batch]. A bundle is one row or,
+    where siblings share a prefix, a part of a group that is at most a rank's share of the rows."""
     if sizes.groups is None:
         return _dealt([Bundle.of([row], sizes) for row in rows], dp_size, size)
     groups: dict[int, list[int]] = {}
@@ -148,7 +152,7 @@ def _cut(
     if isinstance(size, TokenCap):
         parts = [_parts(group, sizes, share, size.tokens) for group in groups.values()]
         return _dealt(list(chain.from_iterable(parts)), dp_size, size)
-    # as many micro-batches of as many rows as without sharing, each of neighbours
+    # as many micro-batches, of as many rows, as without sharing, but each of neighbours
     micro = -(-share // -(-share // size)) if rows else size
     order = list(chain.from_iterable(groups.values()))
     starts = range(0, len(order), micro)
@@ -156,7 +160,7 @@ def _cut(
 
 
 def _parts(group: list[int], sizes: RowSizes, limit: int, cap: int) -> list[Bundle]:
-    """A group's rows in bundles of at most ``limit`` rows and ``cap`` tokens."""
+    """Cut a group's rows into bundles of at most ``limit`` rows and ``cap`` tokens."""
     parts: list[list[int]] = []
     for row in group:
         if parts and len(parts[-1]) < limit and sizes.tokens([*parts[-1], row]) <= cap:
@@ -172,11 +176,12 @@ def _by_rank(bundles: list[Bundle], dp_size: int, equal_counts: bool) -> list[li
 
 
 def _dealt(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[list[list[Bundle]]]:
-    """[rank][micro-batch] of bundles, as many to a micro-batch as ``size`` allows."""
+    """Return the bundles of each rank's micro-batches, [rank][micro-batch], as many in each as
+    ``size`` allows."""
     ranks = _by_rank(bundles, dp_size, isinstance(size, int))
     if isinstance(size, TokenCap):
         return _capped(ranks, size.tokens)
-    # like lengths together: what is padded is padded to the longest
+    # similar lengths go together, because each micro-batch is padded to its longest row
     falling = [sorted(bundles, key=lambda bundle: -bundle.tokens) for bundles in ranks]
     return [[bundles[i : i + size] for i in range(0, len(bundles), size)] for bundles in falling]
 
@@ -184,11 +189,12 @@ def _dealt(bundles: list[Bundle], dp_size: int, size: MicroBatchSize) -> list[li
 def _indexed(
     steps: list[list[list[list[Bundle]]]], dp_size: int, nothing: tuple[int, ...] = (DUMMY,)
 ) -> tuple[list[list[int]], list[list[list[list[int]]]]]:
-    """[step][rank][micro-batch] of bundles -> each rank's shard, and [step][rank][micro-batch] of
-    indices into the shard.
+    """Turn bundles, [step][rank][micro-batch], into each rank's shard and,
+    [step][rank][micro-batch], indices into the shard.
 
-    In a step all ranks run equally many micro-batches: those that run out of rows run ``nothing``,
-    which is also the shard of a rank without any."""
+    In a step all ranks run equally many micro-batches. A rank that runs out of rows runs
+    ``nothing``, which is also the shard of a rank without any row.
+    """
     counts = [max(1, *map(len, ranks)) for ranks in steps]
     shards, indexed = [], []
     for rank in range(dp_size):
@@ -207,7 +213,8 @@ def _indexed(
 
 
 def _capped(ranks: list[list[Bundle]], cap: int) -> list[list[list[Bundle]]]:
-    """As few micro-batches as the fullest rank needs, on all ranks, of like cost within each."""
+    """Cut every rank's bundles into as few micro-batches as the fullest rank needs, of similar cost
+    within a rank."""
     if (
         longest := max((bundle.tokens for bundles in ranks for bundle in bundles), default=0)
     ) > cap:
@@ -240,16 +247,20 @@ def split_rows(
     micro_batch_size: MicroBatchSize,
     rows: Sequence[int] | None = None,
 ) -> RowSplit:
-    """Deal ``rows``, or all, to ranks as ``plan_steps`` deals those of one optimizer step."""
+    """Deal ``rows``, or all of them, to ranks as ``plan_steps`` deals the rows of one optimizer
+    step."""
     rows = list(range(len(sizes.lengths)) if rows is None else rows)
     shards, (cut,) = _indexed([_cut(rows, sizes, dp_size, micro_batch_size)], dp_size)
     return RowSplit(shards, cut)
 
 
 def join_rows(shards: list[list[int]], columns: list[Tensor], shape: tuple[int, int]) -> Tensor:
-    """The inverse of a split: each rank's column, (rows,) or (rows, its width, ...), back in batch
-    order, (B,) or (B, T, ...) by the ``shape`` (B, T) of the batch; 0 in rows that were not
-    dealt."""
+    """Invert a split: put each rank's column, (rows,) or (rows, its width, ...), back in batch
+    order.
+
+    Returns (B,) or (B, T, ...), where ``shape`` is the batch's (B, T); rows that were not dealt
+    hold 0.
+    """
     filled = [(rows, column) for rows, column in zip(shards, columns, strict=True) if rows != [-1]]
     first = columns[0]
     result = first.new_zeros(shape + first.shape[2:] if first.dim() > 1 else shape[:1])

@@ -1,4 +1,4 @@
-"""Trajectories to the tensors of a training step. torch only."""
+"""Collation: trajectories become the tensors of a training step. Needs only torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from openrl.types import Group, Score, Segment, Trajectory
 
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
-    """One row per segment, right padded to the longest; rows of a trajectory share a
-    ``trajectory_ids`` value, those of one agent's trajectories in a group a ``group_ids`` value.
+    """Return one row per segment, right-padded to the longest. The rows of a trajectory share a
+    ``trajectory_ids`` value; the trajectories of one agent in a group share a ``group_ids`` value.
 
-    A trajectory that failed, or whose reward did, or the reward of the greedy answer beside it,
-    keeps its rows and loses its loss mask: it is not trained and counts in no statistic. Without a
-    score the reward is NaN. A row without a token, of an episode that ended before its first one,
-    gets one of padding: models compute no empty rows."""
+    A trajectory keeps its rows but loses its loss mask if it failed, if its reward failed, or if
+    the reward of the greedy answer beside it failed: it is not trained and counts in no statistic.
+    A trajectory without a score has the reward NaN. A row without tokens, from an episode that
+    ended before its first one, gets one padding token, because models cannot compute empty rows.
+    """
     rows = [
         (number, group, t, segment)
         for number, group in enumerate(groups)
@@ -66,7 +67,7 @@ def _versions(segments: list[Segment], loss_mask: Tensor) -> Tensor:
 
 
 def _greedy_rewards(groups: list[Group]) -> Tensor | None:
-    """None if no group has a greedy answer."""
+    """Return (B,) rewards of the greedy answers; None if no group has one."""
     if all(group.greedy is None for group in groups):
         return None
     rewards = [math.nan if group.greedy_reward is None else group.greedy_reward for group in groups]
@@ -74,14 +75,15 @@ def _greedy_rewards(groups: list[Group]) -> Tensor | None:
 
 
 def _difficulty(trajectories: list[Trajectory]) -> Tensor | None:
-    """None if any prompt has none."""
+    """Return (B,) difficulties; None if any prompt lacks one."""
     values = [t.prompt.difficulty for t in trajectories]
     return None if None in values else torch.tensor(values, dtype=torch.float32)
 
 
 def _invalid_actions(trajectories: list[Trajectory]) -> Tensor | None:
-    """Turns whose action could not be read: as the agent counts them, or for one turn as the
-    reward's part ``action_is_valid`` says. None if nobody says anything."""
+    """Return (B,) counts of turns whose action could not be read; None if nobody reports any. The
+    agent counts them; for a single turn the reward's part ``action_is_valid`` may say so
+    instead."""
     counts = [t.metrics.get("invalid_actions", _invalid(t)) for t in trajectories]
     return None if set(counts) <= {None} else torch.tensor([count or 0.0 for count in counts])
 
@@ -95,7 +97,8 @@ def _invalid(trajectory: Trajectory) -> float | None:
 def _process_rewards(
     rows: list[tuple[int, Group, Trajectory, Segment]], width: int
 ) -> Tensor | None:
-    """The rewards of a trajectory's tokens, cut to its segments. None if no trajectory has any."""
+    """Return the process rewards of each trajectory, cut to its segments, (B, T); None if no
+    trajectory has any."""
     cut: list[list[float]] = []
     for _, _, t, segment in rows:
         earned = (t.score and t.score.token_rewards) or []
@@ -106,7 +109,8 @@ def _process_rewards(
 
 
 def _reward_parts(scores: list[Score]) -> dict[str, Tensor]:
-    """Every named part but those inside a source, "source/part"; NaN in rows that lack it."""
+    """Return every named part of the rewards, (B,) each, with NaN in rows that lack it. Parts
+    within a source, named "source/part", are left out."""
     names = sorted({name for s in scores for name in s.parts if "/" not in name})
     return {name: torch.tensor([s.parts.get(name, math.nan) for s in scores]) for name in names}
 
@@ -117,15 +121,15 @@ def _numbered(keys: Sequence[Hashable]) -> Tensor:
 
 
 def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list[bool]:
-    """The segment's loss mask, all False if its trajectory failed, or the greedy answer that it is
-    compared with did."""
+    """Return the segment's loss mask, or all False if its trajectory failed or the greedy answer
+    that it is compared with did."""
     failed = trajectory.failed or (group.greedy is not None and group.greedy_reward is None)
     return [False] * len(segment.loss_mask) if failed else segment.loss_mask
 
 
 def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:
-    """Rows of numbers as (B, width), filled up on the right. One tensor of all numbers: one for
-    each row takes ten times as long."""
+    """Return rows of numbers as (B, width), filled up on the right. Building one tensor of all
+    numbers is ten times as fast as building one per row."""
     result = torch.full((len(rows), width), value, dtype=dtype)
     return result.masked_scatter_(
         inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
@@ -133,13 +137,13 @@ def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.
 
 
 def inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
-    """(B, width) bool: where the rows have numbers."""
+    """Return (B, width) bool, True where the rows have numbers."""
     return torch.arange(width) < torch.tensor([len(row) for row in rows], dtype=torch.long)[:, None]
 
 
 def turn_ids(loss_mask: Tensor) -> Tensor:
-    """(B, T): the number of the run of sampled tokens that a token lies in, from 0; -1 outside the
-    mask."""
+    """Number the runs of sampled tokens in each row from 0 and return each token's number, (B, T);
+    -1 outside the mask."""
     starts = loss_mask.clone()
     starts[:, 1:] &= ~loss_mask[:, :-1]
     return torch.where(loss_mask, starts.cumsum(-1) - 1, -1)

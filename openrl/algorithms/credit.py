@@ -1,4 +1,5 @@
-"""From rewards to advantages: the order in which everything that touches a reward acts. torch only.
+"""From rewards to advantages, in the order in which everything that touches a reward acts. Needs
+only torch.
 
 Per trajectory:
  1. --format_penalty per unparsable action
@@ -6,17 +7,17 @@ Per trajectory:
  3. --overlong_buffer_len
  4. --stop_properly_penalty_coef on truncated trajectories
  5. --reward_clip_range
- 6. the estimator's scores: its own baseline, or in its place mean and std by --reward_norm_mean
-   and --reward_norm_std, if these ask for other scopes than the estimator's own
+ 6. the estimator's scores: its own baseline or, in its place, the mean and std that
+    --reward_norm_mean and --reward_norm_std ask for, if their scopes differ from the estimator's
  7. --reward_norm_clip
 
 Per token:
  8. each score on its trajectory's last sampled token (process rewards where they were earned,
-    unless step 6 compared or normalised), minus the KL where the KL is in the reward
+    unless step 6 compared or normalised), minus the KL if it is part of the reward
  9. --token_reward_clip
 10. --whiten_rewards
 11. the estimator's credit: advantages and returns
-12. --mask_truncated: truncated trajectories leave the loss here, so they did count in their group
+12. --mask_truncated: truncated trajectories leave the loss here, after they counted in their group
 13. --whiten_advantages, --no_advantage_std_norm
 14. --advantage_clip
 15. --difficulty_loss_weight and --length_loss_weight
@@ -52,17 +53,17 @@ COLUMN_OF_NEED = {
     "greedy_rewards": "greedy_rewards",
     "steps": "state_ids",
 }
-"""Which column of the batch an estimator's ``needs`` stands for."""
+"""The column of the batch that each of an estimator's ``needs`` stands for."""
 
 
 @dataclass(frozen=True)
 class CreditPlan:
-    """What decides how rewards become advantages; fixed for a run."""
+    """The settings that decide how rewards become advantages; fixed for a run."""
 
     estimator: Entry[Estimator]
     options: Any
     shaping: RewardShapingFlags
-    # of mean and std: as given, else as the estimator suggests
+    # scopes of mean and std: as the user gave them, otherwise as the estimator suggests
     norm_scopes: tuple[NormScope, NormScope]
     whiten_advantages: bool
     max_new_tokens: int  # length limit of a response
@@ -74,14 +75,15 @@ def assign_credit(
     batch: ExperienceBatch, plan: CreditPlan, kl_coef: float, running: RunningMoments
 ) -> tuple[ExperienceBatch, dict[str, float]]:
     """Fill ``shaped``, ``scores``, ``token_rewards``, ``advantages``, ``returns`` and
-    ``loss_weights``; also metrics.
+    ``loss_weights``; return the batch and metrics.
 
     Args:
-        kl_coef: coefficient of the KL in the reward, 0 if it is in the loss or nowhere.
-        running: moments of earlier steps' rewards; takes in this batch's.
+        kl_coef: coefficient of the KL in the reward, 0 if the KL is in the loss or off.
+        running: moments of earlier steps' rewards; this batch's rewards are added.
 
-    Raises ValueError if a trajectory with sampled tokens has no finite reward, or a column that the
-    estimator needs is missing."""
+    Raises ValueError if a trajectory with sampled tokens has no finite reward, or if a column that
+    the estimator needs is missing.
+    """
     trajectories = Trajectories.of(batch)
     outcomes = Outcomes.of(batch)
     _check(batch, outcomes, plan.estimator)
@@ -93,7 +95,7 @@ def assign_credit(
     metrics |= more
     batch = batch.replace(shaped=trajectories.spread(clipped), scores=trajectories.spread(scores))
 
-    # what was compared or normalised is one number; its parts on the way are on another scale
+    # a compared or normalised score is one number, and process rewards are on another scale
     on_the_way = estimator.scores is as_rewarded and set(plan.norm_scopes) == {"none"}
     rewards = token_rewards(batch, kl_coef, plan.kl_estimator, on_the_way)
     if flags.token_reward_clip is not None:
@@ -118,8 +120,8 @@ def assign_credit(
 def _scores(
     outcomes: Outcomes, plan: CreditPlan, running: RunningMoments
 ) -> tuple[Tensor, dict[str, float]]:
-    """Steps 6 and 7. Scopes other than the estimator's own replace its baseline, or normalise its
-    scores if it has none."""
+    """Do steps 6 and 7. Scopes other than the estimator's own replace its baseline or, if it has
+    none, normalise its scores."""
     limits, scopes, estimator = plan.shaping.reward_norm_clip, plan.norm_scopes, plan.estimator
     names, none = ("reward_norm_mean", "reward_norm_std"), ("none", "none")
     own = tuple(estimator.suggests.get(name, "none") for name in names)
@@ -140,7 +142,7 @@ def _scores(
 
 
 def _finished(batch: ExperienceBatch, plan: CreditPlan) -> tuple[Tensor, dict[str, float]]:
-    """Steps 13 and 14."""
+    """Do steps 13 and 14."""
     advantages = batch.advantages.masked_fill(~batch.loss_mask, 0)
     mask = batch.loss_mask
     limit = plan.shaping.advantage_clip
@@ -173,5 +175,5 @@ def _has(batch: ExperienceBatch, column: str) -> bool:
 
 
 def _share(hit: Tensor, mask: Tensor) -> float:
-    """Share of the masked positions that were hit."""
+    """Return the share of the masked positions that were hit."""
     return float(masked_mean(hit.float(), mask))

@@ -1,4 +1,4 @@
-"""Which groups carry a learning signal."""
+"""Filtering: which groups carry a learning signal."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from openrl.types import Group, Trajectory
 
 
 def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
-    """What filtering averages: ``score`` is ``passed``, or the reward where the reward source gave
-    no verdict; ``reward`` the reward; any other key a named part of the reward. None for a
-    trajectory without a score or without that part, 0 for one whose reward failed and counts as 0.
+    """Return the number that filtering averages; None for a trajectory without a score or without
+    the part asked for, 0 for one whose reward failed and counts as 0.
+
+    ``score`` stands for ``passed``, or for the reward where the reward source gave no verdict;
+    ``reward`` for the reward; any other key for a named part of the reward.
     """
     score = trajectory.score
     if score is None or trajectory.failed:
@@ -23,22 +25,23 @@ def value_of(trajectory: Trajectory, key: str = "score") -> float | None:
 
 
 def group_mean(group: Group, key: str = "score") -> float | None:
-    """Mean of ``value_of`` over the trajectories that have one; None if there are none."""
+    """Return the mean of ``value_of`` over the trajectories that have one; None if there are
+    none."""
     values = [v for v in (value_of(t, key) for t in group.trajectories) if v is not None]
     return sum(values) / len(values) if values else None
 
 
 def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
-    """DAPO's dynamic sampling (https://arxiv.org/abs/2503.14476 section 3.2): low < mean < high,
-    strictly. Where several agents share an episode, for one of them: each is compared with its own
-    kind."""
+    """Say whether low < mean < high, strictly: DAPO's dynamic sampling
+    (https://arxiv.org/abs/2503.14476 section 3.2). Where several agents share an episode, it is
+    enough if one of them qualifies, because each is compared only with its own kind."""
     means = [group_mean(of_one, key) for of_one in group.of_agents]
     return any(mean is not None and low < mean < high for mean in means)
 
 
 def signal_metrics(groups: list[Group]) -> dict[str, float]:
-    """Shares of groups, in [0, 1]: all right, all wrong (by ``passed``), equal rewards, one scored
-    trajectory. Several agents that share an episode have a group each.
+    """Return shares of groups in [0, 1]: all right and all wrong (by ``passed``), equal rewards,
+    one scored trajectory. Agents that share an episode have a group each.
 
     The first two are absent when no group has a verdict on every trajectory.
     """

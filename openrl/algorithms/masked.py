@@ -1,7 +1,8 @@
-"""Sums and means over masked tensors, and the one place where a loss is divided. torch only.
+"""Masked sums and means, and the one place that divides a loss. Needs only torch.
 
-Values outside a mask are never read, not even multiplied by zero: NaN and inf on padding change
-nothing."""
+Values outside a mask are never read, not even multiplied by zero, so NaN and inf on padding change
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -16,28 +17,28 @@ if TYPE_CHECKING:
 
 
 def masked_sum(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Sum over the True positions of ``mask``; 0 where there are none."""
+    """Return the sum over the True positions of ``mask``; 0 where there are none."""
     kept = values.masked_fill(~mask, 0)
     return kept.sum() if dim is None else kept.sum(dim)
 
 
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
-    """Mean over the True positions of ``mask``; 0 where there are none."""
+    """Return the mean over the True positions of ``mask``; 0 where there are none."""
     count = mask.sum() if dim is None else mask.sum(dim)
     return masked_sum(values, mask, dim) / count.clamp(min=1)
 
 
 def masked_std(values: Tensor, mask: Tensor, unbiased: bool = False) -> Tensor:
-    """Standard deviation over the True positions of ``mask``; 0 with fewer than two. Two passes, so
-    close values with a large mean keep their digits."""
+    """Return the standard deviation over the True positions of ``mask``; 0 with fewer than two. It
+    takes two passes, so that close values with a large mean keep their digits."""
     count = mask.sum()
     squares = masked_sum((values - masked_mean(values, mask)).square(), mask)
     return (squares / (count - int(unbiased)).clamp(min=1)).sqrt()
 
 
 def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
-    """Mean over each segment of a row, on every token of it; (b, T). ``segments`` is -1 outside,
-    where the result is 0."""
+    """Return the mean of each segment on each of its tokens, (b, T). ``segments`` is -1 outside any
+    segment, where the result is 0."""
     inside = segments >= 0
     index = segments.clamp(min=0)
     totals = torch.zeros_like(values).scatter_add(1, index, values.masked_fill(~inside, 0))
@@ -46,18 +47,19 @@ def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
 
 
 def sequence_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Masked mean of each row, on every token of it; (b, T), 0 outside the mask."""
+    """Return the masked mean of each row on each of its tokens, (b, T); 0 outside the mask."""
     return masked_mean(values, mask, -1)[:, None] * mask
 
 
 def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, unbiased standard deviation and size of each value's group, as float64; (n,) each.
+    """Return the mean, the unbiased standard deviation and the size of each value's group, (n,)
+    each, in float64.
 
     Args:
         values: (n,).
-        index: (n,) integers, equal for values of one group; groups may differ in size and stand in
+        index: (n,) integers, equal for values of one group. Groups may differ in size and appear in
             any order.
-        valid: (n,) bool; the others read their group's figures and do not count in them.
+        valid: (n,) bool. The other values get their group's figures but do not count in them.
     """
     _, index = index.unique(return_inverse=True)
     size = torch.zeros(len(index), dtype=torch.float64)
@@ -69,12 +71,12 @@ def grouped_moments(values: Tensor, index: Tensor, valid: Tensor) -> tuple[Tenso
     return mean, variance.sqrt(), count
 
 
-STD_EPS = 1e-6  # added to a std before dividing; at or below it values count as equal
+STD_EPS = 1e-6  # added to a std before dividing; with a std up to this, values count as equal
 
 
 def standardise(values: Tensor, index: Tensor, valid: Tensor) -> Tensor:
-    """(values - mean) / (std + 1e-6) within groups, (n,); 0 where a group has one valid value or
-    equal ones."""
+    """Return (values - mean) / (std + 1e-6) within groups, (n,); 0 in a group with a single valid
+    value or equal ones."""
     mean, std, count = grouped_moments(values, index, valid)
     standard = (values.double() - mean) / (std + STD_EPS)
     return torch.where((count > 1) & (std > STD_EPS), standard, 0).to(values.dtype)
@@ -89,24 +91,24 @@ def step_loss(
     weights: Tensor | None = None,
     trajectory_tokens: Tensor | None = None,
 ) -> Tensor:
-    """This micro-batch's share of the loss of the whole optimizer step: a scalar to call
+    """Return this micro-batch's share of the loss of the whole optimizer step, a scalar to call
     ``backward`` on.
 
     The denominators count the step over all ranks and micro-batches, and ``dp_size`` undoes the
     mean that DDP and ZeRO take over ranks, so summed gradients do not depend on how a step is cut.
-    Trajectories without a trained token count nowhere.
+    Trajectories without a trained token never count.
 
     Args:
         per_token: (b, T) losses.
         loss_mask: (b, T) bool.
-        mode: token-mean divides by trained tokens, the others by trajectories, a trajectory being
-            one sequence however many rows it has; seq-mean-token-mean also by each one's trained
-            tokens, seq-mean-token-sum-norm (Dr. GRPO, https://arxiv.org/abs/2503.20783) by
-            ``norm_const``.
-        norm_const: tokens, e.g. the longest response allowed; needed by seq-mean-token-sum-norm
-            alone.
+        mode: token-mean divides by trained tokens. The others divide by trajectories; a trajectory
+            is one sequence, however many rows it has. seq-mean-token-mean also divides by each
+            one's trained tokens, seq-mean-token-sum-norm (Dr. GRPO,
+            https://arxiv.org/abs/2503.20783) by ``norm_const``.
+        norm_const: tokens, e.g. the longest response allowed; only seq-mean-token-sum-norm needs
+            it.
         weights: (b,) factor of each row's loss; the denominators do not change.
-        trajectory_tokens: (b,) trained tokens of each row's trajectory in all its rows; None: each
+        trajectory_tokens: (b,) trained tokens in all rows of each row's trajectory; None if each
             row is a trajectory.
     """
     rows = masked_sum(per_token, loss_mask, -1)

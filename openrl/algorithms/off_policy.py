@@ -1,9 +1,10 @@
-"""Rollouts come from an engine whose numerics differ, or whose weights are older: weights and tests
-for that.
+"""Off-policy correction: weights and rejection tests for rollouts whose engine computes differently
+or has older weights. Needs only torch.
 
-rho = exp(old_logp - rollout_logp) is the ratio of the trainer's policy before the update to the one
-that sampled. Both are known before training, so weights and rejections are computed once for the
-whole rollout batch. They never enter the policy ratio of the loss. torch only."""
+rho = exp(old_logp - rollout_logp) is the ratio of the trainer's policy before the update to the
+policy that sampled. Both are known before training, so weights and rejections are computed once for
+the whole rollout batch. They never enter the policy ratio of the loss.
+"""
 
 from __future__ import annotations
 
@@ -23,24 +24,26 @@ from openrl.config.correction import (
 )
 from openrl.experience import ExperienceBatch
 
-LIMIT = 20.0  # of a log-ratio before exp
+LIMIT = 20.0  # of a log-ratio, before exp
 
 
 def ages(batch: ExperienceBatch, version: int) -> Tensor:
-    """(B, T) int: publishes between the weights that sampled a token and ``version``, those that
-    the step trains; -1 where nobody knows, and on tokens that were not sampled."""
+    """Return each token's age, (B, T) int: how many publishes lie between the weights that sampled
+    it and ``version``, the weights that the step trains. It is -1 where the version is unknown and
+    on tokens that were not sampled."""
     if batch.versions is None:
         return torch.full_like(batch.token_ids, -1)
     return torch.where(batch.loss_mask & (batch.versions >= 0), version - batch.versions, -1)
 
 
 def too_old(batch: ExperienceBatch, version: int, max_staleness: int) -> Tensor:
-    """(B, T) bool: tokens that are older than ``max_staleness`` publishes."""
+    """Return (B, T) bool, True on tokens older than ``max_staleness`` publishes."""
     return ages(batch, version) > max_staleness
 
 
 def age_metrics(batch: ExperienceBatch, version: int) -> dict[str, float]:
-    """Mean and largest age of the tokens in ``loss_mask``; nothing where nobody knows any."""
+    """Return the mean and the largest age of the tokens in ``loss_mask``; nothing if no age is
+    known."""
     age = ages(batch, version)
     known = age[age >= 0].double()
     return {"age_mean": float(known.mean()), "age_max": float(known.max())} if len(known) else {}
@@ -49,8 +52,8 @@ def age_metrics(batch: ExperienceBatch, version: int) -> dict[str, float]:
 def correct_rollouts(
     batch: ExperienceBatch, flags: RolloutCorrectionFlags
 ) -> tuple[ExperienceBatch, dict[str, float]]:
-    """Fill ``is_weights`` and take what fails a test out of ``loss_mask``; also what that did.
-    ``loss_mask`` on entry says what counts in means."""
+    """Fill ``is_weights``, remove what fails a test from ``loss_mask``, and return the batch and
+    metrics. Means count the tokens in ``loss_mask`` as it was on entry."""
     log_rho = _log_rho(batch)
     metrics: dict[str, float] = {}
     if flags.enable_vllm_is_correction:
@@ -79,12 +82,14 @@ def _log_rho(batch: ExperienceBatch) -> Tensor:
 def importance_weights(
     log_rho: Tensor, batch: ExperienceBatch, flags: RolloutCorrectionFlags
 ) -> Tensor:
-    """(B, T) factor of each token's policy loss, 0 outside the mask. A sequence is a trajectory
-    with all its rows.
+    """Return the factor of each token's policy loss, (B, T), 0 outside the mask. A sequence is a
+    trajectory with all its rows.
 
-    tis, https://fengyao.notion.site/off-policy-rl; icepop, https://arxiv.org/abs/2510.18855;
-    seq-mask-tis drops whole sequences by their geometric mean and keeps the others' weights as they
-    are. Denominators of the loss do not change."""
+    The types are tis (https://fengyao.notion.site/off-policy-rl), icepop
+    (https://arxiv.org/abs/2510.18855), and seq-mask-tis, which drops whole sequences by their
+    geometric mean and leaves the weights of the others as they are. The denominators of the loss do
+    not change.
+    """
     low, high = flags.vllm_is_truncated_threshold
     if flags.correction_type == "seq-mask-tis":
         weights = log_rho.clamp(-LIMIT, LIMIT).exp()
@@ -101,12 +106,13 @@ def importance_weights(
 
 
 def normalised(weights: Tensor, batch: ExperienceBatch, covers: CorrectionLevel) -> Tensor:
-    """Weights over their mean in the batch, as in verl: over tokens, or over sequences where each
-    has one weight.
+    """Divide the weights by their mean in the batch, as verl does. The mean is over tokens, or over
+    sequences where each has one weight.
 
     The batch is the whole rollout batch. The weights compare two policies that are fixed before the
-    update, so their mean is best known from all samples, and no weight depends on which optimizer
-    step its row is dealt to."""
+    update, so all samples together give the best estimate of their mean, and no weight depends on
+    which optimizer step its row is dealt to.
+    """
     if covers in ("sequence", "geometric"):
         trajectories = Trajectories.of(batch)
         totals, tokens = trajectories.total(weights.sum(-1)), trajectories.lengths
@@ -117,7 +123,8 @@ def normalised(weights: Tensor, batch: ExperienceBatch, covers: CorrectionLevel)
 
 
 def at_level(log_rho: Tensor, batch: ExperienceBatch, level: CorrectionLevel) -> Tensor:
-    """Log-ratio of what one weight covers, on each of its tokens, within +-20; (B, T)."""
+    """Return the log-ratio of what one weight covers, on each of its tokens, within +-20; (B,
+    T)."""
     mask = batch.loss_mask
     if level == "geometric":
         log_rho = _sequence_mean(log_rho, batch) * mask
@@ -131,21 +138,22 @@ def at_level(log_rho: Tensor, batch: ExperienceBatch, level: CorrectionLevel) ->
 
 
 def _sequence_sum(values: Tensor, batch: ExperienceBatch) -> Tensor:
-    """Sum over the trajectory's sampled tokens, (B, 1)."""
+    """Return the sum over the trajectory's sampled tokens, (B, 1)."""
     return batch.trajectory_sums(masked_sum(values, batch.loss_mask, -1))[:, None]
 
 
 def _sequence_mean(values: Tensor, batch: ExperienceBatch) -> Tensor:
-    """Mean over the trajectory's sampled tokens, (B, 1)."""
+    """Return the mean over the trajectory's sampled tokens, (B, 1)."""
     tokens = batch.trajectory_sums(batch.response_lengths)[:, None]
     return _sequence_sum(values, batch) / tokens.clamp(min=1)
 
 
 def passes(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tensor:
-    """(B, T) bool: tokens that a rejection test lets through; a sequence, which is a trajectory
-    with all its rows, passes or fails as a whole.
+    """Return (B, T) bool, True on tokens that pass a rejection test. A sequence, which is a
+    trajectory with all its rows, passes or fails as a whole.
 
-    k1 = -log rho, so its bounds are of rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log rho.
+    k1 = -log rho, so its bounds apply to rollout / old; k2 = (log rho)^2 / 2; k3 = rho - 1 - log
+    rho.
     """
     limited = log_rho.clamp(-LIMIT, LIMIT)
     values = {"k1": -limited, "k2": limited.square() / 2, "k3": torch.expm1(limited) - limited}[
@@ -163,15 +171,15 @@ def passes(log_rho: Tensor, batch: ExperienceBatch, test: RejectionTest) -> Tens
 
 @dataclass(frozen=True)
 class MismatchTotals:
-    """Sums that tell how far trainer and engine are apart; those of parts of a batch merge to the
-    batch's, as the metrics of ``openrl.tracking.metrics`` do."""
+    """Sums that measure how far trainer and engine are apart. The totals of parts of a batch merge
+    into the batch's, like the metrics of ``openrl.tracking.metrics``."""
 
     of_tokens: dict[str, float]
     of_rows: dict[str, float]
     maxima: dict[str, float]
     tokens: float
     rows: float
-    value: None = None  # no figure by itself
+    value: None = None  # it is no single figure
 
     def merge(self, other: MismatchTotals) -> MismatchTotals:
         return MismatchTotals(
@@ -183,11 +191,12 @@ class MismatchTotals:
         )
 
     def figures(self) -> dict[str, float]:
-        """What is shown; nothing without a sampled token.
+        """Return the figures to show; none without a sampled token.
 
-        kl and k3_kl in nats per token, of the engine's policy to the trainer's; ppl_ratio trainer /
-        engine perplexity, a mean over rows; chi2 of tokens and of rows; ess, the effective share of
-        samples under weights rho, (0, 1]."""
+        kl and k3_kl are in nats per token, from the engine's policy to the trainer's; ppl_ratio is
+        the trainer's perplexity divided by the engine's, averaged over rows; chi2 exists for tokens
+        and for rows; ess, in (0, 1], is the effective share of samples under weights rho.
+        """
         if not self.tokens:
             return {}
         means = {name: total / self.tokens for name, total in self.of_tokens.items()}
@@ -203,8 +212,9 @@ class MismatchTotals:
 
 @torch.no_grad()
 def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> MismatchTotals:
-    """Totals over the sampled tokens (b, T) of whole rows; rho = exp(logprobs - rollout_logprobs),
-    clamped to +-20. ``logprobs`` are the trainer's, of the weights that sampled."""
+    """Return totals over the sampled tokens of whole rows, (b, T), with rho = exp(logprobs -
+    rollout_logprobs) and log-ratios clamped to +-20. ``logprobs`` are the trainer's, under the
+    weights that sampled."""
     raw = (logprobs - rollout_logprobs).double().masked_fill(~mask, 0)
     log_rho, rows = raw.clamp(-LIMIT, LIMIT), mask.any(-1)
     sequence = masked_sum(raw, mask, -1).clamp(-LIMIT, LIMIT)
@@ -223,22 +233,22 @@ def mismatch_totals(logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) ->
     sums = [masked_sum(column, mask) for column in of_tokens.values()]
     sums += [masked_sum(column, rows) for column in of_rows.values()]
     maxima = {"logprob_gap_max": raw.abs().amax(), "prob_gap_max": gap.amax()}
-    # one transfer from the device
+    # one transfer from the device for all figures
     found = iter(torch.stack([*sums, *maxima.values(), mask.sum(), rows.sum()]).tolist())
     columns = (of_tokens, of_rows, maxima)
     return MismatchTotals(*({name: next(found) for name in column} for column in columns), *found)
 
 
 def _larger(a: float, b: float) -> float:
-    """A NaN stays visible."""
+    """Return the larger number, or NaN if either is NaN."""
     return a if math.isnan(a) or a >= b else b
 
 
 def weight_metrics(
     weights: Tensor, log_rho: Tensor, mask: Tensor, threshold: tuple[float, float]
 ) -> dict[str, float]:
-    """Of the weights in force: mean, extremes, effective share of samples, share of tokens with rho
-    out of bounds."""
+    """Return figures of the weights in force: mean, extremes, effective share of samples, and the
+    shares of tokens with rho out of bounds."""
     if not bool(mask.any()):
         return {}
     rho = log_rho.clamp(-LIMIT, LIMIT).exp()
@@ -255,6 +265,6 @@ def weight_metrics(
 
 
 def _effective_share(weights: Tensor, mask: Tensor) -> Tensor:
-    """(sum w)^2 / (n sum w^2), Kish's effective sample size as a share."""
+    """Return (sum w)^2 / (n sum w^2): Kish's effective sample size as a share."""
     mean, square = masked_mean(weights, mask), masked_mean(weights.square(), mask)
     return mean.square() / square.clamp(min=1e-30)

@@ -1,5 +1,4 @@
-"""Dealing work out: parts of like sums, bins of limited size. Pure numbers, standard library
-alone."""
+"""Partitioning: parts of similar sums and bins of limited size. Needs only the standard library."""
 
 from __future__ import annotations
 
@@ -7,21 +6,22 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Part = tuple[float, list[int]]  # its sum, and who is in it
+Part = tuple[float, list[int]]  # its sum and its members
 
 
 @dataclass(frozen=True)
 class RowCost:
-    """What a row of n tokens costs in a forward and backward pass, counted in tokens of a row too
-    short for attention to matter: n + ``attention`` * n^2.
+    """The cost of a row of n tokens in a forward and backward pass: n + ``attention`` * n^2. The
+    unit is a token of a row too short for attention to matter.
 
-    Linear layers take 6 N n operations, N being the parameters that a token passes, and causal
-    attention 6 L h n^2 in L layers of width h (https://arxiv.org/abs/2204.02311 appendix B, half of
-    it for the causal mask), so ``attention`` is L h / N. Balanced by tokens alone, ranks with a row
-    of 64k tokens take 5 % longer than the others."""
+    Linear layers take 6 N n operations, where N is the number of parameters that a token passes;
+    causal attention takes 6 L h n^2 in L layers of width h (https://arxiv.org/abs/2204.02311
+    appendix B, halved for the causal mask). So ``attention`` is L h / N. If tokens alone are
+    balanced, ranks with a row of 64k tokens take 5 % longer than the others.
+    """
 
     attention: float = 0.0
-    # what the rows of a group begin with is computed once (``row_sizes.RowSizes``)
+    # the common prefix of a group's rows is computed once (``row_sizes.RowSizes``)
     shared: bool = False
 
     def __call__(self, tokens: int) -> float:
@@ -31,12 +31,13 @@ class RowCost:
 def balanced_parts(
     costs: Sequence[float], parts: int, equal_counts: bool = False
 ) -> list[list[int]]:
-    """Indices of ``costs`` dealt to ``parts`` parts of nearly equal sums, by the largest
+    """Deal the indices of ``costs`` to ``parts`` parts of nearly equal sums, by the largest
     differencing method (Karmarkar and Karp 1982, https://apps.dtic.mil/sti/citations/ADA119205).
 
-    Candidate deals are merged, always the two most uneven ones, the largest part of one with the
-    smallest of the other. With ``equal_counts`` parts also hold equally many, give or take one, and
-    each one of every ``parts`` like costs."""
+    The method keeps merging the two most uneven candidate deals, the largest part of one with the
+    smallest of the other. With ``equal_counts`` the parts also have equally many members, give or
+    take one: of every ``parts`` similar costs, each part gets one.
+    """
     falling = sorted(range(len(costs)), key=lambda i: -costs[i])
     if parts == 1:
         return [falling]
@@ -57,12 +58,13 @@ def balanced_parts(
 
 
 def _spread(deal: list[Part], parts: int) -> float:
-    """Largest minus smallest part of a deal that stands in falling order, empty parts left out."""
+    """Return the largest minus the smallest part of a deal in falling order; empty parts count as
+    0."""
     return deal[0][0] - (deal[-1][0] if len(deal) == parts else 0.0)
 
 
 def _merged(first: list[Part], second: list[Part], parts: int) -> list[Part]:
-    """Part i of the one, the largest first, with part -i of the other."""
+    """Merge part i of the one deal, counted from the largest, with part -i of the other."""
     more, fewer = (first, second) if len(first) >= len(second) else (second, first)
     merged = list(more)
     for place, (load, members) in enumerate(fewer):
@@ -75,9 +77,12 @@ def _merged(first: list[Part], second: list[Part], parts: int) -> list[Part]:
 
 
 def first_fit(sizes: Sequence[int], cap: int) -> list[list[int]]:
-    """Indices of ``sizes`` in bins of at most ``cap``, the largest first, each into the first bin
-    that has room: at most 11/9 of the fewest bins, plus 6/9 (Dosa 2007). ValueError if one is
-    larger than a bin."""
+    """Pack the indices of ``sizes`` into bins of at most ``cap``: largest first, each into the
+    first bin that has room. This takes at most 11/9 of the fewest bins possible, plus 6/9 (Dosa
+    2007).
+
+    Raises ValueError if a size exceeds ``cap``.
+    """
     bins: list[list[int]] = []
     rooms: list[int] = []
     for i in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
@@ -95,8 +100,8 @@ def first_fit(sizes: Sequence[int], cap: int) -> list[list[int]]:
 def capped_parts(
     sizes: Sequence[int], costs: Sequence[float], cap: int, parts: int
 ) -> list[list[int]]:
-    """Indices in ``parts`` bins of at most ``cap``, of like costs if the caps leave the choice;
-    some may be empty.
+    """Pack the indices into ``parts`` bins of at most ``cap``, of similar costs as far as the cap
+    allows; some may be empty.
 
     ``parts`` must be at least the number of bins that ``first_fit`` takes.
     """
@@ -104,7 +109,7 @@ def capped_parts(
     bins: list[list[int]] = [[] for _ in range(parts)]
     for i in sorted(range(len(sizes)), key=lambda i: -costs[i]):
         open_bins = [b for b in range(parts) if rooms[b] >= sizes[i]]
-        if not open_bins:  # like loads left no room: fill bins one after the other
+        if not open_bins:  # balancing used up the room: fill the bins one after the other
             filled = first_fit(sizes, cap)
             return filled + [[] for _ in range(parts - len(filled))]
         place = min(open_bins, key=lambda b: loads[b])

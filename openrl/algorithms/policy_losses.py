@@ -1,13 +1,15 @@
-"""Policy losses: log-probs and advantages of one micro-batch to a loss per token. torch only.
+"""Policy losses: the log-probs and advantages of one micro-batch become a loss per token. They need
+only torch.
 
 Each is ``loss(inputs, options) -> TokenLosses``; the caller masks, sums and divides
-(``masked.step_loss``). Names are resolved by ``openrl.extension_points.policy_losses``. Ratios are
-new / old probability; their logarithm is clamped to +-20, so any finite input gives a finite loss.
-A token's loss never depends on another row, so the cut into micro-batches cannot matter; a loss
-that must compare tokens over the batch is a ``SelectingLoss`` (``selecting_losses.py``).
+(``masked.step_loss``). ``openrl.extension_points.policy_losses`` resolves names. Ratios are new /
+old probability; their logarithm is clamped to +-20, so any finite input gives a finite loss. A
+token's loss never depends on another row, so the cut into micro-batches cannot matter; a loss that
+must compare tokens over the batch is a ``SelectingLoss`` (``selecting_losses.py``).
 
-A loss that needs "advantages" is exactly 0, and so is its gradient, on a row whose advantages all
-are, unless it treats a token of that row apart: such rows are not computed."""
+A loss that needs "advantages" must be exactly 0, and so must its gradient, on a row whose
+advantages are all 0, unless it selects a token of that row: the trainer does not compute such rows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from openrl.lazy import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: absurd and finite
+LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: absurd but finite
 
 PolicyLoss = Callable[[LossInputs, Any], TokenLosses]
 
@@ -34,18 +36,18 @@ def limited(log_ratios: Tensor) -> Tensor:
 
 
 def difference(inputs: LossInputs) -> Tensor:
-    """log(new / old probability) of each token, (b, T), 0 outside the mask; not clamped."""
+    """Return log(new / old probability) of each token, (b, T), unclamped; 0 outside the mask."""
     return (inputs.logprobs - inputs.old_logprobs).masked_fill(~inputs.loss_mask, 0)
 
 
 def log_ratio(inputs: LossInputs) -> Tensor:
-    """``difference`` within +-20."""
+    """Return ``difference`` clamped to +-20."""
     return limited(difference(inputs))
 
 
 def squared(log_ratios: Tensor) -> Tensor:
-    """Their squares, from +-1e6 on with the value and the slope they have there: finite, and never
-    without a pull."""
+    """Return the squares; beyond +-1e6 they keep the value and the slope at that point, so they
+    stay finite and always pull."""
     value = log_ratios.detach()
     return (value.clamp(-1e6, 1e6) + (log_ratios - value)).square()
 
@@ -81,8 +83,8 @@ class PPOOptions(ClipOptions):
 
 @policy_losses.register("ppo", options=PPOOptions, needs=("advantages",))
 def ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
-    """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7; unequal clips are DAPO's
-    clip-higher (https://arxiv.org/abs/2503.14476); dual clip is
+    """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7. Unequal clips are DAPO's
+    clip-higher (https://arxiv.org/abs/2503.14476); dual clip is from
     https://arxiv.org/abs/1912.09729."""
     return clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
 
@@ -93,7 +95,7 @@ def clipped_surrogate(
     low_high: tuple[float, float],
     dual_clip: float | None = None,
 ) -> TokenLosses:
-    """PPO's loss for given log-ratios, per token; all (b, T)."""
+    """Return PPO's loss per token for given log-ratios; all tensors are (b, T)."""
     low, high = low_high
     ratio = log_ratios.exp()
     plain = -ratio * advantages
@@ -121,7 +123,7 @@ def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """One ratio per sequence, the geometric mean over its tokens, https://arxiv.org/abs/2507.18071
     eq. 7. A sequence is a row: what was sampled in one context, not the whole trajectory.
 
-    Useful clips are a thousand times smaller than PPO's: the paper has 3e-4 and 4e-4.
+    Useful clips are a thousand times smaller than PPO's: the paper uses 3e-4 and 4e-4.
     """
     ratio = limited(sequence_mean(difference(inputs), inputs.loss_mask))
     return clipped_surrogate(ratio, inputs.advantages, options.low_high)
@@ -156,9 +158,9 @@ def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     suggests={"loss_agg_mode": "seq-mean-token-mean"},
 )
 def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
-    """GMPO, https://arxiv.org/abs/2507.20673: the geometric mean of ratios that are clipped token
-    by token, on the side where they would gain, to [exp(-L), exp(H)]; times the sequence's mean
-    advantage."""
+    """GMPO, https://arxiv.org/abs/2507.20673: the geometric mean of the ratios times the sequence's
+    mean advantage. Each token's ratio is first clipped to [exp(-L), exp(H)] on the side where it
+    would gain."""
     low, high = options.low_high
     logs, sign = difference(inputs), inputs.advantages.sign()
     gain, limited_gain = sign * logs, sign * logs.clamp(-low, high)
@@ -175,8 +177,8 @@ def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 
 @policy_losses.register("cispo", options=ClipOptions, needs=("advantages",))
 def cispo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
-    """The clipped ratio weighs, so clipped tokens keep a gradient; https://arxiv.org/abs/2506.13585
-    eq. 4."""
+    """The clipped ratio only weighs the log-prob, so clipped tokens keep a gradient;
+    https://arxiv.org/abs/2506.13585 eq. 4."""
     low, high = options.low_high
     ratio = log_ratio(inputs).exp().detach()
     weight = ratio.clamp(1 - low, 1 + high)
@@ -215,9 +217,9 @@ class TOPROptions(Options):
 
 @policy_losses.register("topr", options=TOPROptions, needs=("advantages",))
 def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
-    """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: samples with positive reward
-    are imitated, the others pushed down only as far as the policy still gives them. The ratio is
-    the token's, not the sequence's."""
+    """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: imitates samples with
+    positive reward, and pushes the others down only as far as the policy still produces them. The
+    ratio is the token's, not the sequence's."""
     tapered = log_ratio(inputs).exp().detach().clamp(max=1)
     positive = inputs.rewards[:, None] > 0
     weight = torch.where(
@@ -248,8 +250,8 @@ class DPPOKLOptions(RatioCapOptions):
 
 @policy_losses.register("dppo_tv", options=DPPOTVOptions, needs=("advantages",))
 def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
-    """A token counts while its probability moved at most eps_clip in the direction it is pushed,
-    whatever the ratio; https://arxiv.org/abs/2602.04879."""
+    """A token counts until its probability has moved more than eps_clip in the direction it is
+    pushed, whatever the ratio; https://arxiv.org/abs/2602.04879."""
     low, high = options.low_high
     moved = (inputs.logprobs.exp() - inputs.old_logprobs.exp()).detach()
     kept = torch.where(inputs.advantages > 0, moved <= high, moved >= -low)
@@ -258,7 +260,7 @@ def dppo_tv(inputs: LossInputs, options: DPPOTVOptions) -> TokenLosses:
 
 @policy_losses.register("dppo_kl", options=DPPOKLOptions, needs=("advantages",))
 def dppo_kl(inputs: LossInputs, options: DPPOKLOptions) -> TokenLosses:
-    """As dppo_tv, by the KL between the two-way choices "this token or another";
+    """Like dppo_tv, but limits the KL between the two-way choices "this token or another";
     https://arxiv.org/abs/2602.04879."""
     new, old = inputs.logprobs.detach(), inputs.old_logprobs
     p_new, p_old = new.exp(), old.exp()
@@ -308,7 +310,7 @@ class DROOptions(Options):
 @policy_losses.register("dro", options=DROOptions)
 def dro(inputs: LossInputs, options: DROOptions) -> TokenLosses:
     """Direct reward optimisation, https://arxiv.org/abs/2405.19107: policy gradient with a squared
-    log-ratio penalty. The penalty still pulls where the policy went far."""
+    log-ratio penalty. The penalty still pulls where the policy has moved far."""
     penalty = options.dro_beta / 2 * squared(difference(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 

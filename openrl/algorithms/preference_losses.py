@@ -1,9 +1,11 @@
-"""Preference losses: answers as wholes to one loss per pair, or per rated answer. torch only.
+"""Preference losses: whole answers become one loss per pair, or per rated answer. They need only
+torch.
 
-Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses``, not divided; names are resolved by
-``openrl.extension_points.preference_losses``. ``needs`` says what a loss reads beside the policy:
-"reference" for log-probs of a frozen model, "ratings" for single answers called good or bad instead
-of pairs."""
+Each is ``loss(answers: AnswerInputs, options) -> AnswerLosses`` and divides nothing;
+``openrl.extension_points.preference_losses`` resolves names. ``needs`` says what a loss reads
+besides the policy: "reference" for the log-probs of a frozen model, "ratings" for single answers
+rated good or bad instead of pairs.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 
 def split_pairs(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """(2P,) rows, each chosen answer before its rejected one -> chosen and rejected, (P,) each."""
+    """Split (2P,) rows, each chosen answer before its rejected one, into chosen and rejected, (P,)
+    each."""
     return rows[0::2], rows[1::2]
 
 
@@ -73,7 +76,7 @@ def ipo(answers: AnswerInputs, options: IPOOptions) -> AnswerLosses:
 
 @preference_losses.register("kto", options=KTOOptions, needs=("reference", "ratings"))
 def kto(answers: AnswerInputs, options: KTOOptions) -> AnswerLosses:
-    """Unpaired good and bad answers, measured from the KL to the reference,
+    """Unpaired good and bad answers, measured against the KL to the reference,
     https://arxiv.org/abs/2402.01306."""
     if answers.kl is None:
         raise ValueError("kto needs the KL to the reference")
@@ -94,6 +97,6 @@ def orpo(answers: AnswerInputs, options: None) -> AnswerLosses:
 
 @preference_losses.register("simpo", options=SimPOOptions)
 def simpo(answers: AnswerInputs, options: SimPOOptions) -> AnswerLosses:
-    """Mean log-probs as rewards, with a margin, https://arxiv.org/abs/2405.14734."""
+    """Mean log-probs serve as rewards, with a margin, https://arxiv.org/abs/2405.14734."""
     losses = simpo_loss(*split_pairs(answers.mean_logprobs), answers.beta, options.simpo_gamma)
     return AnswerLosses(losses, answers.beta * answers.mean_logprobs)

@@ -1,5 +1,5 @@
-"""What rows cost to run. Rows of a group begin alike: packed, what they have in common can be
-computed once for all."""
+"""What rows cost to run. Rows of a group begin alike: in a packed micro-batch, their common prefix
+can be computed once for all."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Number = TypeVar("Number", int, Tensor)
 
 
 def common_prefixes(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -> Tensor:
-    """(B,) leading tokens that all rows of the row's group have in common, each row's last one left
-    out.
+    """Return how many leading tokens all rows of the row's group have in common, (B,). A row's last
+    token never counts.
 
     Args:
         token_ids, attention_mask: (B, T) int64 and bool, padded on the right.
-        groups: (B,) numbers, equal for rows that are to be compared.
+        groups: (B,) numbers, equal for rows to compare.
     """
     _, group = groups.unique(return_inverse=True)
     count = int(group.max()) + 1
@@ -38,14 +38,14 @@ def common_prefixes(token_ids: Tensor, attention_mask: Tensor, groups: Tensor) -
 
 
 def saved_tokens(rows: Number, prefix: Number) -> Number:
-    """Tokens that ``rows`` rows need not compute if one computes the ``prefix`` tokens that they
-    begin with. Each of them computes the last of these again, so it may be nothing."""
+    """Return how many tokens are saved if one of ``rows`` rows computes their common ``prefix`` for
+    all. Each row computes the prefix's last token again, so the result can be 0 or less."""
     return (rows - 1) * prefix - rows
 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Of the rows of a batch, by their numbers."""
+    """Lengths and costs of a batch's rows, by row number."""
 
     lengths: Sequence[int]
     cost: RowCost = RowCost()
@@ -61,13 +61,13 @@ class RowSizes:
         return cls(lengths, cost, batch.group_ids.tolist(), prefixes.tolist())
 
     def tokens(self, rows: Sequence[int]) -> int:
-        """What a packed micro-batch of these rows computes at most."""
+        """Return the most tokens that a packed micro-batch of these rows computes."""
         return sum(max(self._length(row), 1) for row in rows) - sum(
             saved for saved, _ in self._shared(rows)
         )
 
     def costs(self, rows: Sequence[int]) -> float:
-        """What they cost together, in tokens of a short row; dummies nothing."""
+        """Return what the rows cost together, in tokens of a short row; dummies cost nothing."""
         whole = sum(self.cost(self._length(row)) for row in rows)
         return whole - sum(
             saved + self.cost.attention * pairs for saved, pairs in self._shared(rows)
@@ -77,7 +77,7 @@ class RowSizes:
         return 0 if row == DUMMY else self.lengths[row]
 
     def _shared(self, rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """(tokens, pairs of tokens in attention) that each run of siblings spares."""
+        """Yield the (tokens, pairs of tokens in attention) that each run of siblings saves."""
         if self.groups is None:
             return
         for _, run in groupby((row for row in rows if row != DUMMY), key=self.groups.__getitem__):

@@ -1,7 +1,9 @@
-"""Policy losses that treat some tokens apart, https://arxiv.org/abs/2505.22617. torch only.
+"""Policy losses that treat some tokens apart, https://arxiv.org/abs/2505.22617. They need only
+torch.
 
-The tokens are chosen before training, once over the whole rollout batch, by log-probs of the old
-policy: a choice inside each micro-batch would depend on its size."""
+Log-probs of the old policy select the tokens before training, once over the whole rollout batch: a
+choice inside each micro-batch would depend on its size.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SelectingLoss:
-    """A loss, and which tokens it treats apart."""
+    """A loss together with the function that selects the tokens it treats apart."""
 
-    # (B, T) bool, becomes ``batch.selected``
+    # returns (B, T) bool, which becomes ``batch.selected``
     select: Callable[[ExperienceBatch, Any, torch.Generator], Tensor]
     loss: PolicyLoss
 
@@ -41,16 +43,16 @@ class SelectingLoss:
 def select_tokens(
     batch: ExperienceBatch, loss: PolicyLoss, options: Any, generator: torch.Generator
 ) -> ExperienceBatch:
-    """Fill ``selected`` if ``loss`` selects tokens; the batch must have ``old_logprobs`` and
-    ``advantages`` then."""
+    """Fill ``selected`` if ``loss`` selects tokens; the batch must then have ``old_logprobs`` and
+    ``advantages``."""
     if isinstance(loss, SelectingLoss):
         return batch.replace(selected=loss.select(batch, options, generator))
     return batch
 
 
 def covariance(batch: ExperienceBatch) -> Tensor:
-    """(A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside the
-    mask."""
+    """Return (A - mean A)(log p - mean log p) of each token over the batch, (B, T); -inf outside
+    the mask."""
     mask = batch.loss_mask
     advantages = batch.advantages - masked_mean(batch.advantages, mask)
     logprobs = batch.old_logprobs - masked_mean(batch.old_logprobs, mask)
@@ -58,7 +60,7 @@ def covariance(batch: ExperienceBatch) -> Tensor:
 
 
 def _share(ratio: float, mask: Tensor) -> int:
-    """That share of the masked tokens, at least one."""
+    """Return how many masked tokens make up that share, at least one."""
     return max(1, int(ratio * int(mask.sum())))
 
 

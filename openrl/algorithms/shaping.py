@@ -1,6 +1,6 @@
-"""What shapes rewards and advantages, one function each. torch only.
+"""Shaping of rewards and advantages, one function for each kind. Needs only torch.
 
-The order in which they act is ``credit.assign_credit``'s, listed there.
+``credit.assign_credit`` lists the order in which they act.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MIN_STD = 1e-4  # whitening divides by at least this
 
 
 def shape_rewards(outcomes: Outcomes, flags: RewardShapingFlags, max_new_tokens: int) -> Tensor:
-    """(N,) rewards after the penalties, before the clip range."""
+    """Return (N,) rewards after the penalties, before the clip range."""
     rewards, lengths = outcomes.rewards, outcomes.lengths
     if flags.format_penalty:
         if outcomes.invalid_actions is None:
@@ -49,20 +49,21 @@ def shape_rewards(outcomes: Outcomes, flags: RewardShapingFlags, max_new_tokens:
 
 
 def length_reward(lengths: Tensor, low: int, high: int, shape: str) -> Tensor:
-    """1 up to ``low`` sampled tokens, 0 from ``high`` on; linear or half a cosine in between."""
+    """Return 1 up to ``low`` sampled tokens, 0 from ``high`` on, and a straight line or half a
+    cosine in between."""
     share = ((lengths - low) / (high - low)).clamp(0, 1)
     return 1 - share if shape == "linear" else (1 + torch.cos(math.pi * share)) / 2
 
 
 def overlong_penalty(lengths: Tensor, max_new_tokens: int, buffer: int) -> Tensor:
-    """0 up to ``max_new_tokens - buffer`` sampled tokens, then linear to 1 at the limit;
-    DAPO, https://arxiv.org/abs/2503.14476 eq. 13."""
+    """Return 0 up to ``max_new_tokens - buffer`` sampled tokens, then a straight line up to 1 at
+    the limit; DAPO, https://arxiv.org/abs/2503.14476 eq. 13."""
     return ((lengths - (max_new_tokens - buffer)) / buffer).clamp(0, 1)
 
 
 def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
-    """Truncated samples: ``coef`` in [0, 1] scales a positive reward, ``coef`` < 0 is the most they
-    get. No reward is raised."""
+    """Reduce the rewards of truncated samples: a ``coef`` in [0, 1] scales positive rewards, a
+    ``coef`` below 0 caps all rewards. No reward is raised."""
     reduced = (
         torch.minimum(rewards, torch.full_like(rewards, coef))
         if coef < 0
@@ -72,14 +73,14 @@ def stop_properly(rewards: Tensor, truncated: Tensor, coef: float) -> Tensor:
 
 
 class RunningMoments:
-    """Mean and unbiased std of every reward of the run so far, merged batch by batch (Chan et al.
+    """Mean and unbiased std of all rewards of the run so far, merged batch by batch (Chan et al.
     1979)."""
 
     def __init__(self) -> None:
         self.count, self.mean, self.squares = 0, 0.0, 0.0
 
     def update(self, rewards: Tensor) -> None:
-        """``rewards`` (n,) of one rollout batch."""
+        """Add the ``rewards`` (n,) of one rollout batch."""
         if not len(rewards):
             return
         values = rewards.double()
@@ -103,11 +104,12 @@ class RunningMoments:
 def normalise(
     outcomes: Outcomes, mean_scope: NormScope, std_scope: NormScope, running: RunningMoments
 ) -> Tensor:
-    """(rewards - mean) / (std + 1e-6), each over its own scope; (N,). ``running`` already counts
-    these rewards.
+    """Return (rewards - mean) / (std + 1e-6), each moment over its own scope; (N,). ``running``
+    already counts these rewards.
 
-    0 where the std's scope has one member or equal rewards. A mean scope with one member gives 0 by
-    itself."""
+    The result is 0 where the std's scope has one member or equal rewards. A mean over one member
+    gives 0 by itself.
+    """
     rewards = outcomes.rewards
     result = rewards.double()
     if mean_scope != "none":
@@ -138,11 +140,13 @@ def _moments(
 
 
 def place_scores(batch: ExperienceBatch, scores: Tensor, on_the_way: bool = True) -> Tensor:
-    """(B, T): each score on the last sampled token of its trajectory; those without one get none.
+    """Place each score on the last sampled token of its trajectory, (B, T); a trajectory without
+    sampled tokens gets none.
 
-    ``on_the_way``: process rewards stay where they were earned and the last token gets the rest, so
-    that a trajectory still sums to its score. ``scores`` (B,), equal on the rows of a
-    trajectory."""
+    With ``on_the_way``, process rewards stay where they were earned and the last token gets the
+    rest, so that a trajectory still sums to its score. ``scores`` are (B,), equal on the rows of a
+    trajectory.
+    """
     mask, trajectories = batch.loss_mask, Trajectories.of(batch)
     earned = torch.zeros(mask.shape, dtype=scores.dtype)
     if on_the_way and batch.process_rewards is not None:
@@ -154,8 +158,8 @@ def place_scores(batch: ExperienceBatch, scores: Tensor, on_the_way: bool = True
 def token_rewards(
     batch: ExperienceBatch, kl_coef: float, kl_estimator: str, on_the_way: bool = True
 ) -> Tensor:
-    """(B, T): ``batch.scores`` as ``place_scores`` places them, minus ``kl_coef`` times the KL to
-    the reference on each sampled token."""
+    """Return ``batch.scores`` as ``place_scores`` places them, minus ``kl_coef`` times the KL to
+    the reference on each sampled token, (B, T)."""
     rewards = place_scores(batch, batch.scores, on_the_way)
     if kl_coef:
         kl = reference_kl(batch, kl_estimator)
@@ -168,8 +172,9 @@ def token_rewards(
 
 
 def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
-    """(B, T): minus the mean, divided by the (biased) std over the mask; 0 outside. Untouched with
-    fewer than two masked tokens. ``std_norm`` False subtracts the mean only."""
+    """Subtract the mean over the mask and divide by the (biased) std, (B, T); 0 outside. With fewer
+    than two masked tokens the values stay as they are. ``std_norm`` False only subtracts the
+    mean."""
     if int(mask.sum()) < 2:
         return values
     centred = (values - masked_mean(values, mask)).masked_fill(~mask, 0)
@@ -180,7 +185,7 @@ def whiten(values: Tensor, mask: Tensor, std_norm: bool = True) -> Tensor:
 
 
 def loss_weights(outcomes: Outcomes, flags: RewardShapingFlags) -> Tensor | None:
-    """(N,) factors with mean 1 over valid trajectories; None if nothing weighs."""
+    """Return (N,) factors with mean 1 over valid trajectories; None if no flag sets a weight."""
     if not (flags.difficulty_loss_weight or flags.length_loss_weight):
         return None
     valid, weights = outcomes.valid, torch.ones_like(outcomes.rewards)
@@ -194,7 +199,8 @@ def loss_weights(outcomes: Outcomes, flags: RewardShapingFlags) -> Tensor | None
 
 
 def difficulty(outcomes: Outcomes, key: str) -> Tensor:
-    """(N,) in [0, 1]: the data's column, or with key "auto" 1 - the pass rate of the group."""
+    """Return difficulties in [0, 1], (N,): the data's column or, with key "auto", 1 - the pass rate
+    of the group."""
     if key != "auto":
         if outcomes.difficulty is None:
             raise ValueError("the batch has no difficulty")

@@ -1,7 +1,8 @@
-"""The rows of a batch seen as trajectories: what was earned, and all sampled tokens in one row.
-torch only.
+"""The rows of a batch seen as trajectories: what each earned, and all its sampled tokens in one
+row. Needs only torch.
 
-N trajectories of B rows; S is the most tokens that were sampled in one trajectory."""
+The B rows belong to N trajectories; S is the largest number of sampled tokens in a trajectory.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +33,17 @@ class Trajectories:
         ids, index = batch.trajectory_ids.unique(return_inverse=True)
         sampled = batch.response_lengths
         lengths = torch.zeros_like(ids).index_add(0, index, sampled)
-        order = index.argsort(stable=True)  # rows, those of a trajectory one behind the other
+        order = index.argsort(stable=True)  # rows, grouped by trajectory
         first = order[index.bincount().cumsum(0) - index.bincount()]
-        earlier = torch.empty_like(sampled)  # of the row's own trajectory, and all before that one
+        # tokens in the trajectory's earlier rows and in all trajectories before it
+        earlier = torch.empty_like(sampled)
         earlier[order] = sampled[order].cumsum(0) - sampled[order]
         before = earlier - (lengths.cumsum(0) - lengths)[index]
         return cls(index, first, lengths, before, batch.loss_mask)
 
     @property
     def last(self) -> Tensor:
-        """(B, T) bool: the last sampled token of each trajectory."""
+        """Return (B, T) bool, True on the last sampled token of each trajectory."""
         sampled = self.loss_mask.sum(-1)
         ends = (sampled > 0) & (self.before + sampled == self.lengths[self.index])
         last = self.loss_mask.shape[1] - 1 - self.loss_mask.flip(-1).int().argmax(-1)
@@ -50,33 +52,33 @@ class Trajectories:
         return result
 
     def total(self, rows: Tensor) -> Tensor:
-        """(B,) of rows to their sums over each trajectory, (N,)."""
+        """Sum (B,) values of rows over each trajectory, (N,)."""
         return rows.new_zeros(len(self.first)).index_add(0, self.index, rows)
 
     def spread(self, values: Tensor) -> Tensor:
-        """(N,) of trajectories to (B,) of rows."""
+        """Copy each trajectory's value, (N,), to its rows, (B,)."""
         return values[self.index]
 
     def gather(self, column: Tensor, padding: int = 0) -> Tensor:
-        """(B, T) to (N, S): the sampled tokens of each trajectory in one row, in the order of
-        playing, padded on the left. All trajectories end in the last column."""
+        """Gather the sampled tokens of each trajectory into one row, (B, T) to (N, S), in playing
+        order and padded on the left. All trajectories end in the last column."""
         result = column.new_full((len(self.first) * self.width,), padding)
         result[self._places] = column.masked_select(self.loss_mask)
         return result.view(len(self.first), self.width)
 
     def scatter(self, values: Tensor) -> Tensor:
-        """The inverse of ``gather``: (N, S) to (B, T), 0 on tokens that were not sampled."""
+        """Invert ``gather``: (N, S) to (B, T), 0 on tokens that were not sampled."""
         result = values.new_zeros(self.loss_mask.shape)
         return result.masked_scatter_(self.loss_mask, values.flatten()[self._places])
 
     @cached_property
     def width(self) -> int:
-        """S, at least 1."""
+        """S, but at least 1."""
         return max([1, *self.lengths.tolist()])
 
     @cached_property
     def _places(self) -> Tensor:
-        """Where ``gather`` puts each sampled token, in the order in which they stand in rows."""
+        """Where ``gather`` puts each sampled token, in row order."""
         sampled = self.loss_mask.sum(-1)
         start = self.index * self.width + self.width - self.lengths[self.index] + self.before
         of_row = torch.arange(int(sampled.sum())) - (sampled.cumsum(0) - sampled).repeat_interleave(
@@ -87,8 +89,8 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """What became of each trajectory, for all that compares trajectories; (N,) each. Baselines,
-    group sizes and statistics count those that are ``valid``."""
+    """The outcome of each trajectory, for everything that compares trajectories; (N,) each.
+    Baselines, group sizes and statistics count the ``valid`` ones."""
 
     rewards: Tensor  # as the reward source gave them; an estimator gets them shaped
     group_ids: Tensor  # equal for siblings of one prompt
@@ -124,44 +126,46 @@ class Outcomes:
 
     @property
     def valid(self) -> Tensor:
-        """(N,) bool: has a sampled token; a failed trajectory has none."""
+        """(N,) bool: whether the trajectory has a sampled token; a failed one has none."""
         return self.lengths > 0
 
     def siblings(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, unbiased std and number of ``values`` (N,) in each trajectory's group, float64."""
+        """Return the mean, the unbiased std and the number of ``values`` (N,) in each trajectory's
+        group, in float64."""
         return grouped_moments(values, self.group_ids, self.valid)
 
     def standardised(self, values: Tensor) -> Tensor:
-        """``values`` (N,) minus the group's mean, divided by its std; see ``standardise``."""
+        """Return ``values`` (N,) minus the group's mean, divided by its std; see
+        ``standardise``."""
         return standardise(values, self.group_ids, self.valid)
 
 
 class SampledTokens:
-    """What an estimator sees of tokens, ``Trajectories.gather``ed; (N, S) each. Environment tokens
-    are not there, so a formula needs no mask; what it leaves on the padding is never read."""
+    """The tokens that an estimator sees, ``Trajectories.gather``ed; (N, S) each. Environment tokens
+    are left out, so a formula needs no mask; nobody reads what it leaves on the padding."""
 
     def __init__(self, batch: ExperienceBatch, trajectories: Trajectories) -> None:
         self.batch, self.trajectories = batch, trajectories
 
     @cached_property
     def rewards(self) -> Tensor:
-        """0 on padding."""
+        """Token rewards, 0 on padding."""
         return self.trajectories.gather(self.batch.token_rewards)
 
     @cached_property
     def values(self) -> Tensor:
-        """The critic's."""
+        """The critic's values."""
         return self.trajectories.gather(self.batch.values)
 
     @cached_property
     def segment_ids(self) -> Tensor:
-        """int64, rising along the trajectory, -1 on padding."""
+        """int64, rising along the trajectory; -1 on padding."""
         rows = torch.arange(len(self.batch))[:, None]
         return self.trajectories.gather(rows.expand_as(self.batch.loss_mask), -1)
 
     @cached_property
     def turn_ids(self) -> Tensor:
-        """int64, rising along the trajectory, below 0 on padding; a turn is a run of sampled
+        """int64, rising along the trajectory, negative on padding; a turn is a run of sampled
         tokens."""
         of_row = self.trajectories.gather(self.batch.turn_ids, -1)
         return self.segment_ids * self.batch.loss_mask.shape[1] + of_row

@@ -1,4 +1,4 @@
-"""The critic's loss. torch only."""
+"""The critic's loss. Needs only torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from openrl.experience import TokenLosses
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, clip: float
 ) -> TokenLosses:
-    """Half the squared error to the returns, per token; all tensors (b, T).
+    """Return half the squared error to the returns, per token; all tensors are (b, T).
 
-    With ``clip`` > 0 the larger of the plain error and the one of values clipped to ``old_values``
-    +- clip, as in OpenAI's PPO baselines: no reward for moving further than ``clip`` in one step. 0
-    is off."""
+    With ``clip`` > 0 the loss is the larger of the plain error and the error of values clipped to
+    ``old_values`` +- clip, as in OpenAI's PPO baselines: moving further than ``clip`` in one step
+    gains nothing. 0 turns clipping off.
+    """
     plain = (values - returns).square()
     if clip <= 0:
         return TokenLosses(plain / 2)
