@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Hashable, Sequence
 from itertools import chain
 
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from openrl.experience import ExperienceBatch
 from openrl.types import Group, Score, Segment, Trajectory
+
+_ARRAY_TYPES = {torch.int64: "q", torch.float32: "f", torch.bool: "b"}
 
 
 def collate(groups: list[Group], pad_id: int) -> ExperienceBatch:
@@ -128,12 +131,13 @@ def trained_mask(segment: Segment, trajectory: Trajectory, group: Group) -> list
 
 
 def pad(rows: Sequence[Sequence[float]], width: int, value: float, dtype: torch.dtype) -> Tensor:
-    """Return rows of numbers as (B, width), filled up on the right. Building one tensor of all
-    numbers is ten times as fast as building one per row."""
+    """Return rows of int64, float32 or bool numbers as (B, width), filled up on the right."""
     result = torch.full((len(rows), width), value, dtype=dtype)
-    return result.masked_scatter_(
-        inside(rows, width), torch.tensor(list(chain.from_iterable(rows)), dtype=dtype)
-    )
+    # torch.tensor of one list of all numbers takes three times as long, one per row ten times
+    numbers = array(_ARRAY_TYPES[dtype], list(chain.from_iterable(rows)))
+    if not numbers:
+        return result
+    return result.masked_scatter_(inside(rows, width), torch.frombuffer(numbers, dtype=dtype))
 
 
 def inside(rows: Sequence[Sequence[float]], width: int) -> Tensor:
