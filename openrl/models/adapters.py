@@ -1,5 +1,5 @@
 """Merging a LoRA adapter (https://arxiv.org/abs/2106.09685) into the model it was trained on. The
-home of peft."""
+only user of peft besides ``lora.py``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ from openrl.models.causal_lm import DTYPES, load_pretrained
 from openrl.models.scalar_model import HEAD_FIELD, stored_head
 from openrl.models.towers import language_model_at
 
-HEAD = "score"  # of transformers' sequence classifiers
+HEAD = "score"  # the name that transformers' sequence classifiers use
 
 
 def merge_adapter(
     base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None
 ) -> PreTrainedModel:
-    """Write base and adapter as one model, with the base's tokenizer; ``head_prefix`` None: a
-    causal language model, else a reward model.
+    """Merge base and adapter, write the result as one model with the base's tokenizer, and return
+    it. It is a reward model with a head of the name ``head_prefix``, or a causal language model if
+    that is None.
 
-    The sum is taken in fp32 and rounded once, to --param_dtype. Raises UserError if the adapter
-    does not fit the base or ``output`` holds something. A directory appears whole or not at all.
+    The sum is computed in fp32 and rounded once, to --param_dtype. The directory appears whole or
+    not at all. Raises UserError if the adapter does not fit the base or ``output`` is not empty.
     """
     require_empty(output)
     exact = LoadFlags(**{**vars(flags), "param_dtype": "fp32"})
@@ -47,14 +48,14 @@ def merge_adapter(
     try:
         merged.save_pretrained(aside)
         tokenizer.save_pretrained(aside)
-        os.replace(aside, output)  # also over an empty directory
+        os.replace(aside, output)  # also replaces an empty directory
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return merged
 
 
 def require_empty(output: Path) -> None:
-    """Raises UserError if there is something where the output shall be."""
+    """Raise UserError if ``output`` exists and is not an empty directory."""
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
         raise UserError(
             f"--output_path: {output} exists and is not an empty directory", "another --output_path"
@@ -66,8 +67,8 @@ def _causal_lm(base: str, flags: LoadFlags) -> PreTrainedModel:
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
-    """The base as a classifier with one output. Raises UserError if neither base nor adapter holds
-    a head."""
+    """Load the base as a classifier with one output. Raises UserError if neither base nor adapter
+    holds a head."""
     model = load_pretrained(
         AutoModelForSequenceClassification,
         base,
@@ -93,12 +94,12 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
 
 
 def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
-    """The model with the adapter's deltas added. Raises UserError unless every stored tensor has
-    its place."""
+    """Return the model with the adapter's deltas added. Raises UserError unless every stored tensor
+    has its place in the model."""
     stored = _stored(adapter)
     try:
         with_adapter = PeftModel.from_pretrained(model, adapter)
-    # sizes, unknown target modules, unknown kinds
+    # wrong sizes, unknown target modules, unknown kinds of adapter
     except (RuntimeError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"--lora_path: {adapter} does not fit {base}: {error}", "the base it was trained on"
@@ -112,11 +113,11 @@ def _apply(model: PreTrainedModel, adapter: str, base: str) -> PreTrainedModel:
             f" counterpart, e.g. {wrong[0]}",
             "the base it was trained on",
         )
-    return with_adapter.merge_and_unload(safe_merge=True)  # safe: refuses NaN
+    return with_adapter.merge_and_unload(safe_merge=True)  # safe_merge refuses NaN
 
 
 def _stored(adapter: str) -> dict[str, torch.Tensor]:
-    """The adapter's tensors. Raises UserError if there is no adapter."""
+    """Return the adapter's tensors. Raises UserError if there is no adapter."""
     if not (Path(adapter) / "adapter_config.json").is_file():
         raise UserError(
             f"--lora_path: {adapter} holds no adapter_config.json", "a directory that peft saved"

@@ -1,10 +1,10 @@
-"""Which attention a model runs, and one that transformers lacks: each sample of a packed row by
-itself.
+"""The choice of a model's attention, and ``varlen``, which transformers lacks.
 
-sdpa and eager attention compute every pair of tokens of a packed row and mask those of different
+sdpa and eager attention compute every pair of tokens in a packed row and mask pairs from different
 samples, so their work and their mask grow with the square of the micro-batch. ``varlen`` computes
-each sample's pairs alone: on a GPU in one call of torch's flash attention with boundaries, which
-needs no package, elsewhere sample after sample."""
+only the pairs within each sample: on a GPU in one call of torch's flash attention with boundaries,
+which needs no extra package, elsewhere sample by sample.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ AMPERE = (8, 0)  # the oldest GPUs that torch's flash attention runs on
 
 
 def asked_attention(flags: LoadFlags, device: str) -> str | None:
-    """What a model is loaded with: --attn_implementation, else flash attention where it is
-    installed and runs. None leaves it to transformers, which takes sdpa for most architectures."""
+    """Return the attention to load a model with: --attn_implementation, or else flash attention
+    where it is installed and runs. None leaves the choice to transformers, which takes sdpa for
+    most architectures."""
     on_gpu = device == "cuda" and flags.param_dtype != "fp32"
     installed = flags.attn_implementation is None and on_gpu and is_flash_attn_2_available()
     return "flash_attention_2" if installed else flags.attn_implementation
@@ -42,12 +43,13 @@ PACKAGES = {
     "flash_attention_3": "flash_attn_interface",
     "flash_attention_4": "flash_attn.cute",
 }
-"""Attention -> the module that has it; with ``kernels`` transformers takes it from the Hub."""
+"""Attention -> the module that provides it; if ``kernels`` is installed, transformers takes it from
+the Hub instead."""
 
 
 def check_attention(flags: LoadFlags, device: str = "cuda") -> None:
-    """Raises UserError if --attn_implementation is no attention of transformers and, without a
-    slash, no kernel of the Hub; or is one that does not run on ``device``, or is not installed."""
+    """Raise UserError if --attn_implementation does not run on ``device``, is not installed, or is
+    neither an attention of transformers nor (recognised by a slash) a kernel of the Hub."""
     name = flags.attn_implementation
     known = {
         "eager",
@@ -77,7 +79,7 @@ def check_attention(flags: LoadFlags, device: str = "cuda") -> None:
 
 
 def _installed(module: str) -> bool:
-    """Without importing it, which may need a GPU."""
+    """Say whether a module is installed without importing it, which may need a GPU."""
     top, _, part = module.partition(".")
     found = find_spec(top)
     if found is None or not part:
@@ -86,8 +88,7 @@ def _installed(module: str) -> bool:
 
 
 def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
-    """A model that is going to run packed rows takes ``varlen`` where it would run sdpa, unless
-    sdpa was asked for."""
+    """Switch a model for packed rows from sdpa to ``varlen``, unless the user asked for sdpa."""
     plain = (
         hf.config.get_text_config() is hf.config
         and getattr(hf.config, "attn_logit_softcapping", None) is None
@@ -119,22 +120,24 @@ def varlen_attention(
     key_places: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sequence, for transformers' ``AttentionInterface``.
+    """Compute causal attention within each sequence, for transformers' ``AttentionInterface``.
 
     Args:
         query: (R, heads, S, D); key and value may have fewer heads.
-        attention_mask: never made for this attention; right padding needs none.
-        sliding_window: tokens that each looks at, itself included.
-        cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and the end; None: each
-            row is one.
-        cu_seq_lens_k: the same of their keys. A sequence with more keys than queries goes on where
-            others ended.
-        max_length_q, max_length_k: tokens of the longest.
-        key_places: (K,) int64, where in the row the keys of all sequences stand, one after the
-            other; None: as they are.
+        attention_mask: unused: it is never made for this attention, and right padding needs none.
+        sliding_window: how many tokens each token sees, itself included.
+        cu_seq_lens_q: where the sequences of a packed row (R = 1) start, and the row's end; None if
+            each row is one sequence.
+        cu_seq_lens_k: the same for their keys. The queries of a sequence with more keys than
+            queries are its last tokens.
+        max_length_q, max_length_k: tokens of the longest sequence.
+        key_places: (K,) int64, the places in the row of all sequences' keys, sequence by sequence;
+            None if the keys are already in order.
 
     Returns:
-        (R, S, heads, D), and no weights. Raises UserError for what it does not know.
+        (R, S, heads, D), and None in place of weights.
+
+    Raises UserError for features that it does not support.
     """
     unknown = {
         "cached keys": key.shape[2] != query.shape[2],
@@ -149,7 +152,7 @@ def varlen_attention(
     if key_places is not None:
         key, value = (x.index_select(2, key_places) for x in (key, value))
     if query.is_cuda and _kernel_runs(module.config.dtype != torch.float32):
-        # adapters may leave fp32
+        # adapters may return fp32
         query, key, value = (x.to(module.config.dtype) for x in (query, key, value))
         ends = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
         return _by_kernel(query, key, value, ends, scaling, sliding_window), None
@@ -161,10 +164,11 @@ def varlen_attention(
 
 
 GROUPS = "enable_gqa" in inspect.signature(varlen_attn).parameters
-"""Whether the kernel takes fewer heads of keys than of queries; torch 2.11 does not."""
+"""Whether the kernel takes fewer key heads than query heads; torch 2.11 does not."""
 
 Ends = tuple[Tensor | None, Tensor | None, int | None, int | None]
-"""Of queries and keys: starts and end of the sequences, and the length of the longest."""
+"""Starts (followed by the end) of the sequences of queries and of keys, then the length of the
+longest sequence of each."""
 
 
 def _by_kernel(
@@ -179,7 +183,7 @@ def _by_kernel(
         )
         ends = (starts, starts, length, length)
     tensors = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    # tokens to the left and to the right; without any this is causal
+    # how many tokens each sees to the left and to the right; 0 to the right makes it causal
     span = (-1 if window is None else window - 1, 0)
     how: dict[str, Any] = {"scale": scaling, "window_size": span}
     if GROUPS:
@@ -213,7 +217,7 @@ def _one_by_one(
 
 
 def _no_mask(*args: Any, **kwargs: Any) -> None:
-    """The boundaries say it all."""
+    """Make no mask: the boundaries say everything."""
 
 
 AttentionInterface.register(VARLEN, varlen_attention)

@@ -27,7 +27,7 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 
 class CausalLM(HeadedModel):
-    """Its output head scores tokens chunk by chunk."""
+    """A language model whose output head scores tokens chunk by chunk."""
 
     adapted_modules = None
 
@@ -55,15 +55,15 @@ class CausalLM(HeadedModel):
         reference: Sequence[Tensor] = (),
         media: Media | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Log-probs (b, T) fp32, and what else is wanted; 0 on tokens that are not scored, which
-        the output head does not see.
+        """Return the log-probs, (b, T) fp32, and whatever else is wanted. Tokens that are not
+        scored have 0, and the output head skips them.
 
         Args:
             token_ids, attention_mask: (b, T) int64 and bool, padded on the right.
-            groups: (b,) int64, equal for rows that may share what they begin with; None: none does.
-            scored: (b, T) bool, tokens whose figures are read; None: all.
-            reference: the batch's columns of the reference (b, T, ...), for ``full_kl``.
-            media: of a model that sees, the tensors of all images of the rows.
+            groups: (b,) int64, equal for rows that may share a prefix; None if no rows do.
+            scored: (b, T) bool, the tokens whose figures are read; None for all.
+            reference: the batch's columns of the reference, (b, T, ...), for ``full_kl``.
+            media: for a model that sees, the tensors of all images of the rows.
         """
         rows = self.arranged(token_ids, attention_mask, groups, scored, media)
         part = self.split(rows)
@@ -110,11 +110,12 @@ def load_causal_lm(
     vision: VisionFlags | None = None,
     **settings: Any,
 ) -> CausalLM:
-    """Load from a local directory or the Hub; ``settings`` as in ``load_pretrained``. Without
-    ``vision`` a model with a tower reads text alone.
+    """Load a model from a local directory or the Hub; ``settings`` are those of
+    ``load_pretrained``. Without ``vision``, a model with a vision tower reads only text.
 
-    Raises UserError if there is no such model, weights are missing, or the architecture treats its
-    logits in a way that this package does not know."""
+    Raises UserError if there is no such model, weights are missing, or the architecture transforms
+    its logits in a way that this package does not know.
+    """
     hf = load_pretrained(
         language_model_at(path, flags.trust_remote_code),
         path,
@@ -152,11 +153,12 @@ def load_pretrained(
     packing: bool = False,
     **settings: Any,
 ) -> PreTrainedModel:
-    """``kind.from_pretrained`` with every weight but ``may_lack`` found in the checkpoint, dropout
-    off, on the CPU.
+    """Call ``kind.from_pretrained``; return the model on the CPU, without dropout. Every weight
+    except ``may_lack`` must be in the checkpoint.
 
-    ``packing`` says that rows are going to be packed, ``settings`` are fields of the model's
-    config, or what else ``from_pretrained`` takes."""
+    ``packing`` says that the model will run packed rows. ``settings`` are fields of the model's
+    config, or other arguments of ``from_pretrained``.
+    """
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]
             path,
@@ -167,7 +169,7 @@ def load_pretrained(
             output_loading_info=True,
             **settings,
         )
-    # KeyError: no attention of that name
+    # KeyError means that no attention has that name
     except (OSError, ValueError, ImportError, KeyError) as error:
         remedy = "check the path and --attn_implementation"
         more = (
@@ -204,7 +206,8 @@ def logit_transform(
 
 @contextmanager
 def attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
-    """The model is still on the CPU, where flash attention does not run."""
+    """Use eager attention inside: the model is still on the CPU, where flash attention does not
+    run."""
     chosen = hf.config._attn_implementation
     hf.set_attn_implementation("eager")
     yield
@@ -212,14 +215,14 @@ def attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
 
 
 def _plain_logprobs(hf: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """The model's own log-probs of a row of tokens, to hold the output head against."""
+    """Return the model's own log-probs of a row of tokens, to compare the output head with."""
     logits = hf(input_ids=tokens, use_cache=False).logits[:, :-1].float()
     return logits.log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
 
 
 def _disable_dropout(model: nn.Module) -> None:
-    """Policies are compared with their own earlier log-probs: noise in the forward would look like
-    drift."""
+    """Switch dropout off: policies are compared with their own earlier log-probs, and noise in the
+    forward pass would look like drift."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -1,5 +1,4 @@
-"""What flags change about a model besides its adapters: fields of its config, parameters that stay
-as they are, kernels."""
+"""Changes to a model by flags, adapters aside: fields of its config, frozen parameters, kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 def load_settings(changes: ModelChangeFlags) -> dict[str, Any]:
-    """What ``from_pretrained`` is told."""
+    """Return the arguments for ``from_pretrained``."""
     experts = changes.experts_implementation
     return changes.model_config_overrides | (
         {} if experts is None else {"experts_implementation": experts}
@@ -33,8 +32,8 @@ def load_settings(changes: ModelChangeFlags) -> dict[str, Any]:
 
 
 def check_changes(path: str, changes: ModelChangeFlags, trust_remote_code: bool) -> None:
-    """Raises UserError for everything that the model at ``path`` does not have; reads its config,
-    no weights."""
+    """Raise UserError for everything asked for that the model at ``path`` does not have. Reads its
+    config, not its weights."""
     if changes == ModelChangeFlags():
         return
     remote = {"trust_remote_code": trust_remote_code}
@@ -69,7 +68,7 @@ def _check_field(path: str, config: Any, name: str) -> None:
 
 
 def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:
-    """Those that ``pattern`` matches. Raises UserError if these are none or all."""
+    """Return the names that ``pattern`` matches. Raises UserError if it matches none or all."""
     given = list(names)
     found = [name for name in given if re.search(pattern, name)]
     if len(found) in (0, len(given)):
@@ -82,8 +81,9 @@ def frozen_names(path: str, names: Iterable[str], pattern: str) -> list[str]:
 
 
 def freeze(model: nn.Module, pattern: str, prefix: str = "") -> None:
-    """Leave parameters untrained. ``model`` holds a backbone as ``hf``, which a language model of
-    its architecture calls ``prefix``. Raises UserError if nothing is left to train."""
+    """Freeze the parameters that ``pattern`` matches. ``model`` holds a backbone as ``hf``, which a
+    language model of its architecture names ``prefix``. Raises UserError if nothing is left to
+    train."""
     for name, parameter in model.named_parameters():
         if re.search(pattern, prefix + name.removeprefix("hf.")):
             parameter.requires_grad_(False)
@@ -94,9 +94,10 @@ def freeze(model: nn.Module, pattern: str, prefix: str = "") -> None:
 
 
 def use_liger_kernels(hf: PreTrainedModel) -> None:
-    """Norms, rotary embeddings and MLPs; not the loss, which log-probs take the place of. Raises
-    UserError if the package does not know the architecture, of which it only logs."""
-    from transformers.integrations.liger import apply_liger_kernel  # loads peft
+    """Use Liger kernels for norms, rotary embeddings and MLPs. The loss kernels stay off because
+    ``LogprobHead`` replaces the loss. Raises UserError if the package, which only logs this, does
+    not know the architecture."""
+    from transformers.integrations.liger import apply_liger_kernel  # importing it loads peft
 
     before = _replaced_forwards(hf)
     apply_liger_kernel(hf, {"cross_entropy": False, "fused_linear_cross_entropy": False})

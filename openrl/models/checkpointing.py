@@ -1,4 +1,4 @@
-"""Which activations are recomputed in the backward pass instead of being kept."""
+"""Gradient checkpointing: which activations the backward pass recomputes instead of keeping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARTS: dict[str, Callable[[nn.Module], bool]] = {"selective": is_attention, "moe
 def recompute(
     hf: PreTrainedModel, method: Method, num_layers: int | None = None, reentrant: bool = False
 ) -> None:
-    """Set up ``method`` for training. Raises UserError if the model has no such parts."""
+    """Set up ``method`` for training. Raises UserError if the model does not support it."""
     if not hf.supports_gradient_checkpointing:
         raise UserError(
             f"--gradient_checkpointing: {type(hf).__name__} does not support it", "leave it out"
@@ -43,7 +43,8 @@ def recompute(
         hf.gradient_checkpointing_enable({"use_reentrant": reentrant})
         for layer in layers[num_layers:] if num_layers else []:
             layer.gradient_checkpointing = False
-        # it sees gradients through its inputs alone, and a frozen embedding gives none
+        # reentrant checkpointing sees gradients only through its inputs, and a frozen embedding
+        # gives none
         if reentrant:
             hf.enable_input_require_grads()
         return
@@ -58,7 +59,7 @@ def recompute(
 
 
 def check_recompute(path: str, flags: RecomputeFlags, trust_remote_code: bool) -> None:
-    """Raises UserError as ``recompute`` for the model at ``path``, of which the config is read."""
+    """Raise UserError if ``recompute`` would for the model at ``path``; reads only its config."""
     if flags.gradient_checkpointing and flags.gradient_checkpointing_method in PARTS:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):

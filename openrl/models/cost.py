@@ -1,4 +1,4 @@
-"""What rows cost in a model, from its config alone."""
+"""The cost of rows in a model, from its config alone."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from openrl.models.stored import load_config
 
 
 def row_cost(path: str, trust_remote_code: bool = False) -> RowCost:
-    """Of the model at ``path``, without a weight of it. Raises UserError if its config does not
-    load."""
+    """Return the row cost of the model at ``path`` without reading its weights. Raises UserError if
+    its config does not load."""
     return cost_of(load_config(path, trust_remote_code))
 
 
 def cost_of(config: PretrainedConfig) -> RowCost:
-    """Layers x width of attention over the parameters that a token passes: linear layers, active
-    experts, output head.
+    """Return a row cost whose ``attention`` is layers x width of attention / the parameters that a
+    token passes: linear layers, active experts, output head.
 
-    Layers are taken for gated ones that all look at every token; a model with plain or sliding ones
-    is near enough."""
+    It assumes gated MLPs and full attention in every layer; for a model with plain MLPs or sliding
+    windows this is close enough.
+    """
     text = config.get_text_config()
     hidden = text.hidden_size
     layers = text.num_hidden_layers
     heads = _mean(getattr(text, "num_attention_heads", None))
     if not heads:
-        return RowCost()  # no attention in it
+        return RowCost()  # there is no attention
     head_dim = getattr(text, "head_dim", None) or hidden / heads
     kv_heads = _mean(getattr(text, "num_key_value_heads", None)) or heads
     attention = 2 * hidden * head_dim * (heads + kv_heads)
@@ -37,5 +38,5 @@ def cost_of(config: PretrainedConfig) -> RowCost:
 
 
 def _mean(sizes: float | list[float] | None) -> float | None:
-    """Some architectures have a size for each layer."""
+    """Average the sizes of an architecture that has one per layer."""
     return sum(sizes) / len(sizes) if isinstance(sizes, list) else sizes

@@ -1,4 +1,4 @@
-"""Where models run."""
+"""The device that models run on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ Device = Literal["cpu", "cuda"]
 
 
 def resolve_device(flags: DeviceFlags, joined: bool = False) -> Device:
-    """--device, with auto settled by this machine. Raises UserError for cuda where there is none,
-    unless models run on the nodes of a cluster that is ``joined``, whose GPUs are for the placement
-    to find out, or nowhere (--dry_run)."""
+    """Return --device, with auto resolved by this machine.
+
+    Raises UserError for cuda on a machine without a GPU, unless models run on the nodes of a
+    cluster that was ``joined`` (the placement then checks its GPUs) or do not run at all
+    (--dry_run).
+    """
     if flags.device == "cpu":
         return "cpu"
     if torch.cuda.is_available() or (flags.device == "cuda" and joined):

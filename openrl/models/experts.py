@@ -1,5 +1,5 @@
-"""Mixtures of experts: how unevenly the router spreads tokens, by the architecture's own function
-in transformers."""
+"""Mixtures of experts: how unevenly the router spreads tokens, as computed by the architecture's
+own function in transformers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from openrl.errors import UserError
 
 LoadBalancing = Callable[[Sequence[Tensor], Tensor | None], Tensor]
 """Router logits (tokens, experts) of each layer, and a mask (b, T) of real tokens or None -> a
-scalar. It is 1 * K with tokens spread evenly over the experts, K of them each, and grows to the
+scalar. It is K, the number of experts per token, if tokens are spread evenly, and at most the
 number of experts (https://arxiv.org/abs/2101.03961 eq. 4)."""
 
 
 def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBalancing | None:
-    """None for a model without a router, or one that balances its experts in another way."""
+    """Return the load-balancing loss of a model's architecture; None if it has no router or
+    balances its experts in another way."""
     module = sys.modules.get(model_class.__module__) if model_class else None
     of_architecture = getattr(module, "load_balancing_loss_func", None)
     text = config.get_text_config()
@@ -31,7 +32,7 @@ def load_balancing(model_class: type | None, config: PretrainedConfig) -> LoadBa
 
 
 def check_mixture(path: str, trust_remote_code: bool) -> None:
-    """Raises UserError if the model has no load-balancing loss."""
+    """Raise UserError if the model has no load-balancing loss."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     if load_balancing(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), config) is None:
         raise UserError(

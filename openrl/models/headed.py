@@ -1,5 +1,4 @@
-"""A transformers model with a head that training reads: what language models and scalar models
-share."""
+"""A transformers model with a head for training: what language models and scalar models share."""
 
 from __future__ import annotations
 
@@ -18,15 +17,16 @@ from openrl.models.vision import Media, Vision, axes_of, run_backbone
 
 
 class HeadedModel(nn.Module):
-    """``hf`` keeps its parameter names. ``shares`` to ``split`` are set once it is loaded."""
+    """Base of language and scalar models. ``hf`` keeps its parameter names. The attributes from
+    ``shares`` to ``split`` are set after loading."""
 
     adapted_modules: list[str] | None
-    """What an adapter's file holds besides adapters."""
+    """Modules that an adapter's file holds whole, besides the adapters."""
 
     def __init__(self, hf: PreTrainedModel, packing: bool) -> None:
         super().__init__()
         self.hf, self.packing = hf, packing
-        self.shares = False  # packed rows of a group share what they begin with
+        self.shares = False  # whether packed rows of a group share their prefix
         self.adapters: Adapters | None = None
         self.vision: Vision | None = None
         self.split: Callable[[Rows], Part] = undivided
@@ -34,7 +34,7 @@ class HeadedModel(nn.Module):
 
     @property
     def config(self) -> PretrainedConfig:
-        """What DeepSpeed reads of a model whose layers it splits."""
+        """The config that DeepSpeed reads from a model whose layers it splits."""
         return self.hf.config
 
     @property
@@ -43,13 +43,13 @@ class HeadedModel(nn.Module):
         raise NotImplementedError
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of one or more whole layers, by this module's names -> as a checkpoint names
-        them, adapters merged in."""
+        """Rename parameters from this module's names to those of a checkpoint and merge adapters
+        into them. ``named`` holds one or more whole layers."""
         raise NotImplementedError
 
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of adapters and what learns beside them, by this module's names -> as peft's
-        files name them."""
+        """Rename the parameters of adapters, and of what learns beside them, from this module's
+        names to those of peft's files."""
         raise NotImplementedError
 
     def arranged(
@@ -60,7 +60,7 @@ class HeadedModel(nn.Module):
         scored: Tensor | None,
         media: Media | None,
     ) -> Rows:
-        """(b, T) tokens as the rows (R, S) that the backbone runs."""
+        """Arrange (b, T) tokens as the rows (R, S) that the backbone runs."""
         axes = axes_of(self.vision, token_ids, attention_mask, media)
         groups = groups if self.shares else None
         return arrange(token_ids, attention_mask, self.packing, groups, scored, axes)
@@ -68,12 +68,13 @@ class HeadedModel(nn.Module):
     def run(
         self, backbone: PreTrainedModel, part: Part, media: Media | None, want: Sequence[Want]
     ) -> Any:
-        """The backbone's outputs on this rank's part of the rows."""
+        """Return the backbone's outputs on this rank's part of the rows."""
         routers = {"output_router_logits": True} if "balance" in want else {}
         return run_backbone(backbone, part, self.vision, media, routers)
 
     def balance(self, found: Any, part: Part, rows: Rows, attention_mask: Tensor) -> Tensor:
-        """The load-balancing loss, a scalar, of the routers' logits in the backbone's outputs."""
+        """Return the load-balancing loss, a scalar, from the router logits in the backbone's
+        outputs."""
         assert self._balancing is not None  # checked before the run starts
         logits = [rows.real(x) for x in part.whole_logits(found.router_logits)]
         return self._balancing(logits, None if self.packing else attention_mask)

@@ -1,8 +1,9 @@
-"""Log-probs and entropy of given tokens, from hidden states: the only shift by one in the package.
+"""Log-probs and entropy of given tokens, from hidden states; the only shift by one in the package.
 
-The hidden state at index t-1 predicts the token at index t. ``of_next`` lays what belongs to a
-token beside the state that predicts it, ``to_next`` brings results back to the token. In a column
-index t describes ``token_ids[:, t]``; index 0 has no prediction and is 0."""
+The hidden state at index t-1 predicts the token at index t. ``of_next`` moves what belongs to a
+token beside the state that predicts it; ``to_next`` moves results back to the token. In a column,
+index t describes ``token_ids[:, t]``; index 0 has no prediction and is 0.
+"""
 
 from __future__ import annotations
 
@@ -17,36 +18,36 @@ from openrl.models.outputs import LogitTransform, Want, placed
 from openrl.models.reference import Distributions, FrozenHead, distributions, reference_columns
 
 HEAD_BLOCK = 16_384
-"""Rows of the output head whose gradient is computed at a time, so that no chunk makes a copy of
-the head."""
+"""How many rows of the output head get their gradient at a time, so that no chunk copies the whole
+head."""
 
 
 def of_next(values: Tensor) -> Tensor:
-    """(R, S, ...) something per token -> at index t that of the token at t + 1. The last index has
-    none, and gets that of index 0, which is never predicted."""
+    """Shift values per token, (R, S, ...), so that index t holds the value of the token at t + 1.
+    The last index has no next token and gets the value of index 0, which is never predicted."""
     return values.roll(-1, 1)
 
 
 def to_next(values: Tensor) -> Tensor:
-    """The inverse of ``of_next``: what the state at index t says of the token at t + 1, at t +
+    """Invert ``of_next``: move what the state at index t says about the token at t + 1 to index t +
     1."""
     return values.roll(1, 1)
 
 
 ROW_BLOCK = 128
-"""Tokens of a chunk that are scored at a time, so that beside the chunk's logits no matrix of their
-size is made."""
+"""How many tokens of a chunk are scored at a time, so that no second matrix of the size of the
+chunk's logits is needed."""
 
 
 class LogprobHead(nn.Module):
-    """Takes the place of a model's output head and owns its parameters, under the same names.
+    """Replaces a model's output head and owns its parameters, under the same names.
 
-    Being the module that owns them matters: ZeRO-3 gathers a module's own parameters around its
-    forward and backward, so all chunks run within one gather, however many tokens each rank has.
+    The owner of the parameters matters: ZeRO-3 gathers a module's own parameters around its forward
+    and backward pass, so all chunks run within one gather, however many tokens each rank has.
     """
 
     reference_head: FrozenHead | None = None  # for the KL over the whole vocabulary
-    # of a reference: how many of its likeliest tokens stand for it; 0: its hidden states do
+    # on a reference: how many of its likeliest tokens to return; 0 returns its hidden states
     top_k = 0
 
     def __init__(self, head: nn.Linear, transform: LogitTransform, chunk_size: int) -> None:
@@ -62,15 +63,16 @@ class LogprobHead(nn.Module):
         want: Sequence[Want] = (),
         reference: Sequence[Tensor] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Log-probs (R, S) fp32, and what else is wanted, (R, S, ...), each beside the state that
-        predicts.
+        """Return log-probs, (R, S) fp32, and whatever else is wanted, (R, S, ...), each beside the
+        state that predicts the token.
 
-        All are 0 where ``predicts`` is False: before padding, before the first token of a
-        sequence, and before tokens that nobody scores.
+        All are 0 where ``predicts`` is False: before padding, before the first token of a sequence,
+        and before tokens that nobody scores.
 
         Args:
-            hidden: (R, S, H); targets (R, S) int64, the next token of each; predicts (R, S) bool,
-                whether it is predicted.
+            hidden: (R, S, H).
+            targets: (R, S) int64, each token's next token.
+            predicts: (R, S) bool, whether the next token is predicted.
             reference: columns of the reference for the N predicted tokens, (N, ...).
         """
         states = hidden[predicts]
@@ -102,16 +104,17 @@ def token_logprobs(
     entropy: bool = False,
     reference: Distributions | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """log p of each target given the hidden state that predicts it.
+    """Compute log p of each target given the hidden state that predicts it.
 
     Args:
         states: (N, H) hidden states.
         weight, bias: (V, H) and (V,) or None, the output head.
         targets: (N,) int64.
-        chunk_size: tokens whose logits exist at a time; in the backward pass they are computed
-            again. 0: all at once.
-        entropy: also give the entropy of each distribution, in nats.
-        reference: also give the KL of each distribution to the reference's.
+        transform: from the head's outputs to logits.
+        chunk_size: how many tokens' logits exist at a time; the backward pass computes them again.
+            0 means all at once.
+        entropy: also return the entropy of each distribution, in nats.
+        reference: also return the KL of each distribution to the reference's.
 
     Returns:
         (N,) log-probs, entropies or None, KL or None; fp32, or fp64 for fp64 states.
@@ -126,7 +129,8 @@ def token_logprobs(
 
 
 def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tensor | None, Tensor]:
-    """(n, V) logits -> log-probs (n,), entropies (n,) or None, log partition (n,)."""
+    """Score (n, V) logits; return log-probs (n,), entropies (n,) or None, and log partitions
+    (n,)."""
     log_partition = logits.logsumexp(-1)
     logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_partition
     if not entropy:
@@ -137,8 +141,8 @@ def _score(logits: Tensor, targets: Tensor, entropy: bool) -> tuple[Tensor, Tens
 
 
 class _Chunked(torch.autograd.Function):
-    """``_score`` and ``full_kl`` over chunks of tokens: logits of one chunk at a time in both
-    directions."""
+    """``_score`` and ``full_kl`` chunk by chunk: the logits of only one chunk exist at a time, in
+    both directions."""
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
@@ -150,7 +154,7 @@ class _Chunked(torch.autograd.Function):
             for own, inside in _blocks(rows, len(logits)):
                 parts.append(_score(logits[inside], targets[own], entropy))
                 kls += [] if reference is None else [full_kl(logits[inside], *reference(own))]
-            del logits  # else the next chunk's would stand beside them
+            del logits  # otherwise they would coexist with the next chunk's
         logprobs = torch.cat([p[0] for p in parts])
         entropies = torch.cat([p[1] for p in parts]) if entropy else torch.zeros_like(logprobs)
         kl = torch.zeros_like(logprobs) if reference is None else torch.cat(kls)
@@ -167,7 +171,8 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_logprobs, grad_entropies, grad_kl):  # type: ignore[no-untyped-def]
         states, weight, bias, targets, log_partition, entropies = ctx.saved_tensors
-        exact = torch.promote_types(states.dtype, torch.float32)  # chunks add up in at least fp32
+        # chunks are summed in at least fp32
+        exact = torch.promote_types(states.dtype, torch.float32)
         grad_states = torch.empty_like(states)
         grad_weight = (
             torch.zeros(weight.shape, dtype=exact, device=weight.device)
@@ -179,7 +184,7 @@ class _Chunked(torch.autograd.Function):
         )
         for rows in _chunks(len(targets), ctx.chunk_size):
             logits = ctx.transform(F.linear(states[rows], weight, bias))
-            # the gradient takes the place of the logits
+            # the gradient overwrites the logits
             for own, inside in _blocks(rows, len(logits)):
                 block = logits[inside]
                 up = [None if g is None else g[own, None] for g in (grad_logprobs, grad_entropies)]
@@ -214,8 +219,8 @@ def _score_gradient(
     grad_logprobs: Tensor | None,
     grad_entropies: Tensor | None,
 ) -> Tensor:
-    """d loss / d logits (n, V), from what comes from above, (n, 1) each; one matrix, a second for
-    the entropy.
+    """Return d loss / d logits, (n, V), given the gradients of log-probs and entropies, (n, 1)
+    each. It allocates one matrix, and a second one for the entropy.
 
     d log p(target) / dz_j = [j is target] - p_j, and dH / dz_j = -p_j (log p_j + H).
     """
@@ -231,7 +236,8 @@ def _score_gradient(
 
 
 def _blocks(rows: slice, count: int) -> list[tuple[slice, slice]]:
-    """Parts of a chunk of ``count`` tokens: where they stand among all tokens, and in the chunk."""
+    """Split a chunk of ``count`` tokens; return each part's place among all tokens and in the
+    chunk."""
     inside = _chunks(count, ROW_BLOCK)
     return [
         (slice(rows.start + part.start, rows.start + min(part.stop, count)), part)

@@ -1,8 +1,9 @@
 """LoRA adapters inside a model (Hu et al. 2021, https://arxiv.org/abs/2106.09685), and 4-bit base
 weights. The home of peft.
 
-A layer with an adapter computes W x + scale * B A x; W is frozen. The model it starts from is still
-there, with the adapters off, so that it needs no copy of its own: it is the reference."""
+A layer with an adapter computes W x + scale * B A x; W is frozen. With the adapters off, the model
+is what it was before training, so the reference model needs no copy of its own.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ PLAIN = {
     "alpha_pattern", "use_rslora", "lora_dropout", "fan_in_fan_out", "init_lora_weights",
     "eva_config", "runtime_config",
 }  # fmt: skip
-"""Fields of an adapter's config that leave it W x + scale * B A x; any other is refused, unless it
-has peft's default."""
+"""Fields of an adapter's config that keep the layer at W x + scale * B A x. Any other field is
+refused unless it has peft's default."""
 
 OF_EXPERTS = {"gate", "gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
-"""Names by which peft means the fused weights of experts and their router, in models that have
-such."""
+"""Names that peft applies to the fused weights of experts and their router, in models that have
+them."""
 
-# names of adapters: the one that learns, and a frozen one to begin with
+# names of adapters: the one that learns, and a frozen copy of what it started from
 TRAINED, START = ("default", "start")
 
 
@@ -59,8 +60,8 @@ class Adapters:
 
     @contextmanager
     def at_start(self) -> Iterator[None]:
-        """Inside, the model is what it was before training: adapters off, or those that it was
-        given."""
+        """Inside, the model is as it was before training: with the adapters off, or with those that
+        it started from."""
         given = START in next(iter(self.layers.values())).scaling
         for layer in self.layers.values():
             layer.set_adapter(START, inference_mode=True) if given else layer.enable_adapters(False)
@@ -71,8 +72,8 @@ class Adapters:
                 layer.set_adapter(TRAINED) if given else layer.enable_adapters(True)
 
     def merged(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Parameters of whole layers by their names in ``hf`` -> those of a model without adapters,
-        W + scale * B A."""
+        """Merge adapters, W + scale * B A: parameters of whole layers by their names in ``hf``
+        become those of a model without adapters."""
         plain = {name: t for name, t in named.items() if ".lora_" not in name}
         result = {}
         for name, weight in plain.items():
@@ -83,7 +84,7 @@ class Adapters:
                     for part in ("lora_B", "lora_A")
                 ]
                 change = self.layers[layer].scaling[TRAINED] * (low[0] @ low[1])
-                # GPT-2 keeps its weights (in, out)
+                # GPT-2 stores its weights as (in, out)
                 flipped = getattr(self.layers[layer], "fan_in_fan_out", False)
                 weight = (weight.float() + (change.T if flipped else change)).to(weight.dtype)
             result[name.replace(".base_layer.", ".")] = weight
@@ -92,14 +93,14 @@ class Adapters:
     def write(
         self, directory: Path, tensors: dict[str, Tensor], modules_to_save: list[str] | None = None
     ) -> None:
-        """What ``PeftModel.from_pretrained`` and vLLM read: tensors by their names in peft's files,
-        and their config."""
+        """Write tensors, named as in peft's files, and their config, in the form that
+        ``PeftModel.from_pretrained`` and vLLM read."""
         directory.mkdir(parents=True, exist_ok=True)
         self._file_config(modules_to_save).save_pretrained(str(directory))
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
 
     def written_config(self) -> dict[str, Any]:
-        """What ``write`` puts into adapter_config.json beside the tensors."""
+        """Return what ``write`` puts into adapter_config.json."""
         with TemporaryDirectory() as directory:
             self._file_config(None).save_pretrained(directory)
             return json.loads((Path(directory) / "adapter_config.json").read_text())
@@ -116,23 +117,25 @@ class Adapters:
 
 
 def of_adapter(name: str) -> bool:
-    """Whether a parameter belongs to the adapters that an adapter's file holds, frozen or not."""
+    """Say whether a parameter, frozen or not, belongs to the adapter that is written to files."""
     return f".{TRAINED}." in name
 
 
 def peft_name(name: str) -> str:
-    """The name of a parameter in peft's files: without the adapter's own name."""
+    """Return the name of a parameter in peft's files, which leave out the adapter's own name."""
     return "base_model.model." + name.replace(f".{TRAINED}.", ".")
 
 
 def add_adapters(
     hf: PreTrainedModel, flags: LoRAFlags, base: str, seed: int, prefix: str = ""
 ) -> Adapters:
-    """Put adapters into ``hf``, a model from ``base``, and freeze everything else. A begins random
-    from ``seed``, B at zero. ``prefix`` stands before the names of ``hf`` in the adapter's file.
+    """Put adapters into ``hf``, a model loaded from ``base``, and freeze everything else. A starts
+    random, from ``seed``, and B at zero. In the adapter's file, ``prefix`` precedes the names of
+    ``hf``.
 
-    Raises UserError if no layer, or one that is not linear, is named by --target_modules, or the
-    adapter of --lora_adapter_path does not fit."""
+    Raises UserError if --target_modules names no layer or a layer that is not linear, or if the
+    adapter of --lora_adapter_path does not fit.
+    """
     given = flags.lora_adapter_path
     config, names = (
         (_new_config(flags, hf), [TRAINED])
@@ -156,7 +159,7 @@ def add_adapters(
 
 
 def check_targets(flags: LoRAFlags, base: str, trust_remote_code: bool) -> None:
-    """Raises UserError as ``add_adapters`` will if the layers of ``base`` cannot have these
+    """Raise UserError, as ``add_adapters`` would, if the layers of ``base`` cannot have these
     adapters. Reads no weights."""
     if not flags.adapts:
         return
@@ -180,8 +183,8 @@ def _new_config(flags: LoRAFlags, hf: PreTrainedModel) -> peft.LoraConfig:
 
 
 def _targets(flags: LoRAFlags, hf: PreTrainedModel) -> str | list[str]:
-    """For peft, whose "all-linear" has the weights of experts in it too, which are no layers of
-    their own."""
+    """Return the target modules for peft. Its "all-linear" includes the fused weights of experts,
+    which are not layers of their own."""
     if flags.target_modules != ("all-linear",):
         return list(flags.target_modules)
     fused = any(
@@ -201,7 +204,7 @@ def _read_config(path: str) -> peft.LoraConfig:
     for name in sorted(vars(plain).keys() - PLAIN):
         if getattr(config, name) != getattr(plain, name):
             raise _not_plain(f"with {name}")
-    # the others change the base too
+    # any other initialisation also changes the base
     if config.init_lora_weights not in (True, False, "gaussian", "orthogonal", "eva"):
         raise _not_plain(f"with init_lora_weights {config.init_lora_weights}")
     return replace(config, init_lora_weights=True)
@@ -216,9 +219,9 @@ def _not_plain(what: str) -> UserError:
 def _inject(config: peft.LoraConfig, hf: PreTrainedModel, name: str, flags: LoRAFlags) -> None:
     try:
         with warnings.catch_warnings():
-            # the second of two is meant
+            # the second of two adapters is intended
             warnings.filterwarnings("ignore", "Already found a `peft_config`")
-            # peft sets it itself where weights are (in, out)
+            # peft itself sets it where weights are (in, out)
             warnings.filterwarnings("ignore", "fan_in_fan_out is set")
             peft.inject_adapter_in_model(config, hf, name)
     except ValueError as error:  # peft found nothing, or a module that it cannot adapt
@@ -243,7 +246,7 @@ def _some_names(hf: PreTrainedModel) -> str:
 
 
 def _linear_names(hf: PreTrainedModel) -> set[str]:
-    """With or without adapters in them; not the output head."""
+    """Return the names of linear layers, with or without adapters, except the output head."""
     head, kinds = hf.get_output_embeddings(), (nn.Linear, Conv1D)
     head = getattr(head, "base_layer", head)
     layers = {
@@ -275,8 +278,8 @@ def _load(hf: PreTrainedModel, path: str, names: Sequence[str], prefix: str) -> 
 
 
 def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
-    """4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA), computing in
-    ``dtype``."""
+    """Return the settings for 4-bit weights with double quantisation (Dettmers et al. 2023, QLoRA)
+    that compute in ``dtype``."""
     return BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
@@ -286,15 +289,16 @@ def nf4(dtype: torch.dtype) -> BitsAndBytesConfig:
 
 
 def keep_differentiable(model: nn.Module) -> None:
-    """On some CPUs bitsandbytes repacks 4-bit weights at the first forward in evaluation, for a
-    kernel without backward."""
+    """Stop bitsandbytes from repacking 4-bit weights, which it does on some CPUs at the first
+    forward pass in evaluation mode, for a kernel without a backward pass."""
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A parameter as numbers: 4-bit weights are unpacked into the type that they compute in."""
+    """Return a parameter as plain numbers; 4-bit weights are unpacked into the dtype they compute
+    in."""
     state = getattr(tensor, "quant_state", None)
     if state is None:
         return tensor.detach()

@@ -1,5 +1,4 @@
-"""How much memory a process has of its GPU and of its host, and what the garbage collector looks
-at."""
+"""Memory: how much of its GPU and its host a process uses, and what the garbage collector scans."""
 
 from __future__ import annotations
 
@@ -13,16 +12,17 @@ import torch
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes. None without a GPU."""
+    """Memory use in bytes; the GPU's figures are None without one."""
 
-    host: int  # resident, of the process and of those it started
-    allocated: int | None = None  # of the GPU by torch: tensors
-    reserved: int | None = None  # of the GPU by torch: tensors and what it keeps for more
+    host: int  # resident, of the process and its descendants
+    allocated: int | None = None  # of the GPU, by torch, for tensors
+    reserved: int | None = None  # of the GPU, by torch, for tensors and as a cache
     free: int | None = None  # of the GPU, whoever uses the rest
 
 
 def memory_use(device: str) -> MemoryUse:
-    """Of this process now. ``device``: "cpu" or "cuda"; the latter must have been used before."""
+    """Return the memory use of this process now. ``device`` is "cpu" or "cuda"; "cuda" must already
+    be in use."""
     process = psutil.Process()
     host = sum(_resident(p) for p in [process, *process.children(recursive=True)])
     if device != "cuda":
@@ -36,14 +36,14 @@ def memory_use(device: str) -> MemoryUse:
 
 
 def settle() -> None:
-    """Call it once a process has started: what there is by now lives as long as the process, and
-    the garbage collector leaves it alone from here on. Among the objects of vLLM and Ray one full
-    look takes up to a second, mid-rollout."""
+    """Tell the garbage collector to leave alone everything that exists now. Call it once a process
+    has started: these objects live as long as the process, and one full scan of the objects of vLLM
+    and Ray takes up to a second in the middle of a rollout."""
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     atexit.unregister(gc.unfreeze)
-    atexit.register(gc.unfreeze)  # what is alive at the end is reported as lost by some libraries
+    atexit.register(gc.unfreeze)  # some libraries report what is still frozen at exit as leaked
 
 
 def _resident(process: psutil.Process) -> int:

@@ -1,5 +1,5 @@
-"""What an architecture does to its logits, and what a forward pass gives beside its column. torch
-only."""
+"""What an architecture does to its logits, and what a forward pass returns besides its column.
+Needs only torch."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ import torch
 from torch import Tensor
 
 Want = Literal["entropy", "full_kl", "reference", "balance"]
-"""Names of what may be asked for:
+"""Names of what a caller may ask for:
 
 entropy    (b, T) of the distribution that each token was drawn from, in nats
 full_kl    (b, T) KL of that distribution to the reference's, whose columns are in the batch
-reference  of a reference: the columns that ``full_kl`` needs, by their names in a batch
+reference  from a reference: the columns that ``full_kl`` needs, by their names in a batch
 balance    scalar, how unevenly a mixture of experts spreads the tokens of the micro-batch
 """
 
 NEVER = -1e4
-"""The logit of a token that is never sampled: its probability is 0 in every float type."""
+"""The logit of a token that is never sampled: it makes the probability 0 in every float type."""
 
 
 def placed(values: Tensor, mask: Tensor) -> Tensor:
-    """(N, ...) of the True places of a mask (b, T) -> (b, T, ...), 0 elsewhere."""
+    """Put (N, ...) values at the True places of a mask (b, T); return (b, T, ...), 0 elsewhere."""
     blank = torch.zeros(mask.shape + values.shape[1:], dtype=values.dtype, device=values.device)
     return blank.masked_scatter(mask.view(*mask.shape, *(1 for _ in values.shape[1:])), values)
 
 
 @dataclass(frozen=True)
 class LogitTransform:
-    """What an architecture does to logits after its output head, then division by the sampling
-    temperature.
+    """What an architecture does to logits after its output head, followed by division by the
+    sampling temperature.
 
-    logits = softcap * tanh(scale * head(h) / softcap) / temperature; ``softcap`` None: no cap
-    (Gemma has one)."""
+    logits = softcap * tanh(scale * head(h) / softcap) / temperature; with ``softcap`` None the tanh
+    is left out (Gemma has a cap).
+    """
 
     scale: float = 1.0
     softcap: float | None = None
@@ -42,20 +43,20 @@ class LogitTransform:
     banned: tuple[int, ...] = ()  # ids of tokens that are never sampled
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Raw head outputs in any float type -> logits in at least fp32."""
+        """Turn raw head outputs of any float type into logits in at least fp32."""
         logits = raw.to(torch.promote_types(raw.dtype, torch.float32))
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.softcap is not None:
             logits = self.softcap * torch.tanh(logits / self.softcap)
         logits = logits / self.temperature if self.temperature != 1.0 else logits
-        if self.banned:  # -inf would make NaN of 0 * logit
+        if self.banned:  # not -inf, because 0 * -inf is NaN
             index = torch.tensor(self.banned, device=logits.device)
             logits = logits.index_fill(-1, index, NEVER)
         return logits
 
     def backward(self, gradient: Tensor, logits: Tensor) -> Tensor:
-        """d loss / d logits -> d loss / d raw."""
+        """Turn d loss / d logits into d loss / d raw."""
         factor = self.scale / self.temperature
         if self.softcap is None:
             return gradient if factor == 1.0 else gradient * factor

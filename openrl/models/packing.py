@@ -1,13 +1,14 @@
 """The rows of a micro-batch as a backbone sees them: a padded rectangle, or packed into one row
 without padding.
 
-Packed, the real tokens of all rows stand end to end and positions start again at 0 with each row.
-Attention must not cross such a start: transformers makes a block-diagonal mask of the positions
-(eager, sdpa, flex_attention), and flash attention takes the boundaries as ``cu_seq_lens``.
-``check_packing`` finds the models that do otherwise.
+In a packed row, the real tokens of all rows stand end to end and positions start at 0 again with
+each row. Attention must not cross such a start: transformers derives a block-diagonal mask from the
+positions (eager, sdpa, flex_attention), and flash attention takes the boundaries as
+``cu_seq_lens``. ``check_packing`` finds models that ignore both.
 
-Rows of a group begin alike, with the prompt: where asked, that is computed once, and every row
-attends to it."""
+The rows of a group begin with the same prompt. On request the prompt is computed once, and every
+row attends to it.
+"""
 
 from __future__ import annotations
 
@@ -25,22 +26,22 @@ from openrl.errors import UserError
 from openrl.models.outputs import placed
 from openrl.models.trial import Trial
 
-# the others count from the start of the whole row
+# other kinds of layers count tokens from the start of the whole packed row
 PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What a backbone runs on, and the way back. R rows of S tokens: (b, T) as they came, or (1, N)
+    """The input of a backbone, and the way back. R rows of S tokens: (b, T) unchanged, or (1, N)
     packed."""
 
     token_ids: Tensor  # (R, S) int64
-    predicted: Tensor  # (R, S) bool: scored tokens whose predecessor in the row predicts them
-    inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
-    # (R, S, ...), something per token -> (b, T, ...), 0 where nothing is scored
+    predicted: Tensor  # scored tokens whose predecessor in the row predicts them
+    inputs: dict[str, Any]  # of the backbone's forward pass, besides the tokens
+    # values per token, (R, S, ...) -> (b, T, ...), 0 where nothing is scored
     columns: Callable[[Tensor], Tensor]
-    arranged: Callable[[Tensor], Tensor]  # the way there, (b, T, ...) -> (R, S, ...)
-    # packed: (N, ...) -> one for each real token of all rows
+    arranged: Callable[[Tensor], Tensor]  # the other way, (b, T, ...) -> (R, S, ...)
+    # in a packed row: (N, ...) -> one value for each real token of all rows
     real: Callable[[Tensor], Tensor] = lambda values: values
 
 
@@ -52,12 +53,14 @@ def arrange(
     scored: Tensor | None = None,
     axes: Tensor | None = None,
 ) -> Rows:
-    """Right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or as they are.
+    """Arrange right-padded token_ids (b, T) int64 and attention_mask (b, T) bool, packed or
+    unchanged.
 
-    With ``groups`` (b,), packed rows that follow each other and have an equal number share what
-    they begin with. ``scored`` (b, T) bool: the tokens of which something is asked; None: all.
-    ``axes`` (3, b, T) are the positions of a model that counts tokens of images in time, height and
-    width; rows with them share nothing."""
+    With ``groups`` (b,), neighbouring packed rows of equal number share their common prefix.
+    ``scored`` (b, T) bool marks the tokens whose results are wanted; None means all. ``axes``
+    (3, b, T) are the positions of a model that counts image tokens in time, height and width; such
+    rows share nothing.
+    """
     scored = attention_mask if scored is None else attention_mask & scored
     if not packing:
         return _padded(token_ids, scored, axes)
@@ -67,7 +70,8 @@ def arrange(
 
 
 def _padded(token_ids: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
-    """The backbone gets no mask: with padding on the right, causal attention never looks at it."""
+    """Keep the rectangle. The backbone gets no mask: causal attention never looks at padding on the
+    right."""
     predicted = scored.clone()
     predicted[:, 0] = False
     along = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)
@@ -81,7 +85,7 @@ def _padded(token_ids: Tensor, scored: Tensor, axes: Tensor | None) -> Rows:
 
 
 def _like(mask: Tensor, values: Tensor) -> Tensor:
-    """A mask (b, T) with as many dimensions as ``values`` (b, T, ...)."""
+    """View a mask (b, T) with as many dimensions as ``values`` (b, T, ...)."""
     return mask.view(*mask.shape, *(1 for _ in values.shape[2:]))
 
 
@@ -89,7 +93,7 @@ def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, axes: Ten
     positions = torch.arange(token_ids.shape[1], device=token_ids.device).expand_as(token_ids)[
         attention_mask
     ][None]
-    # the first of four says where rows begin
+    # the first of the four says where rows begin
     given = positions if axes is None else torch.cat([positions, axes[:, attention_mask]])[:, None]
     return Rows(
         token_ids[attention_mask][None],
@@ -101,9 +105,9 @@ def _packed(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, axes: Ten
 
 
 def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
-    """Of sequences with so many queries that look at so many keys, the last query at all of them;
-    None: as many."""
-    # starts and the end, longest
+    """Return the boundaries of sequences with these numbers of queries and keys; the last query of
+    a sequence sees all its keys. None means as many keys as queries."""
+    # starts and end, then the longest
     of_queries = (F.pad(queries.cumsum(0), (1, 0)).to(torch.int32), int(queries.max()))
     of_keys = (
         of_queries
@@ -119,26 +123,26 @@ def _boundaries(queries: Tensor, keys: Tensor | None = None) -> dict[str, Any]:
 
 
 def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: Tensor) -> Rows:
-    """Rows of one group that follow each other as [what they begin with | own part | own part |
-    ...].
+    """Pack neighbouring rows of a group as [common prefix | own part | own part | ...].
 
-    Own parts count positions on from the beginning, and look at it and at themselves: their keys
-    are gathered, as ``key_places`` says. Each begins with the last shared token once more, which
-    stands before, and so predicts, the row's first own token: everywhere else a token's predecessor
-    is its neighbour, as in other packed rows. A shared token is scored if any row asks for it."""
+    An own part continues the prefix's positions and attends to the prefix and to itself:
+    ``key_places`` gathers its keys. It begins with a copy of the last shared token, which stands
+    before the row's first own token and so predicts it; everywhere else a token's predecessor is
+    its neighbour, as in other packed rows. A shared token is scored if any row asks for it.
+    """
     index = torch.arange(token_ids.shape[1], device=token_ids.device)
     run = F.pad((groups[1:] != groups[:-1]).cumsum(0), (1, 0))
-    # the first row of each run holds what it shares
+    # the first row of each run holds the shared prefix
     heads = F.pad(run[1:] != run[:-1], (1, 0), value=True)
     head, siblings = (x[run] for x in (heads.nonzero()[:, 0], run.bincount()))
     shared = common_prefixes(token_ids, attention_mask, run)[:, None]
     shared = shared.where(saved_tokens(siblings[:, None], shared) > 0, 0)
-    first = (shared - 1).clamp(min=0)  # of the row's own part
+    first = (shared - 1).clamp(min=0)  # start of the row's own part
 
-    # two parts of each row, (b, 2, T): what it holds for its run, and its own
+    # two parts of each row, (b, 2, T): the prefix it holds for its run, and its own part
     parts = torch.stack([(index < shared) & heads[:, None], attention_mask & (index >= first)], 1)
     number = (parts.flatten().cumsum(0) - 1).view(parts.shape)
-    # the place of each real token
+    # the place of each real token in the packed row
     place = number[head, 0].where(index < shared, number[:, 1])[attention_mask]
     seen = torch.stack([parts[:, 0], attention_mask], 1)
     keys = torch.stack([number[:, 0], number[head, 0].where(index < first, number[:, 1])], 1)[seen]
@@ -150,7 +154,8 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
     predicted = torch.zeros_like(positions, dtype=torch.bool).index_fill(0, asked, True)
 
     def arranged(values: Tensor) -> Tensor:
-        """Of a shared token what a row says that asks for it: columns of the others have none."""
+        """Take a shared token's value from a row that asks for it: the columns of other rows lack
+        it."""
         of_first = values[source[:, 0], positions]
         return of_first.index_put((asked,), values[scored])[None]
 
@@ -165,7 +170,7 @@ def _shared(token_ids: Tensor, attention_mask: Tensor, scored: Tensor, groups: T
 
 
 def check_layers(path: str, config: PretrainedConfig) -> None:
-    """Raises UserError if the model has layers that do not know where a packed row begins."""
+    """Raise UserError if the model has layers that do not know where a packed row begins."""
     kinds = set(getattr(config.get_text_config(), "layer_types", None) or ()) - PACKABLE_LAYERS
     if kinds:
         raise _unpackable(
@@ -175,16 +180,16 @@ def check_layers(path: str, config: PretrainedConfig) -> None:
 
 @torch.no_grad()
 def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Trial) -> None:
-    """Raises UserError if the model, which packs, gives a row another result beside other rows than
-    alone.
+    """Raise UserError if a packing model gives a row another result beside other rows than alone.
 
-    ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. A gap
-    between the two results is held against what the first row changes if it is put before the
-    second as its context."""
+    ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. The gap
+    between the two results is compared with how much the first row changes the second as its
+    context.
+    """
     pair, context = trial.tokens.view(2, 6), trial.tokens.view(1, 12)
     try:
         beside = run(pair, torch.ones_like(pair, dtype=torch.bool))[1:]
-    except TypeError as error:  # a forward without position_ids
+    except TypeError as error:  # a forward pass without position_ids
         raise _unpackable(path, str(error)) from error
     alone, after = (run(x, torch.ones_like(x, dtype=torch.bool)) for x in (pair[1:], context))
     tail = slice(1, None) if alone.dim() > 1 else slice(None)  # the first token has no prediction
@@ -195,11 +200,12 @@ def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Tri
 
 @torch.no_grad()
 def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
-    """Raises UserError if rows that share their beginning get another result than packed without
+    """Raise UserError if rows that share their prefix get another result than rows packed without
     sharing.
 
-    ``run`` as for ``check_packing``, and with groups (b,). A gap is held against what another
-    beginning changes."""
+    ``run`` is as for ``check_packing`` and also takes groups (b,). The gap is compared with what
+    another prefix changes.
+    """
     beginning, ends = trial.tokens[:6], (trial.tokens[6:], trial.tokens[6:].flip(0))
     alike, changed = (
         torch.stack([torch.cat([begins, end]) for end in ends])
@@ -210,7 +216,7 @@ def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
         shared = run(alike, mask, torch.zeros(2, dtype=torch.long))
         alone = run(alike, mask)
         other = run(changed, mask)
-    # attention that is none of transformers' functions
+    # raised by attention that is not one of transformers' functions
     except (UserError, TypeError, AttributeError) as error:
         why = error.message if isinstance(error, UserError) else error
         raise UserError(f"--prefix_grouper: {path}: {why}", "leave --prefix_grouper out") from error

@@ -1,10 +1,11 @@
-"""Next-token distributions of a reference, as they travel in a batch and as a policy meets them,
-chunk by chunk.
+"""The next-token distributions of a reference: how they travel in a batch, and how a policy
+compares itself with them chunk by chunk.
 
-With K likeliest tokens as support a token costs K ids and K + 1 log-probs, the last one of all
-other tokens together. For the whole vocabulary the reference's hidden states travel instead, H
-numbers a token, and the policy keeps a frozen copy of the reference's output head: logits exist for
-one chunk at a time, there as here."""
+With the K likeliest tokens as support, a token costs K ids and K + 1 log-probs, the last for all
+other tokens together. For the whole vocabulary, the reference's hidden states travel instead, H
+numbers per token, and the policy keeps a frozen copy of the reference's output head. Either way,
+the logits of only one chunk exist at a time.
+"""
 
 from __future__ import annotations
 
@@ -18,26 +19,27 @@ from openrl.algorithms.kl import reference_support
 from openrl.models.outputs import LogitTransform
 
 Distributions = Callable[[slice], tuple[Tensor | None, Tensor]]
-"""Of N tokens: the arguments ``ids`` and ``ref_logprobs`` of ``full_kl`` for some of them."""
+"""For N tokens: a slice of them -> the arguments ``ids`` and ``ref_logprobs`` of ``full_kl``."""
 
 
 class FrozenHead:
-    """The output head of a reference: V x H numbers beside the policy, on each of its ranks."""
+    """The output head of a reference: V x H numbers on each rank of the policy."""
 
     def __init__(self, head: nn.Linear, transform: LogitTransform) -> None:
         self.weight, self.transform = head.weight.detach().clone(), transform
         self.bias = None if head.bias is None else head.bias.detach().clone()
 
     def logprobs(self, states: Tensor) -> Tensor:
-        """(n, H) hidden states -> (n, V)."""
+        """Return the log-probs (n, V) of (n, H) hidden states."""
         self.weight = self.weight.to(states.device)
         self.bias = None if self.bias is None else self.bias.to(states.device)
         return self.transform(F.linear(states, self.weight, self.bias)).log_softmax(-1)
 
 
 def distributions(columns: Sequence[Tensor], head: FrozenHead | None) -> Distributions:
-    """The reference's columns of N tokens, as ``reference_columns`` made them: with a head the
-    states (N, H) that it predicts them from, else ids (N, K) and log-probs (N, K + 1)."""
+    """Return the distributions in the reference's columns of N tokens, which ``reference_columns``
+    made. With a head, the columns are the hidden states (N, H) that it predicts from; otherwise
+    they are ids (N, K) and log-probs (N, K + 1)."""
     if head is not None:
         (states,) = columns
         return lambda rows: (None, head.logprobs(states[rows]))
@@ -54,8 +56,8 @@ def reference_columns(
     chunk_size: int,
     top_k: int,
 ) -> dict[str, Tensor]:
-    """``ref_ids`` and ``ref_support`` of (N, H) states, or with ``top_k`` 0 ``ref_hidden``, by
-    their names in a batch."""
+    """Return ``ref_ids`` and ``ref_support`` of (N, H) states or, with ``top_k`` 0, ``ref_hidden``,
+    by their names in a batch."""
     if top_k == 0:
         return {"ref_hidden": states}
     chunks = states.split(chunk_size or max(len(states), 1))

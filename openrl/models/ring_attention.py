@@ -1,11 +1,13 @@
 """Causal attention over a packed row whose parts lie on the ranks of a ring
 (https://arxiv.org/abs/2310.01889).
 
-Queries stay; keys and values go once around. Attention to the keys of one part is a *block*, an
-ordinary attention with the log-sum-exp of its scores; blocks are merged by these. Sequences of a
-packed row are contiguous, so a block is one of two: the own part, causal within each of its
-sequences, or an earlier part, of which the sequence that reaches into the own part is seen whole.
-No mask exists. The backward pass sends the keys around again, with their gradients."""
+Queries stay; keys and values travel once around the ring. Attention to the keys of one part is a
+*block*: an ordinary attention that also returns the log-sum-exp of its scores, by which blocks are
+merged. Sequences of a packed row are contiguous, so there are two kinds of block: the rank's own
+part, causal within each of its sequences; or an earlier part, where only the sequence that reaches
+into the own part is seen, and seen whole. No mask exists. The backward pass sends the keys around
+again, together with their gradients.
+"""
 
 from __future__ import annotations
 
@@ -25,18 +27,18 @@ class Block:
 
     queries: slice
     keys: slice
-    # where its sequences begin and end among these queries, and among these keys
+    # where its sequences begin and end among these queries and among these keys
     bounds: tuple[list[int], list[int]]
     causal: bool
 
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks of ``group`` hold equal parts of one packed row, in order."""
+    """The ranks of ``group``, which hold equal parts of one packed row, in order."""
 
     group: dist.ProcessGroup
-    starts: Sequence[int]  # of each sequence in the row, and the row's end
-    stride: int = 1  # key-value heads that travel at a time
+    starts: Sequence[int]  # of each sequence in the row, followed by the row's end
+    stride: int = 1  # how many key-value heads travel at a time
 
     @property
     def size(self) -> int:
@@ -47,12 +49,12 @@ class Ring:
         return dist.get_rank(self.group)
 
     def block(self, source: int) -> Block | None:
-        """What this rank's queries see of the part ``source``; None: nothing."""
+        """Return what this rank's queries see of the part ``source``; None if nothing."""
         return visible(self.starts, self.starts[-1] // self.size, self.rank, source)
 
     def pass_on(self, values: Tensor) -> tuple[Tensor, list[dist.Work]]:
-        """Send to the next rank; (what the previous one sends, what to wait for before it is
-        read)."""
+        """Send values to the next rank; return what the previous rank sends, and the work to wait
+        for before reading it."""
         peers = [
             dist.get_global_rank(self.group, (self.rank + step) % self.size) for step in (1, -1)
         ]
@@ -63,13 +65,13 @@ class Ring:
 
 
 def visible(starts: Sequence[int], part: int, rank: int, source: int) -> Block | None:
-    """The block of queries of part ``rank`` and keys of part ``source``, parts of ``part`` tokens
-    each."""
+    """Return the block of part ``rank``'s queries and part ``source``'s keys, where a part has
+    ``part`` tokens; None if the queries see none of the keys."""
     first = rank * part
     if source == rank:
         bounds = sorted({0, part} | {start - first for start in starts if 0 < start - first < part})
         return Block(slice(0, part), slice(0, part), (bounds, bounds), causal=True)
-    # where the sequence begins that reaches into the part
+    # where the sequence that reaches into the part begins
     begin = max((start for start in starts if start < first), default=0)
     queries = min(min(start for start in starts if start >= first) - first, part)
     key = max(begin - source * part, 0)
@@ -79,8 +81,8 @@ def visible(starts: Sequence[int], part: int, rank: int, source: int) -> Block |
 
 
 def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: Ring, scale: float) -> Tensor:
-    """This rank's part: query (s, H, D), key and value (s, H', D) with H a multiple of H' -> (s, H,
-    D)."""
+    """Return this rank's part of the attention, (s, H, D), for query (s, H, D) and key and value
+    (s, H', D), where H is a multiple of H'."""
     heads, kv_heads = query.shape[1], key.shape[1]
     found = []
     for first in range(0, kv_heads, ring.stride):
@@ -93,7 +95,7 @@ def ring_attention(query: Tensor, key: Tensor, value: Tensor, ring: Ring, scale:
 
 
 class _Ring(torch.autograd.Function):
-    """query (s, H, D), pairs (2, s, H', D) of keys and values -> (s, H, D)."""
+    """Ring attention of query (s, H, D) and pairs (2, s, H', D) of keys and values -> (s, H, D)."""
 
     @staticmethod
     def forward(ctx, query, pairs, ring, scale):  # type: ignore[no-untyped-def]
@@ -127,7 +129,7 @@ class _Ring(torch.autograd.Function):
         query, pairs, out, lse = ctx.saved_tensors
         ring, gradient = ctx.ring, gradient.contiguous()
         of_query = torch.zeros(query.shape, dtype=lse.dtype, device=query.device)
-        # for the pairs that are here
+        # of the pairs that are here now
         of_pairs = torch.zeros(pairs.shape, dtype=lse.dtype, device=query.device)
         travelling = pairs.contiguous()
         for step in range(ring.size):
@@ -141,7 +143,7 @@ class _Ring(torch.autograd.Function):
                 of_query[at] += for_query
                 of_pairs[0, block.keys] += for_key
                 of_pairs[1, block.keys] += for_value
-            of_pairs, more = ring.pass_on(of_pairs)  # after the last step they are home
+            of_pairs, more = ring.pass_on(of_pairs)  # after the last step they are back home
             for work in [*works, *more]:
                 work.wait()
             travelling = coming
@@ -151,8 +153,8 @@ class _Ring(torch.autograd.Function):
 def attend(
     query: Tensor, key: Tensor, value: Tensor, block: Block, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """query (n, H, D), key and value (m, H', D) -> the block's output (n, H, D) and log-sum-exp (n,
-    H)."""
+    """Return the block's output (n, H, D) and log-sum-exp (n, H) for query (n, H, D) and key and
+    value (m, H', D)."""
     if _flash(query):
         bounds, longest = _on_device(block, query.device)
         found = torch.ops.aten._flash_attention_forward(
@@ -181,12 +183,12 @@ def attend_backward(
     block: Block,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of the block's query, key and value. ``out`` (n, H, D) and ``lse`` (n, H) are of
-    all blocks together, and so make this block's share of the weights and of their
+    """Return the gradients of the block's query, key and value. ``out`` (n, H, D) and ``lse``
+    (n, H) cover all blocks together, and so give this block's share of the weights and of their
     normalisation."""
     if _flash(query):
         bounds, longest = _on_device(block, query.device)
-        # the state of dropout; there is no dropout
+        # the state of dropout, which is off
         state = torch.zeros(2, dtype=torch.uint64, device=query.device)
         args = (
             gradient,
@@ -222,8 +224,8 @@ def attend_backward(
 
 
 def _scores(query: Tensor, key: Tensor, causal: bool, scale: float) -> Tensor:
-    """(n, H, D), (m, H', D) -> (H', H / H', n, m) in at least fp32, -inf where a query does not see
-    a key."""
+    """Return the scores of (n, H, D) queries and (m, H', D) keys as (H', H / H', n, m) in at least
+    fp32, -inf where a query does not see a key."""
     exact = torch.promote_types(query.dtype, torch.float32)
     grouped = query.to(exact).unflatten(1, (key.shape[1], -1))
     scores = torch.einsum("nhgd,mhd->hgnm", grouped, key.to(exact)) * scale
@@ -239,7 +241,7 @@ def _sequences(block: Block) -> list[tuple[slice, slice]]:
 
 
 def _flash(query: Tensor) -> bool:
-    """Whether torch's own flash attention runs the block."""
+    """Say whether torch's own flash attention runs the block."""
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 

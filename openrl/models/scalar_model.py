@@ -1,5 +1,4 @@
-"""A backbone with a scalar head: the critic (a value for each token) and the reward model (one for
-the row)."""
+"""A backbone with a scalar head: the critic (a value per token) or a reward model (one per row)."""
 
 from __future__ import annotations
 
@@ -26,11 +25,11 @@ from openrl.models.outputs import Want, placed
 from openrl.models.packing import Rows
 from openrl.models.vision import Media, open_eyes
 
-HEAD_FIELD = "value_head_prefix"  # in config.json of a saved scalar model
+HEAD_FIELD = "value_head_prefix"  # field in the config.json of a saved scalar model
 
 
 class ScalarModel(HeadedModel):
-    """The last hidden state of each token through one linear head without bias."""
+    """A backbone whose last hidden states pass through one linear head without bias."""
 
     def __init__(
         self,
@@ -56,8 +55,8 @@ class ScalarModel(HeadedModel):
         media: Media | None,
         want: Sequence[Want] = (),
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(R, S) the head's output at the tokens ``asked`` (R, S) bool, in at least fp32, 0 at the
-        others; and "balance" if it is wanted."""
+        """Return the head's output, (R, S) in at least fp32, at the tokens ``asked`` (R, S) bool
+        and 0 at the others; also "balance" if wanted."""
         part = self.split(rows)
         found = self.run(self.hf, part, media, want)
         own = part.take(asked)
@@ -70,12 +69,13 @@ class ScalarModel(HeadedModel):
 
     @property
     def adapted_modules(self) -> list[str]:  # type: ignore[override]
-        """The head learns whole."""
+        """The head: it is trained, and saved, whole."""
         return [self.head_name]
 
     @property
     def architecture(self) -> str:
-        """Under the name "score" the head is what transformers' sequence classifiers have."""
+        """The class that config.json names. With a head named "score" it is transformers' sequence
+        classifier."""
         return type(self.hf).__name__.removesuffix("Model") + "ForSequenceClassification"
 
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ class ScalarModel(HeadedModel):
 
 
 class FullPrecisionLinear(nn.Linear):
-    """A linear layer whose product is taken in fp32 whatever the type of its weight."""
+    """A linear layer that multiplies in fp32 whatever the dtype of its weight."""
 
     def forward(self, states: Tensor) -> Tensor:
         return nn.functional.linear(states.float(), self.weight.float())
@@ -112,16 +112,16 @@ class ValueModel(ScalarModel):
         scored: Tensor | None = None,
         media: Media | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(b, T) fp32: index t holds V of the state *before* token t was sampled, which the hidden
-        state at t-1 describes. 0 at index 0, on padding, and where ``scored`` (b, T) bool is
-        False."""
+        """Return values, (b, T) fp32. Index t holds V of the state *before* token t was sampled,
+        which the hidden state at t-1 describes. Values are 0 at index 0, on padding, and where
+        ``scored`` (b, T) bool is False."""
         rows = self.arranged(token_ids, attention_mask, groups, scored, media)
         scalars, _ = self.scalars(rows, of_next(rows.predicted), attention_mask, media)
         return rows.columns(to_next(scalars)), {}
 
 
 class RewardModel(ScalarModel):
-    mean, std = 0.0, 1.0  # of its rewards, where they are to be normalised
+    mean, std = 0.0, 1.0  # of its rewards; set if they are to be normalised
 
     def forward(
         self,
@@ -133,8 +133,8 @@ class RewardModel(ScalarModel):
         reference: Sequence[Tensor] = (),
         media: Media | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """(b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided by
-        ``std``; and "balance" if it is wanted."""
+        """Return (b,) fp32: the scalar at the last real token of each row, minus ``mean``, divided
+        by ``std``; also "balance" if wanted."""
         rows = self.arranged(token_ids, attention_mask, groups, None, media)
         last = attention_mask.sum(-1, keepdim=True) - 1
         every = torch.ones_like(rows.predicted)
@@ -158,10 +158,11 @@ def load_scalar_model(
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
-    A model that is to be trained may start from a checkpoint without head (a language model) and
-    gets a fresh one, normal with standard deviation 1 / (hidden size + 1), from
-    ``fresh_head_seed``. With None a missing head is a UserError. ``fp32_head`` takes the head's
-    product in fp32."""
+    A model that will be trained may start from a checkpoint without a head (a language model). It
+    then gets a fresh one from ``fresh_head_seed``: normal, with standard deviation 1 / (hidden size
+    + 1). Without a seed, a missing head raises UserError. ``fp32_head`` makes the head multiply in
+    fp32.
+    """
     hf = load_pretrained(
         AutoModel, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings
     )
@@ -185,15 +186,16 @@ def load_scalar_model(
 
 
 def stored_head(path: str, flags: LoadFlags, head_prefix: str) -> tuple[str, Tensor | None]:
-    """The name of a checkpoint's scalar head, and its weight (1, H) if it is there."""
+    """Return the name of a checkpoint's scalar head and its weight (1, H), or None if it has no
+    head."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=flags.trust_remote_code)
     name = getattr(config, HEAD_FIELD, None) or head_prefix
     return name, _stored_tensor(path, f"{name}.weight")
 
 
 def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, float]:
-    """Mean and std of a reward model's rewards, from its config.json. Raises UserError if they are
-    not there."""
+    """Return the mean and std of a reward model's rewards from its config.json. Raises UserError if
+    they are missing."""
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     mean, std = getattr(config, "mean", None), getattr(config, "std", None)
     if mean is None or std is None or not std > 0:
@@ -206,7 +208,7 @@ def stored_moments(path: str, trust_remote_code: bool = False) -> tuple[float, f
 
 
 def _stored_tensor(path: str, name: str) -> Tensor | None:
-    """One tensor of a safetensors checkpoint, whole or sharded; None if it is not there."""
+    """Return one tensor of a safetensors checkpoint, whole or sharded; None if it is not there."""
     index = cached_file(path, SAFE_WEIGHTS_INDEX_NAME, _raise_exceptions_for_missing_entries=False)
     file = SAFE_WEIGHTS_NAME
     if index is not None:

@@ -1,14 +1,15 @@
-"""Sequences split over ranks: each holds an equal part of every row, and only attention looks at
-the others.
+"""Sequence parallelism: each rank holds an equal part of every row, and only attention looks at the
+other parts.
 
-Embeddings, norms and MLPs work token by token, so a backbone runs on its rank's part as it is. Its
+Embeddings, norms and MLPs work token by token, so a backbone runs unchanged on its rank's part. Its
 attention function is replaced by one of two. Ulysses (https://arxiv.org/abs/2309.14509): an
-all-to-all gives each rank whole sequences of some heads, whatever attention the model had runs on
-them, a second one brings the parts back. Ring attention (``ring_attention``): queries stay, keys
-and values travel.
+all-to-all gives each rank whole sequences of some heads, the model's own attention runs on them,
+and a second all-to-all brings the parts back. Ring attention (``ring_attention``): queries stay,
+keys and values travel.
 
-What comes out of the last layer is reduced to columns, one number a token, on each part; then the
-columns are gathered, and every rank of the group computes the same losses of whole rows."""
+Each rank reduces the last layer's output on its part to columns, one number per token. The columns
+are then gathered, and every rank of the group computes the same losses of whole rows.
+"""
 
 from __future__ import annotations
 
@@ -44,12 +45,12 @@ class Part:
     """What a backbone runs on: the whole rows, or this rank's part of them, (R, s)."""
 
     token_ids: Tensor  # (R, s) int64
-    inputs: dict[str, Any]  # of the backbone's forward, besides the tokens
-    take: Callable[[Tensor], Tensor]  # (R, S, ...), something per token -> (R, s, ...)
-    whole: Callable[[Tensor], Tensor]  # the way back, with gradient
+    inputs: dict[str, Any]  # of the backbone's forward pass, besides the tokens
+    take: Callable[[Tensor], Tensor]  # values per token, (R, S, ...) -> (R, s, ...)
+    whole: Callable[[Tensor], Tensor]  # the inverse, with gradient
 
     def whole_logits(self, router_logits: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """Of each layer, (R * s, experts) -> (R * S, experts)."""
+        """Gather each layer's logits, (R * s, experts) -> (R * S, experts)."""
         return tuple(
             self.whole(x.unflatten(0, self.token_ids.shape)).flatten(0, 1) for x in router_logits
         )
@@ -65,7 +66,7 @@ class SequenceSplit:
     same calls."""
 
     group: dist.ProcessGroup
-    # the attention that the model has when nothing is split, by its name in transformers
+    # the model's attention when nothing is split, by its name in transformers
     inner: str
     flags: ParallelFlags
 
@@ -75,12 +76,13 @@ class SequenceSplit:
 
     @property
     def attention(self) -> str:
-        """The name of the attention function that takes its place."""
+        """The name of the attention function that replaces ``inner``."""
         return RING if self.flags.ring_attn_size > 1 else ULYSSES
 
     def __call__(self, rows: Rows) -> Part:
-        """Rows are filled up on the right to equal parts. The tokens that fill them have the
-        position 0: packed, each is a sequence of its own, and padded, nothing looks at them."""
+        """Cut rows after filling them up on the right to equal parts. The filler tokens have
+        position 0: in a packed row each is a sequence of its own, and in a padded row nothing looks
+        at them."""
         width = rows.token_ids.shape[1]
         part = -(-width // self.size)
         own = slice(dist.get_rank(self.group) * part, (dist.get_rank(self.group) + 1) * part)
@@ -103,21 +105,21 @@ class SequenceSplit:
 
 @dataclass(frozen=True)
 class WholeSequence:
-    """What attention on one part has to know of the whole rows; travels through the backbone as a
+    """What attention on one part must know of the whole rows; the backbone passes it on as a
     keyword argument."""
 
     split: SequenceSplit
     positions: Tensor  # (1, S) int64
-    packed: bool  # several sequences in one row, each from position 0
+    packed: bool  # several sequences in one row, each starting at position 0
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     @cached_property
     def starts(self) -> list[int]:
-        """Where each sequence of a packed row begins, and the row's end."""
+        """Where each sequence of a packed row begins, followed by the row's end."""
         return [*(self.positions[0] == 0).nonzero()[:, 0].tolist(), self.positions.shape[1]]
 
     def mask(self, window: int | None) -> Tensor | None:
-        """(1, 1, S, S) bool, True where a query (row) sees a key; None for plain causal
+        """Return (1, 1, S, S) bool, True where a query (row) sees a key; None for plain causal
         attention."""
         if not self.packed and window is None:
             return None
@@ -135,7 +137,8 @@ class WholeSequence:
 
     @cached_property
     def boundaries(self) -> dict[str, Any]:
-        """Of packed sequences, as flash attention and ``varlen`` take them."""
+        """The boundaries of packed sequences, in the form that flash attention and ``varlen``
+        take."""
         if not self.packed:
             return {}
         starts = torch.tensor(self.starts, dtype=torch.int32, device=self.positions.device)
@@ -145,11 +148,12 @@ class WholeSequence:
 
 
 class _Gathered(torch.autograd.Function):
-    """(R, s, ...) on each rank -> (R, S, ...) on all.
+    """Gather (R, s, ...) from each rank into (R, S, ...) on all.
 
-    Every rank of the group computes the same loss of what is gathered, and gradients are averaged
-    over all ranks: the gradient of a part is that of this rank's own loss, times the size of the
-    group."""
+    Every rank of the group computes the same loss of the gathered tensor, and gradients are
+    averaged over all ranks. So the gradient of a part is that of this rank's own loss times the
+    size of the group.
+    """
 
     @staticmethod
     def forward(ctx, values, group):  # type: ignore[no-untyped-def]
@@ -165,8 +169,8 @@ class _Gathered(torch.autograd.Function):
 
 
 class _Exchanged(torch.autograd.Function):
-    """``to_heads``: (R, H, s, D), own tokens of all heads -> (R, H / size, S, D), all tokens of
-    some heads; else back."""
+    """Exchange tokens for heads. With ``to_heads``, (R, H, s, D), own tokens of all heads, becomes
+    (R, H / size, S, D), all tokens of some heads; otherwise the other way round."""
 
     @staticmethod
     def forward(ctx, values, group, to_heads):  # type: ignore[no-untyped-def]
@@ -197,10 +201,11 @@ def ulysses_attention(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers: query (R, H, s, D), key and value (R, H', s, D) -> (R,
-    s, H, D).
+    """Compute attention under Ulysses, as a function of transformers: query (R, H, s, D), key and
+    value (R, H', s, D) -> (R, s, H, D).
 
-    Key-value heads that do not divide among the ranks are repeated until they do."""
+    Key-value heads that do not divide among the ranks are repeated until they do.
+    """
     split = sequence.split
     if per_head := [name for name in ("s_aux", "position_bias") if more.get(name) is not None]:
         raise TypeError(f"its attention has {' and '.join(per_head)}")
@@ -209,7 +214,7 @@ def ulysses_attention(
     query, key, value = (_Exchanged.apply(x, split.group, True) for x in (query, key, value))
     by_boundaries = split.inner != "sdpa"
     more |= {"position_ids": sequence.positions} | (sequence.boundaries if by_boundaries else {})
-    # sdpa repeats key-value heads by what the module says of them; the others count them
+    # sdpa repeats key-value heads as the module tells it to; the others count them
     heads = SimpleNamespace(num_key_value_groups=query.shape[1] // key.shape[1], is_causal=True)
     found, _ = ALL_ATTENTION_FUNCTIONS[split.inner](
         module if by_boundaries else heads,
@@ -236,7 +241,8 @@ def ring_of_parts(
     sliding_window: int | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """As ``ulysses_attention``, for one packed row."""
+    """Compute ring attention; arguments and result as in ``ulysses_attention``, for one packed
+    row."""
     if odd := [
         name for name in ("s_aux", "position_bias", "softcap") if more.get(name) is not None
     ]:
@@ -254,8 +260,8 @@ def ring_of_parts(
 
 
 ULYSSES, RING = "openrl_ulysses", "openrl_ring"
-# Without a mask function of the same name transformers makes no masks: it would see one part of the
-# sequence.
+# No mask function is registered under these names, so transformers makes no masks: they would cover
+# only one part of the sequence.
 AttentionInterface.register(ULYSSES, ulysses_attention)
 AttentionInterface.register(RING, ring_of_parts)
 
@@ -263,7 +269,7 @@ AttentionInterface.register(RING, ring_of_parts)
 def split_sequences(
     hf: PreTrainedModel, path: str, flags: ParallelFlags, group: dist.ProcessGroup
 ) -> SequenceSplit:
-    """Put the attention of a split model in the place of its own. Raises UserError if that cannot
+    """Replace the model's own attention with that of a split model. Raises UserError if it cannot
     be replaced."""
     inner = hf.config._attn_implementation
     if inner not in SPLITTABLE:
@@ -279,7 +285,7 @@ def split_sequences(
 
 @contextmanager
 def unsplit(model: Any) -> Iterator[None]:
-    """Inside, every rank runs the model on whole rows, with its own attention."""
+    """Inside, every rank runs the model on whole rows with its own attention."""
     split = model.split
     model.split = undivided
     model.hf.set_attn_implementation(split.inner)
@@ -294,25 +300,25 @@ Run = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def probe(run: Run, trial: Trial) -> Tensor:
-    """What a model says of a row of twelve tokens, and with its first half the other way round: (2,
-    ...)."""
+    """Return a model's results, (2, ...), for a row of twelve tokens and for the same row with its
+    first half reversed."""
     rows = torch.stack([trial.tokens, torch.cat([trial.tokens[:6].flip(0), trial.tokens[6:]])])
     mask = torch.ones(1, 12, dtype=torch.bool)
     return torch.stack([run(row[None], mask)[0] for row in rows]).float().cpu()
 
 
 def differ(found: Tensor, expected: Tensor, trial: Trial) -> str | None:
-    """How two results of ``probe`` differ, if they do, held against what the first half does to the
-    second."""
-    # of six tokens or, of a reward model, of the row
+    """Describe how two results of ``probe`` differ; None if they do not. The difference is compared
+    with what the first half changes in the second."""
+    # the results of six tokens or, from a reward model, of the row
     halves = [x.reshape(2, -1)[:, -6:] for x in (found, expected, expected.flip(0))]
     apart = trial.apart(*halves)
     return None if apart is None else f"parts do not add up to the whole ({apart})"
 
 
 def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
-    """Raises UserError if a model whose sequences are split does not compute what it computes on
-    whole ones. Collective.
+    """Raise UserError if a model with split sequences does not compute what it computes on whole
+    ones. Collective.
 
     ``run`` is the model on its device.
     """
@@ -321,7 +327,7 @@ def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
         expected = probe(run, trial)
     try:
         found = probe(run, trial)
-    # a forward without position_ids, attention that is not told of the whole sequence
+    # a forward pass without position_ids, or attention that is not told of the whole sequence
     except TypeError as error:
         raise _unsplittable(flags, path, str(error)) from error
     if wrong := differ(found, expected, trial):
@@ -329,7 +335,7 @@ def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:
 
 
 def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> None:
-    """Raises UserError if a model's config tells that its sequences cannot be split."""
+    """Raise UserError if a model's config shows that its sequences cannot be split."""
     if flags.sequence_size == 1:
         return
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -338,7 +344,7 @@ def check_shape(path: str, trust_remote_code: bool, flags: ParallelFlags) -> Non
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
     if others := _other_layers(text):
         raise _unsplittable(flags, path, f"layers of type {others} need all tokens before a token")
-    # what one rank has of them
+    # what one tensor-parallel rank has of them
     heads, kv_heads = (n // flags.ds_tensor_parallel_size for n in (heads, kv_heads))
     if heads % flags.ulysses_size:
         fitting = next(n for n in range(flags.ulysses_size, 0, -1) if heads % n == 0)

@@ -1,4 +1,4 @@
-"""How long work on a device takes, without waiting for it."""
+"""Timing of work on a device without waiting for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Stopwatch:
 
     @contextmanager
     def running(self, on_gpu: bool) -> Iterator[None]:
-        """Around calls; those to a GPU return before their work is done, so events are put into
+        """Time the calls inside. Calls to a GPU return before their work is done, so events go into
         its queue."""
         if not on_gpu:
             began = time.perf_counter()
@@ -30,7 +30,7 @@ class Stopwatch:
         self._under_way.append((first, last))
 
     def take(self) -> float:
-        """Seconds since the last time that somebody asked."""
+        """Return the seconds measured since the last call."""
         for first, last in self._under_way:
             last.synchronize()
             self._seconds += first.elapsed_time(last) / 1000

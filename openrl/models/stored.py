@@ -1,4 +1,4 @@
-"""What lies in a model's directory, by the headers of its files: no weight is read."""
+"""What a model's directory holds, from the headers of its files; no weight is read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from openrl.models.towers import language_model_class
 
 OTHER_HEADS = ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MaskedLM")
 INDEX = "model.safetensors.index.json"
-LONGEST_HEADER = 100_000_000  # bytes; that of a file of ten thousand tensors has one million
+# bytes; the header of a file with ten thousand tensors has one million
+LONGEST_HEADER = 100_000_000
 WHOLE = "a complete copy of the model: this one may be a download that broke off"
 
 Shape = tuple[int, ...]
 
 
 def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> PretrainedConfig:
-    """Raises UserError if it does not load."""
+    """Load a model's config. Raises UserError if it does not load."""
     try:
         return AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code, **settings)
-    except Exception as error:  # classes of configs raise what they like
+    except Exception as error:  # classes of configs raise anything
         reason = str(error)
         if "trust_remote_code" in reason or "custom code" in reason:
             message, fix = "its architecture is code of its own", "--trust_remote_code"
@@ -45,8 +46,9 @@ def load_config(path: str, trust_remote_code: bool = False, **settings: Any) -> 
 
 
 def stored_shapes(path: str) -> dict[str, Shape]:
-    """The shape of each weight in the safetensors files of a directory; empty where there are none,
-    or for a name of the Hub. Raises UserError for a file that is cut, missing or something else."""
+    """Return the shape of each weight in a directory's safetensors files; empty if there are none,
+    or for a name of the Hub. Raises UserError for a file that is truncated, missing or of another
+    kind."""
     directory = Path(path).expanduser()
     index = directory / INDEX
     files = sorted(directory.glob("*.safetensors"))
@@ -63,7 +65,8 @@ def stored_shapes(path: str) -> dict[str, Shape]:
 
 
 def shapes_in(file: Path) -> dict[str, Shape]:
-    """Raises UserError unless ``file`` is a whole safetensors file."""
+    """Return the shape of each tensor. Raises UserError unless ``file`` is a whole safetensors
+    file."""
     size = file.stat().st_size
     with open(file, "rb") as opened:
         start = opened.read(8)
@@ -85,8 +88,8 @@ def shapes_in(file: Path) -> dict[str, Shape]:
 def check_language_model(
     path: str, trust_remote_code: bool, overrides: Mapping[str, Any] = MappingProxyType({})
 ) -> None:
-    """Raises UserError if the weights at ``path`` are not those of a language model with its
-    config, as far as names and shapes tell."""
+    """Raise UserError if names and shapes show that the weights at ``path`` do not belong to a
+    language model of its config."""
     stored = stored_shapes(path)
     config = load_config(path, trust_remote_code)
     heads = config.architectures or []
@@ -101,7 +104,7 @@ def check_language_model(
             setattr(config, name, value)
         with torch.device("meta"):
             model = language_model_class(config).from_config(config)
-    except Exception as error:  # classes of models raise what they like
+    except Exception as error:  # classes of models raise anything
         what = f"--model_config_overrides do not fit {path}" if overrides else f"{path}: no model"
         raise UserError(
             f"{what}: {type(error).__name__}: {error}", "mend its config.json"
@@ -115,13 +118,13 @@ def check_language_model(
             )
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     missing = sorted(expected.keys() - stored.keys() - set(tied))
-    if missing and stored.keys() <= expected.keys():  # else a loader may rename some
+    if missing and stored.keys() <= expected.keys():  # otherwise a loader may rename some
         raise UserError(f"{path}: {len(missing)} weights missing, e.g. {missing[0]}", WHOLE)
 
 
 def check_backbone(path: str, trust_remote_code: bool) -> None:
-    """Raises UserError if a scalar head cannot be put on the model at ``path``: it has one, or is a
-    language model."""
+    """Raise UserError if the model at ``path`` can carry no scalar head: it must either have one
+    already or be a language model."""
     heads = load_config(path, trust_remote_code).architectures or []
     if heads and all(name.endswith("SequenceClassification") for name in heads):
         stored_shapes(path)
@@ -130,7 +133,7 @@ def check_backbone(path: str, trust_remote_code: bool) -> None:
 
 
 def check_head(path: str, head: str, trust_remote_code: bool) -> None:
-    """Raises UserError if the reward model at ``path`` has no scalar head."""
+    """Raise UserError if the reward model at ``path`` has no scalar head."""
     stored = stored_shapes(path)
     name = getattr(load_config(path, trust_remote_code), "value_head_prefix", None) or head
     if stored and f"{name}.weight" not in stored:
@@ -147,8 +150,8 @@ def check_length(
     flags: str = "--prompt_max_len, --generate_max_len: prompt and response",
     fix: str = "--max_len {most}",
 ) -> None:
-    """Raises UserError if rows may become longer than the model's positions. A config that
-    stretches them is taken at its word. ``flags`` says which rows, and by which flags."""
+    """Raise UserError if rows may grow longer than the model's positions. A config that stretches
+    its positions is taken at its word. ``flags`` says which rows, and which flags limit them."""
     text = load_config(path, trust_remote_code).get_text_config()
     most = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}

@@ -1,4 +1,4 @@
-"""Which part of a model is a vision tower, and the class that loads a model with one."""
+"""Vision towers: which part of a model is one, and the class that loads a model with one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from openrl.vision.processor import sees
 
 
 def language_model_class(config: PretrainedConfig) -> Any:
-    """The class of transformers that loads a model with its output head."""
+    """Return the class of transformers that loads a model with its output head."""
     return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
 
 
 def language_model_at(path: str, trust_remote_code: bool) -> Any:
-    """Raises UserError if there is no model."""
+    """Return that class for the model at ``path``. Raises UserError if there is no model."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -33,7 +33,8 @@ def language_model_at(path: str, trust_remote_code: bool) -> Any:
 
 
 def tower_parameters(hf: PreTrainedModel) -> list[str]:
-    """Names of the parameters outside language model and output head; none without a tower."""
+    """Return the names of the parameters outside the language model and its output head; none
+    without a tower."""
     if not sees(hf.config):
         return []
     text = {id(p) for p in hf.get_decoder().parameters()}
@@ -43,7 +44,8 @@ def tower_parameters(hf: PreTrainedModel) -> list[str]:
 
 
 def tower_modules(hf: PreTrainedModel) -> str | None:
-    """A regular expression of the modules outside the language model; None without a tower."""
+    """Return a regular expression for the modules outside the language model; None without a
+    tower."""
     if not sees(hf.config):
         return None
     body, text = hf.base_model, hf.get_decoder()
@@ -52,7 +54,8 @@ def tower_modules(hf: PreTrainedModel) -> str | None:
 
 
 def tower_weights(hf: PreTrainedModel) -> dict[str, Tensor]:
-    """The parameters outside language model and output head, as a checkpoint names them."""
+    """Return the parameters outside the language model and its output head, named as in a
+    checkpoint."""
     tower = {*tower_parameters(hf)}
     own = {name: p.detach() for name, p in hf.named_parameters() if name in tower}
     return revert_weight_conversion(hf, own) if own else {}

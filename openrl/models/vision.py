@@ -1,8 +1,9 @@
-"""What a vision-language model needs beside tokens: images as tensors, and the positions of their
+"""What a vision-language model needs besides tokens: images as tensors, and the positions of image
 tokens.
 
-transformers puts the features of images where the image tokens stand, in the order of the rows and
-in each row from left to right. So padded or packed, the images of a micro-batch are one list."""
+transformers puts the features of images where the image tokens are, row by row and from left to
+right. So the images of a micro-batch are one list, whether its rows are padded or packed.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor, media_tokens
 
 Media = Mapping[str, Tensor]
-"""Tensors of the images of a micro-batch, by their names in the model's forward."""
+"""Tensors of the images of a micro-batch, by their names in the model's forward pass."""
 
 BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-BLANK_SIDE = 64  # pixels of the image that stands for none
+BLANK_SIDE = 64  # pixels of the image used where a micro-batch has none
 
 
 class Vision:
-    """The seeing part of one model."""
+    """The part of a model that sees."""
 
     def __init__(self, hf: PreTrainedModel, processor: VisionProcessor) -> None:
         self.processor = processor
@@ -45,13 +46,15 @@ class Vision:
         )
 
     def read(self, images: Sequence[Sequence[PlacedImage]] | None) -> dict[str, Tensor]:
-        """The tensors of all images of some rows, or of one blank image."""
+        """Return the tensors of all images of some rows, or of one blank image if there are
+        none."""
         found = [placed.image for of_row in images or () for placed in of_row]
         with self.reading.running(on_gpu=False):
             return self.processor.batch(found or [_blank()])
 
     def take_seconds(self) -> dict[str, float]:
-        """Since the last call: images made tensors, and the tower's forward passes."""
+        """Return the seconds since the last call: to turn images into tensors, and to run the
+        tower's forward passes."""
         return {
             "image_read_seconds": self.reading.take(),
             "encoder_seconds": self.encoding.take(),
@@ -66,8 +69,8 @@ class Vision:
         return timed
 
     def axes(self, token_ids: Tensor, attention_mask: Tensor, media: Media) -> Tensor | None:
-        """(3, b, T) positions in time, height and width, by the model's own rule; None for a model
-        that counts tokens."""
+        """Return positions in time, height and width, (3, b, T), by the model's own rule; None for
+        a model that counts tokens."""
         rule = getattr(self.backbone, "get_rope_index", None)
         if rule is None:
             return None
@@ -76,20 +79,21 @@ class Vision:
         return rule(token_ids, types, attention_mask=attention_mask, **shown)[0]
 
     def types(self, token_ids: Tensor) -> dict[str, Tensor]:
-        """The model's own input that says which tokens are of images; none of some models."""
+        """Return the model's own input that marks image tokens; empty for models that have none."""
         return {self.wants_types: self._types(token_ids)} if self.wants_types else {}
 
     def _types(self, token_ids: Tensor) -> Tensor:
-        """1 on tokens of images, 0 on text."""
+        """Return 1 on image tokens and 0 on text."""
         media = torch.tensor(self.media_tokens, device=token_ids.device)
         return torch.isin(token_ids, media).int()
 
     def run(self, token_ids: Tensor, media: Media, inputs: Mapping[str, Any]) -> Any:
-        """The backbone's outputs for (R, S) tokens.
+        """Return the backbone's outputs for (R, S) tokens.
 
-        Without an image among them the tower runs all the same, on a blank image that changes
-        nothing: gathers and reductions of its weights are calls that all ranks make."""
-        # boundaries of packed rows would reach the tower, whose sequences are images
+        If no image is among them, the tower still runs, on a blank image that changes nothing: all
+        ranks must take part in gathering and reducing its weights.
+        """
+        # the boundaries of packed rows would reach the tower, whose sequences are images
         given = {name: x for name, x in inputs.items() if name not in BOUNDARIES}
         given |= self.types(token_ids)
         if bool(self._types(token_ids).any()):
@@ -104,7 +108,7 @@ class Vision:
 def axes_of(
     vision: Vision | None, token_ids: Tensor, attention_mask: Tensor, media: Media | None
 ) -> Tensor | None:
-    """(3, b, T) positions, of a model that needs them."""
+    """Return the positions (3, b, T) if the model needs them, else None."""
     return vision.axes(token_ids, attention_mask, media or {}) if vision else None
 
 
@@ -115,7 +119,7 @@ def run_backbone(
     media: Media | None,
     wanted: dict[str, Any],
 ) -> Any:
-    """The backbone's outputs for its part of the rows and their images."""
+    """Return the backbone's outputs for its part of the rows and their images."""
     inputs = part.inputs | wanted
     if vision is None or media is None:
         return backbone(input_ids=part.token_ids, use_cache=False, **inputs)
@@ -127,7 +131,7 @@ def _blank() -> Any:
 
 
 def _tensors(nested: Any) -> Iterator[Tensor]:
-    """All floating ones in a structure of lists and named fields."""
+    """Yield all floating-point tensors in a structure of lists and named fields."""
     if isinstance(nested, Tensor):
         if nested.is_floating_point():
             yield nested
@@ -142,8 +146,8 @@ def _tensors(nested: Any) -> Iterator[Tensor]:
 def open_eyes(
     hf: PreTrainedModel, path: str, flags: VisionFlags | None, trust_remote_code: bool
 ) -> Vision | None:
-    """What lets ``hf`` see; None if it is to read text alone. A tower that sees nothing, or is to
-    stay as it is, is frozen."""
+    """Return what lets ``hf`` see; None if it should read only text. A tower that is not used, or
+    that should not change, is frozen."""
     if flags is None or not flags.max_images_per_prompt or flags.freeze_visual_encoder:
         frozen = {*tower_parameters(hf)}
         for name, parameter in hf.named_parameters():
