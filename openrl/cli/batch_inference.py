@@ -11,7 +11,7 @@ from openrl.config.commands import BatchInferenceConfig
 
 def prepare(config: BatchInferenceConfig) -> Any:
     """Read and check everything that can be wrong before a model is loaded."""
-    # imported after the flags are known to be right
+    # imported after the flags have been checked
     from openrl.inference.batch import prepare_batch
 
     return prepare_batch(config)

@@ -11,7 +11,7 @@ from openrl.config.commands import EvaluateConfig
 
 def prepare(config: EvaluateConfig) -> Any:
     """Read and check everything that can be wrong before a model is loaded."""
-    # imported after the flags are known to be right
+    # imported after the flags have been checked
     from openrl.inference.evaluate import prepare_evaluation
 
     return prepare_evaluation(config)

@@ -1,4 +1,4 @@
-"""Whether the Hugging Face Hub answers, before libraries wait for it again and again."""
+"""Checks whether the Hugging Face Hub answers, before libraries wait for it again and again."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PROXIES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
 def settle_for_cache(config: Any) -> str:
-    """If a flag names something of the Hub, and the Hub does not answer, its libraries are told to
-    look into their cache alone. Says so; empty otherwise. Before they are imported."""
+    """Tell the Hub's libraries to use only their cache if a flag names something of the Hub but the
+    Hub does not answer. Call this before they are imported. Returns a warning, or an empty text."""
     if os.environ.get("HF_HUB_OFFLINE") or any(map(os.environ.get, PROXIES)):
         return ""
     if not (names := hub_names(config)):
@@ -36,7 +36,7 @@ def settle_for_cache(config: Any) -> str:
 
 
 def hub_names(config: Any) -> list[str]:
-    """The models and data of a command that are no paths here."""
+    """Return the models and data of a command that are not paths here."""
     groups = [vars(group) for group in vars(config).values() if hasattr(group, "__dict__")]
     given = {name: value for group in groups for name, value in group.items() if value}
     models = [item for name in MODELS for item in split(given.get(name))]

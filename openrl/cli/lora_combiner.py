@@ -10,11 +10,11 @@ from openrl.config.commands import MergeConfig
 
 
 def prepare(config: MergeConfig) -> None:
-    """What can be wrong with flags and paths is known by now."""
+    """Do nothing: ``load`` has already checked the flags and paths."""
 
 
 def run(config: MergeConfig, inputs: None) -> None:
-    # heavy libraries are imported after the flags are known to be right
+    # heavy libraries are imported after the flags have been checked
     from openrl.models.adapters import merge_adapter
 
     merge = config.merge

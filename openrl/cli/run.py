@@ -1,6 +1,8 @@
-"""What the commands share: read the flags, run, and end with one clear message and an exit code.
+"""What the commands share: they read the flags, run, and end with one clear message and an exit
+code.
 
-0 done, 1 failed, 2 flags to mend (nothing was started); 130 and 143: ended by SIGINT, SIGTERM.
+0 means done, 1 failed, 2 flags to mend (nothing was started), 130 and 143 ended by SIGINT and
+SIGTERM.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ QUIET = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",  # transformers' own bars obey it too
-    # Ray's new behaviour, without the warning about the old one
+    # selects Ray's new behaviour without the warning about the old one
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-"""Environment that keeps libraries from talking over the progress bar; what the user has set
-stays."""
+"""Environment that keeps libraries from disturbing the progress bar; values that the user set
+stay."""
 
 
 def command(
@@ -39,17 +41,19 @@ def command(
     description: str,
     argv: Sequence[str] | None = None,
 ) -> int:
-    """The exit code of ``run(config, prepare(config))``; --help, --dump_config and problems with
-    flags end the process in ``load``.
+    """Return the exit code of ``run(config, prepare(config))``. --help, --dump_config and problems
+    with flags end the process in ``load``.
 
-    A UserError, wherever it was raised, is one message without a traceback: 2 while preparing,
-    which starts nothing, 1 afterwards. Any other exception is a defect: it passes."""
+    A UserError, wherever it was raised, becomes one message without a traceback and the exit code 2
+    while preparing, which starts nothing, or 1 afterwards. Any other exception is a defect and
+    passes through.
+    """
     argv = sys.argv[1:] if argv is None else argv
     config = load(config_type, argv, prog=prog, description=description)
     silence()
     if warning := settle_for_cache(config):
         print(f"{prog}: warning: {warning}", file=sys.stderr)
-    # the plan of --dry_run may refuse what it finds, and starts nothing either
+    # --dry_run starts nothing either, so it too exits with 2 if it refuses what it finds
     starts = not getattr(config.debug, "dry_run", False)
     started = False
     signal.signal(signal.SIGTERM, _end)
@@ -80,17 +84,19 @@ def silence() -> None:
     """Keep the noise of libraries out of the terminal, here and in processes started later."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
-    # warns of a kernel for 4-bit layers at every import
+    # it warns of a kernel for 4-bit layers at every import
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", category=FutureWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
 
 
 def find_user_error(error: BaseException) -> UserError | None:
-    """The UserError in ``error``, its causes and, for a group, its members; None if there is none.
+    """Return the UserError in ``error``, its causes or, for a group, its members; None if there is
+    none.
 
     Ray raises an instance of both its own class and the worker's, which prints the worker's
-    traceback; the worker's exception itself is in its ``.cause``, and that one is wanted."""
+    traceback. The worker's own exception, the one wanted, is in its ``.cause``.
+    """
     seen: set[int] = set()
 
     def innermost(e: BaseException) -> Iterator[UserError]:

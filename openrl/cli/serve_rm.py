@@ -11,7 +11,7 @@ from openrl.config.commands import ServeConfig
 
 def prepare(config: ServeConfig) -> Any:
     """Read and check everything that can be wrong before the model is loaded."""
-    # imported after the flags are known to be right
+    # imported after the flags have been checked
     from openrl.inference.serve import prepare_server
 
     return prepare_server(config)

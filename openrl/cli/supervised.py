@@ -1,4 +1,4 @@
-"""What train_sft, train_rm and train_dpo share: they differ in their flags alone."""
+"""What train_sft, train_rm and train_dpo share: they differ only in their flags."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from openrl.config.commands import SupervisedConfig
 
 def prepare(config: SupervisedConfig) -> Any:
     """Read and check everything that can be wrong before anything is built."""
-    # imported after the flags are known to be right
+    # imported after the flags have been checked
     from openrl.training.distributed import Launch
 
     if launch := Launch.from_environment(config.ranks.local_rank):
-        # before the next import: some of its libraries ask CUDA for a device
+        # before the next import, because some of its libraries ask CUDA for a device
         launch.take_own_gpu()
     from openrl.trainer.supervised.launch import prepare
 
@@ -43,5 +43,6 @@ def run(config: SupervisedConfig, inputs: Any) -> None:
 def supervised_command(
     config_type: type, *, prog: str, description: str, argv: Sequence[str] | None = None
 ) -> int:
-    """The exit code of one of these commands; ``argv`` None: the words after the program's name."""
+    """Return the exit code of one of these commands; ``argv`` None means the process's own
+    arguments."""
     return command(config_type, prepare, run, prog=prog, description=description, argv=argv)

@@ -11,7 +11,7 @@ from openrl.config.commands import PPOConfig
 
 def prepare(config: PPOConfig) -> Any:
     """Read and check everything that can be wrong before a process starts."""
-    # heavy libraries are imported after the flags are known to be right
+    # heavy libraries are imported after the flags have been checked
     from openrl.trainer.planning.prepare import prepare
 
     return prepare(config)

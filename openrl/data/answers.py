@@ -1,9 +1,10 @@
-"""Rows with given answers -> texts -> tokens with a mask on what is learned: what all supervised
-commands share.
+"""Rows with given answers become texts, and texts become tokens with a mask on what is learned. All
+supervised commands share this.
 
-A text is tokenised once, as a whole; offsets into it say which tokens belong to the answer. A token
-that straddles the border is learned. The end-of-text token is learned only where the answer was not
-cut."""
+A text is tokenised once, as a whole; offsets say which of its tokens belong to the answer. A token
+that straddles the border is learned. The end-of-text token is learned only if the answer was not
+cut.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ Example = TypeVar("Example")
 
 @dataclass(frozen=True)
 class SupervisedRow:
-    """``token_ids`` [L], ``loss_mask`` [L] True on tokens that are learned."""
+    """A row to train on: ``token_ids`` [L], and ``loss_mask`` [L], True on tokens that are
+    learned."""
 
     token_ids: list[int]
     loss_mask: list[bool]
@@ -38,7 +40,7 @@ class SupervisedRow:
 
     @property
     def identity(self) -> str:
-        """What tells the row from others, beside its tokens."""
+        """What distinguishes the row from others besides its tokens."""
         shown = (placed.image.sha256 for placed in self.images)
         return " ".join([str(sum(self.loss_mask)), *shown])
 
@@ -50,8 +52,8 @@ class SupervisedRow:
 
 @dataclass(frozen=True)
 class MarkedText:
-    """A row as text. ``spans``: half-open ranges of characters that are learned, in order.
-    ``ends``: the end-of-text token follows the last character, and is learned."""
+    """A row as text. ``spans`` are half-open ranges of the characters that are learned, in order.
+    ``ends`` says that the end-of-text token follows the last character and is learned."""
 
     text: str
     spans: tuple[tuple[int, int], ...]
@@ -60,22 +62,22 @@ class MarkedText:
 
 @dataclass(frozen=True)
 class Draft:
-    """What one row of the data became: its texts as tokens, and the number that came with them."""
+    """One row of the data: its texts as tokens, and the number that belongs to them."""
 
     rows: tuple[SupervisedRow, ...]
-    whole: bool  # none of them was cut
+    whole: bool  # none of its texts was cut
     value: float
 
 
 @dataclass(frozen=True)
 class SupervisedReport:
-    """What became of the rows of one source."""
+    """How many rows of one source are used, cut and left out."""
 
     source: str
     rows: int
     cut: int  # lost the end of their answer
     dropped: int  # the prompt alone fills --max_len: nothing left to learn
-    tokens: int  # trained in one pass
+    tokens: int  # to learn in one pass
     max_len: int
     same: int = 0  # left out: chosen and rejected answer are the same tokens
     noun: str = "examples"
@@ -101,7 +103,7 @@ class SupervisedReport:
 
 
 class ExampleBuilder(ABC, Generic[Example]):
-    """Makes examples of rows by the column and template flags."""
+    """Makes examples from rows, by the column and template flags."""
 
     noun = "examples"
 
@@ -113,7 +115,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         workers: int = 1,
         images: RowImages | None = None,
     ) -> None:
-        """Without ``images`` rows are text, whatever else they hold."""
+        """Without ``images``, rows are read as text, whatever else they hold."""
         if not tokenizer.is_fast:
             raise UserError(
                 "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer",
@@ -125,23 +127,25 @@ class ExampleBuilder(ABC, Generic[Example]):
 
     @abstractmethod
     def columns(self) -> dict[str, str | None]:
-        """{flag: column} of what rows must have; None: not needed."""
+        """Return {flag: column} of the columns that rows must have; None marks a column not
+        needed."""
 
     @abstractmethod
     def texts(self, row: dict[str, Any]) -> tuple[tuple[MarkedText, ...], float]:
-        """The texts of a row, and a number that belongs to them. Raises BadRow."""
+        """Return the texts of a row and a number that belongs to them. Raises BadRow."""
 
     @abstractmethod
     def examples(self, drafts: list[Draft]) -> list[Example]:
-        """One example for each draft of a source. Raises UserError where there can be none."""
+        """Return one example for each draft of a source. Raises UserError where there can be
+        none."""
 
     def build(
         self, sources: Sequence[RowSource], flag: str = "dataset"
     ) -> tuple[list[list[Example]], list[SupervisedReport]]:
-        """The examples of each source, no longer than --max_len, and the account of what was cut or
-        left out.
+        """Return the examples of each source, at most --max_len tokens long, and a report for each
+        of what was cut or left out.
 
-        Raises UserError that names all bad rows, or a source of which nothing is left.
+        Raises UserError, which names all bad rows, or a source of which nothing is left.
         """
         read = []
         for source in sources:
@@ -160,7 +164,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         return [self.examples([d for d in chunk.items if self._use(d)]) for chunk in read], reports
 
     def read(self, rows: Numbered) -> Chunk[Draft]:
-        """A draft of each row, and the rows that cannot be used."""
+        """Return a draft of each usable row, and the rows that cannot be used."""
         chunk: Chunk[Draft] = Chunk()
         read = []
         for number, row in rows:
@@ -207,7 +211,7 @@ class ExampleBuilder(ABC, Generic[Example]):
     # -- texts -------------------------------------------------------------------------------------
 
     def answered(self, given: Any, answer: str) -> MarkedText:
-        """The prompt, text or chat list, and its answer. Raises BadRow."""
+        """Return the prompt, text or chat list, with its answer. Raises BadRow."""
         if self.templates.chat:
             prompt, answer = self._chat_texts(
                 self.templates.wrap_last_user(self.templates.dialogue(given)), answer
@@ -217,10 +221,11 @@ class ExampleBuilder(ABC, Generic[Example]):
         return MarkedText(prompt + answer, ((len(prompt), len(prompt) + len(answer)),))
 
     def _chat_texts(self, messages: list[Message], answer: str) -> tuple[str, str]:
-        """The answer as the template writes it, without what follows the end-of-text token.
+        """Return the prompt, and the answer as the chat template writes it, without whatever
+        follows the end-of-text token.
 
-        Some templates rewrite the prompt once there is an answer (they drop an opened <think>):
-        then the answer is taken as it is, so that training sees the prompt that sampling will see.
+        Some templates rewrite the prompt once there is an answer (they drop an opened <think>). The
+        answer is then taken unchanged, so that training sees the same prompt as sampling.
         """
         prompt = self.templates.render(messages, generate=True)
         whole = self.templates.render(
@@ -231,12 +236,13 @@ class ExampleBuilder(ABC, Generic[Example]):
         return prompt, whole[len(prompt) :].rstrip().removesuffix(self.tokenizer.eos_token)
 
     def every_turn(self, given: Any) -> MarkedText:
-        """A dialogue of which all that the assistant says is learned, each turn with its
+        """Mark everything that the assistant says in a dialogue as learned, each turn with its
         end-of-text token.
 
         Raises BadRow if the assistant says nothing, or if the template writes earlier turns
-        differently once later ones are there (some drop earlier thoughts): then no single text
-        holds every turn as it was sampled."""
+        differently once later ones follow (some drop earlier thoughts): then no single text holds
+        every turn as it was sampled.
+        """
         messages = self.templates.dialogue(given)
         whole = self.templates.render(messages, generate=False)
         spans = [
@@ -252,7 +258,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         )
 
     def _turn(self, messages: list[Message], i: int, whole: str) -> tuple[int, int]:
-        """Characters of message i in the whole dialogue, up to and with its end-of-text token."""
+        """Return the range of message i's characters in the whole dialogue, its end-of-text token
+        included."""
         before = self.templates.render(messages[:i], generate=True)
         after = self.templates.render(messages[: i + 1], generate=False)
         if not (whole.startswith(after) and after.startswith(before)):
@@ -266,12 +273,13 @@ class ExampleBuilder(ABC, Generic[Example]):
     # -- tokens ------------------------------------------------------------------------------------
 
     def _with_images(self, row: SupervisedRow, images: list[Image]) -> SupervisedRow:
-        """The row with all tokens of its images, none of which is learned. Raises BadRow."""
+        """Return the row with all tokens of its images, none of which are learned. Raises
+        BadRow."""
         if self.images is None:
             return row
         token_ids, placed = self.images.place(row.token_ids, images)
         mask: list[bool] = []
-        taken = 0  # tokens of the row as it was
+        taken = 0  # tokens of the original row
         for image in placed:
             text = image.start - len(mask)
             mask += row.loss_mask[taken : taken + text] + [False] * (image.end - image.start)
@@ -279,8 +287,8 @@ class ExampleBuilder(ABC, Generic[Example]):
         return SupervisedRow(token_ids, mask + row.loss_mask[taken:], placed)
 
     def _cut(self, row: SupervisedRow) -> tuple[SupervisedRow, bool]:
-        """At most --max_len tokens, cut on the right and not inside an image, with whether all of
-        it fits."""
+        """Cut the row on the right to at most --max_len tokens, never inside an image; also say
+        whether all of it fitted."""
         fits = len(row.token_ids) <= self.max_len
         kept = tuple(image for image in row.images if image.end <= self.max_len)
         lost = row.images[len(kept) :]
@@ -288,7 +296,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         return SupervisedRow(row.token_ids[:end], row.loss_mask[:end], kept), fits
 
     def _tokenise(self, texts: list[MarkedText]) -> list[SupervisedRow]:
-        """Each text as a row, whole."""
+        """Return each text as a row, uncut."""
         if not texts:
             return []
         encoded = self.tokenizer(
@@ -306,7 +314,7 @@ class ExampleBuilder(ABC, Generic[Example]):
                 *(_meets(o, text.spans) for o in offsets),
                 *(True for _ in end),
             ]
-            mask[0] = False  # nothing precedes it
+            mask[0] = False  # no token precedes it
             rows.append(SupervisedRow(token_ids, mask))
         return rows
 
@@ -316,15 +324,15 @@ def _meets(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
-    """Whether two answers that are to be told apart are the same tokens."""
+    """Say whether the answers to be distinguished are the same tokens."""
     return len(rows) > 1 and all(row.token_ids == rows[0].token_ids for row in rows)
 
 
 def load_answers(
     flags: AnswerDataFlags, builder: ExampleBuilder[Example], seed: int
 ) -> tuple[list[Example], list[Report]]:
-    """The examples of --dataset, one pass over the blend, unshuffled. Raises UserError for rows
-    that cannot be used."""
+    """Return the examples of --dataset, one pass over the blend, unshuffled. Raises UserError for
+    rows that cannot be used."""
     datasets = Datasets(
         flags.dataset, flags.dataset_split, flags.dataset_probs, flags.max_samples, flag="dataset"
     )
@@ -334,7 +342,7 @@ def load_answers(
 def load_held_out(
     names: str | None, split: str, builder: ExampleBuilder[Example]
 ) -> tuple[list[Example], Sequence[Report]]:
-    """The examples of --eval_dataset, one source after the other; none without any."""
+    """Return the examples of --eval_dataset, source by source; none without the flag."""
     if names is None:
         return [], []
     parts, reports = builder.build(

@@ -1,5 +1,5 @@
-"""One pass over several datasets: loaded, built into rows of some kind, and blended by
-probabilities."""
+"""Blending: several datasets are loaded, built into rows of some kind, and mixed by probabilities
+into one pass."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ T = TypeVar("T")
 
 
 class Report(Protocol):
-    """What became of the rows of a source, for people."""
+    """A report for people on the rows of a source."""
 
     def line(self) -> str: ...
 
 
 Build = Callable[[list[RowSource]], tuple[list[list[T]], Sequence[Report]]]
-"""Sources -> the rows made of each, and an account of each."""
+"""Sources -> the rows built from each, and a report on each."""
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """A comma list of datasets as the flags of a command describe it."""
+    """A comma list of datasets, as the flags of a command describe it."""
 
     names: str
     split: str
-    probs: str | None  # comma list, one per name; None: one after the other
+    probs: str | None  # comma list, one per name; None puts one dataset after the other
     max_samples: int
-    flag: str  # where the names came from, for messages
+    flag: str  # the flag that gave the names, for messages
 
 
 @dataclass(frozen=True)
 class BlendReport:
-    """What one pass over several sources is made of."""
+    """How many draws of one pass come from each source."""
 
     parts: tuple[tuple[str, int, int], ...]  # (source, draws in one pass, rows)
 
@@ -52,10 +52,11 @@ class BlendReport:
 
 
 def load_blend(datasets: Datasets, build: Build[T], seed: int) -> tuple[list[T], list[Report]]:
-    """The rows of one pass, unshuffled, and an account of each source and of the blend.
+    """Return the rows of one pass, unshuffled, and a report on each source and on the blend.
 
-    With probabilities a row of a small source may stand in it several times. Raises UserError for
-    sources that cannot be read, and what ``build`` raises."""
+    With probabilities, a row of a small source may occur several times. Raises UserError for
+    sources that cannot be read, and whatever ``build`` raises.
+    """
     mixed = datasets.probs is not None
     sources = load_sources(
         datasets.names, datasets.split, datasets.max_samples, flag=datasets.flag, mixed=mixed

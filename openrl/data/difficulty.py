@@ -12,12 +12,12 @@ from openrl.types import Prompt
 
 
 def with_difficulty(prompts: list[Prompt], key: str, source: str) -> list[Prompt]:
-    """The prompts with ``difficulty`` from the column ``key`` of their rows (``Prompt.meta``); dots
-    reach into nested ones.
+    """Return the prompts with ``difficulty`` from the column ``key`` of their rows
+    (``Prompt.meta``); dots in the key reach into nested columns.
 
-    Raises UserError that names all rows where it is missing, or no number in [0, 1].
+    Raises UserError, which names all rows where it is missing or not a number in [0, 1].
     """
-    # source -> row -> reason; a blend holds rows several times
+    # source -> row -> reason; a dict, because a blend holds some rows several times
     bad: dict[str, dict[int, str]] = defaultdict(dict)
     rated = []
     for prompt in prompts:

@@ -1,4 +1,4 @@
-"""Prompts that are seeds: the environment's reset says what the policy sees."""
+"""Prompts that are only seeds: the environment's reset says what the policy sees."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from openrl.seeds import seed_of
 from openrl.types import Prompt
 
-EVALUATED_SEEDS = 64  # of an evaluation that says no other number
-MOST_SEEDS = 2**18  # of one run; a longer one plays them again
+EVALUATED_SEEDS = 64  # played by an evaluation without a number of its own
+MOST_SEEDS = 2**18  # of one run; a longer run plays them again
 
 
 def environment_prompts(
     groups: Mapping[str, int], count: int, run_seed: int, kind: str
 ) -> list[Prompt]:
-    """``count`` prompts without a token, ids ``<kind>:<tag>:<number>``. Tags come in turn, each
-    ``groups[tag]`` times in a round. ``kind``, train or eval, keeps seeds apart."""
+    """Return ``count`` prompts without tokens, with ids ``<kind>:<tag>:<number>``. Tags take turns,
+    each ``groups[tag]`` times per round. ``kind``, train or eval, keeps the seeds of the two
+    apart."""
     order = [tag for place in range(max(groups.values())) for tag in groups if place < groups[tag]]
     numbers = dict.fromkeys(groups, 0)
     prompts = []

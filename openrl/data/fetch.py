@@ -1,6 +1,8 @@
-"""Files behind URLs of the data: of bounded size, in bounded time, never from private addresses.
+"""Downloads of files that rows name by URL: of limited size, in limited time, never from private
+addresses.
 
-Rows name any address they like, so the address that was checked is the one that is connected to."""
+Rows may name any address, so the address that was checked is the very one that is connected to.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +17,19 @@ from urllib.parse import urljoin, urlsplit
 
 from openrl.files import write_atomically
 
-SECONDS = 20.0  # of any wait for the server
+SECONDS = 20.0  # for any wait for the server
 MOST_BYTES = 20 * 2**20
 REDIRECTS = 3
 
 
 class FetchError(Exception):
-    """What a URL names cannot be had; the message says why."""
+    """A URL cannot be fetched; the message says why."""
 
 
 def fetch(url: str, private: bool = False, cache: Path | None = None) -> bytes:
-    """The content, kept in ``cache`` (None: the user's) under a hash of the URL. ``private`` allows
-    addresses of this machine and its networks. Raises FetchError."""
+    """Return the content behind ``url``, cached in ``cache`` (None is the user's cache) under a
+    hash of the URL. ``private`` also allows addresses of this machine and its networks. Raises
+    FetchError."""
     kept = (cache or _cache()) / hashlib.sha256(url.encode()).hexdigest()
     if kept.is_file():
         return kept.read_bytes()
@@ -46,7 +49,7 @@ def _cache() -> Path:
 
 
 def _get(url: str, private: bool) -> tuple[bytes, str | None]:
-    """The content, or where it has moved."""
+    """Return the content, or the address it has moved to."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise FetchError(f"{url}: no http or https URL")

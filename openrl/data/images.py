@@ -1,4 +1,4 @@
-"""The images of a row: from its column, or from the parts of its chat."""
+"""The images of a row, from its column or from the parts of its chat."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from openrl.vision.pictures import BadImage, is_picture, make_image, png
 from openrl.vision.processor import VisionProcessor
 
 MARK = "<image>"
-"""In a row's text: here stands the next image."""
+"""Marks the place of the next image in a row's text."""
 
 _OF_PARTS = ("image", "image_url", "url", "path")  # keys under which a part holds its image
 
 
 class RowImages:
-    """Reads the images of rows, and puts their tokens into prompts."""
+    """Reads the images of rows and puts their tokens into prompts."""
 
     def __init__(self, flags: ImageFlags, processor: VisionProcessor | None) -> None:
-        """``processor`` is None where --max_images_per_prompt is 0."""
+        """``processor`` is None if --max_images_per_prompt is 0."""
         self.flags, self.processor = flags, processor
         folder = flags.image_dir
         if folder is not None and not Path(folder).expanduser().is_dir():
@@ -43,7 +43,7 @@ class RowImages:
         return self.flags.image_key.split(".")[0]
 
     def undecoded(self, rows: Dataset) -> Dataset:
-        """The rows with images as they are stored: decoding is done here, with limits."""
+        """Return the rows with images as stored: this class decodes them, with limits."""
         if self.top_column not in rows.column_names:
             return rows
         feature = _undecoded(rows.features[self.top_column])
@@ -52,8 +52,8 @@ class RowImages:
         return rows.cast(Features({**rows.features, self.top_column: feature}))
 
     def of(self, row: dict[str, Any], in_parts: Sequence[Any] = ()) -> list[Image]:
-        """The images of a row; ``in_parts`` are those that its chat holds itself, which then are
-        all. Raises BadRow."""
+        """Return the images of a row. If its chat itself holds images, they come in ``in_parts``
+        and replace the column's. Raises BadRow."""
         cells = list(in_parts) or _cells(column(row, self.flags.image_key))
         most = self.flags.max_images_per_prompt
         if len(cells) > most:
@@ -64,7 +64,8 @@ class RowImages:
     def place(
         self, token_ids: list[int], images: Sequence[Image]
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """A prompt's token ids with those of its images. Raises BadRow."""
+        """Return a prompt's token ids with those of its images inserted, and the images in their
+        places. Raises BadRow."""
         if self.processor is None:
             return token_ids, ()
         try:
@@ -73,7 +74,7 @@ class RowImages:
             raise BadRow(f"{self.flags.image_key}: {error}") from error
 
     def read(self, cell: Any) -> Image:
-        """The image that a cell of the data, or a part of a chat, holds. Raises BadRow."""
+        """Return the image that a cell of the data, or a part of a chat, holds. Raises BadRow."""
         key, flags = self.flags.image_key, self.flags
         try:
             return make_image(self._bytes(cell), flags.image_min_pixels, flags.image_max_pixels)
@@ -104,7 +105,8 @@ class RowImages:
 
 
 def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:
-    """As the flags of a command say. Raises UserError if the model cannot see."""
+    """Build a reader of images from the flags of a command. Raises UserError if the model cannot
+    see."""
     processor = None
     if flags.max_images_per_prompt:
         kwargs = flags.mm_processor_kwargs
@@ -129,8 +131,8 @@ def _undecoded(feature: Any) -> Any:
 
 
 def flat(messages: Sequence[Message]) -> tuple[list[Message], list[Any]]:
-    """Messages whose content is text with marks, and the images that their parts held. Raises
-    BadRow for parts that are neither text nor image."""
+    """Return the messages with their content as text with marks, and the images that their parts
+    held. Raises BadRow for parts that are neither text nor image."""
     cells: list[Any] = []
     plain = []
     for message in messages:
@@ -153,7 +155,7 @@ def _part_text(part: dict[str, Any], cells: list[Any]) -> str:
 
 
 def in_parts(messages: Sequence[Message]) -> list[Message]:
-    """Messages with the content of marked texts in parts, as chat templates take them."""
+    """Return the messages with marked texts split into parts, the form that chat templates take."""
     return [
         {**message, "content": _parts(message["content"])}
         if message["role"] != "assistant" and MARK in (message["content"] or "")

@@ -1,11 +1,11 @@
 """Rows from files, saved datasets or the Hugging Face Hub.
 
-What streaming means here: rows never live in memory as a whole. A file or a dataset of the Hub is
-turned into an Arrow file on disk once, and read from there through a memory map, row by row. Where
---max_samples asks for few rows (up to ``STREAMED``) not even that is done: the source is opened as
-a stream, read and downloaded little further than the last row wanted (10 MB of JSON, a row group of
-parquet). What does stay in memory is what training draws from: token ids, label and the small
-columns of each row."""
+Rows never live in memory as a whole. A file or a dataset of the Hub is converted once into an Arrow
+file on disk and then read row by row through a memory map. If --max_samples asks for few rows (up
+to ``STREAMED``), even that is skipped: the source is opened as a stream and read, or downloaded,
+little further than the last row wanted (10 MB of JSON, a row group of parquet). Only what training
+draws from stays in memory: the token ids, label and small columns of each row.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from datasets.exceptions import DatasetGenerationError, DatasetNotFoundError
 from openrl.config.data import data_items, name_and_subset
 from openrl.errors import UserError
 
-disable_progress_bars()  # a bar of its own would talk over ours
+disable_progress_bars()  # its progress bars would disturb ours
 
 FILE_FORMATS = {
     ".json": "json",
@@ -41,7 +41,7 @@ FILE_FORMATS = {
     ".parquet": "parquet",
     ".arrow": "arrow",
 }
-STREAMED = 20_000  # rows; more are worth a file on disk, which the next run finds again
+STREAMED = 20_000  # rows; more than this are worth a file on disk, which the next run finds again
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -49,19 +49,21 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 class RowSource:
     """The rows of one item of a comma list."""
 
-    name: str  # as it was given, for messages
-    tag: str  # the source of rows that name none themselves
+    name: str  # as the user gave it, for messages
+    tag: str  # the source of rows that do not name one themselves
     rows: Dataset
 
 
 def load_sources(
     names: str, split: str, max_samples: int | None, *, flag: str, mixed: bool = False
 ) -> list[RowSource]:
-    """The rows of each item of a comma list, at most ``max_samples`` in all; None takes all.
+    """Return the rows of each item of a comma list, at most ``max_samples`` in all; None takes all.
 
-    ``mixed``: the items will be drawn by probabilities, so that any of them may fill the blend: at
-    most ``max_samples`` of each. A single item has the tag "default"; of several, each has its file
-    or dataset name without directories. Raises UserError as ``load_rows`` does."""
+    With ``mixed``, items will be drawn by probabilities, so any of them may fill the blend:
+    ``max_samples`` then limits each item. A single item has the tag "default"; of several, each is
+    tagged with its file or dataset name without directories. Raises UserError as ``load_rows``
+    does.
+    """
     items = data_items(names)
     sources: list[RowSource] = []
     left = max_samples
@@ -87,13 +89,14 @@ def _tags(items: list[str]) -> list[str]:
 
 
 def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) -> Dataset:
-    """The first ``max_samples`` rows of one source; None takes all.
+    """Return the first ``max_samples`` rows of one source; None takes all.
 
-    ``source`` is a file by the suffixes of ``FILE_FORMATS``, a directory that ``save_to_disk``
-    wrote, a directory of such files, or a Hub name; NAME@SUBSET takes a split, else a
-    configuration, else a data directory of that name. ``split`` chooses among the splits of sources
-    that have them. ``flag`` is the name of the flag that ``source`` came from. Raises UserError if
-    the source is missing, unreadable or empty, or has no such split."""
+    ``source`` is a file with a suffix in ``FILE_FORMATS``, a directory written by ``save_to_disk``,
+    a directory of such files, or a Hub name. NAME@SUBSET takes the split of that name, or else the
+    configuration, or else the data directory. ``split`` chooses among the splits of sources that
+    have them. ``flag`` names the flag that gave ``source``. Raises UserError if the source is
+    missing, unreadable or empty, or has no such split.
+    """
     name, subset = name_and_subset(source)
     path = Path(name).expanduser()
     if path.is_file():
@@ -117,7 +120,7 @@ def load_rows(source: str, split: str, max_samples: int | None, *, flag: str) ->
 
 
 def _read(*args: Any, max_samples: int | None, **kwargs: Any) -> Dataset:
-    """``load_dataset``, which reads no further than ``max_samples`` where these are few."""
+    """Call ``load_dataset``; if ``max_samples`` is small, read no further than that."""
     if max_samples is None or max_samples > STREAMED:
         return load_dataset(*args, **kwargs)
     stream = load_dataset(*args, streaming=True, **kwargs)
@@ -137,7 +140,8 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
         return _read(
             FILE_FORMATS[path.suffix], data_files=str(path), split="train", max_samples=max_samples
         )
-    except (DatasetGenerationError, ValueError, StopIteration) as error:  # the last: only NULs
+    # StopIteration: the file holds only NULs
+    except (DatasetGenerationError, ValueError, StopIteration) as error:
         if "corresponds to no data" in str(error):
             raise UserError(f"--{flag}: {path} has no rows") from error
         reason = _encoding(path) or (_bad_lines(path) if path.suffix == ".jsonl" else "")
@@ -147,7 +151,8 @@ def _load_file(path: Path, max_samples: int | None, flag: str) -> Dataset:
 
 
 def _encoding(path: Path) -> str:
-    """That a text file is not UTF-8 but of a kind that marks its beginning; empty if it is none."""
+    """Explain that a text file is UTF-16 rather than UTF-8, if a byte-order mark shows it;
+    otherwise empty."""
     with open(path, "rb") as file:
         start = file.read(2)
     utf16 = start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -155,7 +160,7 @@ def _encoding(path: Path) -> str:
 
 
 def _bad_lines(path: Path, show: int = 5) -> str:
-    """Names the first lines of a JSONL file that are not JSON objects; empty if all are."""
+    """Name the first lines of a JSONL file that are not JSON objects; empty if all are."""
 
     def reasons() -> Iterator[str]:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -170,10 +175,10 @@ def _bad_lines(path: Path, show: int = 5) -> str:
 
 
 def _load_saved(path: Path, flag: str) -> Dataset | DatasetDict:
-    """What ``save_to_disk`` wrote."""
+    """Load what ``save_to_disk`` wrote."""
     try:
         return load_from_disk(path)
-    except IndexError as error:  # so it ends where there are no rows
+    except IndexError as error:  # raised if there are no rows
         raise UserError(f"--{flag}: {path} has no rows") from error
     except (OSError, ValueError) as error:
         raise UserError(f"--{flag}: cannot read {path}: {error}") from error
@@ -188,7 +193,8 @@ def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: 
 
 
 def _may_be_hub_name(source: str) -> bool:
-    """A mistyped path is none: asking the Hub for it would take long and mislead."""
+    """Say whether ``source`` may name a dataset of the Hub. A mistyped path may not: asking the Hub
+    for it would take long and mislead."""
     return (
         bool(_HUB_NAME.fullmatch(source))
         and not source.startswith(".")
@@ -199,10 +205,10 @@ def _may_be_hub_name(source: str) -> bool:
 def _load_named(
     name: str, split: str, subset: str | None, max_samples: int | None, flag: str
 ) -> Dataset:
-    """A directory of data files, or a dataset of the Hub."""
+    """Load a directory of data files or a dataset of the Hub."""
     try:
         return _read(name, max_samples=max_samples, **_where(name, split, subset))
-    except ValueError as error:  # an unknown split: the message lists the known ones
+    except ValueError as error:  # an unknown split; the message lists the known ones
         raise UserError(f"--{flag}: {name}: {error}") from error
     except (DatasetNotFoundError, FileNotFoundError, DatasetGenerationError) as error:
         raise UserError(f"--{flag}: cannot load {name}: {error.__cause__ or error}") from error
@@ -213,7 +219,7 @@ def _load_named(
 
 
 def _where(name: str, split: str, subset: str | None) -> dict[str, str]:
-    """What NAME@SUBSET means to ``load_dataset``: a split, else a configuration, else a data
+    """Translate NAME@SUBSET for ``load_dataset``: a split, or else a configuration, or else a data
     directory."""
     if subset is None:
         return {"split": split}

@@ -1,7 +1,8 @@
-"""The order in which rows are read: blends of several sources, shuffled anew each pass, exact to
-resume.
+"""The order in which rows are read: blends of several sources, reshuffled in each pass, and resumed
+exactly.
 
-Everything here is a pure function of sizes, probabilities, seed and pass. Standard library only.
+Everything here is a pure function of sizes, probabilities, seed and pass. Needs only the standard
+library.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ OrderState = dict[str, int | str | bool]
 
 
 def drawn(probabilities: Sequence[float], seed: int) -> Iterator[int]:
-    """Endless source numbers, each drawn with its probability."""
+    """Yield source numbers without end, each drawn with its probability."""
     rng = random.Random(f"{seed}/blend")
     while True:
         yield from rng.choices(range(len(probabilities)), probabilities, k=1000)
 
 
 def interleave(sizes: Sequence[int], draws: Iterator[int], limit: int) -> list[tuple[int, int]]:
-    """(source, row) for each draw, until every source has given all its rows at least once.
+    """Return (source, row) for each draw until every source has given all its rows at least once.
 
-    A source that is used up begins again at its first row. This is ``datasets.interleave_datasets``
-    with ``stopping_strategy="all_exhausted"``, cut at ``limit``."""
+    A source that is used up starts again at its first row. This is ``datasets.interleave_datasets``
+    with ``stopping_strategy="all_exhausted"``, cut at ``limit``.
+    """
     taken = [0] * len(sizes)
     pairs: list[tuple[int, int]] = []
     unfinished = len(sizes)
@@ -40,7 +42,8 @@ def interleave(sizes: Sequence[int], draws: Iterator[int], limit: int) -> list[t
 
 
 def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
-    """A short hash of token rows, each with a text that says the rest about it."""
+    """Return a short hash of token rows, each with a text for everything else that identifies
+    it."""
     digest = hashlib.blake2b(digest_size=8)
     for token_ids, rest in rows:
         digest.update(array("q", [len(token_ids), *token_ids]).tobytes() + rest.encode() + b"\n")
@@ -48,10 +51,10 @@ def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
 
 
 class SeededOrder:
-    """Endless row numbers below ``size``. With ``shuffle`` every pass is one that follows from
-    (seed, pass) alone.
+    """Row numbers below ``size``, without end. With ``shuffle``, each pass has an order of its own
+    that depends only on (seed, pass).
 
-    ``data`` is a fingerprint of the rows: a state is refused where they are others.
+    ``data`` is a fingerprint of the rows; a state taken from other rows is refused.
     """
 
     def __init__(self, size: int, seed: int, *, shuffle: bool = True, data: str = "") -> None:
@@ -61,7 +64,7 @@ class SeededOrder:
         self._go_to(0, 0)
 
     def take(self, count: int) -> list[int]:
-        """The next ``count`` row numbers, over the ends of passes if need be."""
+        """Return the next ``count`` row numbers, across the ends of passes if necessary."""
         taken: list[int] = []
         while len(taken) < count:
             chunk = self._pass[self.position : self.position + count - len(taken)]
@@ -75,8 +78,8 @@ class SeededOrder:
         return {**self._identity(), "epoch": self.epoch, "position": self.position}
 
     def load_state(self, state: OrderState) -> None:
-        """Go on where ``state`` was taken. Raises UserError if rows, seed or shuffling differ: the
-        order is another."""
+        """Continue where ``state`` was taken. Raises UserError if rows, seed or shuffling differ,
+        which makes it another order."""
         differ = [key for key, now in self._identity().items() if state[key] != now]
         if differ:
             facts = [

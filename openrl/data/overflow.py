@@ -1,10 +1,11 @@
-"""--prompt_overflow: what shortening a prompt means.
+"""--prompt_overflow: how a prompt that is too long is shortened.
 
-Only what the row itself brings is cut: its text, or the text of the last user message of its chat.
-What stands around it stays whole: --input_template, system prompt, earlier turns, the chat template
-with the header of the answer, the token that begins a text. So a shortened prompt is still a
-well-formed one. The cut is made in characters and the result is tokenised as a whole: as many
-characters stay as fit. A prompt whose surroundings alone are too long is left out."""
+Only what the row itself contributes is cut: its text, or the text of the last user message of its
+chat. Everything around it stays whole (--input_template, the system prompt, earlier turns, the chat
+template with the header of the answer, the token that begins a text), so a shortened prompt is
+still well-formed. The text is cut in characters and the prompt tokenised again as a whole; as many
+characters stay as fit. A prompt is left out if its surroundings alone are too long.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from collections.abc import Callable
 
 KEEP: dict[
     str, Callable[[str, int], str]
-] = {  # (content, characters that stay) -> what is left of it
+] = {  # (content, characters to keep) -> what is left of it
     "truncate_left": lambda content, n: content[len(content) - n :],
     "truncate_right": lambda content, n: content[:n],
     "truncate_middle": (
@@ -22,10 +23,10 @@ KEEP: dict[
 
 
 def shorten(content: str, overflow: str, fits: Callable[[str], bool]) -> str | None:
-    """The longest part of ``content`` that fits, at least a character of it; None if there is none.
-    Bisection."""
+    """Find by bisection the longest part of ``content`` that fits, at least one character; None if
+    not even one fits."""
     keep = KEEP[overflow]
-    low, high = 0, len(content)  # low characters fit, high do not
+    low, high = 0, len(content)  # low characters fit, high characters do not
     while high - low > 1:
         middle = (low + high) // 2
         if fits(keep(content, middle)):

@@ -1,9 +1,10 @@
-"""Rows -> answers that somebody compared (chosen and rejected) or rated (good or bad), and their
-batches.
+"""Rows become answers that somebody compared (chosen and rejected) or rated (good or bad), and
+these become batches.
 
 An example is two rows of a batch that stay together: the chosen and the rejected answer to one
 prompt, or a rated answer and, for KTO's estimate of the KL divergence, another row's answer to the
-same prompt."""
+same prompt.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ RATINGS = {True: 1.0, "true": 1.0, "1": 1.0, False: 0.0, "false": 0.0, "0": 0.0}
 
 @dataclass(frozen=True)
 class PreferenceExample:
-    """Two rows that stay together; ``passed`` is 1 for a better answer, 0 for a worse one, NaN for
-    KTO's second row."""
+    """Two rows that stay together. ``passed`` is 1 for the better answer, 0 for the worse one, NaN
+    for KTO's second row."""
 
     rows: tuple[SupervisedRow, SupervisedRow]
     passed: tuple[float, float]
@@ -41,7 +42,7 @@ class PreferenceExample:
 
 
 class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
-    """What pairs and rated answers share: where an answer and its prompt stand in a row."""
+    """What pairs and rated answers share: where a row holds an answer and its prompt."""
 
     def __init__(
         self,
@@ -54,9 +55,9 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         self.flags = flags
 
     def answer(self, row: dict[str, Any], key: str) -> MarkedText:
-        """The answer in column ``key`` with its prompt: that of --prompt_key and, of a chat list,
-        all before the last message. Plain text without --prompt_key is an answer as a whole. Raises
-        BadRow."""
+        """Return the answer in column ``key`` with its prompt. The prompt is that of --prompt_key
+        followed, in a chat list, by everything before the last message. Plain text without
+        --prompt_key is learned as a whole. Raises BadRow."""
         answer = as_chat(value_of(row, key))
         given = None if self.flags.prompt_key is None else value_of(row, self.flags.prompt_key)
         if isinstance(answer, list):
@@ -75,7 +76,8 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
 
 
 class PairBuilder(PreferenceBuilder):
-    """Pairs of a chosen and a rejected answer; ``margins``: each row also says by how much."""
+    """Pairs of a chosen and a rejected answer. With ``margins``, each row also says by how much the
+    chosen one is better."""
 
     noun = "pairs"
     margins = False
@@ -102,7 +104,7 @@ class MarginBuilder(PairBuilder):
 
 
 class RatedBuilder(PreferenceBuilder):
-    """Single answers, in the column of chosen ones, that ``label_key`` calls good or bad."""
+    """Single answers, in the column of chosen ones, that ``label_key`` rates good or bad."""
 
     noun = "rated answers"
 
@@ -149,18 +151,19 @@ def _plain(value: Any) -> bool:
 
 
 def _number(value: Any) -> float:
-    """Raises BadRow."""
+    """Return a finite number. Raises BadRow."""
     if isinstance(value, (int, float)) and math.isfinite(value):
         return float(value)
     raise BadRow(f"{MARGIN_KEY} is not a number")
 
 
 def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[SupervisedRow]:
-    """Each row's prompt with the answer of another row that has another prompt, the same one in
+    """Pair each row's prompt with the answer of a row that has another prompt, the same one in
     every pass.
 
     Neighbours in the data often share a prompt, so the other row is the next one in a fixed
-    shuffled order. Raises UserError if all prompts are equal."""
+    shuffled order. Raises UserError if all prompts are equal.
+    """
     order = list(range(len(answers)))
     random.Random(0).shuffle(order)
     prompts = [tuple(row.token_ids[: row.loss_mask.index(True)]) for row in answers]
@@ -180,7 +183,7 @@ def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[Supervise
 
 
 def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> PreferenceBatch:
-    """Rows 2i and 2i + 1 are example i; both have its ``group_ids``."""
+    """Collate examples: rows 2i and 2i + 1 are example i and share its ``group_ids``."""
 
     def columns(pairs: list[tuple[float, float]]) -> Tensor:
         return torch.tensor(pairs, dtype=torch.float32).flatten()
@@ -198,8 +201,8 @@ def collate_preferences(examples: Sequence[PreferenceExample], pad_id: int) -> P
 def with_reference(
     examples: Sequence[PreferenceExample], ref_answers: Tensor
 ) -> list[PreferenceExample]:
-    """The examples with the reference's log-probs of their answers, (2 * examples,) as
-    ``collate_preferences`` has rows."""
+    """Return the examples with the reference's log-probs of their answers, (2 * examples,) in the
+    order of ``collate_preferences``'s rows."""
     return [
         replace(e, ref_logprobs=(float(first), float(second)))
         for e, (first, second) in zip(examples, ref_answers.view(-1, 2).tolist(), strict=True)

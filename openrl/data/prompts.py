@@ -1,4 +1,4 @@
-"""Rows -> prompts, and the resumable stream that training draws them from."""
+"""Rows become prompts, and a resumable stream gives them to training."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from openrl.types import Image, Message, Prompt
 
 @dataclass(frozen=True)
 class PromptReport:
-    """What became of the rows of one source."""
+    """How many rows of one source became prompts, were shortened or left out."""
 
     source: str
     rows: int
     too_long: int  # left out
     shortened: int
-    longest: int  # tokens of the longest prompt as it stood in its row
+    longest: int  # tokens of the longest prompt before any shortening
     limit: int  # tokens
     notes: tuple[str, ...] = ()
-    images: int = 0  # of all prompts that are left
-    image_tokens: int = 0  # of the prompt with most
+    images: int = 0  # in all prompts that are used
+    image_tokens: int = 0  # of the prompt with the most
 
     def line(self) -> str:
         text = f"{self.source}: {self.rows - self.too_long} prompts, longest {self.longest} tokens"
@@ -52,8 +52,8 @@ class PromptReport:
 
 
 def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[Report]]:
-    """The training prompts of --prompt_data, one pass over the blend, unshuffled; and an account of
-    each source."""
+    """Return the training prompts of --prompt_data, one pass over the blend, unshuffled, and a
+    report on each source."""
     flags = builder.flags
     assert flags.prompt_data is not None
     datasets = Datasets(
@@ -69,7 +69,7 @@ def load_prompts(builder: PromptBuilder, seed: int) -> tuple[list[Prompt], list[
 def load_eval_prompts(
     builder: PromptBuilder, evaluation: PromptEvalFlags
 ) -> tuple[list[Prompt], list[Report]]:
-    """The prompts of --eval_dataset, which must be given; columns and templates are those of
+    """Return the prompts of --eval_dataset, which must be given. Columns and templates are those of
     training."""
     assert evaluation.eval_dataset is not None
     sources = load_sources(
@@ -86,7 +86,7 @@ def load_eval_prompts(
 class ReadPrompt:
     """One row that was read."""
 
-    prompt: Prompt | None  # None: too long, left out
+    prompt: Prompt | None  # None: left out, too long
     length: int  # tokens, before any shortening
     shortened: bool = False
 
@@ -106,11 +106,11 @@ class _Fitting:
 
     text: str
     token_ids: list[int]
-    messages: tuple[Message, ...]  # what ``text`` was rendered from, if it was a chat
+    messages: tuple[Message, ...]  # the chat that ``text`` was rendered from, if any
 
 
 class PromptBuilder:
-    """Makes prompts of rows by the column and template flags."""
+    """Makes prompts from rows, by the column and template flags."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class PromptBuilder:
         workers: int = 1,
         images: RowImages | None = None,
     ) -> None:
-        """Without ``images`` rows are text, whatever else they hold."""
+        """Without ``images``, rows are read as text, whatever else they hold."""
         self.flags, self.tokenizer = flags, tokenizer
         self.limit, self.workers = prompt_max_len, workers
         self.images = images
@@ -130,12 +130,13 @@ class PromptBuilder:
     def build(
         self, sources: list[RowSource], *, flag: str, kind: str
     ) -> tuple[list[list[Prompt]], list[Report]]:
-        """The prompts of each source, and what became of its rows. ``flag`` names the flag of the
-        sources in errors.
+        """Return the prompts of each source and a report on its rows. ``flag`` is the flag that
+        gave the sources, for errors.
 
-        Ids are ``<kind>:<row>``, of several sources ``<kind>:<tag>:<row>``. Raises UserError for a
-        missing column, for all rows of all sources that cannot be used, and if every prompt of a
-        source is too long."""
+        Ids are ``<kind>:<row>`` or, with several sources, ``<kind>:<tag>:<row>``. Raises UserError
+        for a missing column, for all unusable rows of all sources together, and if every prompt of
+        a source is too long.
+        """
         read: list[tuple[RowSource, Chunk[ReadPrompt], tuple[str, ...]]] = []
         for source in sources:
             rows = self.images.undecoded(source.rows) if self.images else source.rows
@@ -159,14 +160,15 @@ class PromptBuilder:
         ], reports
 
     def _check_images(self, items: list[ReadPrompt]) -> None:
-        """The first prompt with images is what the processor makes of it as a whole."""
+        """Check that the first prompt with images equals what the processor makes of it as a
+        whole."""
         prompt = next((i.prompt for i in items if i.prompt and i.prompt.images), None)
         if prompt is not None and self.images and self.images.processor:
             images = [placed.image for placed in prompt.images]
             self.images.processor.check(prompt.text, prompt.token_ids, images)
 
     def read(self, rows: Numbered, *, columns: Columns, prefix: str, tag: str) -> Chunk[ReadPrompt]:
-        """Prompts of some rows, in their order, and the rows that cannot be used."""
+        """Return the prompts of some rows, in their order, and the rows that cannot be used."""
         chunk: Chunk[ReadPrompt] = Chunk()
         good: list[tuple[int, dict[str, Any], _Draft]] = []
         for number, row in rows:
@@ -191,7 +193,7 @@ class PromptBuilder:
         return chunk
 
     def _draft(self, row: dict[str, Any], columns: Columns) -> _Draft:
-        """The prompt of a row whose label is there too, and its images. Raises BadRow."""
+        """Return the prompt and the images of a row; its label must exist too. Raises BadRow."""
         value = value_of(row, columns.input_key)
         if columns.label_key is not None and value_of(row, columns.label_key) is None:
             raise BadRow(f"{columns.label_key}: no label")
@@ -211,8 +213,9 @@ class PromptBuilder:
         ]
 
     def _fit(self, draft: _Draft, ids: list[int]) -> _Fitting | None:
-        """The prompt within --prompt_max_len: as it is, shortened, or None. One with images is
-        never shortened: the cut might go through them. Raises BadRow."""
+        """Return the prompt within --prompt_max_len, shortened if necessary; None if it is left
+        out. A prompt with images is never shortened, because the cut might go through them. Raises
+        BadRow."""
         parts = draft.parts
         if len(ids) <= self.limit:
             return _Fitting(draft.text, ids, tuple(parts.messages(parts.content)))
@@ -288,7 +291,7 @@ class PromptBuilder:
 
 
 def json_like(value: Any) -> Any:
-    """The value as JSON can hold it: dates become text."""
+    """Return the value in a form that JSON can hold: dates become text."""
     if isinstance(value, dict):
         return {name: json_like(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
@@ -297,12 +300,13 @@ def json_like(value: Any) -> Any:
 
 
 def _identity(prompt: Prompt) -> str:
-    """What tells a prompt from others, beside its tokens."""
+    """What distinguishes a prompt from others besides its tokens."""
     return " ".join([f"{prompt.id} {prompt.label!r}", *(p.image.sha256 for p in prompt.images)])
 
 
 class PromptStream:
-    """Endless prompts in seeded order; ``state`` and ``load_state`` are exact in mid-pass."""
+    """Prompts without end, in seeded order; ``state`` and ``load_state`` are exact even within a
+    pass."""
 
     def __init__(self, prompts: list[Prompt], seed: int, *, shuffle: bool = True) -> None:
         self.prompts = prompts
@@ -310,11 +314,11 @@ class PromptStream:
         self._order = SeededOrder(len(prompts), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next prompts. Over the end of a pass one prompt may come twice."""
+        """Return the next prompts. Across the end of a pass the same prompt may come twice."""
         return [self.prompts[i] for i in self._order.take(count)]
 
     def peek(self, count: int) -> list[Prompt]:
-        """What ``take`` would give, without taking it."""
+        """Return what ``take`` would, without taking it."""
         state = self._order.state()
         try:
             return self.take(count)
@@ -325,5 +329,6 @@ class PromptStream:
         return self._order.state()
 
     def load_state(self, state: OrderState) -> None:
-        """Raises UserError if ``state`` belongs to other data or another seed."""
+        """Continue where ``state`` was taken. Raises UserError if it belongs to other data or
+        another seed."""
         self._order.load_state(state)

@@ -1,5 +1,5 @@
-"""All rows of a source through one function, in several processes where that pays, and one report
-of the bad ones."""
+"""Applies one function to all rows of a source, in several processes where that pays, and reports
+the bad rows together."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from datasets import Dataset
 from openrl.errors import UserError
 
 CHUNK = 1000  # rows that are tokenised in one call
-PARALLEL_FROM = 50_000  # rows; a process needs seconds to start
+PARALLEL_FROM = 50_000  # rows; below this the seconds that a process takes to start do not pay
 T = TypeVar("T")
 Numbered = list[tuple[int, dict[str, Any]]]  # (row number, row)
 
 
 @dataclass
 class Chunk(Generic[T]):
-    """What became of some rows."""
+    """The results of some rows."""
 
     items: list[T] = field(default_factory=list)
     bad: list[tuple[int, str]] = field(default_factory=list)  # (row number, reason)
@@ -33,8 +33,8 @@ Read = Callable[[Numbered], Chunk[T]]
 
 
 def read_rows(rows: Dataset, read: Read[T], workers: int) -> Chunk[T]:
-    """``read`` over all rows in order. With more than one process ``read`` must pickle, with what
-    it is bound to."""
+    """Apply ``read`` to all rows in order. With more than one worker, ``read`` and what it is bound
+    to must pickle."""
     whole: Chunk[T] = Chunk()
     for chunk in _chunks(rows, read, min(workers, os.cpu_count() or 1)):
         whole.items += chunk.items
@@ -58,7 +58,8 @@ def _chunks(rows: Dataset, read: Read[T], workers: int) -> Iterator[Chunk[T]]:
 
 
 def _read_rows(rows: Dataset, piece: range, read: Read[T]) -> Chunk[T]:
-    """One piece. Text that is not UTF-8, which Arrow files take as it is, makes a bad row."""
+    """Read one piece. Text that is not UTF-8, which Arrow files accept unchecked, makes a bad
+    row."""
     try:
         return read(list(zip(piece, rows.select(piece), strict=True)))
     except UnicodeDecodeError:
@@ -78,7 +79,7 @@ def _decoded(rows: Dataset, piece: range) -> tuple[Numbered, list[tuple[int, str
     return good, bad
 
 
-_job: tuple[Dataset, Read[Any]]  # of a worker process
+_job: tuple[Dataset, Read[Any]]  # of this worker process
 
 
 def _remember(rows: Dataset, read: Read[Any]) -> None:
@@ -95,8 +96,8 @@ def _read_piece(piece: range) -> Chunk[Any]:
 def refuse_bad_rows(
     flag: str, bad: Iterable[tuple[str, list[tuple[int, str]]]], show: int = 10
 ) -> None:
-    """Raises one UserError that names all bad rows of all sources, (source, [(row, reason)]); none
-    without any."""
+    """Raise one UserError that names all bad rows of all sources, given as (source,
+    [(row, reason)]); return if there are none."""
     blocks = []
     for source, rows in bad:
         by_reason: dict[str, list[int]] = {}

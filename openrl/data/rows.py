@@ -1,4 +1,4 @@
-"""Reading columns out of rows: nested keys, text, chat messages."""
+"""Reading columns from rows: nested keys, text, chat messages."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ MISSING = object()
 
 
 class BadRow(Exception):
-    """One row cannot be used; the message says why."""
+    """A row cannot be used; the message says why."""
 
 
 def column(row: dict[str, Any], key: str) -> Any:
-    """The value of ``key``, whose dots reach into nested columns; MISSING if there is none."""
+    """Return the value of ``key``, whose dots reach into nested columns; MISSING if there is
+    none."""
     if key in row:
         return row[key]
     value: Any = row
@@ -35,7 +36,7 @@ def column(row: dict[str, Any], key: str) -> Any:
 
 
 def value_of(row: dict[str, Any], key: str) -> Any:
-    """The value of ``key``, which must be there; None too. Raises BadRow."""
+    """Return the value of ``key``, which must exist but may be None. Raises BadRow."""
     value = column(row, key)
     if value is MISSING:
         raise BadRow(f"no key {key!r}; it has {', '.join(_all_keys(row))}")
@@ -43,8 +44,8 @@ def value_of(row: dict[str, Any], key: str) -> Any:
 
 
 def first_row(rows: Dataset) -> dict[str, Any]:
-    """The first row that can be read; if there is none, its columns alone. Bad rows are reported
-    elsewhere."""
+    """Return the first row that can be read; if none can, its columns without values. Others report
+    the bad rows."""
     for number in range(len(rows)):
         with contextlib.suppress(UnicodeDecodeError):
             return rows[number]
@@ -52,7 +53,7 @@ def first_row(rows: Dataset) -> dict[str, Any]:
 
 
 def require_column(rows: Dataset, key: str, key_flag: str, source: str) -> None:
-    """Raises UserError, listing the keys there are, if the first row lacks ``key``."""
+    """Raise UserError, listing the keys that exist, if the first row lacks ``key``."""
     first = first_row(rows)
     if column(first, key) is MISSING:
         keys = ", ".join(_all_keys(first))
@@ -70,7 +71,7 @@ def _all_keys(row: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def as_text(value: Any) -> str:
-    """The value, which must be text with something in it. Raises BadRow."""
+    """Return the value, which must be non-empty text. Raises BadRow."""
     if isinstance(value, str) and value:
         return value
     raise BadRow(
@@ -79,7 +80,7 @@ def as_text(value: Any) -> str:
 
 
 def as_chat(value: Any) -> Any:
-    """Chat messages that stand in a column as JSON text, parsed; everything else as it is."""
+    """Parse chat messages that a column holds as JSON text; return any other value unchanged."""
     if isinstance(value, str) and value.lstrip().startswith("[") and '"role"' in value:
         with contextlib.suppress(json.JSONDecodeError):
             parsed = json.loads(value)
@@ -89,7 +90,8 @@ def as_chat(value: Any) -> Any:
 
 
 def as_messages(value: Any) -> list[Message]:
-    """A chat list, also one as JSON text; other text becomes one user message. Raises BadRow.
+    """Return a chat list, parsed if it is JSON text; other text becomes one user message. Raises
+    BadRow.
 
     Keys without a value are left out: Arrow gives every message all keys that any message has.
     """
@@ -107,8 +109,8 @@ def as_messages(value: Any) -> list[Message]:
 
 
 def text_or_file(given: str, flag: str) -> str:
-    """The content of a file of that name, else the text itself. Raises UserError for a name of a
-    file that is not there."""
+    """Return the content of the file of that name, or else the text itself. Raises UserError for
+    the name of a file that does not exist."""
     path = Path(given).expanduser()
     is_name = "\n" not in given and len(given) < 256
     if is_name and path.is_file():

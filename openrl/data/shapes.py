@@ -1,4 +1,4 @@
-"""Rows of other systems are known by their columns, so that they work without --input_key and
+"""Recognises rows of other systems by their columns, so that they work without --input_key and
 --label_key."""
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from openrl.data.rows import MISSING, column, first_row, require_column
 
 @dataclass(frozen=True)
 class Shape:
-    """Columns of a system's rows; ``also`` are further ones by which they are told from others."""
+    """The columns of a system's rows; ``also`` names further columns that tell them apart from
+    others."""
 
     system: str
     input_key: str
@@ -21,7 +22,7 @@ class Shape:
     also: tuple[str, ...] = ()
 
 
-SHAPES = (  # the first that fits
+SHAPES = (  # the first that fits is taken
     Shape("verl", "prompt", "reward_model.ground_truth"),
     Shape("ROLL", "messages", "ground_truth", also=("tag",)),
     Shape("ROLL", "prompt", "ground_truth", also=("tag",)),
@@ -33,18 +34,18 @@ SHAPES = (  # the first that fits
 
 @dataclass(frozen=True)
 class Columns:
-    """Where prompt and label stand in the rows of one source."""
+    """The columns of prompt and label in the rows of one source."""
 
     input_key: str
     label_key: str | None
-    note: str = ""  # how they were found, where no flag says it
+    note: str = ""  # how they were found, if no flag names them
 
 
 def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
-    """The columns of --input_key and --label_key, or of a known shape where --input_key is the
-    default and not there.
+    """Return the columns of --input_key and --label_key or, if --input_key is left at its default
+    and the rows lack that column, those of a known shape.
 
-    Raises UserError, listing the keys there are, if a column is missing.
+    Raises UserError, listing the keys that exist, if a column is missing.
     """
     first = first_row(rows)
     if flags.input_key == PromptDataFlags.input_key and column(first, flags.input_key) is MISSING:
@@ -64,8 +65,8 @@ def find_columns(flags: PromptDataFlags, rows: Dataset, source: str) -> Columns:
 
 
 def binary_columns(rows: Dataset) -> list[str]:
-    """Columns that hold images, sound or bytes at some depth: not for a JSON-like record, and slow
-    to decode."""
+    """Return the columns that hold images, sound or bytes at any depth: they do not fit a JSON-like
+    record, and they are slow to decode."""
 
     def is_binary(feature: object) -> bool:
         if isinstance(feature, dict):

@@ -1,4 +1,4 @@
-"""Examples of supervised fine-tuning, batches of them, and the resumable stream of batches."""
+"""Supervised fine-tuning: examples, their batches, and the resumable stream of batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from openrl.types import Message
 
 
 class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
-    """Examples of which the answer is learned, or every turn of the assistant, or everything."""
+    """Examples in which the answer is learned, or every turn of the assistant, or everything."""
 
     def __init__(
         self,
@@ -56,19 +56,20 @@ class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
 
 
 def _said(value: Any, role: str) -> list[Message]:
-    """A chat list as it is, text as one message of ``role``."""
+    """Return a chat list unchanged, and text as one message of ``role``."""
     return value if isinstance(value, list) else [{"role": role, "content": as_text(value)}]
 
 
 def _last_answer(chat: Any) -> tuple[Any, Any]:
-    """A chat that ends with the assistant, in two. Raises BadRow."""
+    """Split a chat that ends with the assistant into prompt and answer. Raises BadRow."""
     if isinstance(chat, list) and chat and chat[-1].get("role") == "assistant":
         return chat[:-1], chat[-1].get("content")
     raise BadRow("no answer: give --output_key, or end the chat with the assistant")
 
 
 def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
-    """Right-padded batch (B, T); columns that only reinforcement learning has are zero."""
+    """Return a right-padded batch (B, T). Columns that only reinforcement learning uses hold zeros,
+    or NaN for ``passed``."""
     tokens = [row.token_ids for row in rows]
     width = max(map(len, tokens))
     loss_mask = pad([row.loss_mask for row in rows], width, False, torch.bool)
@@ -89,9 +90,10 @@ def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
 
 
 class SupervisedStream:
-    """Endless batches in seeded order; ``state`` and ``load_state`` are exact in mid-pass.
+    """Batches without end, in seeded order; ``state`` and ``load_state`` are exact even within a
+    pass.
 
-    An example is what ``collate`` makes rows of; its ``rows`` tell it from others.
+    ``collate`` makes rows from examples; ``rows`` of an example distinguish it from others.
     """
 
     def __init__(
@@ -108,12 +110,13 @@ class SupervisedStream:
         self._order = SeededOrder(len(examples), seed, shuffle=shuffle, data=data)
 
     def take(self, count: int) -> ExperienceBatch:
-        """The next ``count`` examples as one batch."""
+        """Return the next ``count`` examples as one batch."""
         return self.collate([self.examples[i] for i in self._order.take(count)], self.pad_id)
 
     def state(self) -> OrderState:
         return self._order.state()
 
     def load_state(self, state: OrderState) -> None:
-        """Raises UserError if ``state`` belongs to other data or another seed."""
+        """Continue where ``state`` was taken. Raises UserError if it belongs to other data or
+        another seed."""
         self._order.load_state(state)

@@ -1,5 +1,5 @@
-"""From a prompt as it stands in a row to the text that a model sees: --input_template,
---system_prompt, chat template."""
+"""From the prompt in a row to the text that a model sees: --input_template, --system_prompt, chat
+template."""
 
 from __future__ import annotations
 
@@ -23,31 +23,32 @@ from openrl.types import Message
 
 @dataclass(frozen=True)
 class PromptParts:
-    """A prompt as the part that may be shortened, and what puts it back in its place."""
+    """A prompt in two parts: the content, which may be shortened, and functions that put it back in
+    its place."""
 
-    content: str  # the row's own text, or that of the last user message; empty where there is none
-    render: Callable[[str], str]  # content -> the text that the model sees. Raises BadRow
+    content: str  # the row's own text, or that of the last user message; empty if there is none
+    render: Callable[[str], str]  # content -> the text that the model sees; raises BadRow
     # content -> the chat, if it is one
     messages: Callable[[str], list[Message]] = lambda content: []
 
     def text(self) -> str:
-        """The whole prompt. Raises BadRow."""
+        """Return the whole prompt. Raises BadRow."""
         return self.render(self.content)
 
 
 class Templates:
-    """The templates of one run. Raises UserError for a template that cannot be used; no row is
-    needed to see that."""
+    """The templates of one run. Creating them raises UserError for a template that cannot be used;
+    this needs no row."""
 
     def __init__(
         self, flags: TemplateFlags, tokenizer: PreTrainedTokenizerBase, sees: bool = False
     ) -> None:
-        """``sees``: <image> in a chat is a place for an image."""
+        """``sees`` says that <image> in a chat is the place of an image."""
         self.flags, self.tokenizer, self.chat = flags, tokenizer, flags.apply_chat_template
         self.sees = sees
         if self.chat:
             require_chat_template(tokenizer)
-        # A chat template takes the place of train_sft's default.
+        # A chat template replaces train_sft's default.
         replaced = self.chat and flags.input_template == PLAIN_DIALOGUE
         self.around = None if replaced else _read_input_template(flags.input_template)
         self.system = (
@@ -59,7 +60,7 @@ class Templates:
         """Token ids before plain text; a chat template writes them itself."""
 
     def prompt(self, value: Any) -> PromptParts:
-        """The prompt that a row's column holds: text, chat messages, or these as JSON text. Raises
+        """Return the prompt in a row's column: text, chat messages, or these as JSON text. Raises
         BadRow."""
         if not self.chat:
             if isinstance(as_chat(value), list):
@@ -85,34 +86,34 @@ class Templates:
         return PromptParts(shortened, render, with_content)
 
     def dialogue(self, value: Any) -> list[Message]:
-        """A row's chat, --system_prompt before it if it has none; text is one user message. Raises
-        BadRow."""
+        """Return a row's chat, beginning with --system_prompt if it has no system message; text is
+        one user message. Raises BadRow."""
         messages = as_messages(value)
         if self.system is not None and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
         return messages
 
     def wrap_last_user(self, messages: list[Message]) -> list[Message]:
-        """The dialogue with its last user message in --input_template."""
+        """Return the dialogue with --input_template around its last user message."""
         last = _last_user(messages)
         if last is None:
             return messages
         return _with_content(messages, last, self.wrap(messages[last]["content"]))
 
     def wrap(self, text: str) -> str:
-        """``text`` in --input_template. Raises BadRow."""
+        """Put ``text`` into --input_template. Raises BadRow."""
         if self.around is None:
             return text
         if isinstance(self.around, str):
             return self.around.replace("{}", text, 1)  # other braces stay as they are
         try:
             return _compile(self.around.source).render(content=text)
-        except Exception as error:  # templates raise what they like
+        except Exception as error:  # templates raise anything
             raise BadRow(f"--input_template refuses it: {error}") from error
 
     def render(self, messages: list[Message], *, generate: bool) -> str:
-        """The dialogue by the chat template; ``generate``: up to where the assistant begins to
-        write. Raises BadRow."""
+        """Render the dialogue with the chat template; with ``generate``, up to where the assistant
+        begins to write. Raises BadRow."""
         try:
             return self.tokenizer.apply_chat_template(
                 in_parts(messages) if self.sees else messages,
@@ -124,13 +125,13 @@ class Templates:
             where = f"line {error.lineno}: {error.message}"
             message = f"the tokenizer's chat template is none, {where}"
             raise UserError(message, "--tokenizer_chat_template FILE") from error
-        except Exception as error:  # templates raise what they like, e.g. that roles must alternate
+        except Exception as error:  # templates raise anything, e.g. that roles must alternate
             raise BadRow(f"the chat template refuses it: {error}") from error
 
 
 @dataclass(frozen=True)
 class _Jinja:
-    """A template as text: it travels to other processes, which compile it once."""
+    """A template as text: it travels to other processes, each of which compiles it once."""
 
     source: str
 
@@ -162,14 +163,14 @@ def _compile(source: str) -> jinja2.Template:
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
-    """No template reaches beyond what it is given."""
+    """Return a sandbox: no template reaches beyond what it is given."""
     return ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined, keep_trailing_newline=True
     )
 
 
 def _last_user(messages: list[Message]) -> int | None:
-    """Position of the last user message, if it is text."""
+    """Return the position of the last user message, if it is text."""
     users = [i for i, message in enumerate(messages) if message["role"] == "user"]
     return users[-1] if users and isinstance(messages[users[-1]]["content"], str) else None
 

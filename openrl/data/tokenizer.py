@@ -1,5 +1,5 @@
-"""Tokenizers as the rest of openrl expects them: a padding token, an end-of-text token, perhaps a
-chat template."""
+"""Tokenizers as the rest of openrl expects them: with a padding token and an end-of-text token, and
+perhaps a chat template."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from openrl.config.model import ModelFlags
 from openrl.data.rows import text_or_file
 from openrl.errors import UserError
 
-if TYPE_CHECKING:  # transformers takes seconds, and processes of agents start without it
+if TYPE_CHECKING:  # transformers takes seconds to import, and processes of agents start without it
     from transformers import PreTrainedTokenizerBase
 
 
 def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrainedTokenizerBase:
-    """The tokenizer of the model that is trained: of --tokenizer_path, else of --pretrain.
+    """Return the tokenizer of the model that is trained, from --tokenizer_path or else --pretrain.
 
-    ``chat_template``, text or file, replaces its own. Raises UserError as ``load_tokenizer``, and
-    if the tokenizer has more tokens than the model has embeddings."""
+    ``chat_template``, as text or as a file, replaces its own. Raises UserError as
+    ``load_tokenizer`` does, and if the tokenizer has more tokens than the model has embeddings.
+    """
     path, flag = (
         (model.pretrain, "pretrain")
         if model.tokenizer_path is None
@@ -52,11 +53,12 @@ def policy_tokenizer(model: ModelFlags, chat_template: str | None) -> PreTrained
 def load_tokenizer(
     path: str, *, trust_remote_code: bool = False, fast: bool = True, flag: str = "pretrain"
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer at ``path``, a directory or a Hub name, which came from ``flag``.
+    """Return the tokenizer at ``path``, a directory or a Hub name, which ``flag`` gave.
 
-    Without a padding token it pads with the end-of-text token: masks, never token ids, say what is
-    padding, so no real end of text is lost. Raises UserError if there is no tokenizer or it knows
-    no end-of-text token."""
+    Without a padding token it pads with the end-of-text token. No real end of text is lost, because
+    masks, never token ids, say what is padding. Raises UserError if there is no tokenizer or it has
+    no end-of-text token.
+    """
     from transformers import AutoTokenizer
 
     if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
@@ -65,7 +67,7 @@ def load_tokenizer(
         tokenizer = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code, use_fast=fast
         )
-    # a KeyError, say, or what code beside the model raises: the files are the user's
+    # it may be a KeyError or anything that code beside the model raises: the files are the user's
     except Exception as error:
         raise UserError(
             f"--{flag}: cannot load the tokenizer of {path}: {type(error).__name__}: {error}"
@@ -87,7 +89,7 @@ def load_tokenizer(
 
 
 def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UserError if the tokenizer cannot do what --apply_chat_template asks for."""
+    """Raise UserError if the tokenizer lacks the chat template that --apply_chat_template needs."""
     if not tokenizer.chat_template:
         raise UserError(
             f"--apply_chat_template: the tokenizer of {tokenizer.name_or_path} has no chat"
@@ -98,10 +100,11 @@ def require_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def leading_ids(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The token that this tokenizer puts before plain text: [beginning of text], or nothing.
+    """Return the tokens that this tokenizer puts before plain text: [beginning of text], or none.
 
-    Chat templates write it themselves. Whatever a tokenizer appends is left out: a prompt is to be
-    continued."""
+    Chat templates write it themselves. Whatever a tokenizer appends is left out, because a prompt
+    is to be continued.
+    """
     ids = tokenizer("").input_ids
     if tokenizer.bos_token_id is not None and ids[:1] == [tokenizer.bos_token_id]:
         return ids[:1]

@@ -1,5 +1,5 @@
-"""What batch_inference and evaluate share: the inputs, and running engines and rewards that turn
-units of work into rows of output."""
+"""What batch_inference and evaluate share: the inputs, and the engines and rewards that turn units
+of work into rows of output."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ from openrl.types import Group, Prompt, Sampling, Trajectory
 
 Config = BatchInferenceConfig | EvaluateConfig
 
-WIDTH = 256  # prompts that are answered or scored side by side
-# Flags that say how an output is computed, not what stands in it: they may change when a run goes
-# on.
+WIDTH = 256  # prompts that are answered or scored concurrently
+# Flags that decide how an output is computed but not what it holds: they may change when a run is
+# resumed.
 HOW = [
     "device",
     "plugin",
@@ -75,7 +75,7 @@ HOW = [
 
 @dataclass(frozen=True)
 class Unit:
-    """What is worked on as a whole: a prompt, or the rows of one prompt that compete."""
+    """A unit of work: a prompt, or the rows of one prompt that compete."""
 
     id: str
     position: int  # in the data
@@ -87,7 +87,7 @@ Work = Callable[[Unit], Awaitable[list[Row]]]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a command starts from, checked."""
+    """The checked inputs of a command."""
 
     device: Device
     tokenizer: PreTrainedTokenizerBase
@@ -98,7 +98,7 @@ class Inputs:
 
 
 def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs:
-    """Read tokenizer and data, try the reward functions; prompts have at most ``limit`` tokens.
+    """Read tokenizer and data, and try the reward functions. Prompts have at most ``limit`` tokens.
     Raises UserError."""
     device, gathered = resolve_device(config.device), Gathered()
     with gathered:
@@ -126,7 +126,7 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
 
 
 def check_models(config: Config, reward_models: str | None) -> None:
-    """Raises UserError if one is not whole, not of its kind, or too short for the answers."""
+    """Raise UserError if a model is incomplete, of the wrong kind, or too short for the answers."""
     path = config.model.pretrain
     trusted = config.model.trust_remote_code
     lengths = config.sampling.lengths
@@ -146,8 +146,8 @@ def read_prompts(config: Config, builder: PromptBuilder) -> tuple[list[Prompt], 
 
 
 def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:
-    """Numbered, each under an id of its own: a blend may hold a row several times, the second is
-    ``id#2``."""
+    """Number the units and give each an id of its own. A blend may hold a row several times; the
+    second time it is ``id#2``."""
     seen: dict[str, int] = {}
     units = []
     for position, prompts in enumerate(rows):
@@ -159,7 +159,7 @@ def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:
 
 
 def settings_of(config: Config, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
-    """The flags that decide what stands in the output, with their values."""
+    """Return the flags that decide what the output holds, with their values."""
     values = yaml.safe_load(dump_yaml(config))
     return {name: value for name, value in values.items() if name not in besides.union(HOW)}
 
@@ -167,7 +167,7 @@ def settings_of(config: Config, besides: frozenset[str] = frozenset()) -> dict[s
 async def work_through(
     units: list[Unit], work: Work, output: Output | None, console: Console
 ) -> AsyncIterator[list[Row]]:
-    """The rows of each unit that ``output`` does not hold yet, in order."""
+    """Yield the rows of each unit that ``output`` does not hold yet, in order."""
     done = output.done if output else 0
     with output or nullcontext(), Progress(console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task("prompts", total=len(units), completed=done)
@@ -180,8 +180,8 @@ async def work_through(
 async def answering(
     config: Config, inputs: Inputs, backend: str, spec: EngineSpec, n: int
 ) -> AsyncIterator[Work]:
-    """Answers the prompt of a unit ``n`` times and scores the answers. They depend on the seed and
-    the unit's position, not on when a run began."""
+    """Give a function that answers a unit's prompt ``n`` times and scores the answers. They depend
+    on the seed and the unit's position, not on when a run began."""
     sampling = replace(answer_sampling(config.sampling), max_len=spec.max_model_len)
     names, agents = column_names(config.data), agent_setup(config)
     renders = agents.flags.render_save_dir
@@ -232,7 +232,8 @@ async def running_engine(backend: str, spec: EngineSpec) -> AsyncIterator[Rollou
 
 @asynccontextmanager
 async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward | None]:
-    """The reward of all sources, models in this process among them; None if there is no source."""
+    """Give the reward of all sources, including models in this process; None if there is no
+    source."""
     flags, size = config.reward, config.batch.micro_batch_size
     models = {}
     for source in inputs.plan.sources:
@@ -261,7 +262,7 @@ async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward
 
 
 async def score(reward: Reward | None, group: Group) -> Group:
-    """The group, each answer with its score if there is a reward."""
+    """Return the group, each answer with its score if there is a reward."""
     unscored = [t for t in group.trajectories if t.score is None and not t.end.is_failure]
     if reward is not None and unscored:
         scores = await reward.score(Group(group.prompt, unscored))

@@ -1,5 +1,5 @@
-"""batch_inference: responses or rewards for all rows of a dataset, into a file that a killed run
-goes on with."""
+"""batch_inference: responses or rewards for all rows of a dataset, written to a file from which a
+killed run resumes."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from openrl.tracking.console import PlainConsole
 from openrl.types import End, Group, Prompt, Segment, Trajectory
 
 ONE_OF_MANY = ("rs", "iter_dpo")  # post-processors that compare the responses to a prompt
-NO_LIMIT = 2**31  # tokens of a prompt whose response is there already
+NO_LIMIT = 2**31  # tokens of a prompt that already has its response
 
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """What the command starts from."""
+    """The checked inputs of the command."""
 
     read: Inputs
     units: list[Unit]
@@ -49,7 +49,7 @@ class BatchInputs:
 
 
 def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
-    """Read and check all inputs, look at what is done already. Raises UserError."""
+    """Read and check all inputs, and find out what is already done. Raises UserError."""
     task = config.task
     limit = NO_LIMIT if task.eval_task == "rm" else config.sampling.prompt_max_len
     read = read_inputs(config, reward_models(config), limit)
@@ -65,19 +65,19 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
 
 
 def scores_compete(task: BatchTaskFlags) -> bool:
-    """Whether rows of the data are compared with each other."""
+    """Say whether rows of the data are compared with each other."""
     return task.eval_task == "rm" and task.post_processor in ONE_OF_MANY
 
 
 def rows_per_unit(task: BatchTaskFlags) -> int:
-    """Rows of the output that a finished unit has at most."""
+    """Return the most rows that a finished unit has in the output."""
     if task.eval_task == "rm" or task.post_processor in ONE_OF_MANY:
         return 1
     return task.n_samples_per_prompt
 
 
 def reward_models(config: BatchInferenceConfig) -> str | None:
-    """--reward_pretrain; for rm without any other source --pretrain."""
+    """Return --reward_pretrain or, for rm without any other source, --pretrain."""
     others = config.rm.reward_pretrain, config.reward.remote_rm_url, config.reward.reward_funcs
     if config.task.eval_task == "rm" and not any(others):
         return config.model.pretrain
@@ -85,7 +85,7 @@ def reward_models(config: BatchInferenceConfig) -> str | None:
 
 
 def slice_of(prompts: list[Prompt], task: BatchTaskFlags) -> list[Prompt]:
-    """The rows of --iter. Raises UserError if there are none."""
+    """Return the rows of --iter. Raises UserError if there are none."""
     if task.iter is None:
         return prompts
     start = task.iter * task.rollout_batch_size
@@ -99,7 +99,7 @@ def slice_of(prompts: list[Prompt], task: BatchTaskFlags) -> list[Prompt]:
 
 
 def require_responses(prompts: list[Prompt], key: str) -> None:
-    """Raises UserError, naming rows, unless every row holds a response."""
+    """Raise UserError, naming rows, unless every row holds a response."""
     if bad := [prompt.id for prompt in prompts if not isinstance(prompt.meta.get(key), str)]:
         shown = ", ".join(bad[:10]) + (f" and {len(bad) - 10} more" if len(bad) > 10 else "")
         raise UserError(
@@ -108,14 +108,14 @@ def require_responses(prompts: list[Prompt], key: str) -> None:
 
 
 def conditioned(prompt: Prompt, wish: str, builder: PromptBuilder) -> Prompt:
-    """The prompt with the wished reward behind it."""
+    """Return the prompt followed by the desired reward."""
     text = f"{prompt.text}{wish.strip()} "
     ids = builder.tokenizer(text, add_special_tokens=False).input_ids
     return replace(prompt, text=text, token_ids=[*builder.templates.leading, *ids])
 
 
 def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
-    """The rows of equal prompt and label together, in the order of their first."""
+    """Group the rows of equal prompt and label, in the order of each group's first row."""
     found: dict[tuple[str, str], list[Prompt]] = {}
     for prompt in prompts:
         found.setdefault((prompt.text, repr(prompt.label)), []).append(prompt)
@@ -123,7 +123,7 @@ def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
 
 
 async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
-    """Work through the units that are not done; every one is on disk as soon as those before it
+    """Work through the units that are not done. Each is on disk as soon as all units before it
     are."""
     console, output, units = PlainConsole(), inputs.output, inputs.units
     for report in inputs.read.reports:
@@ -146,7 +146,7 @@ async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
 
 @asynccontextmanager
 async def working(config: BatchInferenceConfig, inputs: Inputs) -> AsyncIterator[Work]:
-    """What turns a unit into rows, over running engines and rewards."""
+    """Give the function that turns a unit into rows, with engines and rewards running."""
     if config.task.eval_task != "rm":
         backend, spec = engine_of(config, inputs.device)
         async with answering(
@@ -175,8 +175,8 @@ def engine_of(config: BatchInferenceConfig, device: Device) -> tuple[str, Engine
 
 
 def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Group:
-    """The responses that the data holds. Each ends with the end-of-text token, which reward models
-    were trained on, unless its row says that it ran out of tokens."""
+    """Return the responses that the data holds. Each ends with the end-of-text token, which reward
+    models were trained on, unless its row says that it ran out of tokens."""
     trajectories = []
     for prompt in unit.rows:
         text, end = prompt.meta[key], End(prompt.meta.get("finish", End.STOP))
@@ -190,7 +190,7 @@ def given_group(unit: Unit, key: str, tokenizer: PreTrainedTokenizerBase) -> Gro
 
 @dataclass
 class Tally:
-    """What a run wrote, and what it could not score."""
+    """Counts what a run wrote and what it could not score."""
 
     rows: int = 0
     answers: int = 0
@@ -201,7 +201,7 @@ class Tally:
     example: str = ""
 
     def count(self, rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
-        """What is written of one unit's rows."""
+        """Count one unit's rows; return those to write."""
         failed = [row for row in rows if "failure" in row]
         scored = [row["reward"] for row in rows if row.get("reward") is not None]
         self.answers, self.failures = self.answers + len(rows), self.failures + len(failed)
@@ -224,7 +224,7 @@ class Tally:
         )
 
     def check(self, most: float) -> None:
-        """Raises UserError if too many responses have no reward."""
+        """Raise UserError if too many responses have no reward."""
         if self.answers and self.failures / self.answers > most:
             raise UserError(
                 f"{self.failures} of {self.answers} responses have no reward, more than"
@@ -234,7 +234,7 @@ class Tally:
 
 
 def post_processed(rows: list[Row], config: BatchInferenceConfig) -> list[Row]:
-    """The rows as --post_processor leaves them; rows without a reward take no part."""
+    """Apply --post_processor to the rows. Rows without a reward take no part."""
     task = config.task
     if task.post_processor is None:
         return rows

@@ -1,4 +1,4 @@
-"""Concurrent requests for one model, scored together."""
+"""Concurrent requests for one model, batched and computed together."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ Result = TypeVar("Result")
 
 
 class QueueFull(Exception):
-    """Too much waits already; the request may come again later."""
+    """Too many items already wait; the request may come again later."""
 
 
 class TooMany(Exception):
-    """One call with more items than may ever wait."""
+    """One call has more items than may ever wait."""
 
 
 def check_room(waiting: int, more: int, most: int) -> None:
-    """Raises TooMany or QueueFull unless ``more`` items may wait beside those that do."""
+    """Raise TooMany or QueueFull unless ``more`` items may join those that wait."""
     if more > most:
         raise TooMany(f"{more} texts in one request, at most {most} are taken")
     if waiting + more > most:
@@ -29,11 +29,12 @@ def check_room(waiting: int, more: int, most: int) -> None:
 
 
 class MicroBatcher(Generic[Item, Result]):
-    """Batches the items of concurrent calls for ``function``, which runs in one thread of its own.
+    """Batches the items of concurrent calls to ``function``, which runs in a thread of its own.
 
-    A batch starts when ``batch_size`` items wait or ``wait`` seconds after it found the first one;
-    items keep their order. A batch that fails fails the calls in it, not the batcher.
-    ``most_waiting`` bounds the queue."""
+    A batch starts when ``batch_size`` items wait, or ``wait`` seconds after its first item was
+    found. Items keep their order. If a batch fails, the calls in it fail, but the batcher goes on.
+    ``most_waiting`` bounds the queue.
+    """
 
     def __init__(
         self,
@@ -51,19 +52,19 @@ class MicroBatcher(Generic[Item, Result]):
         self._loop: asyncio.Task[None] | None = None
 
     def __len__(self) -> int:
-        """Items that wait."""
+        """Return the number of items that wait."""
         return len(self._waiting)
 
     async def __call__(self, items: Sequence[Item]) -> list[Result]:
-        """The results in the order of ``items``. Raises TooMany, QueueFull, or what ``function``
-        raised."""
+        """Return the results in the order of ``items``. Raises TooMany, QueueFull, or whatever
+        ``function`` raised."""
         check_room(len(self._waiting), len(items), self.most_waiting)
         if self._loop is None:
             self._loop = asyncio.create_task(self._run())
         futures = [asyncio.get_running_loop().create_future() for _ in items]
         self._waiting.extend(zip(items, futures, strict=True))
         self._arrived.set()
-        # a call that is cancelled cancels its futures: they are not computed
+        # cancelling a call cancels its futures, so its items are not computed
         return await asyncio.gather(*futures)
 
     async def _run(self) -> None:
@@ -107,7 +108,7 @@ class MicroBatcher(Generic[Item, Result]):
                 future.set_exception(failure)
 
     async def close(self) -> None:
-        """Stop. Calls that still wait are cancelled."""
+        """Stop the batcher and cancel the calls that still wait."""
         if self._loop is not None:
             self._loop.cancel()
         for _, future in self._waiting:

@@ -13,7 +13,7 @@ from openrl.types import Group, Trajectory
 
 @dataclass(frozen=True)
 class ColumnNames:
-    """Of the output."""
+    """The columns of the output."""
 
     prompt: str
     response: str
@@ -27,8 +27,8 @@ def column_names(flags: EvaluateDataFlags) -> ColumnNames:
 def rows_of(
     unit: str, group: Group, names: ColumnNames, tokenizer: PreTrainedTokenizerBase
 ) -> list[Row]:
-    """One row per answer: prompt, response without special tokens, how it ended, label and reward
-    as far as there are."""
+    """Return one row per answer: prompt, response without special tokens, how it ended, and label
+    and reward if there are any."""
     return [
         {
             "id": unit,
@@ -45,8 +45,8 @@ def rows_of(
 
 
 def reward_columns(trajectory: Trajectory) -> Row:
-    """``reward`` (null if it or the episode failed, then ``failure`` says why), ``passed`` and the
-    reward's parts."""
+    """Return ``reward`` (null if it or the episode failed; ``failure`` then says why), ``passed``
+    and the reward's parts."""
     given = trajectory.score
     if trajectory.end.is_failure:
         return {"reward": None, "failure": trajectory.failure}

@@ -30,13 +30,14 @@ from openrl.rewards.at_k import figures_at, mean_at, powers_of_two, vote
 from openrl.rollout.build import engine_spec, seeing
 from openrl.tracking.console import PlainConsole
 
-ALL = "all"  # the name of all data sources together
-COUNTING = frozenset({"k", "pass_threshold"})  # flags that act on answers that are there
+ALL = "all"  # the name for all data sources together
+# flags that only change how existing answers are counted
+COUNTING = frozenset({"k", "pass_threshold"})
 
 
 @dataclass(frozen=True)
 class EvaluateInputs:
-    """What the command starts from."""
+    """The checked inputs of the command."""
 
     read: Inputs
     units: list[Unit]
@@ -44,7 +45,7 @@ class EvaluateInputs:
 
 
 def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
-    """Read and check all inputs, look at what is done already. Raises UserError."""
+    """Read and check all inputs, and find out what is already done. Raises UserError."""
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
     units = units_of([prompt] for prompt in read.prompts)
     output = None
@@ -56,7 +57,7 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
 
 
 async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
-    """Answer, score, count; print the table, write the figures."""
+    """Answer, score and count; print the table and write the figures."""
     console = PlainConsole()
     for report in inputs.read.reports:
         console.print(report.line())
@@ -89,7 +90,7 @@ async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None
 
 
 async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Console) -> list[Row]:
-    """The rows of all answers, those of an earlier run included."""
+    """Return the rows of all answers, including those of an earlier run."""
     output, n = inputs.output, config.evaluate.n_samples_per_prompt
     rows = list(output.kept) if output else []
     if output and output.done == len(inputs.units):
@@ -106,7 +107,7 @@ async def answer_all(config: EvaluateConfig, inputs: EvaluateInputs, console: Co
 
 
 def ks(config: EvaluateConfig) -> list[int]:
-    """The values of k, ascending."""
+    """Return the values of k in ascending order."""
     n = config.evaluate.n_samples_per_prompt
     return sorted({*config.evaluate.k}) or powers_of_two(n)
 
@@ -114,17 +115,18 @@ def ks(config: EvaluateConfig) -> list[int]:
 def summarise(
     rows: Sequence[Row], ks: Sequence[int], threshold: float, response: str
 ) -> dict[str, dict[str, Any]]:
-    """Figures of each data source and of all, {source: {"prompts": 3, "mean@4": 0.5, "pass@1": ...,
-    "maj@1": ...}}.
+    """Return the figures of each data source and of all together, {source: {"prompts": 3, "mean@4":
+    0.5, "pass@1": ..., "maj@1": ...}}.
 
-    An answer's verdict is ``passed``, else its reward; it is right from ``threshold`` on. Answers
-    whose reward failed are left out, and prompts with fewer than k others are left out of the
-    figures of k (``prompts@k`` says how many stayed). Where no answer votes there is no maj@k."""
+    An answer's verdict is ``passed`` or else its reward; it counts as right from ``threshold`` on.
+    Answers whose reward failed are left out. Prompts with fewer than k other answers are left out
+    of the figures of k (``prompts@k`` says how many remain). If no answer votes there is no maj@k.
+    """
     voted = any(vote(row[response]) is not None for row in rows)
     by_prompt: dict[str, list[Row]] = {}
     for row in rows:
         by_prompt.setdefault(row["id"], []).append(row)
-    figures: dict[str, dict[str, list[float]]] = {ALL: {}}  # even if no answer has a reward
+    figures: dict[str, dict[str, list[float]]] = {ALL: {}}  # present even if no answer has a reward
     counts: dict[str, int] = {ALL: 0}
     for answers in by_prompt.values():
         for source in dict.fromkeys((ALL, answers[0]["source"])):
@@ -150,7 +152,7 @@ def summarise(
 def prompt_figures(
     answers: Sequence[Row], ks: Sequence[int], threshold: float, response: str
 ) -> dict[str, float]:
-    """The figures of one prompt."""
+    """Return the figures of one prompt."""
     judged = [row for row in answers if row.get("reward") is not None]
     if not judged:
         return {}
@@ -161,7 +163,8 @@ def prompt_figures(
 
 
 def table(figures: dict[str, dict[str, Any]], title: str) -> Table:
-    """One row per figure, one column per data source; a single source is all there is."""
+    """Return a table with one row per figure and one column per data source; a single source
+    appears only as "all"."""
     shown = [name for name in figures if len(figures) > 2 or name == ALL]
     result = Table("figure", *shown, title=title)
     for name in figures[ALL]:

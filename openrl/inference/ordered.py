@@ -1,4 +1,4 @@
-"""Work that runs side by side and comes back in order."""
+"""Work that runs concurrently and comes back in order."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Result = TypeVar("Result")
 async def in_order(
     jobs: Iterable[Job], work: Callable[[Job], Awaitable[Result]], width: int
 ) -> AsyncIterator[Result]:
-    """``work`` of each job, in the order of the jobs; at most ``width`` run or wait to be taken at
-    a time.
+    """Yield the result of ``work`` for each job, in the order of the jobs. At most ``width`` jobs
+    run or wait to be taken at a time.
 
-    The first error ends it: the jobs that still run are cancelled.
+    The first error ends the iteration and cancels the jobs that still run.
     """
     running: deque[asyncio.Task[Result]] = deque()
     try:

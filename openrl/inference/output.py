@@ -1,4 +1,4 @@
-"""JSONL that a killed run goes on with: every unit of work stands in it whole and once, in the
+"""JSONL output from which a killed run resumes: it holds every unit of work once and whole, in the
 order of the work."""
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ from typing import Any, BinaryIO
 from openrl.errors import UserError
 from openrl.files import write_atomically
 
-Row = dict[str, Any]  # its "id" is that of the unit it came from
+Row = dict[str, Any]  # its "id" is the id of its unit
 
 
 class Output:
-    """Appends the rows of one unit after the other; a unit that was cut short is taken out again
-    when a run resumes.
+    """Appends the rows of one unit after the other. When a run resumes, a unit that was cut short
+    is removed first.
 
-    ``settings`` are the flags that the rows depend on; they are kept beside the output, and a run
-    with others is refused."""
+    ``settings`` are the flags that the rows depend on. They are kept beside the output, and a run
+    with other settings is refused.
+    """
 
     def __init__(self, path: Path, units: Sequence[str], rows_per_unit: int, settings: Row) -> None:
-        """``units`` are the ids of all work, in order. Raises UserError if the file holds something
+        """``units`` are the ids of all work, in order. Raises UserError if the file holds anything
         else."""
         self.path, self.units = path, units
         self._settings, self._settings_path = settings, path.with_name(f"{path.name}.flags.json")
@@ -54,7 +55,7 @@ class Output:
             )
 
     def _read(self, rows_per_unit: int) -> tuple[list[Row], int]:
-        """The rows of whole units, and the number of lines that are none."""
+        """Return the rows of whole units, and the number of lines to remove."""
         if not self.path.exists():
             return [], 0
         lines = self.path.read_bytes().split(b"\n")
@@ -69,8 +70,8 @@ class Output:
         return rows, int(torn)
 
     def _position(self, kept: list[Row]) -> int:
-        """Where among the units the last row of the file is. Raises UserError unless all rows are
-        units in order."""
+        """Return the position among the units of the file's last row. Raises UserError unless the
+        rows are units in order."""
         remaining = iter(enumerate(self.units))
         position = -1
         for unit, _ in groupby(kept, key=lambda row: row["id"]):

@@ -1,4 +1,4 @@
-"""What --post_processor makes of the scored answers to one prompt."""
+"""--post_processor: what becomes of the scored answers to one prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Columns:
-    """Names in the output."""
+    """Names of columns in the output."""
 
     prompt: str
     response: str
@@ -19,12 +19,12 @@ class Columns:
 
 
 def best(rows: list[Row], columns: Columns) -> list[Row]:
-    """Rejection sampling: the row with the highest reward, the first of equals."""
+    """Rejection sampling: keep the row with the highest reward, the first among equals."""
     return [max(rows, key=lambda row: row["reward"])]
 
 
 def best_and_worst(rows: list[Row], columns: Columns) -> list[Row]:
-    """Iterative DPO: the best response against the worst; nothing where all rewards are equal."""
+    """Iterative DPO: pair the best response with the worst; nothing if all rewards are equal."""
     top, bottom = (choose(rows, key=lambda row: row["reward"]) for choose in (max, min))
     if top["reward"] == bottom["reward"]:
         return []
@@ -37,8 +37,8 @@ def best_and_worst(rows: list[Row], columns: Columns) -> list[Row]:
 
 
 def conditioned(rows: list[Row], columns: Columns) -> list[Row]:
-    """Conditional SFT (https://arxiv.org/abs/2308.12050): each prompt says the reward of its
-    response."""
+    """Conditional SFT (https://arxiv.org/abs/2308.12050): put the reward of each response into its
+    prompt."""
     return [
         row
         | {

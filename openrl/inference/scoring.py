@@ -1,4 +1,4 @@
-"""Scores for text: what a reward server and batch inference ask a reward for."""
+"""Scores for text, as reward servers and batch inference need them."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
 from openrl.types import Score
 
-DATASOURCE = "default"  # of rows that come without one
+DATASOURCE = "default"  # the source of rows that name none
 
 
 @dataclass
 class Counts:
-    """What a scorer did since it started."""
+    """What a scorer has done since it started."""
 
     texts: int = 0
     batches: int = 0
-    cut: int = 0  # texts
+    cut: int = 0  # texts that lost tokens
 
 
 class TextScorer(Protocol):
@@ -46,10 +46,10 @@ class TextScorer(Protocol):
 
     @property
     def waiting(self) -> int:
-        """Texts that wait."""
+        """How many texts wait."""
 
     async def score(self, request: ScoreRequest) -> list[Score | Failure]:
-        """One score or failure for each query, in their order. Raises TooMany, QueueFull."""
+        """Return one score or failure for each query, in their order. Raises TooMany, QueueFull."""
 
     async def close(self) -> None:
         """Free everything; requests that still run fail."""
@@ -57,14 +57,15 @@ class TextScorer(Protocol):
 
 @dataclass(frozen=True)
 class Scalar:
-    """What the model says of one text."""
+    """The model's output for one text."""
 
-    value: float  # NaN of a text without tokens
-    cut: bool  # the text was longer than the model takes
+    value: float  # NaN for a text without tokens
+    cut: bool  # the text was longer than the model accepts
 
 
 class TextRewardModel:
-    """A reward model on text. A text gets the same score in whatever company."""
+    """A reward model on text. A text gets the same score whatever other texts it is batched
+    with."""
 
     def __init__(
         self, model: RewardModel, tokenizer: PreTrainedTokenizerBase, max_len: int
@@ -76,8 +77,7 @@ class TextRewardModel:
         self.max_len = min(max_len, longest)
 
     def __call__(self, texts: list[str]) -> list[Scalar]:
-        """Scores of texts that are tokenised as they stand: special tokens are those written in the
-        text.
+        """Score texts, tokenised exactly as written: the only special tokens are those in the text.
 
         Texts of more than ``max_len`` tokens lose the first ones.
         """
@@ -96,13 +96,13 @@ class TextRewardModel:
 
     @torch.inference_mode()
     def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """The model's scores (b,) of right-padded tokens (b, T)."""
+        """Return the model's scores (b,) of right-padded tokens (b, T)."""
         device = next(self.model.parameters()).device
         return self.model(token_ids.to(device), attention_mask.to(device))[0].cpu()
 
 
 def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
-    """The tokenizer of the reward model at ``path``. Raises UserError."""
+    """Return the tokenizer of the reward model at ``path``. Raises UserError."""
     fast = not flags.disable_fast_tokenizer
     return load_tokenizer(
         path, trust_remote_code=flags.trust_remote_code, fast=fast, flag="reward_pretrain"
@@ -119,9 +119,10 @@ def load_reward_model(
     packing: bool = False,
     load_in_4bit: bool = False,
 ) -> TextRewardModel:
-    """The reward model at ``path`` with its tokenizer.
+    """Return the reward model at ``path`` with its tokenizer.
 
-    Raises UserError if it has no head, cannot be packed, or holds nothing to normalise by.
+    Raises UserError if it has no head, cannot run packed rows, or lacks the moments that
+    ``normalize`` needs.
     """
     model = load_scalar_model(
         RewardModel,
@@ -187,8 +188,9 @@ class ModelScorer:
 
 
 class FunctionScorer:
-    """``TextScorer`` of reward functions or verifiers, which run in processes of their own. A
-    request is one call of each: functions may compare what they are given together."""
+    """``TextScorer`` of reward functions or verifiers, which run in processes of their own. Each
+    request is one call of each function, because functions may compare the texts they get
+    together."""
 
     def __init__(
         self,
@@ -233,7 +235,8 @@ class FunctionScorer:
 
 
 def as_rows(request: ScoreRequest) -> RewardRows:
-    """What functions are told: a response is its query without the prompt that it begins with."""
+    """Return what reward functions are given. A response is its query without the prompt that it
+    begins with."""
     pairs = zip(request.queries, request.prompts, strict=True)
     responses = [query.removeprefix(prompt) for query, prompt in pairs]
     count = len(request)

@@ -27,23 +27,24 @@ from openrl.models.stored import check_head
 from openrl.rewards.build import check_reward_sources, process_sources
 from openrl.rewards.combined import Weighing
 
-HEAD_TIMEOUT = 15.0  # seconds for a client to send the head of a request
-GRACE = 60  # seconds that requests in work have after SIGTERM
-QUEUED_BATCHES = 64  # batches of texts that may wait; then clients are asked to come again later
+HEAD_TIMEOUT = 15.0  # seconds that a client has to send the head of a request
+GRACE = 60  # seconds that running requests have after SIGTERM
+# batches of texts that may wait; beyond that, clients are asked to come again later
+QUEUED_BATCHES = 64
 
 
 @dataclass(frozen=True)
 class ServeInputs:
-    """What the server starts from."""
+    """The checked inputs of the server."""
 
     device: Device
-    listener: socket.socket  # bound; nobody is let in before the model is there
+    listener: socket.socket  # bound; it accepts nobody before the model is loaded
     plan: RewardPlan
 
 
 def prepare_server(config: ServeConfig) -> ServeInputs:
-    """Take the port, look at the model, try the reward functions. Raises one UserError for all that
-    does not fit."""
+    """Bind the port, look at the model and try the reward functions. Raises one UserError for
+    everything that does not fit."""
     device, gathered = resolve_device(config.device), Gathered()
     with gathered:
         sources = reward_sources(config.reward, config.rm.reward_pretrain)
@@ -63,7 +64,7 @@ def prepare_server(config: ServeConfig) -> ServeInputs:
 
 
 async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
-    """Load the model, say where the server is, answer until SIGTERM."""
+    """Load the model, print the server's address and answer until SIGTERM."""
     scorer = build_scorer(config, inputs)
     token = bearer_token() if config.server.require_token else None
     if token is None:
@@ -98,7 +99,7 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket with an address; port 0 takes any free one. Raises UserError."""
+    """Return a socket bound to an address; port 0 takes any free one. Raises UserError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
@@ -114,13 +115,13 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], None]) -> None:
-    """Answer requests until SIGTERM or SIGINT, then finish those in work. ``ready`` gets the
-    URL."""
+    """Answer requests until SIGTERM or SIGINT, then finish those that are running. ``ready`` gets
+    the URL."""
     config = uvicorn.Config(
         app, http=Connection, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        # uvicorn raises it once more when it is done: that is no failure
+        # uvicorn raises the signal once more when it is done, which is no failure
         signal.signal(number, lambda *_: None)
     host, port = listener.getsockname()[:2]
     await Server(
@@ -129,14 +130,16 @@ async def serve(app: FastAPI, listener: socket.socket, ready: Callable[[str], No
 
 
 class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
-    """Is closed if the head of a request does not come; one that is idle, uvicorn closes."""
+    """Closes a connection if the head of a request does not arrive; uvicorn itself closes idle
+    ones."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.loop.call_later(HEAD_TIMEOUT, self._look, None)
 
     def _look(self, before: Any) -> None:
-        """``before`` is the request of the last look: if it is still the last, the line is idle."""
+        """Close the connection if nothing happened. ``before`` is the request seen by the last
+        look; if it is still the latest, no new request has arrived."""
         if self.transport.is_closing():
             return
         if self.cycle is before and (self.cycle is None or self.cycle.response_complete):
@@ -146,7 +149,7 @@ class Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
 
 class Server(uvicorn.Server):
-    """Says when it answers."""
+    """A server that calls ``ready`` once it answers."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)

@@ -28,16 +28,16 @@ from openrl.inference.scoring import TextScorer
 from openrl.rewards.protocol import BadRequest, Failure, ScoreRequest, read_request, reply_body
 
 MAX_BODY = 64 * 2**20  # bytes
-MAX_BODIES = 2 * MAX_BODY  # bytes of all requests that are read or answered
-BODY_TIMEOUT = 60.0  # seconds for a client to send its request
+MAX_BODIES = 2 * MAX_BODY  # bytes of all requests being read or answered
+BODY_TIMEOUT = 60.0  # seconds that a client has to send its request
 RETRY_AFTER = 1  # seconds
 
 log = logging.getLogger(__name__)
-Room = Callable[[int], None]  # takes so many bytes more; raises Refusal
+Room = Callable[[int], None]  # reserves that many more bytes; raises Refusal
 
 
 class Refusal(Exception):
-    """A request that gets no scores: its status, and what its sender should know."""
+    """A request that gets no scores, with its status and a message for its sender."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class Refusal(Exception):
 
 
 class ServerMetrics:
-    """What /metrics shows: its own figures, and the scorer's counts, read when somebody asks."""
+    """The figures of /metrics: the server's own, and the scorer's counts, read on demand."""
 
     def __init__(self, scorer: TextScorer) -> None:
         self.scorer, self.registry = scorer, CollectorRegistry()
@@ -69,8 +69,8 @@ class ServerMetrics:
 
 
 def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
-    """The application; ``token`` is what every request but /health must bear. Closes the scorer
-    when it ends."""
+    """Return the application, which closes the scorer when it ends. ``token`` is the bearer token
+    that every request but /health needs."""
     metrics, bodies = ServerMetrics(scorer), Bodies()
 
     @asynccontextmanager
@@ -119,7 +119,7 @@ def build_app(scorer: TextScorer, token: str | None = None) -> FastAPI:
 async def answer(
     request: Request, room: Room, scorer: TextScorer, metrics: ServerMetrics
 ) -> Response:
-    """The scores of one request. Raises Refusal."""
+    """Return the scores of one request. Raises Refusal."""
     wanted = parse(await read_body(request, room))
     try:
         scores = await scorer.score(wanted)
@@ -127,7 +127,7 @@ async def answer(
         raise Refusal(413, str(error)) from error
     except QueueFull as error:
         raise Refusal(503, str(error), {"Retry-After": str(RETRY_AFTER)}) from error
-    except Exception as error:  # the server goes on: the next request may be a better one
+    except Exception as error:  # the server goes on: the next request may succeed
         log.exception("scoring failed")
         raise Refusal(500, f"scoring failed: {type(error).__name__}: {error}") from error
     metrics.failures.inc(sum(isinstance(score, Failure) for score in scores))
@@ -135,23 +135,23 @@ async def answer(
 
 
 def parse(body: bytes) -> ScoreRequest:
-    """Raises Refusal for a body that is no request."""
+    """Parse a request. Raises Refusal for a body that is not one."""
     try:
         return read_request(json.loads(body))
-    # what json raises, bad UTF-8 included, are ValueErrors
+    # everything that json raises, even for bad UTF-8, is a ValueError
     except (ValueError, RecursionError, BadRequest) as error:
         raise Refusal(400, f"not a request: {error}") from error
 
 
 class Bodies:
-    """How many bytes of bodies the server holds."""
+    """Counts the bytes of bodies that the server holds."""
 
     def __init__(self) -> None:
         self.held = 0
 
     @contextmanager
     def room(self) -> Iterator[Room]:
-        """For one request; given back when it is answered."""
+        """Reserve room for one request; it is freed once the request is answered."""
         mine = 0
 
         def take(size: int) -> None:
@@ -170,7 +170,7 @@ class Bodies:
 
 
 async def read_body(request: Request, room: Room) -> bytes:
-    """The whole body. Raises Refusal if it is too large or does not come."""
+    """Return the whole body. Raises Refusal if it is too large or does not arrive in time."""
     body, more = bytearray(), True
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -187,7 +187,7 @@ async def read_body(request: Request, room: Room) -> bytes:
 
 
 def check_sender(request: Request) -> None:
-    """Raises Refusal for what a browser could be made to send by a foreign page."""
+    """Raise Refusal for requests that a foreign web page could make a browser send."""
     if "origin" in request.headers:
         raise Refusal(403, "no pages of browsers are answered")
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -196,7 +196,7 @@ def check_sender(request: Request) -> None:
 
 
 def authorize(request: Request, token: str | None) -> None:
-    """Raises Refusal unless the request bears ``token``; compared in constant time."""
+    """Raise Refusal unless the request bears ``token``, compared in constant time."""
     if token is None:
         return
     given = request.headers.get("authorization", "").encode()
