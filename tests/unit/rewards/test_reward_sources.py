@@ -24,7 +24,7 @@ from openrl.trainer.playing.reward_failures import FailureGuard, failure_notes
 from openrl.trainer.playing.reward_models import RewardModels
 from openrl.types import Group, Prompt, Score
 from tests.tiny import tiny_tokenizer
-from tests.unit.test_reward_function import group, score, values
+from tests.unit.rewards.test_reward_function import group, score, values
 
 # -- names, weights, routes ------------------------------------------------------------------------
 

@@ -201,11 +201,11 @@ def test_answers_that_would_take_for_ever_are_wrong():
     """Each takes a second of processor time at most; a single one that is worked out would take
     longer than the minutes that all are given."""
     program = """
-from tests.unit.test_same_answers import SLOW, reward
+from tests.unit.rewards.test_same_answers import SLOW, reward
 for answer in SLOW:
     assert reward("math_verify", "\\\\boxed{" + answer + "}", "5") == 0, answer
 """
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=300)
 
 

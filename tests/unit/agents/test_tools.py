@@ -224,7 +224,7 @@ def test_programs_in_the_sandbox():
     assert json.dumps(schema) and schema["function"]["parameters"]["required"] == ["code"]
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text()
 
 
 def test_the_functions_of_the_page_as_printed(tmp_path):

@@ -20,7 +20,7 @@ from openrl.trainer.workers.roles import roles_of, sleeping
 from openrl.types import End, Group, Prompt, Sampling, Segment, Trajectory
 from openrl.weights.transport import Route
 from tests.flags import GRPO, ppo
-from tests.unit.test_residency import plan
+from tests.unit.trainer.test_residency import plan
 
 PROMPT = Prompt("p", [5], "x")
 

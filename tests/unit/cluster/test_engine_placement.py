@@ -7,7 +7,7 @@ from openrl.cluster.placement import PlacementPlan, match_bundles
 from openrl.cluster.planner import plan_placement, role_requests
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 from openrl.errors import UserError
-from tests.unit.test_placement import gpu_node
+from tests.unit.cluster.test_placement import gpu_node
 
 ONE = [gpu_node("a", 1)]
 ONE_NODE = [gpu_node("a", 8)]

@@ -18,7 +18,7 @@ from openrl.errors import UserError
 from openrl.types import End, Group, Prompt, Sampling
 from tests.endpoint import hermes_chat, policy_of
 
-EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
+EXAMPLES = Path(__file__).parents[3] / "examples/python/agents"
 ASKED = {"role": "user", "content": "2 + 2?"}
 QUESTION = Prompt("train:0", [1], "2 + 2?", label="4", messages=(ASKED,))
 SEED = Prompt("train:bandit:0", [], "", source="bandit", meta={"seed": 5})

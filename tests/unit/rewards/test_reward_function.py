@@ -314,7 +314,7 @@ def test_a_worker_ends_when_its_engine_dies(write, tmp_path):
         "rows = RewardRows(['q'], ['p'], [''], ['r'], ['r'], [[1]], ['s'], [{}], [[]]);"
         "ChildProcess(target, Limits(1000.0, 2**33, '', ''), 'reward').call(Call('reward', rows))"
     )
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     parent = subprocess.Popen([sys.executable, "-c", program], cwd=root)
     pid = _pid_in(sign)
     parent.send_signal(signal.SIGKILL)

@@ -11,7 +11,7 @@ import yaml
 from openrl.agents.chat import ChatFormat
 from openrl.agents.gym import make_environment
 
-EXAMPLE = Path(__file__).parents[2] / "examples/python/agents"
+EXAMPLE = Path(__file__).parents[3] / "examples/python/agents"
 made = runpy.run_path(str(EXAMPLE / "make_model.py"))
 teachers = runpy.run_path(str(EXAMPLE / "make_demonstrations.py"))
 SETTINGS = yaml.safe_load((EXAMPLE / "environments.yaml").read_text())

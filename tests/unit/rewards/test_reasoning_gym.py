@@ -18,7 +18,7 @@ from openrl.extension_points import verifiers
 from openrl.rewards.verifiers.base import Answer, BadRow, read_options
 from openrl.rewards.verifiers.reasoning import ALGEBRAIC, EVALUATING
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 make_rows = runpy.run_path(str(ROOT / "examples/python/reasoning_gym/make_data.py"))["make_rows"]
 LIBRARY = Path(reasoning_gym.__file__).parent
 TASKS = sorted(DATASETS.keys() - {"composite"})  # which is made of others

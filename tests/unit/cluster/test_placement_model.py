@@ -32,7 +32,7 @@ from openrl.types import Prompt
 COSTS = Costs(0.01, 0.2e-3, 0.3e-3, 0.1e-3, sync=3.0, switch=5.0)
 EQUAL = Workload(COSTS, Lengths(500, prompt=100), 256, per_prompt=8)  # all answers: 500 tokens
 
-MEASURED = Path(__file__).parents[2] / "benchmarks/measured/in_process.jsonl"
+MEASURED = Path(__file__).parents[3] / "benchmarks/measured/in_process.jsonl"
 
 # -- closed forms ----------------------------------------------------------------------------------
 

@@ -545,7 +545,7 @@ def test_a_directory_may_be_called_as_python_files_are(tmp_path):
 
 
 def test_the_game_of_the_page_is_played_as_printed(write):
-    page = Path(__file__).parents[2] / "docs" / "agent_files.md"
+    page = Path(__file__).parents[3] / "docs" / "agent_files.md"
     block = re.search(r"```python\n# game.py\n(.*?)```", page.read_text(), re.DOTALL)
     assert block
     policy = policy_of("five", "1", "2", "3")

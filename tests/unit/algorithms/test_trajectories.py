@@ -13,8 +13,8 @@ from openrl.config.correction import REJECTION_TESTS, RolloutCorrectionFlags
 from openrl.experience import StepCounts
 from openrl.types import End, Group, Prompt, Score, Segment, Trajectory
 from tests.batches import in_segments, joined, measured_credit, outcome_batch, random_batch
-from tests.unit.test_advantages import NAMES, OPTIONS
-from tests.unit.test_masked import EXPECTED
+from tests.unit.algorithms.test_advantages import NAMES, OPTIONS
+from tests.unit.algorithms.test_masked import EXPECTED
 
 ROWS = [1, 2, 5]
 

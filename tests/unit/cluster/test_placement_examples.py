@@ -12,9 +12,9 @@ from openrl.config import derived
 from openrl.config.commands import PPOConfig
 from openrl.config.placement import parallel_sizes
 from tests.flags import settle
-from tests.unit.test_placement import gpu_node
+from tests.unit.cluster.test_placement import gpu_node
 
-PAGE = Path(__file__).parents[2] / "docs/placement.md"
+PAGE = Path(__file__).parents[3] / "docs/placement.md"
 BLOCKS = "\n".join(
     re.findall(r"```bash\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
 ).replace("\\\n", " ")

@@ -9,7 +9,7 @@ import pytest
 
 from openrl.rewards.verifiers.countdown import Grade, constants, evaluate, grade, parse
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "python" / "countdown"
+EXAMPLE = Path(__file__).parents[3] / "examples" / "python" / "countdown"
 RIGHT = Grade(True, True, True)
 WRONG_VALUE = Grade(True, True, False)
 WRONG_NUMBERS = Grade(True, False, False)
@@ -74,7 +74,7 @@ def test_numbers_may_be_left_over_where_that_is_allowed():
 
 def test_verifier_needs_only_the_standard_library():
     program = "import openrl.rewards.verifiers.countdown, sys; print(*sys.modules)"
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     names = subprocess.run(
         [sys.executable, "-c", program], cwd=root, check=True, capture_output=True, text=True
     ).stdout

@@ -242,7 +242,7 @@ from openrl.rewards.verifiers.sandbox import Limits, run
 run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
 """
     environment = os.environ | {"TMPDIR": str(tmp_path)}
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     waiting = psutil.Popen([sys.executable, "-c", call], cwd=root, env=environment)
     try:
         while not [p for p in waiting.children() if in_force(p)]:
@@ -266,7 +266,7 @@ from openrl.rewards.verifiers.sandbox import Limits, run
 from openrl.rewards.verifiers.sandbox_child import CLONE, OPENING, REFUSED
 run({{"mode": "program", "code": "import time; time.sleep(1000)"}}, Limits(1000, {LIMITS.memory}, 1000))
 """
-    waiting = psutil.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[2])
+    waiting = psutil.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[3])
     try:
         while not (running := [p for p in waiting.children() if in_force(p)]):
             assert waiting.poll() is None

@@ -9,7 +9,7 @@ from openrl.processes.worker import load_module
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import recognise
 from openrl.types import Score
-from tests.unit.test_reward_function import group, score, values
+from tests.unit.rewards.test_reward_function import group, score, values
 
 ROWS = RewardRows(
     queries=["1+1= 2<eos>", "1+1= 3<eos>"],

@@ -21,7 +21,7 @@ from openrl.data.preference import (
 from openrl.data.supervised import SupervisedRow, SupervisedStream
 from openrl.errors import UserError
 from tests.tiny import PAD, tiny_tokenizer
-from tests.unit.test_supervised import CHAT, learned, text
+from tests.unit.data.test_supervised import CHAT, learned, text
 
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
 

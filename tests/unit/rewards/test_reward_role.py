@@ -21,7 +21,7 @@ from openrl.trainer.planning.prepare import check_same_tokens
 from openrl.trainer.playing.reward_models import RewardModels
 from tests.experience import engine_spec
 from tests.tiny import PAD, tiny_reward_model_dir, tiny_tokenizer
-from tests.unit.test_reward_function import group
+from tests.unit.rewards.test_reward_function import group
 
 
 def classify(path, row):

@@ -21,7 +21,7 @@ from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling
 from tests.endpoint import ROOM, Row, endpoint, hermes_chat, policy_of, rows_of
 
-EXAMPLES = Path(__file__).parents[2] / "examples/python/agents"
+EXAMPLES = Path(__file__).parents[3] / "examples/python/agents"
 PROMPT = Prompt(
     "train:0",
     [1],

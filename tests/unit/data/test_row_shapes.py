@@ -14,7 +14,7 @@ from openrl.flags.parser import read_request, resolve
 from openrl.flags.schema import collect_flags
 from tests.tiny import tiny_tokenizer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CHAT = (
     "{% for m in messages %}{{ m.role[0] }}({{ m.content }}){% endfor %}{% if add_generation_prompt"
     " %}a({% endif %}"

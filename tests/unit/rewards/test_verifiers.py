@@ -15,7 +15,7 @@ from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, Verdict, describe, read_options
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def test_garbage_of_100_kilobytes_takes_linear_time():
     """All of it together takes seconds; a single quadratic step would take longer than the minutes
     it is given."""
     program = """
-from tests.unit.test_verifiers import NAMES, PIECES, judged
+from tests.unit.rewards.test_verifiers import NAMES, PIECES, judged
 for name in set(NAMES) - {"code"}:
     for piece in PIECES[::2]:
         judged(name, piece * (100_000 // len(piece)))

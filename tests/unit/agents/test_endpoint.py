@@ -28,7 +28,7 @@ from tests.endpoint import (
     rows_of,
     run,
 )
-from tests.unit.test_endpoint_openai import ASKS, GOES_ON, chat, client_of
+from tests.unit.agents.test_endpoint_openai import ASKS, GOES_ON, chat, client_of
 
 BODY = {"model": "policy", "messages": [ASKS]}
 PATH = "/v1/chat/completions"
