@@ -1,5 +1,4 @@
-"""AdamW whose weights and moments are bf16, with what rounding takes from the weights carried
-on."""
+"""AdamW with bf16 weights and moments, which carries the rounding error of the weights along."""
 
 from __future__ import annotations
 
@@ -10,16 +9,17 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-# elements whose fp32 copies exist at a time; shards of ZeRO are a model's share in one tensor
+# number of elements that have fp32 copies at a time; a ZeRO shard can be one huge tensor
 CHUNK = 2**24
 
 
 class BF16AdamW(Optimizer):
-    """AdamW in 8 bytes a parameter: weight, two moments, and the weight's compensation (Kahan
-    summation).
+    """AdamW in 8 bytes per parameter: the weight, two moments and the weight's compensation term
+    (Kahan summation).
 
-    bf16 has 8 bits of mantissa: at usual learning rates nearly every update alone is rounded away
-    (https://arxiv.org/abs/2010.06192 section 4.2). The arithmetic is fp32.
+    bf16 has 8 bits of mantissa. At usual learning rates rounding would swallow nearly every single
+    update (https://arxiv.org/abs/2010.06192 section 4.2), so the compensation accumulates what
+    rounding took. The arithmetic is fp32.
     """
 
     def __init__(

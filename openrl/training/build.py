@@ -1,5 +1,5 @@
-"""From a model's description to its engine: policy, critic, reference and reward differ in this
-table alone."""
+"""From a model's specification to its engine. Policy, critic, reference and reward models differ
+only in their ``ModelSpec``."""
 
 from __future__ import annotations
 
@@ -46,36 +46,36 @@ EngineKind = Literal["logprobs", "values", "rewards"]
 class ModelSpec:
     """Everything a rank needs to build its share of one model."""
 
-    kind: EngineKind  # which column the model computes: log-probs, values or rewards
+    kind: EngineKind  # what the model computes: log-probs, values or rewards
     path: str
     model: ModelFlags
     deepspeed: DeepSpeedFlags
     optim: OptimSpec | None  # None: only evaluated
     device: str  # "cpu" or "cuda"
     seed: int
-    deterministic: bool = False  # kernels that give equal bits each time, where there are any
-    temperature: float = 1.0  # log-probs are those of logits divided by it
+    deterministic: bool = False  # use deterministic kernels where they exist
+    temperature: float = 1.0  # logits are divided by it before log-probs are taken
     value_head: str = "score"
-    normalise: bool = False  # a reward model's output, by the moments in its config.json
-    fp32_head: bool = False  # the scalar head's product in fp32
+    normalise: bool = False  # normalise a reward model's output by the moments in its config.json
+    fp32_head: bool = False  # compute the scalar head in fp32
     parallel: ParallelFlags = ParallelFlags()
-    packing: bool = False  # micro-batches run as one row without padding
-    shares: bool = False  # packed rows of a group share what they begin with
-    # of the model's config, kernels and trained parameters
+    packing: bool = False  # run each micro-batch as one row without padding
+    shares: bool = False  # packed rows of a group share their common prefix
+    # changes of the model's config, kernels and trained parameters
     changes: ModelChangeFlags = ModelChangeFlags()
     lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
-    vision: VisionFlags | None = None  # None: the model reads text alone
-    # of a model that is only evaluated, with ZeRO 3: weights wait in host memory
+    vision: VisionFlags | None = None  # None: the model reads text only
+    # for a model that is only evaluated, with ZeRO 3: keep the weights in host memory
     streamed: bool = False
-    # of a policy: the reference's path, whose output head it keeps for kl_top_k 0
+    # for a policy with kl_top_k 0: the path of the reference model, whose output head it keeps
     kl_reference: str | None = None
-    # of the KL of whole distributions, a reference's part and a policy's; 0: all tokens
+    # for the KL of whole distributions, in policy and reference: how many tokens enter; 0: all
     kl_top_k: int | None = None
 
 
 def prepare_full_kl(model: HeadedModel, spec: ModelSpec) -> None:
-    """Set up a reference's output head, or a policy's against ``spec.kl_reference``, for
-    ``spec.kl_top_k``."""
+    """Prepare the output head for the KL over whole distributions, as ``spec.kl_top_k`` says. A
+    policy with ``spec.kl_reference`` also gets the head of that reference model."""
     head = model.hf.get_output_embeddings()
     if spec.kl_top_k is not None:
         head.top_k = spec.kl_top_k
@@ -88,7 +88,7 @@ def prepare_full_kl(model: HeadedModel, spec: ModelSpec) -> None:
 
 
 def load_model(spec: ModelSpec) -> HeadedModel:
-    """The model on the CPU, with its adapters."""
+    """Load the model on the CPU, with its adapters."""
     load_in_4bit = spec.lora is not None and spec.lora.load_in_4bit
     settings = load_settings(spec.changes)
     model: HeadedModel
@@ -134,20 +134,21 @@ def load_model(spec: ModelSpec) -> HeadedModel:
 
 
 def compute_deterministically() -> None:
-    """For this process. What has no deterministic kernel warns and runs all the same."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS's own condition
+    """Make this process use deterministic kernels. An operation that has none warns and still
+    runs."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only so
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
+    torch.utils.deterministic.fill_uninitialized_memory = False  # no code reads such memory
 
 
 def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
-    """Load the model and start its engine. Collective; the process group must be initialised.
+    """Load the model and start its engine. Collective; needs an initialised process group.
 
-    Raises UserError if the model, split or packed, does not compute what it computes whole.
+    Raises UserError if splitting or packing changes what the model computes.
     """
     if spec.deterministic:
         compute_deterministically()
-    disable_progress_bar()  # the bars of many workers on one terminal tell nothing
+    disable_progress_bar()  # the bars of many workers would only garble the terminal
     random.seed(spec.seed)
     np.random.seed(spec.seed)
     torch.manual_seed(spec.seed)
@@ -165,7 +166,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)
         model.split = split_sequences(model.hf, spec.path, spec.parallel, group)
-    if spec.changes.use_liger_kernel:  # after all that runs on the CPU
+    if spec.changes.use_liger_kernel:  # the kernels need a GPU; everything above runs on the CPU
         use_liger_kernels(model.hf)
     engine = DeepSpeedEngine(
         model,

@@ -1,5 +1,5 @@
-"""From flags to DeepSpeed's own settings: a pure function, so that what a flag turns on is tested
-as data."""
+"""From flags to DeepSpeed's settings. The translation is a pure function, so that tests can check
+as data what each flag turns on."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ import torch
 from openrl.config.learning import DeepSpeedFlags
 from openrl.errors import UserError
 
-REDUCE_BUCKET = 500_000_000  # gradients reduced at a time, DeepSpeed's own default
+REDUCE_BUCKET = 500_000_000  # number of gradients reduced at a time; DeepSpeed's own default
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """What DeepSpeed's settings depend on besides flags."""
+    """The facts besides flags that DeepSpeed's settings depend on."""
 
-    parameters: int  # of this rank's module
+    parameters: int  # number of parameters in this rank's module
     hidden_size: int
-    dtype: str  # bf16, fp16 or fp32: of the parameters
+    dtype: str  # type of the parameters: bf16, fp16 or fp32
     device: str  # cpu or cuda
     ranks: int
     trained: bool
-    max_norm: float = 0.0  # gradient norm that DeepSpeed clips to; 0: it does not clip
+    max_norm: float = 0.0  # gradient norm that DeepSpeed clips to; 0: no clipping
     low_masters: bool = False
-    """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for that in
-    stages 1 to 3; in stage 0 it leaves parameters as they are when it is told of no type."""
+    """The optimizer steps on the bf16 parameters themselves. DeepSpeed has a mode for this in
+    stages 1 to 3. In stage 0 it leaves the parameters alone if its settings name no type."""
     tp_size: int = 1  # ranks that split each layer
-    streamed: bool = False  # not trained, and its weights wait in host memory
+    streamed: bool = False  # not trained, with weights in host memory
 
 
 def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
-    """DeepSpeed's settings. Micro-batches are counted by the engine around it, so here there is one
-    per step.
+    """Return DeepSpeed's settings. They name one micro-batch per step, since ``DeepSpeedEngine``
+    counts micro-batches itself.
 
-    Raises UserError if --zpg does not divide the ranks, whose number only the cluster may have
-    known."""
+    Raises UserError if --zpg does not divide the ranks. Earlier checks cannot, because the number
+    of ranks may depend on the cluster."""
     if facts.trained and facts.ranks % flags.zpg:
         raise UserError(
             f"--zpg {flags.zpg}: {facts.ranks} ranks do not divide into such groups", "--zpg 1"
@@ -49,9 +49,9 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
         "gradient_accumulation_steps": 1,
         "gradient_clipping": facts.max_norm,
         "steps_per_print": None,
-        # DeepSpeed knows optimizers by name, and wants its own Adam on a CPU, which each
-        # installation would have to compile; torch's fused one is as fast. The contract tests are
-        # ours.
+        # DeepSpeed accepts optimizers from a list of names, and on a CPU insists on its own Adam,
+        # which every installation would have to compile. torch's fused Adam is as fast, and our
+        # contract tests cover it.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(flags, facts),
@@ -62,7 +62,7 @@ def deepspeed_config(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any
 
 
 def check_device(dtype: str, device: str) -> None:
-    """Raises UserError if DeepSpeed does not train this type on this device."""
+    """Raise UserError if DeepSpeed cannot train this type on this device."""
     if device == "cpu" and dtype == "fp16" and not torch.ops.mkldnn._is_mkldnn_fp16_supported():
         raise UserError(
             "--param_dtype fp16: this CPU has no arithmetic in it", "--param_dtype bf16, or fp32"
@@ -70,11 +70,11 @@ def check_device(dtype: str, device: str) -> None:
 
 
 def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
-    """Raises UserError for what --ds_config_overrides asks of a section of settings that has no
-    such field. Imports DeepSpeed, which takes seconds, if there is something to check."""
+    """Raise UserError if DeepSpeed rejects --ds_config_overrides, e.g. for an unknown field. This
+    imports DeepSpeed, which takes seconds, but only if there is something to check."""
     if not flags.ds_config_overrides:
         return
-    os.environ["DS_ACCELERATOR"] = device  # read when it is imported
+    os.environ["DS_ACCELERATOR"] = device  # DeepSpeed reads it when it is imported
     from deepspeed.runtime.config import DeepSpeedConfig
 
     facts = EngineFacts(
@@ -90,7 +90,7 @@ def check_overrides(flags: DeepSpeedFlags, dtype: str, device: str) -> None:
 
 
 def merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """``settings`` with the leaves of ``changes`` in the place of their own."""
+    """Return ``settings`` with its leaves replaced by those of ``changes``."""
     inner = {
         key: merged(settings[key], value) if isinstance(settings.get(key), Mapping) else value
         for key, value in changes.items()
@@ -102,11 +102,11 @@ def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
     on_host = {"device": "cpu", "pin_memory": facts.device == "cuda"}
     settings: dict[str, Any] = {
         "stage": flags.zero_stage,
-        # Memory that is set aside whole: no more than there are gradients.
+        # DeepSpeed allocates the whole bucket up front, so it need not exceed all gradients.
         "reduce_bucket_size": min(REDUCE_BUCKET, facts.parameters),
-        # Vectors stay whole on every rank, matrices are sharded; as transformers' "auto".
+        # Vectors stay whole on every rank and matrices are sharded, as with transformers' "auto".
         "stage3_param_persistence_threshold": 10 * facts.hidden_size,
-        # only a backward pass gathers from the copies
+        # only a backward pass gathers from these secondary copies
         "zero_hpz_partition_size": flags.zpg if facts.trained else 1,
     }
     if flags.overlap_comm is not None:
@@ -119,12 +119,12 @@ def _zero(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
 
 
 def grad_accum_dtype(flags: DeepSpeedFlags, low_masters: bool) -> str:
-    """The type in which micro-batches' gradients add up."""
+    """Return the type in which the gradients of micro-batches are accumulated."""
     return flags.grad_accum_dtype or ("bf16" if low_masters else "fp32")
 
 
 def _types(flags: DeepSpeedFlags, facts: EngineFacts) -> dict[str, Any]:
-    """Of parameters, and of gradients while micro-batches are added up."""
+    """Return the settings for the types of parameters and of accumulated gradients."""
     sharded = flags.zero_stage > 0
     sums = (
         {"data_types": {"grad_accum_dtype": grad_accum_dtype(flags, facts.low_masters)}}

@@ -1,4 +1,5 @@
-"""One rank of a model under DeepSpeed. What differs between ZeRO stages is in ``masters.py``."""
+"""One rank of a model under DeepSpeed. ``masters.py`` covers the differences between ZeRO
+stages."""
 
 from __future__ import annotations
 
@@ -49,14 +50,16 @@ from openrl.training.whole_weights import (
 )
 
 ADAPTER_FOLDER = "adapter"
-"""Where an exported model keeps its adapters alone; the model beside it has them merged in."""
+"""Folder of an exported model that holds the adapters alone. The model next to it has them merged
+in."""
 
 
 class DeepSpeedEngine:
-    """Trains or, with ``optim`` None, only evaluates one model. Needs an initialised process group.
+    """Trains one model or, with ``optim`` None, only evaluates it. Needs an initialised process
+    group.
 
-    An engine that only evaluates uses DeepSpeed for nothing but splitting parameters (stage 3,
-    tensor parallelism)."""
+    An engine that only evaluates uses DeepSpeed solely to split parameters (stage 3, tensor
+    parallelism)."""
 
     def __init__(
         self,
@@ -92,8 +95,8 @@ class DeepSpeedEngine:
                 flags.gradient_checkpointing_num_layers,
                 flags.gradient_checkpointing_use_reentrant,
             )
-        # The base has no dropout; only checkpointing asks for this mode, and the dropout of
-        # adapters.
+        # The base model has no dropout, so only checkpointing and the dropout of adapters need
+        # training mode.
         adapters = self.model.adapters
         self._train_mode = flags.gradient_checkpointing or (
             adapters is not None and adapters.config.lora_dropout > 0
@@ -104,7 +107,7 @@ class DeepSpeedEngine:
         facts = self._facts(0.0 if self._clips_itself else optim.max_norm, low_masters)
         self._engine = self._initialized(deepspeed_config(flags, facts), self._inner)
         if self.stage == 0 and self.layout.world_size == 1:
-            # it copies all gradients there and back, also for one rank
+            # the all-reduce would copy all gradients back and forth even for a single rank
             self._engine.enable_backward_allreduce = False
         self._masters = Masters(
             self._engine.optimizer, self._inner, self.stage, self.dtype, self._clips_itself
@@ -124,7 +127,7 @@ class DeepSpeedEngine:
         return replace(facts, tp_size=self.layout.tp_size)
 
     def _initialized(self, config: dict[str, Any], optimizer: Optimizer | None = None) -> Any:
-        with redirect_stdout(io.StringIO()):  # memory reports that no log level silences
+        with redirect_stdout(io.StringIO()):  # hides memory reports that ignore the log level
             if self.stage == 3:
                 shard(self.model, config, DTYPES[self.dtype])
             engine, *_ = deepspeed_module().initialize(
@@ -183,8 +186,8 @@ class DeepSpeedEngine:
         return found
 
     def column(self, *tokens: Tensor) -> Tensor:
-        """The model's column for right-padded token_ids and attention_mask (b, T), and maybe groups
-        (b,); on the device."""
+        """Return the model's column, on the device. ``tokens`` are right-padded token_ids and
+        attention_mask, (b, T) each, optionally followed by group ids (b,)."""
         return self._engine(*(column.to(self.device) for column in tokens))[0]
 
     def _run(self, batch: ExperienceBatch, *want: Want) -> tuple[Tensor, dict[str, Tensor]]:
@@ -197,7 +200,7 @@ class DeepSpeedEngine:
         return self._engine(*tokens, want, reference, media)
 
     def _media(self, batch: ExperienceBatch) -> dict[str, Tensor] | None:
-        """The images of a micro-batch as tensors, for a model that sees."""
+        """Return the images of a micro-batch as tensors; None for a text model."""
         if self.model.vision is None:
             return None
         found = self.model.vision.read(batch.images)
@@ -237,7 +240,7 @@ class DeepSpeedEngine:
             if self._average is not None:
                 self._average.update(self._masters.tensors())
             metrics.append({"grad_norm": Mean(norm, 1.0)})
-        if self.layout.rank == 0:  # all ranks agree, one of them counts
+        if self.layout.rank == 0:  # all ranks agree, so only one counts the step
             metrics.append({"nonfinite_steps": Sum(float(not finite and not searching))})
             if searching:
                 metrics.append({"loss_scale_skips": Sum(float(not finite))})
@@ -246,8 +249,8 @@ class DeepSpeedEngine:
         return merge_all([*metrics, {"lr": Last(rate)}])
 
     def _apply_gradients(self) -> float:
-        """The optimizer step. Returns the gradient norm before clipping, inf or NaN if the step was
-        skipped."""
+        """Take the optimizer step. Returns the gradient norm before clipping; inf or NaN if the
+        step was skipped."""
         assert self.optim is not None
         if self._clips_itself:
             norm = clip_and_measure(self.model, self.optim.max_norm)
@@ -285,7 +288,7 @@ class DeepSpeedEngine:
             weights = {}
             for name, tensor in self.named_weights():
                 if self.layout.rank == 0:
-                    # parameters are views of one buffer in stages 1 and 2
+                    # in stages 1 and 2 parameters are views of one buffer, which must not be saved
                     weights[name] = tensor.to("cpu", copy=True)
             if self.layout.rank == 0:
                 fields = {
@@ -301,8 +304,7 @@ class DeepSpeedEngine:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """The moving average in the place of the weights, where there is one; then the weights
-        again."""
+        """Replace the weights by their moving average, if there is one, inside the with block."""
         if self._average is None:
             yield
             return
@@ -338,7 +340,7 @@ class DeepSpeedEngine:
             }
         try:
             write_rank_state(directory, self.layout.rank, tensors, values)
-        finally:  # a full disk of one rank must not leave the others waiting
+        finally:  # a full disk on one rank must not leave the others waiting
             dist.barrier()
 
     @needs("param", "optim")
@@ -362,7 +364,8 @@ class DeepSpeedEngine:
         dist.barrier()
 
     def _shape(self) -> dict[str, Any]:
-        """What must not change between saving and loading, by the flag that sets it."""
+        """Return what must not change between saving and loading, keyed by the flag that sets
+        it."""
         ranks, tp = self.layout.world_size, self.layout.tp_size
         return {
             "ranks": ranks if tp == 1 else f"{ranks // tp} x --ds_tensor_parallel_size {tp}",
@@ -374,9 +377,9 @@ class DeepSpeedEngine:
 
 
 def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
-    """Divide the parameters among the ranks, one after the other, from where they were loaded: the
-    pages of the checkpoint's file, which the ranks of a node share. DeepSpeed itself would first
-    move the whole model to every GPU."""
+    """Shard the parameters among the ranks, one parameter at a time, directly from the mapped pages
+    of the checkpoint file, which the ranks of a node share. DeepSpeed itself would first move the
+    whole model to every GPU."""
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
@@ -384,7 +387,7 @@ def shard(model: nn.Module, config: dict[str, Any], dtype: torch.dtype) -> None:
     groups = deepspeed.utils.groups
     near = None
     if config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1:
-        near = groups._get_zero_param_intra_parallel_group()  # of an engine before: made only once
+        near = groups._get_zero_param_intra_parallel_group()  # an earlier engine may have made it
     deepspeed.zero.Init(
         module=model, config_dict_or_path=config, dtype=dtype, zero_param_parallel_group=near
     )

@@ -1,5 +1,4 @@
-"""Joining the ranks of one model: a torch.distributed process group, gloo on a CPU and nccl on a
-GPU."""
+"""The torch.distributed process group of one model's ranks: gloo on a CPU, nccl on a GPU."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from openrl.errors import UserError
 
 @dataclass(frozen=True)
 class Launch:
-    """This process among those that a launcher such as torchrun started, by the environment it
-    gives them."""
+    """This process's identity among those that a launcher such as torchrun started, read from the
+    environment."""
 
     rank: int
     world_size: int
@@ -27,7 +26,8 @@ class Launch:
 
     @classmethod
     def from_environment(cls, local_rank: int = -1) -> Launch | None:
-        """None where no launcher started this process. ``local_rank`` -1: $LOCAL_RANK."""
+        """Read the launcher's environment; None if no launcher started this process. With
+        ``local_rank`` -1, $LOCAL_RANK counts. Raises UserError if a variable is not a number."""
         env = os.environ
         if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= env.keys():
             return None
@@ -45,16 +45,16 @@ class Launch:
         )
 
     def take_own_gpu(self) -> None:
-        """Let this process see its own GPU alone, as number 0, as Ray does. Must run before CUDA is
-        first asked."""
+        """Make this process see only its own GPU, as number 0, as Ray does. Must run before CUDA is
+        first used."""
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         devices = seen.split(",") if seen else []
-        # else the launcher has shown it one alone
+        # otherwise the launcher has already restricted it to one
         if not devices or self.local_rank < len(devices):
             os.environ["CUDA_VISIBLE_DEVICES"] = (
                 devices[self.local_rank] if devices else str(self.local_rank)
             )
-        os.environ["LOCAL_RANK"] = "0"  # what DeepSpeed takes for the number of the device
+        os.environ["LOCAL_RANK"] = "0"  # DeepSpeed uses it as the device number
 
 
 def init_distributed(
@@ -64,10 +64,10 @@ def init_distributed(
 
     Args:
         device: "cpu" or "cuda"; on a GPU each process sees its own device as number 0.
-        timeout: seconds any collective may take before the group aborts.
+        timeout: seconds that a collective may take before the group aborts.
 
-    Nothing listens beyond ``master_addr``; a single rank opens no port at all. A second call
-    changes nothing."""
+    The group listens on ``master_addr`` only; a single rank opens no port at all. A second call
+    has no effect."""
     # DeepSpeed reads these when it is imported and when an engine is built.
     os.environ["DS_ACCELERATOR"] = device
     os.environ.setdefault("LOCAL_RANK", "0")
@@ -96,14 +96,14 @@ _groups: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
 
 
 def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
-    """The process group of this rank among groups that divide all ranks. Collective; made once for
-    the same division.
+    """Return this rank's process group, given ``members``, a partition of all ranks. Collective;
+    the groups of a partition are created once and then reused.
 
     ``timeout`` as for ``init_distributed``.
     """
     key, limit = tuple(map(tuple, members)), timedelta(seconds=timeout)
     if key not in _groups:
-        # every rank makes every group, in one order
+        # torch requires that every rank creates every group, in the same order
         made = [dist.new_group(ranks, timeout=limit) for ranks in members]
         _groups[key] = next(
             group for group, ranks in zip(made, members, strict=True) if dist.get_rank() in ranks
@@ -112,8 +112,9 @@ def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
 
 
 def close_distributed() -> None:
-    """Leave the process group, if there is one. Several ranks that end a process without it abort
-    at random (SIGABRT): the interpreter goes down under the group's threads."""
+    """Leave the process group, if there is one. Otherwise a process of several ranks aborts at
+    random when it exits (SIGABRT), because the interpreter shuts down under the group's
+    threads."""
     _groups.clear()
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -122,9 +123,10 @@ def close_distributed() -> None:
 def _tcp_store(
     rank: int, world_size: int, addr: str, port: int, timeout: timedelta
 ) -> dist.TCPStore:
-    """Torch's own listening socket is bound to every interface; this one is bound to ``addr``."""
+    """Open the store that ranks meet at, listening on ``addr`` only. torch itself would listen on
+    every interface."""
     descriptor = None
-    # torchrun's own store listens there already
+    # torchrun's own store already listens there
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return dist.TCPStore(addr, port, world_size, False, timeout)
     if rank == 0:

@@ -1,4 +1,4 @@
-"""Writing a trained model as a Hugging Face directory."""
+"""Writes a trained model as a Hugging Face model directory."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from transformers.dynamic_module_utils import custom_object_save
 def write_model(
     directory: Path, hf: PreTrainedModel, weights: dict[str, Tensor], fields: Mapping[str, Any]
 ) -> None:
-    """``weights`` by the names of a checkpoint, with the config and the code of ``hf``; ``fields``
-    are added to config.json. No tokenizer."""
+    """Write ``weights``, under their checkpoint names, with the config and the custom code of
+    ``hf``. ``fields`` are added to config.json. Writes no tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     config = copy(hf.config)
     config.update(dict(fields))
-    vars(config).pop("quantization_config", None)  # the weights are written whole
+    vars(config).pop("quantization_config", None)  # the weights are written unquantised
     config.save_pretrained(directory)
     if hf.can_generate():
         hf.generation_config.save_pretrained(directory)

@@ -1,8 +1,8 @@
-"""What one rank's optimizer steps on below DeepSpeed, and the loss scale beside it.
+"""The tensors that one rank's optimizer steps on below DeepSpeed, and the loss scale.
 
-Four kinds of DeepSpeed optimizer pass for one here: a plain one on the parameters themselves (stage
-0, fp32 or adamw_bf16), fp32 masters beside the parameters (stage 0, bf16 and fp16), flat shards
-(stages 1 and 2) and sharded parameters (stage 3)."""
+This module hides the differences between four kinds of DeepSpeed optimizer: a plain one on the
+parameters themselves (stage 0, fp32 or adamw_bf16), fp32 masters next to the parameters (stage 0,
+bf16 and fp16), flat shards (stages 1 and 2) and sharded parameters (stage 3)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from openrl.models.causal_lm import DTYPES
 
 
 class Masters:
-    """The masters of ``inner`` below DeepSpeed's ``optimizer``; ``plain``: they are the parameters
-    themselves."""
+    """The master weights that ``inner`` steps on below DeepSpeed's ``optimizer``. If ``plain``,
+    they are the parameters themselves."""
 
     def __init__(
         self, optimizer: Any, inner: Optimizer, stage: int, dtype: str, plain: bool
@@ -29,10 +29,10 @@ class Masters:
 
     @torch.no_grad()
     def mend(self, grad_dtype: str) -> None:
-        """Two things that DeepSpeed does in stage 0 below fp32, and in no other: it adds
-        micro-batches up in the type of the parameters, and it makes the optimizer's state by a step
-        with zero gradients, which decays the weights once and leaves Adam's bias correction one
-        step ahead."""
+        """Undo two things that DeepSpeed does only in stage 0 with bf16 or fp16. It accumulates
+        gradients in the type of the parameters. And it creates the optimizer's state by a step with
+        zero gradients, which decays the weights once and puts Adam's bias correction one step
+        ahead."""
         if self._stage > 0 or self._plain:
             return
         self._inner.state.clear()
@@ -41,27 +41,27 @@ class Masters:
             master.copy_(parameter)
 
     def tensors(self) -> list[Tensor]:
-        """This rank's: whole parameters in stage 0, else its shards of them."""
-        if self._stage == 3:  # listed in the optimizer's groups during a step only
+        """Return this rank's masters: of whole parameters in stage 0, otherwise of its shards."""
+        if self._stage == 3:  # the optimizer's groups list them only during a step
             return self._optimizer.fp32_partitioned_groups_flat
         return [p for group in self._inner.param_groups for p in group["params"]]
 
     @torch.no_grad()
     def put(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite masters and parameters."""
+        """Overwrite the masters with ``tensors``, and the parameters accordingly."""
         for master, tensor in zip(self.tensors(), tensors, strict=True):
             master.copy_(tensor)
         self.refresh()
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring parameters in line with masters that were just overwritten."""
+        """Update the parameters from masters that were just overwritten."""
         if self._stage == 3:
             optimizer = self._optimizer
             persistent = optimizer.persistent_parameters
             if persistent:
                 persistent[0].partition(persistent)
-            # the copies of --zpg, which partitioning has made of old values
+            # --zpg's secondary copies, which partitioning has just made from old values
             optimizer.invalidate_secondary_tensor()
             for i in range(len(optimizer.fp16_groups)):
                 optimizer._reassign_or_swap_out_partitioned_parameters(i)
@@ -74,7 +74,7 @@ class Masters:
                 parameter.copy_(master)
 
     def _pairs(self) -> Iterable[tuple[Any, Tensor]]:
-        """Of parameters and masters in stage 0."""
+        """Yield (parameter, master) pairs in stage 0."""
         for parameters, masters in zip(
             self._optimizer.fp16_groups, self._optimizer.fp32_groups, strict=True
         ):
@@ -83,12 +83,12 @@ class Masters:
     # ---- the loss scale of fp16
 
     def missing_loss_scale(self) -> float:
-        """DeepSpeed scales fp16 losses itself, except in stage 0, where it only undoes the
-        scale."""
+        """Return the factor by which the caller must scale the loss. DeepSpeed scales fp16 losses
+        itself, except in stage 0, where it only undoes the scaling."""
         return self._optimizer.loss_scale if self._stage == 0 and self._dtype == "fp16" else 1.0
 
     def loss_scale(self) -> dict[str, Any]:
-        """The state of the dynamic scale, as JSON; empty where there is no scaling."""
+        """Return the state of the dynamic loss scale as JSON values; empty without scaling."""
         return {
             name: value
             for name, value in vars(self._scaler()).items()

@@ -1,4 +1,4 @@
-"""A moving average of the trained weights, kept beside them in host memory."""
+"""A moving average of the trained weights, kept in host memory."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from torch import Tensor
 
 
 class MovingAverage:
-    """Of one rank's masters, in fp32: ``average = beta * average + (1 - beta) * master`` after each
-    optimizer step.
+    """The fp32 moving average of one rank's masters: ``average = beta * average + (1 - beta) *
+    master`` after each optimizer step.
 
-    It starts as the masters themselves. Shards of ZeRO are averaged where they are, so ranks say
-    nothing to each other."""
+    It starts as a copy of the masters. Each rank averages its own ZeRO shards, so ranks need not
+    communicate."""
 
     def __init__(self, masters: Iterable[Tensor], beta: float) -> None:
         self.beta = beta
@@ -25,7 +25,7 @@ class MovingAverage:
             average.lerp_(master.detach().to("cpu", torch.float32), 1 - self.beta)
 
     def named(self) -> dict[str, Tensor]:
-        """What a resume needs."""
+        """Return the tensors that a checkpoint stores, by name."""
         return {f"average.{i}": tensor for i, tensor in enumerate(self.tensors)}
 
     def load(self, named: dict[str, Tensor]) -> None:

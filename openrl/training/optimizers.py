@@ -1,5 +1,5 @@
-"""Optimizers by name, with decay on matrices only, and the learning-rate schedules of transformers
-by name."""
+"""Optimizers and learning-rate schedules by name. Weight decay acts on matrices only; the schedules
+are those of transformers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from openrl.training.bf16_adamw import BF16AdamW
 
 @dataclass(frozen=True)
 class OptimSpec:
-    """How one role is optimised. ``total_steps`` counts optimizer steps, where the schedule
-    ends."""
+    """How one role is optimised. The schedule ends after ``total_steps`` optimizer steps."""
 
     learning_rate: float
     scheduler: str
@@ -32,7 +31,7 @@ class OptimSpec:
     max_norm: float
     total_steps: int
     optimizer: OptimizerName = "adamw"
-    # weight of the old in a moving average of the weights, which is then what is exported
+    # beta of a moving average of the weights, which is then exported; None: no average
     average: float | None = None
 
     @classmethod
@@ -62,9 +61,9 @@ class OptimSpec:
 
 
 def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
-    """The optimizer ``spec.optimizer`` over the trainable parameters.
+    """Build the optimizer ``spec.optimizer`` over the trainable parameters.
 
-    Weight decay acts on matrices; biases, norms and other vectors are left out, as in the GPT-3
+    Weight decay acts on matrices only, not on biases, norms and other vectors, as in the GPT-3
     recipe."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     for_muon = {
@@ -80,7 +79,7 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
         case "adamw_bf16":
             return BF16AdamW(groups, spec.learning_rate, spec.betas)
         case "adamw_8bit":
-            from bitsandbytes.optim import AdamW8bit  # looks for GPU libraries while it is imported
+            from bitsandbytes.optim import AdamW8bit  # the import searches for GPU libraries
 
             return AdamW8bit(groups, lr=spec.learning_rate, betas=spec.betas, eps=1e-8)
         case "muon" if for_muon:
@@ -89,22 +88,22 @@ def build_optimizer(model: nn.Module, spec: OptimSpec) -> Optimizer:
 
 
 def _adamw(groups: list[dict[str, Any]], spec: OptimSpec) -> AdamW:
-    """Fused where torch has it: one pass, also on a CPU."""
+    """Build torch's fused AdamW, which takes a single pass over memory, also on a CPU."""
     return AdamW(groups, lr=spec.learning_rate, betas=spec.betas, eps=1e-8, fused=True)
 
 
 def in_a_layer(name: str) -> bool:
-    """Whether a parameter belongs to a numbered layer: not embeddings, output head or value
-    head."""
+    """Return whether a parameter belongs to a numbered layer, i.e. not to the embeddings, the
+    output head or the value head."""
     return re.search(r"(^|\.)\d+\.", name) is not None
 
 
 class MuonAndAdamW(Optimizer):
-    """Muon for the matrices of layers, AdamW for the rest, at one learning rate: Muon's updates get
-    the root mean square of AdamW's (https://arxiv.org/abs/2502.16982 section 2.2).
+    """Muon for the matrices of layers and AdamW for the rest, at one learning rate: Muon's updates
+    are scaled to the root mean square of AdamW's (https://arxiv.org/abs/2502.16982 section 2.2).
 
-    Its parts work on its own groups and state, so whoever swaps parameters in the groups (mixed
-    precision does) reaches them."""
+    Both parts share this optimizer's groups and state, so code that replaces parameters in the
+    groups, as mixed precision does, reaches the parts too."""
 
     def __init__(
         self, matrices: list[nn.Parameter], rest: list[dict[str, Any]], spec: OptimSpec
@@ -125,8 +124,8 @@ class MuonAndAdamW(Optimizer):
 
 
 def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
-    """The schedule ``spec.scheduler``; step it once after each optimizer step."""
-    from transformers import get_scheduler  # loads peft
+    """Build the schedule ``spec.scheduler``. Step it once after each optimizer step."""
+    from transformers import get_scheduler  # the import loads peft
 
     extra: dict[str, dict[str, Any]] = {
         "cosine_with_min_lr": {"min_lr_rate": spec.min_lr_ratio},
@@ -146,7 +145,8 @@ def build_scheduler(optimizer: Optimizer, spec: OptimSpec) -> LRScheduler:
 
 
 def clip_and_measure(model: nn.Module, max_norm: float) -> float:
-    """Global gradient norm before clipping; clips in place if ``max_norm`` > 0."""
+    """Return the global gradient norm before clipping. Clips in place if ``max_norm`` > 0 and the
+    norm is finite."""
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float32) for g in grads]).norm()
     if max_norm > 0 and bool(torch.isfinite(norm)):

@@ -1,8 +1,8 @@
-"""The losses of one optimizer step on answers that were compared or rated, as ``updates.py`` has
-those on tokens.
+"""The losses of one optimizer step on compared or rated answers. ``updates.py`` has the losses on
+tokens.
 
-Denominators are ``StepCounts.trajectories``: pairs where rows come in pairs
-(``batching.plan_pairs``), else rated answers."""
+They divide by ``StepCounts.trajectories``, which counts pairs where rows come in pairs
+(``batching.plan_pairs``), otherwise rated answers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from openrl.training.engine import Forward
 
 @dataclass(frozen=True)
 class PreferenceUpdate:
-    """A loss of the registry of preference losses + nll_coef * the chosen answers' mean negative
-    log-likelihood.
+    """A registered preference loss + nll_coef * the mean negative log-likelihood of the chosen
+    answers.
 
-    The mean is over the tokens of an answer first, then over answers, as each pair counts once in
-    the loss."""
+    That mean is taken over the tokens of each answer first and then over answers, since each pair
+    counts once in the loss."""
 
     loss: str  # name in the registry
     options: Any  # that loss's options
@@ -66,7 +66,8 @@ class PreferenceUpdate:
 
 @dataclass(frozen=True)
 class PairRewardUpdate:
-    """A reward model's loss on pairs; ``margin``: the rows' own margins are subtracted inside."""
+    """A reward model's loss on pairs. With ``margin`` each pair's own margin is subtracted from the
+    difference of its rewards."""
 
     kind: Literal["sigmoid", "logexp"] = "sigmoid"
     margin: bool = False
@@ -84,15 +85,15 @@ class PairRewardUpdate:
 
 
 def mean_over_step(values: Tensor, valid: Tensor, counts: StepCounts) -> Tensor:
-    """This micro-batch's share of the mean of ``values`` (n,) over the whole step; dummies are not
-    ``valid``."""
+    """Return this micro-batch's share of the mean of ``values`` (n,) over the whole step. Dummy
+    rows are not ``valid``."""
     return step_loss(values[:, None], valid[:, None], counts, "seq-mean-token-sum")
 
 
 @torch.no_grad()
 def _reward_metrics(rewards: Tensor, batch: PreferenceBatch, paired: bool) -> dict[str, Metric]:
-    """Rewards (b,) of better and worse answers and, of pairs, how often and by how much the better
-    one leads."""
+    """Return the mean rewards of the better and the worse answers from ``rewards`` (b,). For pairs,
+    add how often and by how much the better answer leads."""
     better = _mean("rewards/chosen", rewards, batch.valid & (batch.passed == 1))
     metrics = better | _mean("rewards/rejected", rewards, batch.valid & (batch.passed == 0))
     if paired:

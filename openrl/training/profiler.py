@@ -1,4 +1,4 @@
-"""What a rank does in a step, as files for viewers: a trace of operators and kernels, or the
+"""Profiles of a rank's steps, as files for viewers: a trace of operators and kernels, or the memory
 allocations of its GPU."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 ProfileTool = Literal["torch", "memory"]
-ALLOCATIONS = 1_000_000  # newest ones that a snapshot remembers
+ALLOCATIONS = 1_000_000  # number of latest allocations that a snapshot keeps
 
 
 class StepProfiler:
-    """Runs from its making to ``end``, over calls that the same thread makes."""
+    """A profiler that records from its construction to ``end`` what the same thread calls."""
 
     def __init__(self, tool: ProfileTool) -> None:
         self._trace: profile | None = None
@@ -26,8 +26,8 @@ class StepProfiler:
             torch.cuda.memory._record_memory_history(max_entries=ALLOCATIONS)
 
     def end(self, path: Path) -> None:
-        """Write ``path`` with .json.gz (for https://ui.perfetto.dev) or .pickle (for
-        https://pytorch.org/memory_viz) behind it."""
+        """Stop and write ``path`` plus .json.gz (for https://ui.perfetto.dev) or .pickle (for
+        https://pytorch.org/memory_viz)."""
         path.parent.mkdir(parents=True, exist_ok=True)
         if self._trace is not None:
             self._trace.stop()

@@ -1,9 +1,9 @@
-"""What of a model leaves its device while other roles use it, and how it comes back bit for bit.
+"""Moves parts of a model off the device while other roles use it, and brings them back bit for bit.
 
-Memory moves by storage, not by tensor: DeepSpeed keeps many views of a few flat buffers
-(parameters, masters, shards), and all of them stay valid while the storage below them is empty. So
+Memory moves by storage, not by tensor. DeepSpeed keeps many views of a few flat buffers
+(parameters, masters, shards), and all views stay valid while the storage below them is empty. So
 this works for every ZeRO stage and optimizer. DeepSpeed's own ``offload_states`` does not: it has
-nothing in stage 0 and wants its own Adam in stage 3."""
+no effect in stage 0 and requires DeepSpeed's own Adam in stage 3."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from torch.optim import Optimizer
 
 from openrl.config.rollout import SleepState
 
-# bytes; torch rounds pinned blocks up to powers of two, so large ones would waste host memory
+# bytes; torch rounds pinned blocks up to powers of two, so larger ones would waste host memory
 PIECE = 256 * 2**20
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def needs(*parts: str) -> Callable[[Method], Method]:
-    """A method of an engine (with a ``sleep``) that raises RuntimeError while one of these parts is
-    asleep."""
+    """Return a decorator for methods of an engine that has a ``sleeper``. The method raises
+    RuntimeError while one of these parts is asleep."""
 
     def decorate(method: Method) -> Method:
         @wraps(method)
@@ -42,16 +42,16 @@ def needs(*parts: str) -> Callable[[Method], Method]:
 
 
 def parameter_tensors(model: nn.Module) -> list[Tensor]:
-    """What --deepspeed_sleep_states calls param: parameters, in ZeRO 3 this rank's shards of them,
-    and --zpg's copies."""
+    """Return what --deepspeed_sleep_states calls "param": the parameters, with ZeRO 3 this rank's
+    shards of them, and --zpg's secondary copies."""
     names = ("data", "ds_tensor", "ds_secondary_tensor")
     found = (getattr(p, name, None) for p in model.parameters() for name in names)
     return [tensor for tensor in found if isinstance(tensor, Tensor)]
 
 
 def gradient_tensors(parameters: Iterable[Tensor], optimizer: Any) -> list[Tensor]:
-    """What gradients are written to, as far as it outlives a step: stage 1 keeps tensors, stage 3
-    flat buffers."""
+    """Return the gradient memory that outlives a step: stage 1 keeps tensors, stage 3 flat
+    buffers."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     buckets = [bucket.buffer for bucket in getattr(optimizer, "ipg_buckets", {}).values()]
     flat = getattr(optimizer, "grad_partitions_flat_buffer", None)
@@ -60,11 +60,11 @@ def gradient_tensors(parameters: Iterable[Tensor], optimizer: Any) -> list[Tenso
 
 @dataclass(frozen=True)
 class Movable:
-    """What moves with a part of a model."""
+    """The tensors that move when a part of a model falls asleep."""
 
     tensors: list[Tensor]
-    spared: list[Tensor] = field(default_factory=list)  # what shares memory with these stays
-    dropped: bool = False  # the content is of no use to anybody
+    spared: list[Tensor] = field(default_factory=list)  # memory shared with these stays
+    dropped: bool = False  # the content is no longer needed and is not kept
 
 
 def movable(
@@ -74,8 +74,8 @@ def movable(
     masters: Sequence[Tensor] = (),
     optimizer: Any = None,
 ) -> Movable:
-    """Of a model that is trained: by ``inner``, which steps on ``masters``, below DeepSpeed's
-    ``optimizer``."""
+    """Return what moves with ``part`` of a model. If the model is trained, ``inner`` is the
+    optimizer that steps on ``masters`` below DeepSpeed's ``optimizer``."""
     parameters = parameter_tensors(model)
     if part == "param":
         return Movable(parameters)
@@ -87,7 +87,8 @@ def movable(
 
 
 class Kept(Protocol):
-    """Where the bytes of a part are meanwhile, in order."""
+    """The place that keeps the bytes of a sleeping part. ``restore`` returns them in the order in
+    which ``put`` stored them."""
 
     def put(self, data: Tensor) -> None: ...
 
@@ -95,7 +96,7 @@ class Kept(Protocol):
 
 
 class InHostMemory:
-    """Of a GPU: pinned host memory."""
+    """Keeps a GPU's bytes in pinned host memory."""
 
     def __init__(self) -> None:
         self._pieces: list[Tensor] = []
@@ -112,8 +113,8 @@ class InHostMemory:
 
 
 class InFile:
-    """Of a CPU: a file without a name under $TMPDIR, which ends with the process whatever
-    happens."""
+    """Keeps a CPU's bytes in an unnamed file under $TMPDIR, which vanishes with the process however
+    it ends."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile(prefix="openrl_sleep_")  # noqa: SIM115
@@ -131,14 +132,14 @@ class InFile:
 
 
 def _buffer(data: Tensor) -> ctypes.Array:
-    """Bytes of a CPU as files take them. ``data.numpy()`` would do, but from then on torch refuses
-    to free them."""
+    """Return the bytes of a CPU tensor as a buffer for file I/O. ``data.numpy()`` would work too,
+    but torch then refuses to resize the storage."""
     return (ctypes.c_char * len(data)).from_address(data.data_ptr())
 
 
 class Dropped:
-    """Of gradients: nothing. Between two steps they have been used; their buffers come back as
-    zeros."""
+    """Keeps nothing, for gradients: between two steps nobody needs them, and their buffers come
+    back as zeros."""
 
     def put(self, data: Tensor) -> None: ...
 
@@ -148,20 +149,20 @@ class Dropped:
 
 @dataclass(frozen=True)
 class _Asleep:
-    storages: list[tuple[torch.UntypedStorage, int]]  # with their sizes in bytes
+    storages: list[tuple[torch.UntypedStorage, int]]  # each with its size in bytes
     kept: Kept
 
 
 class Sleep:
-    """The parts of one engine that are asleep. ``sleep`` empties their storages, ``wake`` fills
-    them again."""
+    """The sleeping parts of one engine. ``sleep`` empties their storages, ``wake`` fills them
+    again."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._asleep: dict[str, _Asleep] = {}
 
     def require(self, what: str, parts: Iterable[str]) -> None:
-        """Raises RuntimeError if one of ``parts`` is asleep: its tensors have no memory."""
+        """Raise RuntimeError if one of ``parts`` is asleep, since its tensors have no memory."""
         if asleep := [part for part in parts if part in self._asleep]:
             raise RuntimeError(
                 f"{what} needs {' and '.join(asleep)} of this model, asleep now: wake it first"
@@ -170,8 +171,8 @@ class Sleep:
     def sleep(self, part: str, what: Movable) -> None:
         """Free the memory of a part on the device.
 
-        What lies elsewhere (offloaded already) or in memory that is not torch's own (a mapped file)
-        stays."""
+        Tensors that are elsewhere (already offloaded) or in memory that torch does not own (a
+        mapped file) stay."""
         self.require("sleep", [part])
         spared = {t.untyped_storage().data_ptr() for t in what.spared}
         storages = [t.untyped_storage() for t in what.tensors if t.device.type == self._device.type]
@@ -196,8 +197,8 @@ class Sleep:
         give_back(self._device)
 
     def wake(self, *parts: str) -> None:
-        """Raises RuntimeError if a part is awake, or if there is no room for it; then it is still
-        asleep."""
+        """Restore parts. Raises RuntimeError if a part is already awake, or if there is no memory
+        for it; in the latter case it stays asleep."""
         for part in parts:
             if part not in self._asleep:
                 raise RuntimeError(f"{part} of this model is awake already")
@@ -210,8 +211,8 @@ class Sleep:
 
 
 def give_back(device: torch.device) -> None:
-    """Freed memory goes from the allocator to the system. glibc keeps holes between what is in use
-    unless it is asked."""
+    """Return freed memory from the allocator to the system. Unless asked, glibc keeps free memory
+    that lies between blocks in use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
     elif trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
@@ -219,6 +220,6 @@ def give_back(device: torch.device) -> None:
 
 
 def _bytes(storage: torch.UntypedStorage) -> Tensor:
-    """All of a storage, (bytes,)."""
+    """Return all bytes of a storage as a tensor, (bytes,)."""
     nothing = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return nothing.set_(storage)  # type: ignore[call-overload]

@@ -1,5 +1,5 @@
-"""What one rank must keep to go on bit for bit, as two files: tensors in safetensors, the rest in
-JSON."""
+"""The state that one rank needs for a bit-for-bit resume, in two files: tensors in safetensors, the
+rest in JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from openrl.errors import UserError
 
 @dataclass(frozen=True)
 class StateParts:
-    """What of a state, besides weights, is written or taken up."""
+    """Which parts of a state, besides the weights, are saved or loaded."""
 
-    optimizer: bool = True  # its moments, the schedule of the learning rate, the loss scale
+    optimizer: bool = True  # moments, learning-rate schedule and loss scale
     random: bool = True
 
 
@@ -32,7 +32,7 @@ WHOLE = StateParts()
 def write_rank_state(
     directory: Path, rank: int, tensors: dict[str, Tensor], values: dict[str, Any]
 ) -> None:
-    """``rank_00000.safetensors`` and ``rank_00000.json``."""
+    """Write ``rank_00000.safetensors`` and ``rank_00000.json`` for rank 0, and so on."""
     directory.mkdir(parents=True, exist_ok=True)
     stem = directory / f"rank_{rank:05d}"
     save_file(
@@ -45,8 +45,8 @@ def write_rank_state(
 def read_rank_state(
     directory: Path, rank: int, expected: dict[str, Any], parts: StateParts = WHOLE
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors, values). Raises UserError if the files are missing, one of ``expected`` was saved
-    differently, or one of ``parts`` was not saved."""
+    """Return (tensors, values). Raises UserError if the files are missing, if a value in
+    ``expected`` differs from the saved one, or if one of ``parts`` was not saved."""
     stem = directory / f"rank_{rank:05d}"
     if not stem.with_suffix(".json").exists():
         raise UserError(
@@ -73,12 +73,12 @@ def read_rank_state(
 def optimizer_tensors(
     optimizer: Optimizer, masters: list[Tensor], state: bool = True
 ) -> dict[str, Tensor]:
-    """The masters and, with ``state``, that of their optimizer, by position; whole numbers as int64
-    scalars."""
+    """Return the masters and, with ``state``, the optimizer's state, named by position. Integers
+    become int64 scalars."""
     named = {f"master.{i}": master for i, master in enumerate(masters)}
     for i, master in enumerate(masters if state else []):
         for key, value in optimizer.state.get(master, {}).items():
-            # the code book of 8-bit moments is one tensor, which a file must not share
+            # 8-bit moments share one code book, and safetensors refuses shared memory
             shared = key.startswith("qmap")
             named[f"{key}.{i}"] = value.clone() if shared else torch.as_tensor(value)
     return named
@@ -87,8 +87,8 @@ def optimizer_tensors(
 def restore_optimizer_tensors(
     optimizer: Optimizer, masters: list[Tensor], named: dict[str, Tensor], state: bool = True
 ) -> None:
-    """The inverse of ``optimizer_tensors``, among other tensors; state that was not there then is
-    not there now."""
+    """The inverse of ``optimizer_tensors``; ``named`` may hold other tensors too. Optimizer state
+    that was not saved is removed."""
     with torch.no_grad():
         for i, master in enumerate(masters):
             master.copy_(named[f"master.{i}"])
@@ -102,7 +102,8 @@ def restore_optimizer_tensors(
 
 
 def random_state(device: torch.device) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """State of Python's, NumPy's and torch's global generators."""
+    """Return the state of Python's, NumPy's and torch's global random generators as (tensors, JSON
+    values)."""
     tensors = {"rng.torch": torch.get_rng_state()}
     if device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(device)

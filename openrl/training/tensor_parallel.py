@@ -1,8 +1,8 @@
-"""Layers split over ranks by DeepSpeed's AutoTP: what is split, and weights that are whole again.
+"""Tensor parallelism by DeepSpeed's AutoTP: which parameters are split, and how to gather them.
 
-A linear layer of transformers' tensor-parallel plan keeps its parameter, of which each rank holds
-some rows (column parallel) or some columns (row parallel). Embeddings, norms and heads are on every
-rank. DeepSpeed hangs a function on a parameter of a split layer that gathers it."""
+AutoTP splits the linear layers of transformers' tensor-parallel plan: each rank holds some rows of
+the parameter (column parallel) or some columns (row parallel). Every rank holds the embeddings,
+norms and heads. DeepSpeed attaches a function to each split parameter that gathers it."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ STYLES = {
     "colwise", "colwise_rep", "colwise_gather_output", "rowwise", "replicated_with_grad_allreduce",
     "embedding_rowwise",
 }  # fmt: skip
-"""Of transformers' plans, what DeepSpeed knows how to do."""
+"""The styles in transformers' plans that DeepSpeed supports."""
 
 
 def is_split(parameter: Tensor) -> bool:
-    """Whether each rank holds a part."""
+    """Return whether each rank holds only a part of the parameter."""
     return getattr(parameter, "tensor_model_parallel", False) and hasattr(
         parameter, "gather_params"
     )
 
 
 def undivided_weight(parameter: Tensor) -> Tensor:
-    """The whole parameter, a copy where it is split. Collective."""
+    """Return the whole parameter, as a copy if it is split. Collective."""
     if not is_split(parameter):
         return parameter
-    # DeepSpeed puts the whole in its place, and the parameter keeps its part
+    # gather_params replaces the data of this alias, so the parameter itself keeps its part
     gathered = parameter.detach()
     parameter.gather_params([gathered])  # type: ignore[attr-defined]
     return gathered
 
 
 def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
-    """Raises UserError if the layers of a model cannot be split over ``size`` ranks."""
+    """Raise UserError if the layers of a model cannot be split over ``size`` ranks."""
     if size == 1:
         return
     text = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code).get_text_config()
@@ -65,8 +65,8 @@ def check_layers(path: str, trust_remote_code: bool, size: int) -> None:
 
 
 def check_sum(path: str, size: int, found: Tensor, expected: Tensor, trial: Trial) -> None:
-    """Raises UserError if a model whose layers are split, and before, gave different results of
-    ``probe``."""
+    """Raise UserError if splitting the layers changed the model's results on ``trial``: ``found``
+    after the split, ``expected`` before."""
     if wrong := differ(found, expected, trial):
         raise _unsplittable(path, size, wrong)
 

@@ -1,4 +1,4 @@
-"""The losses of one optimizer step, each a picklable callable that an engine runs on every
+"""The losses of one optimizer step. Each is a picklable callable that the engine runs on every
 micro-batch."""
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from openrl.training.engine import Forward, LossOf
 
 
 class RoleUpdate(Protocol):
-    """The loss of a role that learns from rollouts."""
+    """The loss of a role that learns from rollouts: policy or critic."""
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]: ...
 
     def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
-        """(B,) bool: rows that may have a gradient. Every term of the others is exactly 0, so they
-        need not be computed."""
+        """Return the rows that may have a gradient, (B,) bool. In all other rows every term of the
+        loss is exactly 0, so they need not be computed."""
 
 
 @dataclass(frozen=True)
 class PolicyUpdate:
-    """rl_coef * (policy loss + kl_coef * KL to the reference) - entropy_coef * entropy + sft_coef *
-    NLL of good samples.
+    """The policy's loss: rl_coef * (policy loss + kl_coef * KL to the reference model) -
+    entropy_coef * entropy + sft_coef * NLL of good samples.
 
-    Every term is aggregated by ``agg_mode``. Weights of rows and tokens in the batch multiply the
-    policy loss alone.
+    ``agg_mode`` aggregates every term. The batch's row and token weights multiply the policy loss
+    only.
 
-    Without ``old_logprobs`` in the batch the policy's own count as old: right for a batch that is
-    trained on in one step by the policy that made it."""
+    If the batch has no ``old_logprobs``, the current log-probs count as old. That is right if the
+    policy that sampled the batch trains on all of it in a single step."""
 
     loss_type: str  # name in the registry of policy losses
     options: Any  # that loss's options
     agg_mode: LossAggMode
-    norm_const: float | None = None  # tokens, for seq-mean-token-sum-norm
-    kl_coef: float = 0.0  # 0: the KL is measured, without a part in the loss
-    kl_estimator: str | None = None  # None: not measured either
+    norm_const: float | None = None  # number of tokens, for seq-mean-token-sum-norm
+    kl_coef: float = 0.0  # 0: the KL is measured but not part of the loss
+    kl_estimator: str | None = None  # None: the KL is not even measured
     rl_coef: float = 1.0
-    entropy_coef: float = 0.0  # 0: the entropy is measured, without gradient
+    entropy_coef: float = 0.0  # 0: the entropy is measured but has no gradient
     sft_coef: float = 0.0
     sft_threshold: float = 0.0  # good samples have an unshaped reward above it
-    # measures how far the engine is from this policy; for weights that have just sampled
+    # measure the mismatch between engine and policy; only for the weights that sampled the batch
     compares: bool = False
 
     def __call__(
@@ -67,7 +67,7 @@ class PolicyUpdate:
         logprobs, more = forward(batch, *want)
         entropies = more["entropy"]
         if not self.entropy_coef:
-            entropies = entropies.detach()  # what its gradient would need is freed here
+            entropies = entropies.detach()  # frees the activations that its gradient would need
         old_logprobs = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         inputs = LossInputs(
             logprobs=logprobs,
@@ -121,8 +121,8 @@ class PolicyUpdate:
         return found & batch.valid
 
     def _policy_rows(self, batch: ExperienceBatch) -> Tensor:
-        """Rows with a weight and, for a loss that follows the advantages, with an advantage or a
-        token that the loss treats apart."""
+        """Return the rows with a non-zero weight. If the loss is driven by advantages, they must
+        also have a non-zero advantage or a token that the loss treats separately."""
         entry, found = policy_losses[self.loss_type], torch.ones_like(batch.valid)
         if "advantages" in entry.needs:
             found = _any(_needed(batch, "advantages") != 0, batch)
@@ -151,7 +151,7 @@ class PolicyUpdate:
 
 @dataclass(frozen=True)
 class ValueUpdate:
-    """The critic's clipped regression on the returns; ``clip`` 0: not clipped."""
+    """The critic's loss: clipped regression on the returns. ``clip`` 0 means no clipping."""
 
     clip: float
     agg_mode: LossAggMode
@@ -182,10 +182,10 @@ class ValueUpdate:
 class BalancedUpdate:
     """Another update, plus ``coef`` times the load-balancing loss of a mixture of experts.
 
-    That loss is a product of two means over tokens, padding left out, so it does not add up over
-    micro-batches: each has its own, over all its real tokens, and counts by its share of the step's
-    trained tokens. Experts are thus balanced within micro-batches, as in the other systems, and the
-    cut into them is part of the loss."""
+    That loss is a product of two means over the real tokens, so it does not add up over
+    micro-batches. Each micro-batch has its own, weighted by its share of the step's trained tokens.
+    So experts are balanced within micro-batches, as in other systems, and the loss depends on how
+    the step is cut into them."""
 
     update: LossOf
     coef: float
@@ -208,7 +208,7 @@ class BalancedUpdate:
         }
 
     def gradient_rows(self, batch: ExperienceBatch) -> Tensor:
-        """All: experts are balanced over every token that is computed."""
+        """Return all rows, since every computed token enters the balancing loss."""
         return torch.ones_like(batch.valid)
 
 
@@ -216,7 +216,7 @@ U = TypeVar("U", bound=LossOf)
 
 
 def balanced(update: U, coef: float) -> U | BalancedUpdate:
-    """The update itself where ``coef`` is 0."""
+    """Add the load-balancing loss to ``update``. Returns ``update`` itself if ``coef`` is 0."""
     return BalancedUpdate(update, coef) if coef else update
 
 
@@ -235,9 +235,9 @@ class SupervisedUpdate:
 
 @dataclass(frozen=True)
 class PtxUpdate:
-    """``coef`` times the mean negative log-likelihood of given answers: the term that InstructGPT
-    adds to its objective (https://arxiv.org/abs/2203.02155 eq. 2), at the policy's sampling
-    temperature."""
+    """``coef`` times the mean negative log-likelihood of given answers at the policy's sampling
+    temperature: the pretraining term of InstructGPT's objective (https://arxiv.org/abs/2203.02155
+    eq. 2)."""
 
     coef: float
 
@@ -257,13 +257,14 @@ def _needed(batch: ExperienceBatch, column: str) -> Tensor:
 
 
 def _any(tokens: Tensor, batch: ExperienceBatch) -> Tensor:
-    """(B,) bool: rows in which one of ``tokens``, (B, T) or (B, 1) bool, is trained."""
+    """Return the rows, (B,) bool, with a trained token among ``tokens``, (B, T) or (B, 1) bool."""
     return (tokens & batch.loss_mask).any(-1)
 
 
 def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
-    """A divided loss as a metric: the shares of all micro-batches and ranks add up to the step's
-    loss, and their weights to 1. Of a step that computes no row each rank has one dummy."""
+    """Return a divided loss as a metric: over all micro-batches and ranks the shares add up to the
+    step's loss, and their weights to 1. In a step that computes no row, each rank has one
+    dummy."""
     computed = counts.tokens - counts.left_out
     if computed:
         weight = int(batch.loss_mask.sum()) / computed
@@ -274,7 +275,7 @@ def _share(loss: Tensor, batch: ExperienceBatch, counts: StepCounts) -> Mean:
 
 @torch.no_grad()
 def _means(columns: dict[str, Tensor], mask: Tensor) -> dict[str, Metric]:
-    """Token-weighted means of (b, T) columns, in one transfer from the device."""
+    """Return token-weighted means of (b, T) columns, with a single transfer from the device."""
     totals = torch.stack(
         [column.masked_fill(~mask, 0).sum() for column in columns.values()]
     ).tolist()
@@ -284,7 +285,7 @@ def _means(columns: dict[str, Tensor], mask: Tensor) -> dict[str, Metric]:
 
 @torch.no_grad()
 def _extremes(log_ratio: Tensor, mask: Tensor) -> dict[str, Metric]:
-    """The largest ratio between new and old policy over trained tokens, either way; absent without
-    any."""
+    """Return the largest probability ratio between new and old policy over trained tokens, in
+    either direction. Empty if no token is trained."""
     inside = log_ratio[mask]
     return {"ratio_max": Max(float(inside.abs().max().exp()))} if inside.numel() else {}

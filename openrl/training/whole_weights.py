@@ -1,6 +1,6 @@
-"""The weights of a model that DeepSpeed divides among ranks, as a checkpoint holds them: whole.
+"""Gathers the weights of a model that DeepSpeed divides among ranks, whole as in a checkpoint.
 
-Ranks call these functions together and iterate to the end: collectives hide inside."""
+All ranks must call these functions together and iterate to the end, since they run collectives."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openrl.training.tensor_parallel import is_split, undivided_weight
 def checkpoint_weights(
     model: HeadedModel, stage: int, without_tower: bool
 ) -> Iterator[tuple[str, Tensor]]:
-    """See ``TrainEngine.named_weights``; ``stage`` is that of ZeRO."""
+    """See ``TrainEngine.named_weights``; ``stage`` is the ZeRO stage."""
     left_out = tower_parameters(model.hf) if without_tower else []
     own = {
         name for named in (model.named_parameters, model.named_buffers) for name, _ in named()
@@ -33,8 +33,8 @@ def checkpoint_weights(
     seen: set[int] = set()
     entries = []
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if name in own and id(tensor) not in seen:  # what else 4-bit weights bring is no weight
-            seen.add(id(tensor))  # a tied head is the embedding again
+        if name in own and id(tensor) not in seen:  # skips the quantisation state of 4-bit weights
+            seen.add(id(tensor))  # a tied head is the embedding's tensor
             entries.append((name, tensor))
     for _, layer in groupby(entries, key=lambda entry: _layer_of(entry[0])):
         yield from model.to_checkpoint(_whole(dict(layer), stage)).items()
@@ -49,7 +49,7 @@ def adapter_weights(model: HeadedModel, stage: int) -> Iterator[tuple[str, Tenso
 
 @torch.no_grad()
 def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
-    """See ``TrainEngine.nonfinite_weights``; ranks agree on ``device``."""
+    """See ``TrainEngine.nonfinite_weights``. The ranks combine their findings on ``device``."""
     named = list(model.named_parameters())
     shares = [getattr(p, "ds_tensor", p) for _, p in named]
     bad = torch.stack([~torch.isfinite(share).all().to(device) for share in shares]).int()
@@ -62,13 +62,13 @@ def nonfinite_weights(model: HeadedModel, device: torch.device) -> list[str]:
 
 
 def parameter_count(model: HeadedModel, tp_size: int) -> int:
-    """Parameters of the whole model, shards of other ranks included."""
+    """Return the number of parameters of the whole model, across all ranks."""
     sizes = ((getattr(p, "ds_numel", p.numel()), is_split(p)) for p in model.parameters())
     return sum(size * tp_size if split else size for size, split in sizes)
 
 
 def _whole(named: dict[str, Tensor], stage: int) -> dict[str, Tensor]:
-    """Parameters as they are on one rank alone, 4-bit ones unpacked; copies in stage 3."""
+    """Return the parameters whole and with 4-bit ones unpacked. In stage 3 they are copies."""
     with _gathered(list(named.values()), stage):
         named = {name: undivided_weight(t) for name, t in named.items()}
         return {name: whole(t).clone() if stage == 3 else whole(t) for name, t in named.items()}
@@ -82,20 +82,19 @@ def _gathered(tensors: list[Tensor], stage: int) -> AbstractContextManager:
 
 
 def _layer_of(name: str) -> str:
-    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3."; a parameter outside layers
-    is its own, with its adapter."""
+    """ "hf.model.layers.3.mlp.up_proj.weight" -> "hf.model.layers.3.". A parameter outside layers
+    forms a group of its own, together with its adapter."""
     found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else re.split(r"\.(base_layer|lora_[AB])\.", name)[0]
 
 
 def deepspeed_module() -> ModuleType:
-    """Imported on first use: DeepSpeed looks for its accelerator while it is imported, so
-    ``init_distributed`` has to speak first, and a process that only names this class need not load
-    it."""
+    """Import DeepSpeed on first use. It picks its accelerator at import, so ``init_distributed``
+    has to set the environment first. Besides, a process that only imports this module need not
+    load it."""
     import deepspeed
 
-    # Its shared-memory op would be compiled by every new installation, for inference collectives
-    # alone.
+    # Every new installation would compile the shared-memory op, which only inference uses.
     deepspeed.ops.__compatible_ops__.pop("deepspeed_shm_comm", None)
     warnings.filterwarnings(
         "ignore", r".*(all_gather_into_tensor|reduce_scatter_tensor).* is deprecated", FutureWarning

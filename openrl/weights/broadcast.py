@@ -1,8 +1,8 @@
-"""To GPUs of their own: rank 0 of the trainer and every process of every engine form a group, each
-bucket is one broadcast.
+"""Transport by broadcast, for engines on GPUs of their own. Rank 0 of the trainer and every process
+of every engine form a group, and each bucket is one broadcast.
 
-The group stands beside the default one of either process. On a CPU the same code runs over gloo,
-for tests."""
+The group is independent of the default process group on either side. On a CPU the same code runs
+over gloo, for tests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def _store(route: Route, listener: int | None = None) -> dist.TCPStore:
 
 
 class BroadcastGroup:
-    """The ranks of a broadcast; 0 sends."""
+    """The process group of a broadcast. Rank 0 sends."""
 
     def __init__(self, store: dist.Store, route: Route, rank: int, device: torch.device) -> None:
-        """Raises TimeoutError with the ranks that did not come within ``route.timeout`` seconds."""
+        """Join the group. Raises TimeoutError with the ranks that did not join within
+        ``route.timeout`` seconds."""
         limit = timedelta(seconds=route.timeout)
         _wait_for_all(store, rank, route.world_size, limit)
         scoped = dist.PrefixStore("weights", store)
@@ -44,8 +45,8 @@ class BroadcastGroup:
             self._group = dist.ProcessGroupGloo(scoped, rank, route.world_size, limit)
 
     def broadcast(self, data: Tensor) -> None:
-        """From rank 0 into the ``data`` of the others; on a GPU in order with the work of the
-        current stream."""
+        """Copy rank 0's ``data`` into that of the others. On a GPU this is ordered with the work of
+        the current stream."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = 0, 0
         self._group.broadcast([data], options).wait()
@@ -65,7 +66,7 @@ def _wait_for_all(store: dist.Store, rank: int, size: int, limit: timedelta) -> 
 
 
 class Sender:
-    """See ``transport.Sender``. Rank 0 alone packs, on its GPU."""
+    """A ``transport.Sender``. Only rank 0 packs, on its GPU."""
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
@@ -89,11 +90,11 @@ class Sender:
 
     def end(self) -> None:
         if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # of buckets
+            torch.cuda.empty_cache()  # return the memory of the buckets
 
 
 class Receiver:
-    """See ``transport.Receiver``."""
+    """A ``transport.Receiver`` that joins the broadcasts of rank 0."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._device = device

@@ -1,4 +1,4 @@
-"""Weights on the wire: named tensors flattened into a few large byte buffers."""
+"""Buckets, the wire format of weights: named tensors flattened into a few large byte buffers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from torch import Tensor
 
 from openrl.types import WeightManifest
 
-# bytes; every tensor starts at a multiple, so that it can be viewed in place in any dtype
+# bytes; every tensor starts at a multiple of it, so that it can be viewed in place in any dtype
 _ALIGNMENT = 16
-_WORDS = 2**22  # of eight bytes that a checksum looks at together
+_WORDS = 2**22  # eight-byte words that a checksum processes at a time, to bound its memory
 
 Named = list[tuple[str, Tensor]]
 Allocate = Callable[[int], Tensor]
-"""``allocate(size) -> (size,) uint8``: the memory that a bucket is packed into."""
+"""``allocate(size) -> (size,) uint8``: returns the memory that a bucket is packed into."""
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One part of a sync: ``data`` holds the manifest's tensors one after another, as bytes."""
+    """One part of a weight sync. ``data`` holds the bytes of the manifest's tensors, one after
+    another."""
 
     manifest: WeightManifest
     data: Tensor  # (bytes,) uint8
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """The named tensors, as views of ``data``. Raises ValueError if ``data`` is too short or
-        too long."""
+        """Yield the named tensors as views of ``data``. Raises ValueError if ``data`` is too short
+        or too long."""
         end = 0
         manifest = self.manifest
         for name, dtype, shape in zip(
@@ -47,13 +48,12 @@ class Bucket:
 
 
 def cut(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Named]:
-    """Cut a stream of named tensors into buckets, never splitting a tensor: a bucket is full with
-    the tensor that makes it ``bucket_bytes`` long or longer, and a tensor of that length has one to
-    itself.
+    """Cut a stream of named tensors into buckets without splitting any tensor. A bucket is full as
+    soon as it holds ``bucket_bytes`` or more; a tensor of at least that size gets its own bucket.
 
-    So there are at most ceil(bytes / bucket_bytes) of them, none but a single tensor longer than
-    twice ``bucket_bytes``. Consumes lazily: besides a large tensor at most one bucket of gathered
-    weights is held."""
+    So there are at most ceil(bytes / bucket_bytes) buckets, and only a single large tensor can
+    make one longer than twice ``bucket_bytes``. The stream is consumed lazily: at most one bucket
+    of gathered weights, plus one large tensor, is held at a time."""
     pending: Named = []
     size = 0
     for name, tensor in weights:
@@ -71,7 +71,8 @@ def cut(weights: Iterable[tuple[str, Tensor]], bucket_bytes: int) -> Iterator[Na
 
 
 def pack(named: Named, version: int, allocate: Allocate) -> Bucket:
-    """The tensors of one bucket, copied side by side; each byte is written once."""
+    """Copy the tensors of one bucket side by side into memory from ``allocate``. Each byte is
+    written once."""
     starts, end = [], 0
     for _, tensor in named:
         starts.append(_aligned(end))
@@ -89,10 +90,11 @@ def pack(named: Named, version: int, allocate: Allocate) -> Bucket:
 
 
 def checksum(tensor: Tensor) -> int:
-    """A sum over the tensor's bytes as words of eight, each times an odd number that grows with its
-    place, modulo 2^64.
+    """Return a checksum of the tensor's bytes: the sum of its 64-bit words modulo 2^64, where word
+    i is multiplied by 2i + 1.
 
-    Integer arithmetic, so a CPU and a GPU agree; a flipped bit and two exchanged words change it.
+    The arithmetic is on integers, so a CPU and a GPU agree. A flipped bit changes the sum, and so
+    does swapping two words.
     """
     data = tensor.detach().contiguous().view(-1).view(torch.uint8)
     if data.storage_offset() % 8:

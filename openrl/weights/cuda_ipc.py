@@ -1,5 +1,5 @@
-"""On shared GPUs: each rank of the trainer packs the bucket on its GPU, and the engine's process
-there reads that memory."""
+"""Transport by CUDA IPC, for GPUs that trainer and engines share. Each rank of the trainer packs
+the bucket on its GPU, and the engine's process on that GPU reads the memory."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from openrl.weights.buckets import Bucket
 from openrl.weights.transport import Rendezvous, Route, SentBucket
 
-# Of the arguments of torch's rebuild_cuda_tensor, those that differ between buckets: all are
-# builtin types.
-_FIELDS = slice(7, 10)  # handle of the allocation, size of the storage, its place in the allocation
-# handle and place of its reference counter, handle of the event that ends the packing, whether to
-# wait
+# Slices of the arguments of torch's rebuild_cuda_tensor that differ between buckets. All of them
+# are of builtin types.
+_FIELDS = slice(7, 10)  # allocation handle, storage size, offset of the storage in the allocation
+# handle and offset of the reference counter, handle of the event after packing, whether to wait
+# for that event
 _COUNTER = slice(11, 15)
 
 
 def gpu_uuid(device: torch.device) -> str:
-    """The physical GPU behind a device number: the same in every process."""
+    """Return the UUID of the physical GPU behind a device number, the same in every process."""
     return str(torch.cuda.get_device_properties(device).uuid)
 
 
 def export(data: Tensor) -> list[Any]:
-    """A (n,) uint8 tensor on a GPU as builtin types. Its memory stays until the one process that
-    ``rebuild``s it lets go, also if ``data`` is dropped here before."""
+    """Describe an (n,) uint8 tensor on a GPU in builtin types. Its memory lives until the one
+    process that calls ``rebuild`` frees it, even if ``data`` is dropped here earlier."""
     _, arguments = reduce_tensor(data)
     return [data.numel(), data.storage_offset(), *arguments[_FIELDS], *arguments[_COUNTER]]
 
 
 def rebuild(fields: list[Any], device: torch.device) -> Tensor:
-    """The memory that another process exported, on the same physical GPU."""
+    """Return the tensor that another process exported from the same physical GPU."""
     size, offset, *rest = fields
     storage, counter = rest[:3], rest[3:]
     typed, kind = torch.storage.TypedStorage, torch.uint8
     return rebuild_cuda_tensor(
         Tensor, (size,), (1,), offset, typed, kind, device.index or 0, *storage, False, *counter
-    )  # False: needs no gradient
+    )  # False: requires_grad
 
 
 class Sender:
-    """See ``transport.Sender``. All ranks pack; rank 0 announces where those with an engine on
-    their GPU have their copy."""
+    """A ``transport.Sender``. All ranks pack. Rank 0 announces the memory of every rank that shares
+    its GPU with an engine."""
 
     packs = True
 
@@ -53,7 +53,7 @@ class Sender:
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
     ) -> None:
         self._device, self._uuid = device, gpu_uuid(device)
-        # memory that is exported and read by nobody stays for ever
+        # exported memory that nobody reads is never freed
         self._has_reader = self._uuid in route.gpus
 
     def begin(self) -> None:
@@ -74,13 +74,13 @@ class Sender:
         pass
 
     def end(self) -> None:
-        torch.cuda.ipc_collect()  # take back what the engines have let go,
-        torch.cuda.empty_cache()  # and leave its room to them
+        torch.cuda.ipc_collect()  # reclaim the memory that the engines have released
+        torch.cuda.empty_cache()  # and return it to the device, for the engines to use
 
 
 class Receiver:
-    """See ``transport.Receiver``. The bytes are copied on the GPU: vLLM holds on to tensors until a
-    layer is complete, and the trainer is not to wait for that."""
+    """A ``transport.Receiver`` that copies the bytes on the GPU. vLLM holds on to tensors until a
+    layer is complete, and the trainer should not wait for that."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._device, self._uuid = device, gpu_uuid(device)
@@ -93,5 +93,5 @@ class Receiver:
                 f" {sorted(gpus)}"
             )
         copy = rebuild(gpus[self._uuid], self._device).clone()
-        torch.cuda.synchronize(self._device)  # before the trainer's memory is let go
+        torch.cuda.synchronize(self._device)  # finish the copy before the trainer frees its memory
         return copy

@@ -1,5 +1,5 @@
-"""Through host memory: rank 0 packs each bucket into memory that the engines of its machine map.
-Works everywhere."""
+"""Transport through host memory, which works everywhere. Rank 0 packs each bucket into memory that
+the engines on its machine map."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from openrl.weights.transport import Rendezvous, Route, SentBucket
 
 
 class Sender:
-    """See ``transport.Sender``. The bytes are written once; on other machines each engine gets a
-    copy by the cluster."""
+    """A ``transport.Sender`` that writes the bytes once. Each engine on another machine gets a copy
+    through the cluster."""
 
     def __init__(
         self, route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
@@ -43,7 +43,7 @@ class Sender:
 
 
 class Receiver:
-    """See ``transport.Receiver``."""
+    """A ``transport.Receiver`` that maps the sender's memory."""
 
     def __init__(self, route: Route, rank: int, device: torch.device) -> None:
         self._mapped = Mapped()
@@ -55,14 +55,15 @@ class Receiver:
 
 
 class HostBuffer:
-    """Where a bucket from another machine comes down, so that the processes of this one can map
-    it."""
+    """Shared memory for buckets that arrive from another machine, so that the processes of this
+    machine can map them."""
 
     def __init__(self) -> None:
         self._slots, self._machine = SharedSlots(), machine_id()
 
     def local(self, sent: SentBucket) -> SentBucket:
-        """The bucket as one of this machine; unchanged if it is, or does not lie in host memory."""
+        """Copy a bucket from another machine into memory of this one and return its new
+        announcement. Return ``sent`` unchanged if it is local or not in host memory."""
         if sent.where.get("machine", self._machine) == self._machine:
             return sent
         if sent.data is None:
@@ -74,6 +75,6 @@ class HostBuffer:
         return replace(sent, where=asdict(shared) | {"machine": self._machine}, data=None)
 
     def end(self) -> None:
-        """The buckets of this sync were read, or are void."""
+        """Free the buckets of this sync, once they have been read or become void."""
         self._slots.end()
         self._slots.begin()

@@ -1,4 +1,4 @@
-"""Memory that several processes of one machine see, without a name that could outlive them."""
+"""Memory that processes of one machine share, without a name that could outlive them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import psutil
 import torch
 from torch import Tensor
 
-_SHARE_KEPT = 4  # up to a quarter of the memory that is available stays taken between two syncs
+_SHARE_KEPT = 4  # keep buffers of up to 1/4 of the available memory between two syncs
 
 
 def machine_id() -> str:
-    """Equal for two processes if one can map what the other shares: same machine and same process
-    numbers."""
+    """Return an id that is equal for two processes if one can map what the other shares, i.e. if
+    they have the same machine and the same pid namespace."""
     boot, processes = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     if boot.exists():
         return f"{boot.read_text().strip()} {processes.readlink()}"
@@ -37,26 +37,26 @@ class _Slot:
 
 @dataclass(frozen=True)
 class Shared:
-    """Bytes for other processes: the first ``size`` of the file ``path``."""
+    """Bytes shared with other processes: the first ``size`` bytes of the file ``path``."""
 
     path: str
     size: int
-    lasting: bool  # the same memory will be used again: worth keeping mapped
+    lasting: bool  # later syncs reuse the memory, so readers should keep it mapped
 
 
 class SharedSlots:
-    """Buffers that are filled one after another in each sync and shared by path.
+    """Buffers that each sync fills one after another and shares by path.
 
-    New pages cost several times what copying into them does, so slots are used again by the next
-    sync as long as they take no more than a share of the machine's memory; the others go with
-    ``end``. All go with the process, however it ends."""
+    Allocating new pages costs several times as much as copying into them. So the next sync reuses
+    slots, as long as they take no more than a quarter of the available memory; ``end`` frees the
+    others. All memory is freed when the process ends, however it ends."""
 
     def __init__(self) -> None:
         self._slots: list[_Slot] = []
         self._used = 0
 
     def allocate(self, size: int) -> Tensor:
-        """The next buffer, (size,) uint8. Raises OSError if memory is short."""
+        """Return the next buffer, (size,) uint8. Raises OSError if memory is short."""
         place = self._used
         self._used += 1
         if place == len(self._slots):
@@ -67,16 +67,16 @@ class SharedSlots:
         return self._slots[place].data[:size]
 
     def last(self, size: int) -> Shared:
-        """How others find the ``size`` bytes allocated last."""
+        """Describe to other processes the ``size`` bytes allocated last."""
         slot = self._slots[self._used - 1]
         return Shared(slot.path, size, slot.lasting)
 
     def begin(self) -> None:
-        """Fill the first buffer again."""
+        """Start a new sync at the first buffer."""
         self._used = 0
 
     def end(self) -> None:
-        """Every reader is done: give back what is too much to keep."""
+        """Free the buffers that are not to be kept. Call it when every reader is done."""
         for slot in self._slots:
             if not slot.lasting:
                 os.close(slot.descriptor)
@@ -92,18 +92,18 @@ class SharedSlots:
 
 
 class Mapped:
-    """The files of ``SharedSlots`` of other processes, mapped for reading."""
+    """The ``SharedSlots`` of other processes, mapped for reading."""
 
     def __init__(self) -> None:
         self._lasting: dict[tuple[int, int], Tensor] = {}
 
     def open(self, shared: Shared) -> Tensor:
-        """(size,) uint8; writing to it ends the process. Raises FileNotFoundError once the sharing
-        process is gone."""
+        """Map the bytes and return them, (size,) uint8. Writing to them kills the process. Raises
+        FileNotFoundError once the sharing process is gone."""
         descriptor = os.open(shared.path, os.O_RDONLY)
         try:
             status = os.fstat(descriptor)
-            identity = (status.st_dev, status.st_ino)  # a path may come again for other memory
+            identity = (status.st_dev, status.st_ino)  # the same path may later name other memory
             if identity in self._lasting:
                 return self._lasting[identity][: shared.size]
             pages = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
@@ -118,9 +118,10 @@ class Mapped:
 
 
 def _anonymous_file() -> tuple[int, str]:
-    """A file without a directory entry, and the path under which processes of this machine open
-    it."""
-    if hasattr(os, "memfd_create"):  # Linux: not bounded by the size of /dev/shm
+    """Create a file without a directory entry. Returns its descriptor and the path under which
+    processes of this machine can open it. Without memfd (not on Linux), a temporary file that is
+    deleted at exit takes its place."""
+    if hasattr(os, "memfd_create"):  # Linux; not limited by the size of /dev/shm
         descriptor = os.memfd_create("openrl-weights")
         return descriptor, f"/proc/{os.getpid()}/fd/{descriptor}"
     descriptor, path = tempfile.mkstemp(prefix="openrl-weights-")

@@ -1,4 +1,4 @@
-"""Does the engine hold the trainer's weights? The check that follows the first sync of a run."""
+"""The check after the first weight sync of a run: does the engine hold the trainer's weights?"""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from torch import Tensor
 
 from openrl.errors import UserError
 
-# What is judged, and how far it may go, in nats. fp32: two summation orders differ by 1e-6 to 1e-4;
-# more than 1e-3 is another computation. Half types: one rounding is 2^-9 (bf16) or 2^-12 (fp16) of
-# a logit of order ten, and a single unlikely token can move by 0.2 in bf16, so only the mean can be
-# judged. A sharp random model of five layers shows 0.03 in bf16 and 0.004 in fp16, trained ones
-# less; one stale matrix (a tied head, packed experts) shifts the mean by 0.3 to 5.
+# Per dtype: which statistic of the gaps is judged, and its limit in nats. In fp32 two summation
+# orders differ by 1e-6 to 1e-4, so more than 1e-3 means a different computation. In half precision
+# one rounding is 2^-9 (bf16) or 2^-12 (fp16) of a logit of order ten. A single unlikely token can
+# move by 0.2 in bf16, so only the mean can be judged: a sharp random model of five layers shows
+# 0.03 in bf16 and 0.004 in fp16, trained models less. One stale matrix (a tied head, packed
+# experts) shifts the mean by 0.3 to 5.
 TOLERANCES = {"fp32": ("largest", 1e-3), "fp16": ("mean", 0.02), "bf16": ("mean", 0.1)}
 
 
 def check_gap(engine_logprobs: Tensor, trainer_logprobs: Tensor, dtype: str, version: int) -> float:
-    """The largest gap, in nats, between the log-probs (n,) that both give to the same sampled
-    tokens.
+    """Return the largest gap, in nats, between the log-probs (n,) that engine and trainer give to
+    the same sampled tokens.
 
-    ``dtype`` ("fp32", "bf16", "fp16") is what both compute in, ``version`` that of the weights both
-    should hold. Raises UserError if the gap is too large for ``dtype``: the engine does not
-    generate with the trainer's weights."""
+    ``dtype`` ("fp32", "bf16" or "fp16") is the type in which both compute, ``version`` the version
+    of the weights that both should hold. Raises UserError if the gaps exceed the tolerance of
+    ``dtype``: then the engine does not generate with the trainer's weights."""
     if engine_logprobs.shape != trainer_logprobs.shape or engine_logprobs.numel() == 0:
         raise ValueError(
             f"cannot compare {tuple(engine_logprobs.shape)} with {tuple(trainer_logprobs.shape)}"
             " log-probs"
         )
     gaps = (engine_logprobs.float() - trainer_logprobs.float()).abs()
-    found = {"largest": gaps.max().item(), "mean": gaps.mean().item()}  # both NaN if one gap is
+    # both are NaN if one gap is, and NaN passes no tolerance
+    found = {"largest": gaps.max().item(), "mean": gaps.mean().item()}
     judged, tolerance = TOLERANCES[dtype]
     if found[judged] <= tolerance:
         return found["largest"]

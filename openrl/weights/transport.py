@@ -1,9 +1,9 @@
-"""How buckets get from the trainer to the engines: three ways behind one protocol, and which of
-them a placement needs.
+"""The transports that carry buckets from the trainer to the engines: their common protocol, and the
+choice of one for a placement.
 
 A *sender* lives in every rank of the trainer, a *receiver* in every process that holds an engine's
-weights. Between them travels a ``SentBucket``: what is in the bucket and how to find its bytes, not
-the bytes."""
+weights. A ``SentBucket`` travels between them: it says what is in the bucket and how to find its
+bytes. It carries the bytes themselves only if engines run on other machines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = {
     "nccl": "an NCCL broadcast from the actor's rank 0",
     "ipc": "CUDA IPC: an engine reads the memory of the actor's rank on its own GPU",
 }
-"""Each transport in the words of logs and plans."""
+"""How logs and plans describe each transport."""
 
 _HOMES = {
     "host": "openrl.weights.host",
@@ -42,16 +42,16 @@ def choose_transport(
     trainer: Sequence[Hashable],
     engines: Sequence[Hashable],
 ) -> TransportName:
-    """The transport for a placement.
+    """Choose the transport for a placement.
 
     Args:
-        backend: --vllm_sync_backend; "gloo" is through host memory whatever the placement.
+        backend: --vllm_sync_backend; "gloo" means host memory for every placement.
         trainer: the GPU of each rank of the actor; empty on a CPU.
-        engines: the GPU of each process of each engine; empty if an engine reads host memory alone.
+        engines: the GPU of each engine process; empty if some engine only reads host memory.
 
-    CUDA IPC needs an actor's rank on every engine's GPU, and one reader of what it packed. NCCL
-    takes no GPU twice, and its group is rank 0 with all engines. A placement between the two goes
-    through host memory."""
+    CUDA IPC needs an actor rank on every engine's GPU, and a single reader of what that rank
+    packs. NCCL accepts no GPU twice, and its group is the actor's rank 0 with all engines. Any
+    other placement goes through host memory."""
     if backend == "gloo" or not trainer or not engines or len({*engines}) < len(engines):
         return "host"
     if {*engines} <= {*trainer}:
@@ -60,7 +60,8 @@ def choose_transport(
 
 
 def replaced(backend: str | None, transport: TransportName) -> str:
-    """A warning where --vllm_sync_backend nccl was asked for and cannot be; else empty."""
+    """Return a warning if --vllm_sync_backend nccl was requested but cannot be used; else an empty
+    string."""
     if backend != "nccl" or transport != "host":
         return ""
     return (
@@ -72,46 +73,46 @@ def replaced(backend: str | None, transport: TransportName) -> str:
 
 @dataclass(frozen=True)
 class SyncEndpoint:
-    """Where one worker of the actor, or one engine, is."""
+    """The location of one worker of the actor or of one engine."""
 
     machine: str  # see ``machine_id``
-    # UUIDs of the GPUs that its weights lie on, by rank; empty if they come from host memory
+    # UUIDs of the GPUs that hold its weights, by rank; empty if it exchanges them in host memory
     gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Route:
-    """What both ends of all syncs of a run agree on."""
+    """The settings that senders and receivers share for all syncs of a run."""
 
     transport: TransportName = "host"
-    remote: bool = False  # engines on other machines must be given the bytes
+    remote: bool = False  # announcements carry the bytes, for engines on other machines
     check: bool = False  # each tensor carries a checksum
-    adapter: dict[str, Any] | None = None  # adapters alone are sent, with this config of peft
-    keeps_tower: bool = False  # the vision tower is not sent: engines have it from the checkpoint
+    adapter: dict[str, Any] | None = None  # send only adapters, with this peft config
+    keeps_tower: bool = False  # do not send the vision tower: engines have it from the checkpoint
     gpus: Sequence[str] = ()  # UUIDs of the engines' GPUs
-    address: str = "127.0.0.1"  # where the ranks of a broadcast meet,
+    address: str = "127.0.0.1"  # where the ranks of a broadcast meet
     port: int = 0
-    world_size: int = 1  # how many they are,
-    timeout: int = 3600  # and how long any of them waits for the others, in seconds
+    world_size: int = 1  # number of ranks in a broadcast
+    timeout: int = 3600  # seconds that any of them waits for the others
 
     def message(self) -> dict[str, Any]:
-        """As builtin types: ``Route(**message)``."""
+        """Return the route in builtin types; ``Route(**message)`` restores it."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class SentBucket:
-    """A bucket on its way."""
+    """The announcement of a bucket that is on its way."""
 
     manifest: WeightManifest
-    where: dict[str, Any]  # what the receiver needs to find the bytes, as builtin types
-    checksums: tuple[int, ...] = ()  # of each tensor; empty: not asked for
+    where: dict[str, Any]  # what the receiver needs to find the bytes, in builtin types
+    checksums: tuple[int, ...] = ()  # one per tensor; empty if not requested
     # (bytes,) uint8, for engines on other machines
     data: Tensor | None = field(default=None, repr=False)
 
     @property
     def nbytes(self) -> int:
-        """Of the tensors."""
+        """Size of the tensors in bytes, without padding."""
         kinds = (getattr(torch, dtype).itemsize for dtype in self.manifest.dtypes)
         return sum(
             torch.Size(s).numel() * size
@@ -119,7 +120,8 @@ class SentBucket:
         )
 
     def message(self) -> dict[str, Any]:
-        """As builtin types, for channels that carry nothing else; without ``data``."""
+        """Return the announcement without ``data`` in builtin types, for channels that carry
+        nothing else."""
         manifest = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in vars(self.manifest).items()
@@ -128,7 +130,7 @@ class SentBucket:
 
 
 def read_message(message: dict[str, Any]) -> SentBucket:
-    """What ``SentBucket.message`` describes."""
+    """The inverse of ``SentBucket.message``."""
     shapes = tuple(tuple(shape) for shape in message["shapes"])
     manifest = WeightManifest(
         message["version"], tuple(message["names"]), tuple(message["dtypes"]), shapes
@@ -137,66 +139,68 @@ def read_message(message: dict[str, Any]) -> SentBucket:
 
 
 class Sender(Protocol):
-    """One rank of the trainer. ``begin``, then ``announce`` and ``deliver`` for each bucket, then
-    ``end``."""
+    """The sending end in one rank of the trainer. A sync calls ``begin``, then ``allocate``,
+    ``announce`` and ``deliver`` for each bucket, then ``end``."""
 
     packs: bool
-    """Whether this rank packs buckets; one that does not only takes part in gathering the
+    """Whether this rank packs buckets. A rank that does not only takes part in gathering the
     weights."""
 
     def begin(self) -> None:
-        """A sync starts; what is left of one that failed is void."""
+        """Start a sync. Whatever a failed sync left behind becomes void."""
 
     def allocate(self, size: int) -> Tensor:
-        """Memory for the next bucket."""
+        """Return memory for the next bucket, (size,) uint8."""
 
     def announce(self, bucket: Bucket) -> SentBucket:
-        """What the engines are told of a bucket."""
+        """Return what the engines need to know about a bucket."""
 
     def deliver(self, bucket: Bucket) -> None:
-        """Called once the announcement is on its way, for transports where both ends meet."""
+        """Send the bytes, for transports where both ends must meet. Called once the announcement is
+        on its way."""
 
     def end(self) -> None:
-        """Every engine has the weights."""
+        """End a sync: every engine has the weights, so free what only the sync needed."""
 
 
 class Receiver(Protocol):
-    """One process that holds weights of an engine."""
+    """The receiving end in one process that holds an engine's weights."""
 
     def open(self, sent: SentBucket) -> Tensor:
-        """The bytes of an announced bucket, (bytes,) uint8, to be read until the end of the
+        """Return the bytes of an announced bucket, (bytes,) uint8, valid until the end of the
         sync."""
 
 
 class Rendezvous:
-    """Where the ranks of a broadcast find each other: a port of the actor's rank 0, bound to its
-    address alone."""
+    """The place where the ranks of a broadcast meet: a port of the actor's rank 0 that listens on
+    that rank's address only."""
 
     def __init__(self, address: str) -> None:
         self._listener = socket.create_server((address, 0), backlog=128)
         self.address, self.port = address, self._listener.getsockname()[1]
 
     def take(self) -> int:
-        """The descriptor of the listening socket; who takes it closes it."""
+        """Return the descriptor of the listening socket. The caller has to close it."""
         return self._listener.detach()
 
 
 def make_sender(
     route: Route, rank: int, device: torch.device, rendezvous: Rendezvous | None = None
 ) -> Sender:
-    """``rank`` is that among the ranks of the actor, ``rendezvous`` the one that ``route`` leads
-    to, on rank 0."""
+    """Build the sender of ``route``'s transport. ``rank`` is the rank within the actor;
+    ``rendezvous`` is needed on rank 0 for a broadcast, and is the one that ``route`` points to."""
     return import_module(_HOMES[route.transport]).Sender(route, rank, device, rendezvous)
 
 
 def make_receiver(route: Route, rank: int, device: torch.device) -> Receiver:
-    """``rank`` is that in the group of a broadcast, where the trainer is 0."""
+    """Build the receiver of ``route``'s transport. ``rank`` is the rank in the broadcast group,
+    where the trainer is 0."""
     return import_module(_HOMES[route.transport]).Receiver(route, rank, device)
 
 
 def changed_on_the_way(sent: SentBucket, bucket: Bucket) -> list[str]:
-    """Names of the tensors that are not what was sent; nothing is looked at unless checksums were
-    sent."""
+    """Return the names of tensors whose checksums differ from those sent. Empty, without a look at
+    the data, if none were sent."""
     pairs = zip(bucket.tensors(), sent.checksums, strict=True) if sent.checksums else ()
     return [name for (name, tensor), expected in pairs if checksum(tensor) != expected]
 
@@ -204,7 +208,8 @@ def changed_on_the_way(sent: SentBucket, bucket: Bucket) -> list[str]:
 def opened(
     receiver: Receiver, received: Iterable[SentBucket]
 ) -> Iterator[tuple[SentBucket, Bucket]]:
-    """The buckets behind announcements. Raises UserError if the memory of one is gone."""
+    """Yield each announcement with its bucket. Raises UserError if the memory of a bucket is
+    gone."""
     for sent in received:
         try:
             yield sent, Bucket(sent.manifest, receiver.open(sent))
@@ -213,8 +218,8 @@ def opened(
 
 
 def refuse_incomplete(lost: Sequence[str] = (), changed: Sequence[str] = ()) -> None:
-    """Raises UserError if a bucket could not be opened, with the reasons ``lost``, or tensors named
-    by ``changed`` arrived other than they were sent."""
+    """Raise UserError if buckets could not be opened, for the reasons in ``lost``, or if the
+    tensors named in ``changed`` arrived corrupted."""
     if lost:
         raise UserError(
             f"weight sync: the memory of a bucket is gone: {lost[0]}",
