@@ -1,5 +1,5 @@
-"""What n answers to one prompt say about a model that may give k: mean@k, pass@k, maj@k. Exact
-expectations over the choice of k of the n answers, never draws."""
+"""mean@k, pass@k and maj@k, which judge a model that may give k answers, from n answers to one
+prompt. They are exact expectations over the choice of k of the n answers; nothing is drawn."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from openrl.rewards.verifiers.numeric import last_number, whole_number
 
 
 def powers_of_two(n: int) -> list[int]:
-    """1, 2, 4, ... and ``n`` itself: the values of k that are worth a look."""
+    """Return 1, 2, 4, ... up to ``n``, and ``n`` itself: the values of k worth reporting."""
     return sorted({*(2**i for i in range(n.bit_length())), n})
 
 
 def figures_at(
     ks: Sequence[int], answers: Sequence[str | None], verdicts: Sequence[float], threshold: float
 ) -> dict[str, float]:
-    """pass@k and maj@k of the answers to one prompt, for every k that they are enough for.
-    ``answers`` are final answers as ``vote`` reads them; a verdict is right from ``threshold``
-    on."""
+    """Return pass@k and maj@k of the answers to one prompt, for every k up to their number.
+    ``answers`` are final answers as ``vote`` reads them; an answer is right if its verdict is at
+    least ``threshold``."""
     right = sum(verdict >= threshold for verdict in verdicts)
     possible = [k for k in ks if k <= len(verdicts)]
     figures = {f"pass@{k}": pass_at(k, right, len(verdicts)) for k in possible}
@@ -29,24 +29,25 @@ def figures_at(
 
 
 def mean_at(verdicts: Sequence[float]) -> float:
-    """Mean verdict; the same for every k."""
+    """Return mean@k, the mean verdict, which is the same for every k."""
     return sum(verdicts) / len(verdicts)
 
 
 def pass_at(k: int, right: int, n: int) -> float:
-    """Probability that k of n answers, of which ``right`` are right, hold a right one: 1 - C(n -
-    right, k) / C(n, k).
+    """Return the probability that k of n answers include a right one, if ``right`` of the n are
+    right: 1 - C(n - right, k) / C(n, k).
 
-    The unbiased estimator of https://arxiv.org/abs/2107.03374.
+    This is the unbiased estimator of https://arxiv.org/abs/2107.03374.
     """
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
 def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> float:
-    """Expected verdict of the answer that most of k draws give; ties are broken by a fair draw.
+    """Return the expected verdict of the most frequent answer among k of the n; ties are broken by
+    a fair draw.
 
-    ``answers`` are final answers (n,), equal where they mean the same; None does not vote, and k
-    draws without a vote have verdict 0. The verdict of an answer is the mean over those who gave
+    ``answers`` (n,) are final answers, equal if they mean the same. None does not vote, and k
+    answers without a vote have verdict 0. The verdict of an answer is the mean over all that equal
     it."""
     given: dict[str, list[float]] = defaultdict(list)
     for answer, verdict in zip(answers, verdicts, strict=True):
@@ -62,9 +63,10 @@ def maj_at(k: int, answers: Sequence[str | None], verdicts: Sequence[float]) -> 
 
 
 def _wins(k: int, own: int, others: list[int], silent: int) -> float:
-    """Of the ways to choose k answers, those in which this one leads; a tie of m counts 1/m.
+    """Count the ways to choose k answers in which one kind of answer leads; a tie of m kinds counts
+    1/m.
 
-    ``own`` answers are of this kind, ``others`` of each other kind, ``silent`` do not vote.
+    ``own`` answers are of this kind, ``others`` of each other kind, and ``silent`` do not vote.
     """
     ways = 0.0
     for votes in range(1, min(own, k) + 1):
@@ -81,11 +83,11 @@ def _wins(k: int, own: int, others: list[int], silent: int) -> float:
 
 
 def vote(text: str) -> str | None:
-    r"""What a response votes for: what it marks (its last ``\boxed{}``, else its last
-    ``<answer>``), else its last number; None if it has none of them. Only what follows ``</think>``
-    counts.
+    r"""Return what a response votes for: its marked answer (the last ``\boxed{}``, else the last
+    ``<answer>``), else its last number; None if it has none of these. Only the text after
+    ``</think>`` counts.
 
-    Numbers of equal value are one vote, other marked answers by their text without spaces.
+    Numbers of equal value give the same vote; any other marked answer is its text without spaces.
     """
     marked = marked_answer(text)
     number = last_number(after_thinking(text)) if marked is None else whole_number(marked)

@@ -1,4 +1,4 @@
-"""What a reward is: it scores the answers to one prompt."""
+"""The interface of rewards, which score the answers to one prompt."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from openrl.types import Group, Score
 
 class Reward(Protocol):
     async def score(self, group: Group) -> list[Score]:
-        """One score per trajectory, in their order. Several groups may be scored at a time.
+        """Return one score per trajectory, in their order. Several groups may be scored at a time.
 
-        Raises UserError, with the row, if the reward's code fails or returns something else.
+        Raises UserError, naming the row, if the reward's code fails or returns something else.
         """
 
     async def close(self) -> None:
-        """Free processes and connections; calls that still run fail."""
+        """Release processes and connections. Calls that still run fail."""

@@ -1,4 +1,4 @@
-"""From flags to sources of rewards."""
+"""Builds reward sources from flags, and checks them before the start."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from openrl.rewards.verifiers.base import compares
 from openrl.rewards.worker import Call, FileTarget, VerifierTarget
 from openrl.types import Prompt
 
-LOOKED_AT = 500  # rows whose labels are read before the start
+LOOKED_AT = 500  # rows whose labels are checked before the start
 
 
 @dataclass(frozen=True)
 class RewardSetup:
-    """What is told to those who ask for rewards."""
+    """What a process needs to know to build its rewards."""
 
     flags: RewardFlags
     plan: RewardPlan
@@ -48,9 +48,9 @@ def build_reward(
     plugins: tuple[str, ...] = (),
     models: Mapping[str, Source] | None = None,
 ) -> Reward | None:
-    """The sources that are asked beside the engine, which is one of ``engines``: all but reward
-    models, unless they are here as ``models``. None if there is none. Starts nothing before the
-    first call."""
+    """Return the reward that runs next to an engine, which is one of ``engines``. It combines all
+    sources except reward models; those take part only if they are given as ``models``. Return None
+    without any source. Nothing starts before the first call."""
     flags, plan, token = setup.flags, setup.plan, setup.token
     size = max(1, flags.reward_num_workers // engines)
     executor = ThreadPoolExecutor(size, thread_name_prefix="reward")
@@ -77,8 +77,8 @@ def process_sources(
     executor: Executor,
     size: int,
 ) -> dict[str, ProcessSource]:
-    """The files and verifiers among ``sources``, by name. The threads of ``executor`` bound the
-    calls at a time."""
+    """Return the files and verifiers among ``sources``, by name. The number of threads in
+    ``executor`` limits how many calls run at a time."""
     made: dict[str, ProcessSource] = {}
     for target, names in targets(flags, sources, plugins):
         pool = ProcessPool(target, size, limits(flags), "reward", executor)
@@ -94,8 +94,8 @@ def limits(flags: RewardSourceFlags) -> Limits:
 def targets(
     flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]
 ) -> list[tuple[Target, list[str]]]:
-    """What processes run, and the names of the sources that each serves: one per file, one for all
-    verifiers."""
+    """Return the targets that processes run, each with the names of the sources it serves. There is
+    one target per file, and one for all verifiers."""
     kwargs = source_kwargs(flags, sources)
     found: list[tuple[Target, list[str]]] = [
         (FileTarget(*s.file, kwargs[s.name]), [s.name]) for s in sources if s.kind == "file"
@@ -107,10 +107,10 @@ def targets(
 def check_reward_sources(
     flags: RewardSourceFlags, sources: tuple[RewardSource, ...], plugins: tuple[str, ...]
 ) -> None:
-    """Load each file and the verifiers once, in a process of its own, and connect to the servers.
+    """Load each file, and the verifiers, once in a separate process, and connect to the servers.
 
-    Raises UserError, with all problems, if one does not load, lacks its function or does not take
-    its arguments, or if none of the URLs can be reached."""
+    Raises UserError, listing all problems, if a source does not load, lacks its function or does
+    not take its arguments, or if none of the URLs of a server can be reached."""
     problems = []
     for target, _ in targets(flags, sources, plugins):
         process = ChildProcess(target, limits(flags), "reward")
@@ -130,7 +130,7 @@ def check_reward_sources(
 
 
 def connection_problem(url: str) -> str | None:
-    """Why no connection to the host of ``url`` can be made; None if one can."""
+    """Say why the host of ``url`` takes no connection; None if it does."""
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -143,8 +143,8 @@ def connection_problem(url: str) -> str | None:
 def check_labels(
     flags: RewardFlags, plan: RewardPlan, prompts: Sequence[Prompt], plugins: tuple[str, ...]
 ) -> None:
-    """Raises UserError if a verifier cannot read the labels of more rows than may fail: it is asked
-    about empty responses to the first rows."""
+    """Raise UserError if a verifier cannot read the labels of more rows than may fail. It judges
+    empty responses to the first ``LOOKED_AT`` rows."""
     for source in plan.sources:
         if source.kind != "verifier" or not compares(verifiers[source.address].component):
             continue
@@ -154,7 +154,7 @@ def check_labels(
         try:
             reply = process.call(Call(source.name, rows_without_response(asked)))
         except CallFailed:
-            continue  # a few slow rows are the run's business
+            continue  # a few slow rows are left to the run itself
         finally:
             process.kill()
         bad = [(p, r) for p, r in zip(asked, reply.rows, strict=True) if isinstance(r, Failed)]
@@ -183,8 +183,8 @@ def rows_without_response(prompts: Sequence[Prompt]) -> RewardRows:
 
 
 def check_prompts(plan: RewardPlan, prompts: Sequence[Prompt]) -> None:
-    """Raises UserError for rows of a data source without a route, and for rows without the label
-    that a verifier compares with: no answer to them could be judged."""
+    """Raise UserError for rows whose data source has no route, and for rows without the label that
+    a verifier compares with: no answer to them could be judged."""
     plan.check_routes(prompt.source for prompt in prompts)
     comparing = {
         s.name

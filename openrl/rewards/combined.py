@@ -1,4 +1,4 @@
-"""Several sources as one reward: their weighted sum, and what becomes of rows that have none."""
+"""Several sources combined into one reward: a weighted sum, and a policy for rows that fail."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from openrl.vision.placing import unexpanded
 
 @dataclass(frozen=True)
 class Weighing:
-    """How the results of a row's sources become its reward; the same for every kind of source."""
+    """Computes the reward of a row from the results of its sources, of whatever kind these are."""
 
     plan: RewardPlan
     policy: FailurePolicy
 
     def combine(self, trajectory: Trajectory, results: Mapping[str, Score | Failure]) -> Score:
-        """The weighted sum of what the sources say, by their names. Raises UserError for a failure
-        if the policy is fail."""
+        """Return the weighted sum of the results, which are given by the names of their sources. If
+        a source failed, the policy decides; raises UserError if that is fail."""
         scores: dict[str, Score] = {}
         for name, result in results.items():
             if isinstance(result, Failure):
@@ -39,10 +39,11 @@ class Weighing:
         return self.weigh(trajectory.prompt.source, scores)
 
     def weigh(self, datasource: str, scores: Mapping[str, Score]) -> Score:
-        """The weighted sum for a row of ``datasource``.
+        """Return the weighted sum for a row of ``datasource``.
 
-        With several sources each is a part, and its own parts are "source/part". The verdict is the
-        mean of the sources' verdicts, weighed likewise; None if there is none."""
+        With several sources, each one is a part of the score, and its own parts are named
+        "source/part". The verdict is the mean of the sources' verdicts, weighted by the absolute
+        weights; None if no source gives a verdict."""
         weights = self.plan.of(datasource)
         total = Score(0.0)
         verdicts: list[tuple[float, float]] = []
@@ -55,7 +56,7 @@ class Weighing:
         return replace(total, passed=passed)
 
     def add(self, score: Score, name: str, weight: float, result: Score) -> Score:
-        """``score`` with one more source in it; the verdict stays as it is."""
+        """Return ``score`` with the result of one more source added; the verdict stays as it is."""
         parts = result.parts
         if len(self.plan.sources) > 1:
             parts = {name: result.reward} | {
@@ -69,7 +70,8 @@ class Weighing:
         )
 
     def fail(self, trajectory: Trajectory, name: str, failure: Failure) -> Score:
-        """What a row gets that ``name`` gave no reward."""
+        """Return the score of a row that source ``name`` failed on. Raises UserError if the policy
+        is fail."""
         reason = f"{name}: {failure.message}"
         if self.policy == "fail":
             raise UserError(
@@ -86,7 +88,7 @@ class Weighing:
 
 
 def row_lines(trajectory: Trajectory) -> list[str]:
-    """What people need to see of a row."""
+    """Return the lines that show a row in an error message."""
     shown = {"row": trajectory.prompt.id} | {
         name: shorten(value)
         for name, value in (
@@ -99,7 +101,7 @@ def row_lines(trajectory: Trajectory) -> list[str]:
 
 
 class CombinedReward:
-    """``Reward`` of all sources on the engine's side; they work at the same time."""
+    """The ``Reward`` next to an engine: it asks all sources at the same time."""
 
     def __init__(
         self,
@@ -131,8 +133,8 @@ class CombinedReward:
 def read_rows(
     group: Group, tokenizer: PreTrainedTokenizerBase, *, skip_special_tokens: bool
 ) -> RewardRows:
-    """What rewards are told of a group. The prompt is decoded like the query, so that it is where
-    the query begins."""
+    """Return what rewards are told about a group. The prompt is decoded like the query, so that the
+    query begins with it."""
     prompt, trajectories = group.prompt, group.trajectories
     n = len(trajectories)
 
@@ -158,7 +160,7 @@ def read_rows(
 
 
 def _response_ids(trajectory: Trajectory) -> list[int]:
-    """With one placeholder for each image."""
+    """Return the tokens of the response, with one placeholder for each image."""
     first, *later = trajectory.segments
     start = first.context_length
     images = [image.moved(-start) for image in first.images if image.start >= start]

@@ -1,8 +1,8 @@
 """Rewards from a server over HTTP, in OpenRLHF's JSON (``openrl/rewards/protocol.py``).
 
-Groups that wait while all connections are busy go out in one request. Where its rows may be the
-reason that a request fails, each of them is asked for once more by itself: one row that a server
-chokes on takes no other along."""
+Groups that wait while all connections are busy share one request. If a request fails and its rows
+may be the reason, each row is sent once more by itself, so that one row that a server chokes on
+does not fail the others."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from openrl.rewards.protocol import REWARDS, SCORES, Failure, ScoreRequest, read
 from openrl.rewards.reward_rows import RewardRows, join
 from openrl.rewards.sources import Results, retry_failed
 
-CONNECTIONS = 8  # requests under way per URL
-ROWS_PER_REQUEST = 64  # and rows that are asked for by themselves at a time
+CONNECTIONS = 8  # concurrent requests per URL
+ROWS_PER_REQUEST = 64  # also the limit of concurrent requests for single rows
 
 
 @dataclass(eq=False)
 class Waiting:
-    """The rows of one call, until a request takes them along."""
+    """The rows of one call, which wait for a request that takes them along."""
 
     rows: RewardRows
     results: asyncio.Future[Results]
 
 
 class HttpSource:
-    """``Source`` over one service at one URL or several."""
+    """A ``Source`` that asks one service, at one or several URLs."""
 
     def __init__(self, name: str, client: JsonClient) -> None:
         self.name, self._client = name, client
@@ -43,13 +43,13 @@ class HttpSource:
         self._queue.append(mine)
         try:
             await self._slots.acquire()
-            if mine in self._queue:  # nobody took it along yet
+            if mine in self._queue:  # no other request has taken it along
                 self._start(self._take())
             else:
                 self._slots.release()
             return await mine.results
         finally:
-            if mine in self._queue:  # cancelled
+            if mine in self._queue:  # this call was cancelled
                 self._queue.remove(mine)
 
     async def close(self) -> None:
@@ -59,7 +59,8 @@ class HttpSource:
         await self._client.close()
 
     def _take(self) -> list[Waiting]:
-        """The calls that wait longest, up to a request full of rows."""
+        """Remove the calls that have waited longest from the queue, as many as one request can
+        hold, and return them."""
         taken = [self._queue.pop(0)]
         while (
             self._queue and sum(len(w.rows) for w in [*taken, self._queue[0]]) <= ROWS_PER_REQUEST
@@ -68,18 +69,18 @@ class HttpSource:
         return taken
 
     def _start(self, batch: list[Waiting]) -> None:
-        """Send in a task of its own: a call that is cancelled leaves the others alone."""
+        """Send the batch in a separate task, so that a cancelled call does not affect the others."""
         task = asyncio.create_task(self._send(batch))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)
 
     async def _send(self, batch: list[Waiting]) -> None:
-        """Every call of the batch gets its results, or what went wrong."""
+        """Give every call of the batch its results, or the error."""
         try:
             results = await self._score(join([waiting.rows for waiting in batch]))
         except BaseException as error:
             for waiting in batch:
-                if not waiting.results.done():  # it is, if its call was cancelled
+                if not waiting.results.done():  # a cancelled call is done already
                     waiting.results.set_exception(
                         error if isinstance(error, Exception) else RuntimeError("closed")
                     )
@@ -92,7 +93,8 @@ class HttpSource:
                 waiting.results.set_result(mine)
 
     async def _score(self, rows: RewardRows) -> Results:
-        """One request for all; then row by row what failed, unless the rows are not to blame."""
+        """Send one request for all rows, then the failed ones row by row, unless the rows cannot be
+        to blame."""
         try:
             results = await self._ask(rows, alone=False)
         except RequestFailed as failed:
@@ -115,7 +117,7 @@ class HttpSource:
 
 
 def reader(count: int) -> Callable[[Any], Results]:
-    """Reads the scores of ``count`` rows."""
+    """Return a function that reads the scores of ``count`` rows."""
 
     def read(values: Any) -> Results:
         return read_reply(without_echo(values), count)
@@ -124,8 +126,9 @@ def reader(count: int) -> Callable[[Any], Results]:
 
 
 def without_echo(values: Any) -> Any:
-    """OpenRLHF's server repeats its rewards as scores. Those of a model are no verdicts, even
-    where one lies in [0, 1]; a repetition of zeros and ones is one of verdicts."""
+    """Return the reply without scores that only repeat the rewards, as OpenRLHF's server sends
+    them. Rewards of a model are not verdicts, even where one lies in [0, 1]; but if all of them
+    are 0 or 1, the scores are kept as verdicts."""
     if not isinstance(values, dict) or values.get(SCORES) != values.get(REWARDS):
         return values
     rewards = values.get(REWARDS)

@@ -1,8 +1,8 @@
-"""A JSON service at one URL or several, asked by POST: which URL is next, pauses, attempts, limits.
+"""A client for a JSON service that is asked by POST, at one or several URLs.
 
-URLs take turns. One that fails rests for 1, 4, 16, then 60 s while the others go on. A reply that
-cannot be used is the fault of the URL, or perhaps of what was asked (``Fault``), and only the
-caller can tell which, by asking for less."""
+The URLs take turns. One that fails rests for 1, 4, 16, then 60 s while the others go on. A reply
+that cannot be used is the fault of the URL, or perhaps of the request
+(``RequestFailed.suspect``); only the caller can tell which, by asking for less."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import httpx
 
 Reply = TypeVar("Reply")
 FIRST_PAUSE = 1.0  # seconds
-GROWTH = 4.0  # with LONGEST_PAUSE: 1, 4, 16, 60; five attempts outlast a minute
+GROWTH = 4.0  # pauses of 1, 4, 16 and 60 s, so that five attempts span more than a minute
 LONGEST_PAUSE = 60.0  # seconds
-JITTER = 0.25  # a pause is up to this share longer, so that clients do not come back in step
-CONNECT_TIMEOUT = 10.0  # seconds until a connection stands
+JITTER = 0.25  # a pause is up to this share longer, so that clients do not retry in step
+CONNECT_TIMEOUT = 10.0  # seconds to open a connection
 MAX_REPLY = 16 * 2**20  # bytes
-PASSING = (408, 425, 429)  # and all from 500 on: worth another attempt at the same URL
-SUSPECT = (400, 413, 422, 500)  # perhaps because of what was asked
+PASSING = (408, 425, 429)  # these, and all from 500 on, deserve another attempt at the same URL
+SUSPECT = (400, 413, 422, 500)  # the request may be the cause
 
 
 class RequestFailed(Exception):
-    """No reply that can be used, after ``attempts``.
+    """There was no usable reply after ``attempts`` requests.
 
-    ``suspect``: perhaps because of what was asked; else the URL is at fault. ``final``: the same
-    URL would say the same again. ``late``: nothing came in time.
+    ``suspect``: the request may be the cause; otherwise the URL is at fault. ``final``: the same
+    URL would give the same reply again. ``late``: no reply came in time.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class RequestFailed(Exception):
 class Endpoint:
     url: str
     failures: int = 0  # in a row
-    resting_until: float = 0.0  # on the clock
+    resting_until: float = 0.0  # a time of ``Endpoints.clock``
 
 
 @dataclass
 class Endpoints:
-    """Rotation over URLs. Clock, sleep and the dice of the jitter can be replaced."""
+    """Rotation over URLs. The clock, the sleep and the random jitter can be replaced."""
 
     urls: list[str]
     first_pause: float = FIRST_PAUSE
@@ -71,10 +71,10 @@ class Endpoints:
         self.all = [Endpoint(url) for url in self.urls]
 
     async def next(self, besides: Collection[str] = ()) -> Endpoint:
-        """The healthy URL whose turn it is; if all rest, the one that is ready first, once it
-        is."""
+        """Return the healthy URL whose turn it is, leaving out those in ``besides``. If all of them
+        rest, wait for the one that is ready first."""
         open_to = [endpoint for endpoint in self.all if endpoint.url not in besides]
-        # the first of equals
+        # min takes the first of equals, which has waited longest for its turn
         ready = min(open_to, key=lambda e: max(0.0, e.resting_until - self.clock()))
         self.all.remove(ready)
         self.all.append(ready)
@@ -86,8 +86,8 @@ class Endpoints:
         endpoint.failures, endpoint.resting_until = 0, 0.0
 
     def failed(self, endpoint: Endpoint, started: float, retry_after: float | None = None) -> None:
-        """A request that ``started`` then failed. Requests that were under way together count
-        once."""
+        """Record the failure of a request that ``started`` at this time. Requests that were under
+        way together count once."""
         if started >= endpoint.resting_until:
             endpoint.resting_until = self.clock() + self.pause(endpoint.failures)
             endpoint.failures += 1
@@ -95,13 +95,14 @@ class Endpoints:
             endpoint.resting_until = self.clock() + min(retry_after, 2 * LONGEST_PAUSE)
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures before this one."""
+        """Return the seconds to wait after a failure that ``failures`` others preceded."""
         grown = min(LONGEST_PAUSE, self.first_pause * GROWTH**failures)
         return grown * (1 + JITTER * self.dice())
 
 
 class JsonClient:
-    """Asks until there is a reply or the attempts are used up. Lives in one event loop."""
+    """Repeats a request until a reply is usable or the attempts are used up. A client lives in one
+    event loop."""
 
     def __init__(
         self, endpoints: Endpoints, *, timeout: float, attempts: int, token: str | None = None
@@ -115,14 +116,14 @@ class JsonClient:
     async def post(
         self, body: Any, read: Callable[[Any], Reply], *, alone: bool
     ) -> tuple[Reply, int]:
-        """What ``read`` makes of the JSON that came back, and the attempts that it took.
+        """Send ``body``. Return what ``read`` makes of the JSON reply, and the number of attempts.
+        ``read`` raises ValueError for a reply that it cannot use.
 
-        ``alone``: nothing smaller can be asked. What may be the fault of what was asked then does
-        not count against the URL, and what was late is not waited for again. Otherwise the first
-        failure of this kind is the last. Raises RequestFailed; ``read`` raises ValueError for what
-        it cannot use."""
+        ``alone`` means that the request cannot be split. A failure that the request may have caused
+        then does not count against the URL, and a reply that was late is not waited for again.
+        Without ``alone``, the first such failure ends the call. Raises RequestFailed."""
         content = json.dumps(body, default=str).encode()
-        refusing: set[str] = set()  # URLs that would say the same again
+        refusing: set[str] = set()  # URLs that would give the same reply again
         failures = 0
         while True:
             endpoint = await self.endpoints.next(refusing)
@@ -148,7 +149,7 @@ class JsonClient:
                 failed.args = (f"{endpoint.url}: {failed}",)
                 failed.attempts = failures
                 raise failed
-            if failed.suspect and not failed.final:  # the URL does not rest, so this call does
+            if failed.suspect and not failed.final:  # the URL does not rest, so this call pauses
                 await self.endpoints.sleep(self.endpoints.pause(failures - 1))
 
     async def close(self) -> None:
@@ -156,10 +157,10 @@ class JsonClient:
             await self._client.aclose()
 
     async def _exchange(self, url: str, content: bytes) -> Any:
-        """The JSON of one reply. Raises RequestFailed."""
+        """Return the JSON of one reply. Raises RequestFailed."""
         if self._client is None:
-            # It keeps connections. It follows no redirect: the token is for this URL. The exchange
-            # as a whole has a limit of its own.
+            # The client keeps its connections, and follows no redirects because the token is for
+            # this URL. It needs no other timeout: the exchange as a whole has one.
             self._client = httpx.AsyncClient(
                 timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT),
                 headers=self._headers,
@@ -177,7 +178,7 @@ class JsonClient:
         except httpx.ConnectTimeout:
             raise RequestFailed(f"no connection within {CONNECT_TIMEOUT:g} s") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            # a connection that was made and then broke
+            # the connection was open and then broke
             broke = not isinstance(error, (httpx.ConnectError, httpx.InvalidURL))
             raise RequestFailed(f"{type(error).__name__}: {error}", suspect=broke) from None
         try:
@@ -188,7 +189,7 @@ class JsonClient:
 
 
 async def _read(reply: httpx.Response) -> bytes:
-    """The body of a good reply. Raises RequestFailed."""
+    """Return the body of a successful reply. Raises RequestFailed."""
     content = bytearray()
     async for chunk in reply.aiter_bytes():
         content += chunk
@@ -212,8 +213,8 @@ def _start(content: bytes | bytearray) -> str:
 
 
 def retry_after_seconds(header: str | None, now: float) -> float | None:
-    """A Retry-After header, seconds or a date (RFC 9110 section 10.2.3); ``now`` in seconds since
-    1970."""
+    """Return the seconds that a Retry-After header asks for, as a number or a date (RFC 9110
+    section 10.2.3); None without a valid header. ``now`` is in seconds since 1970."""
     try:
         if header is None or header.strip().isdigit():
             return None if header is None else float(header)

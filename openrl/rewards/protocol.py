@@ -1,14 +1,13 @@
-"""The JSON that scorers speak, which is OpenRLHF's, for both ends of the wire and for what reward
-functions return.
+"""OpenRLHF's JSON format for rewards. Both ends of the wire use it, and reward functions return it.
 
 Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equal length, one item
           per answer. ``query`` is prompt and answer as one text; labels are any JSON values.
 Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer,
-          in their order. ``rewards`` make advantages. ``scores``, if there, are verdicts in [0, 1],
-          or the rewards again. ``extra_logs``, if there, is a dict of lists, or a list of one dict
-          per answer; one number stands for all, and what is no finite number is no value. A list
-          of rewards alone will do. A reward of null, or one that is no finite number, says that
-          this answer could not be scored.
+          in their order. Advantages are computed from ``rewards``. The optional ``scores`` are
+          verdicts in [0, 1], or the rewards again. The optional ``extra_logs`` is a dict of lists,
+          or a list with one dict per answer; a single number applies to all answers, and a value
+          that is not a finite number is ignored. A bare list of rewards is accepted too. A reward
+          that is null, or not a finite number, means that this answer could not be scored.
 """
 
 from __future__ import annotations
@@ -27,25 +26,25 @@ REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
 
 @dataclass(frozen=True)
 class Failure:
-    """One answer that got no score, and why."""
+    """The reason why an answer got no score."""
 
     message: str
-    attempts: int = 1  # calls that were made for it
+    attempts: int = 1  # calls that were made for the answer
 
 
 class BadRequest(Exception):
-    """The body is no request; the message is for who sent it."""
+    """The body is not a valid request; the message is for its sender."""
 
 
 class BadReply(ValueError):
-    """The whole reply is no list of scores."""
+    """The reply as a whole is not a list of scores."""
 
 
 @dataclass(frozen=True)
 class ScoreRequest:
-    """What is to be scored; the lists are equally long."""
+    """The answers to score, as lists of equal length."""
 
-    queries: list[str]  # prompt and answer
+    queries: list[str]  # prompt and answer as one text
     prompts: list[str]
     labels: list[Any]
 
@@ -57,8 +56,8 @@ class ScoreRequest:
 
 
 def read_request(body: Any) -> ScoreRequest:
-    """The body of a request. ``prompts`` and ``labels`` may be missing: empty texts. Raises
-    BadRequest."""
+    """Read the body of a request. If ``prompts`` or ``labels`` are missing, they become empty
+    texts. Raises BadRequest."""
     if not isinstance(body, dict) or QUERY not in body:
         raise BadRequest(f"expected a JSON object with {QUERY!r}")
     queries = [body[QUERY]] if isinstance(body[QUERY], str) else body[QUERY]
@@ -84,7 +83,8 @@ def _check_texts(column: Any, name: str) -> None:
 
 
 def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
-    """The reply for these scores; without any verdict ``scores`` are the rewards again."""
+    """Return the reply that holds these scores. If none has a verdict, ``scores`` repeats the
+    rewards."""
     given = [score if isinstance(score, Score) else None for score in scores]
     judged = any(score and score.passed is not None for score in given)
     names = sorted({name for score in given if score for name in score.parts})
@@ -96,8 +96,8 @@ def reply_body(scores: Sequence[Score | Failure]) -> dict[str, Any]:
 
 
 def read_reply(values: Any, count: int) -> list[Score | Failure]:
-    """One score or failure for each of ``count`` answers. Raises BadReply if the whole is
-    unusable."""
+    """Return a score or a failure for each of ``count`` answers. Raises BadReply if the reply as a
+    whole is unusable."""
     if not isinstance(values, dict):
         values = {REWARDS: values}
     if REWARDS not in values:
@@ -120,7 +120,7 @@ def _score(reward: Any, passed: Any, logs: dict[str, Any]) -> Score | Failure:
         return Failure(str(error))
     parts = {}
     for name, log in logs.items():
-        with contextlib.suppress(ValueError):  # what is no number is left out, as in other systems
+        with contextlib.suppress(ValueError):  # other systems also leave out what is not a number
             parts[name] = _number(log, name)
     return Score(value, verdict, parts)
 
@@ -150,7 +150,7 @@ def _rows_of_logs(logs: Any, count: int) -> list[dict[str, Any]]:
 
 
 def _column(values: Any, name: str, count: int) -> list[Any]:
-    """One item per row; a bare number stands for a list of one."""
+    """Return one item per row. A bare value counts as a list of one."""
     column = values if isinstance(values, list) else [values]
     if len(column) != count:
         raise BadReply(f"it returned {len(column)} {name} for {count} rows")
@@ -164,7 +164,7 @@ def _number(value: Any, name: str) -> float:
         raise ValueError(f"{name} must be numbers, it returned {shorten(value)}")
     try:
         number = float(value)
-    except OverflowError:  # JSON holds whole numbers of any length
+    except OverflowError:  # integers in JSON can have any length
         number = math.inf
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, it returned {shorten(value)}")
@@ -172,6 +172,6 @@ def _number(value: Any, name: str) -> float:
 
 
 def shorten(value: Any, most: int = 200) -> str:
-    """A value for people, on one line."""
+    """Return ``repr`` of a value for a message, without its middle if it is long."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

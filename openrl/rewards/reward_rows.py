@@ -1,5 +1,5 @@
-"""What rewards are told of answers. Standard library only: it travels to processes that load
-nothing else."""
+"""What rewards are told about answers. This module uses the standard library only, because its
+records travel to processes that load nothing else."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RewardRows:
-    """Some answers, usually the siblings of one prompt; the lists are equally long."""
+    """Some answers, usually the siblings of one prompt, as lists of equal length."""
 
     queries: list[str]  # prompt and response
     prompts: list[str]
     labels: list[Any]
-    responses: list[str]  # special tokens as in the queries
+    responses: list[str]  # with special tokens if the queries have them
     texts: list[str]  # responses without special tokens
     token_ids: list[list[int]]  # of the responses
     sources: list[str]  # data source or tag
     metas: list[dict[str, Any]]  # the other columns of the data
-    images: list[list[bytes]]  # files of what the policy saw, in the order of the chat
+    images: list[list[bytes]]  # encoded pictures that the policy saw, in the order of the chat
 
     def __len__(self) -> int:
         return len(self.queries)
@@ -32,7 +32,7 @@ class RewardRows:
 
 
 def join(parts: Sequence[RewardRows]) -> RewardRows:
-    """All rows of all parts, in their order."""
+    """Return all rows of all parts, in their order."""
     return RewardRows(
         **{
             f.name: [value for part in parts for value in getattr(part, f.name)]

@@ -1,8 +1,8 @@
-"""The signatures of reward functions that other systems document, told by the names of their
+"""The signatures of reward functions that other systems document, recognised by the names of their
 parameters.
 
-Standard library only: it runs in the process of the reward function. Whatever the signature, the
-values come out in the shape that ``openrl/rewards/protocol.py`` reads.
+This module uses the standard library only, because it runs in the process of the reward function.
+Whatever the signature, values are returned in the form that ``openrl/rewards/protocol.py`` reads.
 
 OpenRLHF  ``reward_func(queries, prompts, labels, **kwargs)``: lists in, a dict of lists out.
 EasyR1    ``compute_score(reward_inputs)``, a list of dicts in and out, or with REWARD_TYPE =
@@ -11,7 +11,7 @@ verl      ``compute_score(data_source, solution_str, ground_truth, extra_info)``
           time, coroutine or not.
 TRL       ``reward_func(completions, **kwargs)``: lists in, a list of numbers out.
 
-EasyR1, verl and TRL hand over answers without special tokens, and so does this module for theirs.
+EasyR1, verl and TRL pass answers without special tokens; so does this module for their signatures.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ VERDICTS = ("acc", "accuracy_normalized", "accuracy")
 
 @dataclass(frozen=True)
 class Signature:
-    """One way to call a reward function, known by the first of its parameters."""
+    """One way to call a reward function, recognised by the first of ``parameters``."""
 
     system: str
-    parameters: Mapping[str, str]  # name -> the column of ``columns`` that it takes
-    always: tuple[str, ...] = ()  # what it gets if it takes **kwargs
-    # key of the reward in a row's dict; empty: the values are the protocol's already
+    parameters: Mapping[str, str]  # name -> the key of ``columns`` whose values it takes
+    always: tuple[str, ...] = ()  # parameters that a function with **kwargs gets
+    # key of the reward in a row's dict; empty: the values already have the protocol's form
     reward: str = ""
-    by_row: bool = False  # takes one answer, not lists
-    takes_data: bool = False  # and the columns of the data by their names
+    by_row: bool = False  # the function takes one answer, not lists
+    takes_data: bool = False  # the function also takes the columns of the data by name
 
     @property
     def mark(self) -> str:
         return next(iter(self.parameters))
 
     def arguments(self, rows: RewardRows) -> dict[str, Any]:
-        """Everything that the function may take, by name."""
+        """Return all arguments that the function may take, by name."""
         found = columns(rows)
         given = {name: found[column] for name, column in self.parameters.items()}
         if self.by_row:
@@ -59,8 +59,9 @@ class Signature:
 
 
 def columns(rows: RewardRows) -> dict[str, list[Any]]:
-    """Those of the rows, and ``inputs`` (EasyR1's dicts: their three keys, the prompt, the other
-    columns of the data) and ``infos`` (verl's extra_info: the column of that name, else all)."""
+    """Return the columns of the rows, plus ``inputs`` (EasyR1's dicts: its three keys, the prompt
+    and the other columns of the data) and ``infos`` (verl's extra_info: the data's column of that
+    name, or else all other columns)."""
     inputs = [
         meta
         | {"prompt": prompt, "response": text, "response_length": len(ids), "ground_truth": label}
@@ -104,19 +105,20 @@ KNOWN = (
 
 @dataclass(frozen=True)
 class Scorer:
-    """A function, how it is called, and the keyword arguments that the user gives it."""
+    """A reward function, its signature, and the user's keyword arguments for it."""
 
     function: Function
     signature: Signature
     kwargs: Mapping[str, Any]
-    together: bool = False  # the function compares siblings: they are never scored one by one
+    together: bool = False  # the function compares siblings, so they are never scored one by one
 
     @property
     def by_row(self) -> bool:
         return self.signature.by_row
 
     def __call__(self, rows: RewardRows) -> Any:
-        """Values for the rows, one row if ``by_row``; whatever the function raises."""
+        """Return the function's values for the rows, which are a single row if ``by_row``. Raises
+        whatever the function raises."""
         offered, names = self.signature.arguments(rows), set(parameters(self.function))
         if takes_any(self.function):
             names |= set(offered) if self.signature.takes_data else set(self.signature.always)
@@ -133,9 +135,10 @@ async def _finish(values: Any) -> Any:
 
 
 def recognise(function: Function, kwargs: Mapping[str, Any], reward_type: str | None) -> Scorer:
-    """How to call ``function``; ``reward_type`` is the constant REWARD_TYPE of its file.
+    """Return the scorer that calls ``function``. ``reward_type`` is the constant REWARD_TYPE of the
+    function's file.
 
-    Raises TypeError if its parameters are none of the known ones, or do not fit ``kwargs``.
+    Raises TypeError if the function has none of the known signatures, or does not fit ``kwargs``.
     """
     taken = parameters(function)
     signature = next((s for s in SIGNATURES if s.mark in taken), None)
@@ -165,7 +168,8 @@ _ONE_ROW = RewardRows([""], [""], [None], [""], [""], [[]], [""], [{}], [[]])
 
 
 def parameters(function: Function) -> dict[str, inspect.Parameter]:
-    """The parameters that have a name, by it; ``self`` of a class's method is none."""
+    """Return the named parameters of a function, by name: without *args, **kwargs and the ``self``
+    of a bound method."""
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {n: p for n, p in inspect.signature(function).parameters.items() if p.kind not in kinds}
 
@@ -175,9 +179,9 @@ def takes_any(function: Function) -> bool:
 
 
 def keyed(values: Any, reward: str) -> dict[str, Any]:
-    """One number or dict for each row, in the protocol's shape: the key ``reward`` is the reward,
-    one of VERDICTS the verdict; the other numbers are parts, and what is no number is left out, as
-    in those systems."""
+    """Convert the values, one number or dict per row, to the protocol's form. In a dict, the key
+    ``reward`` holds the reward and one of VERDICTS the verdict. All other numbers become parts;
+    what is not a number is left out, as in those systems."""
     rewards, verdicts, logs = [], [], []
     for value in values if isinstance(values, Sequence) else [values]:
         row = (
@@ -199,10 +203,10 @@ def _is_number(value: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """Tensors and arrays become lists or numbers, so that the other side needs none of their
+    """Convert tensors and arrays to lists or numbers, so that the other side does not need their
     libraries.
 
-    Raises TypeError for what is no number, text, list or dict.
+    Raises TypeError for values other than numbers, texts, lists, dicts and arrays.
     """
     if value is None or isinstance(value, (bool, int, float, str)):
         return value

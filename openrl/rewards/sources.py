@@ -1,4 +1,4 @@
-"""One source of rewards: some answers in, a score or a failure for each out."""
+"""The interface of reward sources, which return a score or a failure for each answer."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ class Source(Protocol):
     name: str  # in metrics and --reward_routing
 
     async def score(self, rows: RewardRows) -> Results:
-        """One result per row, in their order; retries are inside. Several calls may run at a time.
+        """Return one result per row, in their order. The source retries by itself. Several calls
+        may run at a time.
 
-        Raises UserError for what no retry and no failure policy can help.
+        Raises UserError for an error that neither a retry nor the failure policy can handle.
         """
 
     async def close(self) -> None:
-        """Free processes and connections; calls that still run fail."""
+        """Release processes and connections. Calls that still run fail."""
 
 
 class ProcessSource:
-    """A reward file, or one verifier, in the processes of a pool."""
+    """A reward file, or one verifier, that runs in the processes of a pool."""
 
     def __init__(self, name: str, pool: ProcessPool) -> None:
         self.name, self._pool = name, pool
@@ -72,8 +73,8 @@ async def retry_failed(
     *,
     together: bool = False,
 ) -> Results:
-    """Try the rows that failed once more, each by itself, so that one bad row takes none along; all
-    of them again if they are only meaningful ``together``."""
+    """Retry the failed rows once, each by itself, so that one bad row does not fail the others. If
+    rows are only meaningful ``together``, retry all of them at once."""
     failed = [i for i, result in enumerate(results) if isinstance(result, Failure)]
     if not failed:
         return results

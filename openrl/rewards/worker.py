@@ -1,6 +1,7 @@
-"""Reward code in a process of its own: what is loaded there, and what a call gives.
+"""Reward code in a separate process: the targets it loads, and the results of a call.
 
-Standard library only, as all that such a process imports before the code does."""
+This module uses the standard library only, like everything that such a process imports before the
+reward code itself."""
 
 from __future__ import annotations
 
@@ -15,12 +16,12 @@ from openrl.processes.worker import Ask, Failed, Loaded, describe, load_module
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.signatures import Scorer, recognise
 
-DEFAULT_NAMES = ("reward_func", "compute_score")  # of OpenRLHF; of EasyR1 and verl
+DEFAULT_NAMES = ("reward_func", "compute_score")  # OpenRLHF's name; EasyR1's and verl's
 
 
 @dataclass(frozen=True)
 class Call:
-    """Score ``rows`` by what the target calls ``name``."""
+    """A request to score ``rows`` with what the target calls ``name``."""
 
     name: str
     rows: RewardRows
@@ -28,21 +29,21 @@ class Call:
 
 @dataclass(frozen=True)
 class Values:
-    """What the function returned for all rows, in the shape that ``protocol.read_reply`` reads."""
+    """What the function returned for all rows, in the form that ``protocol.read_reply`` reads."""
 
     values: Any
 
 
 @dataclass(frozen=True)
 class RowValues:
-    """The reply of what scores one row at a time."""
+    """The reply of a function that scores one row at a time."""
 
     rows: list[Values | Failed]
 
 
 @dataclass(frozen=True)
 class FileTarget:
-    """A Python file and the function in it; None looks for one of DEFAULT_NAMES."""
+    """A Python file and the name of the function in it; None means one of DEFAULT_NAMES."""
 
     path: Path  # absolute
     function: str | None
@@ -52,7 +53,8 @@ class FileTarget:
         return f"--remote_rm_url: {self.path}" + (f":{self.function}" if self.function else "")
 
     def load(self) -> Loaded:
-        """The fact is whether it compares siblings, so that they are never scored one by one."""
+        """Load the file. Its fact is whether the function compares siblings, which must then never
+        be scored one by one."""
         module = load_module(self.path, "reward_file")
         scorer = recognise(
             find_function(module, self.function), self.kwargs, getattr(module, "REWARD_TYPE", None)
@@ -92,7 +94,8 @@ class VerifierTarget:
 
 
 def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
-    """Raises AttributeError listing what there is."""
+    """Return the function of that name; None means one of DEFAULT_NAMES. Raises AttributeError,
+    listing the functions that exist, if there is none."""
     for wanted in (name,) if name else DEFAULT_NAMES:
         if callable(function := getattr(module, wanted, None)):
             return function
@@ -108,15 +111,15 @@ def find_function(module: ModuleType, name: str | None) -> Callable[..., Any]:
 
 
 def call(scorer: Scorer, rows: RewardRows, path: str) -> Values | RowValues:
-    """What the function returns for the rows; what it raises for one row does not touch the
-    others."""
+    """Return the function's values for the rows. If it takes one row at a time, an error in one row
+    does not affect the others."""
     if not scorer.by_row:
         return Values(scorer(rows))
     return RowValues([_one(scorer, rows.pick([i]), path) for i in range(len(rows))])
 
 
 def verify(verifier: Callable[..., Any], options: Any, rows: RewardRows) -> RowValues:
-    """The verdicts of a verifier, row by row, in the protocol's shape."""
+    """Return the verdicts of a verifier, row by row, in the protocol's form."""
     from openrl.rewards.verifiers.base import Answer
 
     def one(row: RewardRows) -> dict[str, Any]:
