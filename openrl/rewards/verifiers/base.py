@@ -1,4 +1,4 @@
-"""What a verifier sees and says. A verifier is a pure function, registered by name:
+"""The interface of verifiers. A verifier is a pure function, registered by name:
 
     @verifiers.register("number", options=NumberOptions)
     def number(answer: Answer, options: NumberOptions) -> Verdict:
@@ -8,13 +8,14 @@
         Reward: 0 or 1.
         '''
 
-It runs in a process of its own that is killed when it takes too long, so it needs no timeout, and
-it imports large libraries inside. The last lines of its docstring say which label it wants and
-which rewards it can give: the page of verifiers shows them, a test holds every verifier to them. It
-looks at the label before the response: a label that is of no use is found whatever the answer.
+It runs in a separate process that is killed when it takes too long, so it needs no timeout. It
+imports large libraries inside the function. The last lines of its docstring say which label it
+takes and which rewards it can give: docs/verifiers.md shows them, and a test holds every verifier
+to them. It reads the label before the response, so that an unusable label is found whatever the
+answer.
 
 ``options`` is a frozen dataclass whose fields are made by ``openrl.flags.schema.flag``; None if
-there are none."""
+the verifier has no options."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ _LONGEST_END_TOKEN = 44
 
 @dataclass(frozen=True)
 class Answer:
-    """One response and the row of data that it answers."""
+    """A response, and the row of data that it answers."""
 
     prompt: str
     response: str
@@ -47,32 +48,32 @@ class Answer:
 
     @cached_property
     def text(self) -> str:
-        """The response without the special tokens that end it and the space around it."""
+        """The response without special tokens at its end, and without surrounding whitespace."""
         return _without_end(self.response)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a verifier says of an answer; every number is finite."""
+    """What a verifier says about an answer. All numbers are finite."""
 
     reward: float
-    # in [0, 1]; None where the verifier does not judge whether an answer is right
+    # in [0, 1]; None if the verifier does not judge whether an answer is right
     passed: float | None = None
     parts: dict[str, float] = field(default_factory=dict)
 
 
 class BadRow(Exception):
-    """The row of data is at fault, whatever the answer to it: a missing label, tests of an unknown
-    shape."""
+    """The row of data is at fault, whatever the answer: its label is missing, for example, or its
+    tests have an unknown form."""
 
 
 class Unavailable(Exception):
-    """No verdict: what the verifier relies on is not there or does not work. The answer is neither
-    right nor wrong."""
+    """There is no verdict, because something that the verifier relies on is missing or broken. The
+    answer is neither right nor wrong."""
 
 
 def label_text(answer: Answer) -> str:
-    """The label as text. Raises BadRow if there is none."""
+    """Return the label as text. Raises BadRow if it is empty, or neither text nor a number."""
     label = answer.label
     if (
         isinstance(label, bool)
@@ -84,8 +85,8 @@ def label_text(answer: Answer) -> str:
 
 
 def label_data(answer: Answer) -> Any:
-    """The label as data: JSON text, which keeps its shape in tables whose rows differ, or the data
-    itself."""
+    """Return the label as data. A label that is text must be JSON, which keeps its shape in tables
+    whose rows differ. Raises BadRow if it is not."""
     if not isinstance(answer.label, str):
         return answer.label
     try:
@@ -95,7 +96,7 @@ def label_data(answer: Answer) -> Any:
 
 
 def short(value: Any, most: int = 80) -> str:
-    """``repr`` for messages, cut."""
+    """Return ``repr`` of a value for a message, cut off if it is long."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]} ..."
 
@@ -109,15 +110,16 @@ def _without_end(text: str) -> str:
 
 @dataclass(frozen=True)
 class Description:
-    """What the docstring of a verifier says, in one line each."""
+    """What the docstring of a verifier says, one line per field."""
 
     checks: str
     label: str
-    reward: str  # "0 or 1", "[-1, 0]": with the default options
+    reward: str  # with the default options, e.g. "0 or 1" or "[-1, 0]"
 
 
 def describe(verify: Any) -> Description:
-    """Raises ValueError if the docstring does not end in its label and its rewards."""
+    """Read the docstring of a verifier. Raises ValueError if its last lines are not those of its
+    label and its rewards."""
     text = inspect.cleandoc(verify.__doc__ or "")
     found = re.fullmatch(r"(.*)\n\nLabel: (.*)\nReward: ([^\n]*)", text, re.DOTALL)
     if found is None:
@@ -128,7 +130,8 @@ def describe(verify: Any) -> Description:
 
 
 def compares(verify: Any) -> bool:
-    """Whether the verifier wants a label in any case; one of a plugin may not say."""
+    """Whether the verifier always needs a label; False if its docstring, e.g. in a plugin, does not
+    say."""
     try:
         return "none" not in describe(verify).label.split()
     except ValueError:
@@ -136,8 +139,8 @@ def compares(verify: Any) -> bool:
 
 
 def read_options(name: str, settings: dict[str, Any]) -> Any:
-    """The options of the verifier ``name`` from plain values, as of JSON. Raises UserError with all
-    that is wrong."""
+    """Return the options of the verifier ``name``, made from plain values such as JSON holds.
+    Raises UserError that lists everything that is wrong."""
     try:
         entry = verifiers[name]
     except KeyError as error:

@@ -1,5 +1,5 @@
-"""The built-in verifiers: importing this module registers them all. It loads the standard library
-only."""
+"""The built-in verifiers. Importing this module registers all of them, and loads no library but
+the standard one."""
 
 # ruff: noqa: F401
 from openrl.rewards.verifiers import (

@@ -1,8 +1,8 @@
 """Countdown: reach a target from given numbers with + - * / and parentheses.
 
-Expressions are parsed, never evaluated as code: only the four operators, a leading minus and whole
-numbers are known, arithmetic is exact, and length is bounded, so no answer can hang or pass by
-rounding."""
+Expressions are parsed, never evaluated as code. Only the four operators, a leading minus and whole
+numbers are allowed, arithmetic is exact, and the length is limited. So no answer can hang, or pass
+because of rounding."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ class Grade:
     """What is right about an answer; each item implies the ones before it."""
 
     well_formed: bool = False  # an expression of the four operators
-    numbers_right: bool = False  # made of the given numbers
-    correct: bool = False  # and equal to the target
+    numbers_right: bool = False  # its numbers are the given ones
+    correct: bool = False  # it equals the target
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class CountdownOptions:
 
 @verifiers.register("countdown", options=CountdownOptions)
 def countdown(answer: Answer, options: CountdownOptions) -> Verdict:
-    """An expression of the given numbers that equals the target.
+    """The answer is an expression of the given numbers that equals the target.
 
-    After https://github.com/Jiayi-Pan/TinyZero, but exact: no ``**``, no ``//``, no decimals, no
-    ``eval``; the answer may stand on any line and end in "= target".
+    It follows https://github.com/Jiayi-Pan/TinyZero, but is exact: no ``**``, no ``//``, no
+    decimals, no ``eval``. The answer may be on any line, and may end in "= target".
 
-    Label: {"numbers": [3, 8, 1], "target": 24}; "nums" is "numbers".
+    Label: {"numbers": [3, 8, 1], "target": 24}; "nums" may stand for "numbers".
     Reward: [0, 1]
     """
     numbers, target = _problem(label_data(answer))
@@ -86,7 +86,7 @@ def _problem(label: Any) -> tuple[list[int], int]:
 def grade(answer: str, numbers: list[int], target: int, *, use_all: bool = True) -> Grade:
     """Judge ``answer``, e.g. ``grade("8*3*1", [3, 8, 1], 24)``.
 
-    ``use_all``: every number exactly once; otherwise every number at most once.
+    With ``use_all``, every number must be used exactly once; otherwise, at most once.
     """
     try:
         tree = parse(answer)
@@ -102,7 +102,7 @@ def grade(answer: str, numbers: list[int], target: int, *, use_all: bool = True)
 
 
 def parse(text: str) -> ast.expr:
-    """The expression as a tree of known nodes. Raises ValueError if it is anything else."""
+    """Parse an expression into a tree of known nodes. Raises ValueError for anything else."""
     text = text.strip()
     if len(text) > MAX_CHARACTERS or not _ALPHABET.fullmatch(text):
         raise ValueError(f"not an expression: {text[:MAX_CHARACTERS]!r}")
@@ -117,12 +117,12 @@ def parse(text: str) -> ast.expr:
 
 
 def constants(tree: ast.expr) -> list[int]:
-    """The numbers of an expression that ``parse`` returned, from left to right."""
+    """Return the numbers of an expression that ``parse`` returned, from left to right."""
     return [node.value for node in _operands(tree)]  # type: ignore[attr-defined]
 
 
 def evaluate(tree: ast.expr) -> Fraction:
-    """The exact value of an expression that ``parse`` returned. Raises ZeroDivisionError."""
+    """Return the exact value of an expression that ``parse`` returned. Raises ZeroDivisionError."""
     if isinstance(tree, ast.BinOp):
         return _OPERATORS[type(tree.op)](evaluate(tree.left), evaluate(tree.right))
     if isinstance(tree, ast.UnaryOp):
@@ -131,7 +131,7 @@ def evaluate(tree: ast.expr) -> Fraction:
 
 
 def _operands(node: ast.AST) -> Iterator[ast.AST]:
-    """Whatever the known operators are applied to."""
+    """Yield what the known operators are applied to, from left to right."""
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         yield from _operands(node.left)
         yield from _operands(node.right)

@@ -1,5 +1,5 @@
-"""The answer check of DAPO, https://arxiv.org/abs/2503.14476, as verl computes it: text normalised
-after Minerva, no algebra."""
+"""The answer check of DAPO, https://arxiv.org/abs/2503.14476, as verl implements it: it compares
+texts in Minerva's normal form, without algebra."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from openrl.flags.schema import flag
 from openrl.rewards.verifiers.base import Answer, Verdict, label_text
 from openrl.rewards.verifiers.extract import last_boxed
 
-LAST = 300  # characters of the response that count
-LAST_BOX = 100  # with strict_box
+LAST = 300  # characters at the end of the response that count
+LAST_BOX = 100  # the same with strict_box
 _ANSWER = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
 _SUBSTITUTIONS = (
     ("an ", ""),
@@ -45,7 +45,7 @@ _REWRITES = (
 
 
 def normalise(text: str) -> str:
-    r"""The normal form that two answers are compared in.
+    r"""Return the normal form in which two answers are compared.
 
     >>> normalise("x = \\frac12 \\text{ cm}"), normalise("1,000 dollars")
     ('\\frac{1}{2}', '1000')
@@ -74,7 +74,8 @@ class DapoOptions:
 @verifiers.register("dapo_math", options=DapoOptions)
 @verifiers.register("acc_for_dapo", options=DapoOptions)
 def dapo_math(answer: Answer, options: DapoOptions) -> Verdict:
-    """What follows the last "Answer:" in the last 300 characters is the label, both normalised.
+    """The text after the last "Answer:" in the last 300 characters equals the label, both
+    normalised.
 
     Label: the answer as text.
     Reward: -1 or 1

@@ -1,5 +1,5 @@
-"""Answers in mathematics: numbers, words and units compared as what they are, the rest as
-expressions by https://github.com/huggingface/Math-Verify, in a second at most."""
+"""Mathematical answers. Numbers, words and units are compared directly; everything else is compared
+as expressions by https://github.com/huggingface/Math-Verify, in one second at most."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from openrl.rewards.verifiers.numeric import Number, equal, whole_number
 from openrl.rewards.verifiers.plain_text import contradict, plain, same_word, without_markup
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 
-LONGEST = 1000  # characters of an answer, and searched where none is marked; more is no answer
-SECONDS = 1.0  # of processor time for one comparison; what takes longer is wrong
-TOLERANCE = 1e-9  # of decimals
+# characters of an answer, and of the end that is searched if none is marked; a longer one is wrong
+LONGEST = 1000
+SECONDS = 1.0  # of processor time for one comparison; an answer that takes longer is wrong
+TOLERANCE = 1e-9  # relative, for decimals
 _LEAD = re.compile(r"^(?:(?:the|final|answer|result|value|it|is)\b[\s:]*)+", re.IGNORECASE)
 _CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
@@ -30,7 +31,7 @@ MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 
 @verifiers.register("math_verify")
 def math_verify(answer: Answer, options: None) -> Verdict:
-    """The last box, else the last <answer>, else the end of the response equals the label as an
+    """The last box (else the last <answer>, else the end of the response) equals the label as an
     expression.
 
     Label: an expression, in LaTeX or plain.
@@ -46,7 +47,7 @@ def math_verify(answer: Answer, options: None) -> Verdict:
 
 @verifiers.register("math_verify_reward")
 def math_verify_reward(answer: Answer, options: None) -> Verdict:
-    """``math_verify`` of a response that follows ``format``; MindSpeed-RL.
+    """``math_verify``, but 0 for a response that does not follow ``soft_format``; MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
@@ -59,8 +60,8 @@ def math_verify_reward(answer: Answer, options: None) -> Verdict:
 @verifiers.register("math_17k_acc")
 @verifiers.register("acc_for_ppo")
 def math_boxed(answer: Answer, options: None) -> Verdict:
-    r"""The last \boxed{} after the thinking equals the label as an expression; without a box the
-    answer is wrong.
+    r"""The last \boxed{} after the thinking equals the label as an expression. A response without
+    a box is wrong.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
@@ -71,8 +72,8 @@ def math_boxed(answer: Answer, options: None) -> Verdict:
 
 @verifiers.register("base_acc")
 def base_acc(answer: Answer, options: None) -> Verdict:
-    r"""``math_boxed`` of a response of the form <think>..</think>..<answer>..\boxed{..}..</answer>;
-    MindSpeed-RL.
+    r"""``math_boxed``, but 0 for a response that does not have the form
+    <think>..</think>..<answer>..\boxed{..}..</answer>; MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
     Reward: 0 or 1
@@ -89,7 +90,7 @@ class AccOptions:
 
 @verifiers.register("acc", options=AccOptions)
 def acc(answer: Answer, options: AccOptions) -> Verdict:
-    r"""``math_boxed`` that tells a wrong answer from a missing one; MindSpeed-RL.
+    r"""``math_boxed``, with different rewards for a wrong and for a missing answer; MindSpeed-RL.
 
     Label: an expression, in LaTeX or plain.
     Reward: [-1, 1]
@@ -109,10 +110,10 @@ class RetoolOptions:
 
 @verifiers.register("retool_reward", options=RetoolOptions)
 def retool_reward(answer: Answer, options: RetoolOptions) -> Verdict:
-    r"""1 if the \boxed{} in the last 100 characters is the label as it is; else min(0, 0.1 calls of
-    tools - 1).
+    r"""1 if the last \boxed{} in the last 100 characters is exactly the label; otherwise
+    min(0, 0.1 tool calls - 1).
 
-    After https://arxiv.org/abs/2504.11536, as MindSpeed-RL computes it.
+    It follows https://arxiv.org/abs/2504.11536 as MindSpeed-RL implements it.
 
     Label: the answer as text.
     Reward: [-1, 1]
@@ -132,14 +133,14 @@ def _box_right(answer: Answer) -> bool:
 
 @dataclass(frozen=True)
 class Label:
-    text: str  # what its box holds
+    text: str  # the content of its box, or all of it without a box
     plain: str
     number: Number | None
     parsed: list[Any]  # as ``math_verify.parse`` returns it
 
 
 def read_label(answer: Answer) -> Label:
-    """Raises BadRow if the label says nothing."""
+    """Read the label. Raises BadRow if it is not an expression, or if its numbers are too long."""
     label = _read_label(label_text(answer))
     if not label.parsed or any(_digits(item) > MOST_DIGITS for item in label.parsed):
         raise BadRow(f"the label is no expression: {short(answer.label)}")
@@ -148,7 +149,7 @@ def read_label(answer: Answer) -> Label:
 
 @lru_cache(1024)
 def _read_label(text: str) -> Label:
-    """Siblings share one; no expression if reading it takes too long."""
+    """Read a label, which siblings share. ``parsed`` is empty if parsing takes too long."""
     inside = last_boxed(text) or text
     parsed: list[Any] = []
     _library()
@@ -158,8 +159,9 @@ def _read_label(text: str) -> Label:
 
 
 def same(label: Label, text: str, *, marked: bool = True) -> bool:
-    """Whether an answer equals the label: all of ``text``, or, if it is not ``marked``, what its
-    end says. What cannot be understood, or takes more than ``SECONDS``, is not equal."""
+    """Whether an answer equals the label. If it is ``marked``, it is all of ``text``; otherwise it
+    is what the end of ``text`` says. An answer that cannot be understood, or that takes more than
+    ``SECONDS``, is not equal."""
     if len(text) > LONGEST:
         return False
     said = plain(text if marked else text.strip().rpartition("\n")[2])
@@ -192,12 +194,12 @@ def _equal(label: Label, found: list[Any]) -> bool:
     ours, theirs = _value(found[0]), _value(label.parsed[0])
     if ours is None or theirs is None:
         return True
-    # the library rounds to six decimals, by which all small numbers are equal
+    # the library rounds to six decimals, which makes all small numbers equal
     return math.isclose(ours, theirs, rel_tol=TOLERANCE)
 
 
 def _value(expression: Any) -> float | None:
-    """The value of a real number; None of anything else."""
+    """Return the value of a real number; None for anything else."""
     import sympy
 
     if not isinstance(expression, sympy.Expr) or not expression.is_number:
@@ -218,15 +220,15 @@ def _parse(text: str) -> list[Any]:
 
 @cache
 def _library() -> Any:
-    """The library; its own timeouts, of the wall clock, are off."""
+    """Return the library. Its own timeouts, which measure wall time, are off."""
     import math_verify
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that they are
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that they are off
     return math_verify
 
 
 def _digits(expression: Any) -> float:
-    """About how many decimal digits the numbers have that evaluating ``expression`` would make; inf
+    """Estimate the decimal digits of the numbers that evaluating ``expression`` would produce; inf
     beyond MOST_DIGITS."""
     import sympy
 

@@ -1,4 +1,4 @@
-"""Where in a response the answer stands. Every function is linear in the length of the text."""
+"""Finds the answer in a response. Every function is linear in the length of the text."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last ``\boxed{...}`` holds, nested braces included; None if there is none or its
-    brace stays open.
+    r"""Return the content of the last ``\boxed{...}``, nested braces included; None if there is no
+    box or its brace is not closed.
 
     >>> last_boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
@@ -34,28 +34,29 @@ def last_boxed(text: str) -> str | None:
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:
-    """What stands between the last ``</tag>`` and the ``<tag>`` before it, without the space around
-    it."""
+    """Return the text between the last ``</tag>`` and the ``<tag>`` before it, without surrounding
+    whitespace; None if there is no such pair."""
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, end) if end >= 0 else -1
     return text[start + len(tag) + 2 : end].strip() if start >= 0 else None
 
 
 def after_thinking(text: str) -> str:
-    """What follows the last ``</think>``; all of the text if there is none."""
+    """Return the text after the last ``</think>``, or all of it if there is none."""
     return text.rpartition("</think>")[2]
 
 
 def marked_answer(text: str) -> str | None:
-    """What the response marks as its answer, thinking left aside: the last box, else the last
-    <answer> </answer>."""
+    """Return what a response marks as its answer after the thinking: the last box, else the last
+    <answer> </answer>; None if it marks nothing."""
     text = after_thinking(text)
     boxed = last_boxed(text)
     return last_tagged(text) if boxed is None else boxed
 
 
 def final_answer(text: str, where: Where = "auto") -> str | None:
-    """The answer of a response, thinking left aside; None if it does not stand where it should."""
+    """Return the answer that follows the thinking in a response; None if it is not ``where`` it
+    should be."""
     rest = after_thinking(text).strip()
     if where == "boxed":
         return last_boxed(rest)

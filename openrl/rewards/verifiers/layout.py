@@ -1,4 +1,4 @@
-"""How a response is laid out: <think> </think> before <answer> </answer>, tags that occur once,
+"""The layout of a response: <think> </think> before <answer> </answer>, tags that occur once,
 numbered steps."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class FormatOptions:
 
 @verifiers.register("format", options=FormatOptions)
 def format(answer: Answer, options: FormatOptions) -> Verdict:
-    r"""The whole response is <think>..</think> <answer>..</answer>, or
+    r"""The whole response is <think>..</think> <answer>..</answer>, or, with ``answer`` "boxed",
     <think>..</think>..\boxed{..}.. (EasyR1).
 
     Label: none
@@ -42,8 +42,8 @@ def format(answer: Answer, options: FormatOptions) -> Verdict:
 
 @verifiers.register("soft_format")
 def soft_format(answer: Answer, options: None) -> Verdict:
-    """``format``, but lines may follow that of </answer>: the ``format`` of MindSpeed-RL, whose
-    ``$`` is any line's end.
+    """``format``, but more lines may follow the one that ends in </answer>. This is the ``format``
+    of MindSpeed-RL, whose ``$`` matches at the end of any line.
 
     Label: none
     Reward: 0 or 1
@@ -58,8 +58,8 @@ class StrictFormatOptions:
 
 @verifiers.register("strict_format", options=StrictFormatOptions)
 def strict_format(answer: Answer, options: StrictFormatOptions) -> Verdict:
-    r"""<think> </think> <answer> \boxed{} </answer>, each once and in this order, from beginning to
-    end; MindSpeed-RL.
+    r"""The whole response is <think>..</think>..<answer>..\boxed{..}..</answer>, and none of these
+    marks occurs twice; MindSpeed-RL.
 
     Label: none
     Reward: [-0.5, 1]
@@ -73,7 +73,7 @@ def strict_format(answer: Answer, options: StrictFormatOptions) -> Verdict:
 def tag_count(answer: Answer, options: None) -> Verdict:
     """A quarter for each of <think>, </think>, <answer>, </answer> that occurs exactly once.
 
-    After https://github.com/huggingface/open-r1, without its line breaks.
+    It follows https://github.com/huggingface/open-r1, but does not require its line breaks.
 
     Label: none
     Reward: [0, 1]
@@ -88,8 +88,9 @@ class StepOptions:
 
 @verifiers.register("step", options=StepOptions)
 def step(answer: Answer, options: StepOptions) -> Verdict:
-    """The share of ``enough`` steps that are marked "Step 1:", "1." or "-" or "*" at a line's
-    start, "First,", "Second,", "Next," or "Finally,"; open-r1, MindSpeed-RL.
+    """The number of marked steps divided by ``enough``, at most 1. Marks are "Step 1:", "First,",
+    "Second,", "Next,", "Finally,", and "1.", "-" or "*" at the start of a line; open-r1,
+    MindSpeed-RL.
 
     Label: none
     Reward: [0, 1]
@@ -99,21 +100,20 @@ def step(answer: Answer, options: StepOptions) -> Verdict:
 
 
 def follows_layout(text: str) -> bool:
-    r"""Whether ``^<think>.*?</think>\s*<answer>.*?</answer>$`` matches, every line's end being one;
-    in linear time."""
+    r"""Whether ``^<think>.*?</think>\s*<answer>.*?</answer>$`` matches the text, where ``$`` is the
+    end of any line; takes linear time."""
     turn = _TURN.search(text, len("<think>")) if text.startswith("<think>") else None
     return bool(turn and _CLOSED_LINE.search(text, turn.end()))
 
 
 def has_boxed_answer(text: str) -> bool:
-    r"""Whether the text is <think>..</think>..<answer>..\boxed{..}..</answer> from beginning to
-    end."""
+    r"""Whether the whole text is <think>..</think>..<answer>..\boxed{..}..</answer>."""
     ends = text.startswith("<think>") and text.endswith("</answer>")
     return ends and in_order(text, *TAGS[:3], "\\boxed{", "}", "</answer>")
 
 
 def in_order(text: str, *marks: str) -> bool:
-    """Whether the marks follow one another in the text, whatever stands between them."""
+    """Whether the text holds the marks in this order, with anything between them."""
     position = 0
     for mark in marks:
         position = text.find(mark, position) + len(mark)

@@ -1,5 +1,5 @@
-"""How long a response is and how much it repeats itself. None of these says whether an answer is
-right."""
+"""Verifiers of the length of a response and of its repetitions. None of them says whether an answer
+is right."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class RepetitionOptions:
 
 @verifiers.register("repetition", options=RepetitionOptions)
 def repetition(answer: Answer, options: RepetitionOptions) -> Verdict:
-    """-max_penalty (1 - different n-grams / n-grams); 0 if the response is shorter than one.
+    """-max_penalty (1 - distinct n-grams / n-grams); 0 if the response is shorter than one n-gram.
 
-    https://arxiv.org/abs/2502.03373 appendix C.2, as in open-r1.
+    It follows https://arxiv.org/abs/2502.03373 appendix C.2, as open-r1 does.
 
     Label: none
     Reward: [-1, 0]
@@ -53,8 +53,8 @@ class LengthOptions:
 
 @verifiers.register("length", options=LengthOptions)
 def length(answer: Answer, options: LengthOptions) -> Verdict:
-    """1 up to ``low`` tokens, 0 from ``high`` on, linear or half a cosine in between; a negative
-    weight rewards length.
+    """1 up to ``low`` tokens, 0 from ``high`` on, and a line or half a cosine in between. A
+    negative weight rewards length.
 
     Label: none
     Reward: [0, 1]
@@ -81,7 +81,7 @@ class OverlongOptions:
 
 @verifiers.register("overlong", options=OverlongOptions)
 def overlong(answer: Answer, options: OverlongOptions) -> Verdict:
-    """0 up to max_length - buffer tokens, then linear to -factor; DAPO,
+    """0 up to max_length - buffer tokens, then falling linearly to -factor at max_length; DAPO,
     https://arxiv.org/abs/2503.14476 eq. 13.
 
     Label: none

@@ -1,4 +1,4 @@
-"""Answers compared as text: equal, matched by a pattern, one letter of several."""
+"""Answers compared as text: equal to the label, matched by a pattern, or a chosen letter."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ class ExactOptions:
 
 @verifiers.register("exact", options=ExactOptions)
 def exact(answer: Answer, options: ExactOptions) -> Verdict:
-    """The answer is the label, or one of the labels, letter by letter; runs of space count as one.
+    """The answer equals the label, or one of several labels, character by character. A run of
+    whitespace counts as one space.
 
     Label: text, a number, or a list of accepted ones.
     Reward: 0 or 1
@@ -74,7 +75,8 @@ class RegexOptions:
 
 @verifiers.register("regex", options=RegexOptions)
 def regex(answer: Answer, options: RegexOptions) -> Verdict:
-    """A regular expression matches the answer. A pattern that takes a second has no verdict.
+    """A regular expression matches the answer. A pattern that takes more than a second gives no
+    verdict.
 
     Label: a pattern; none with the option ``pattern``.
     Reward: 0 or 1
@@ -95,7 +97,8 @@ def regex(answer: Answer, options: RegexOptions) -> Verdict:
 
 
 def _compiled(pattern: str, ignore_case: bool) -> Any:
-    """Compiled by the library ``regex``, whose matching can be given a time. Raises ValueError."""
+    """Compile a pattern with the library ``regex``, whose matching can have a timeout. Raises
+    ValueError."""
     import regex as library
 
     try:
@@ -118,10 +121,10 @@ class ChoiceOptions:
 
 @verifiers.register("choice", options=ChoiceOptions)
 def choice(answer: Answer, options: ChoiceOptions) -> Verdict:
-    """The letter chosen is the label: in the box or <answer>, else after "answer is", else alone on
-    the last line.
+    """The chosen letter equals the label: the one in the box or <answer>, else the one after
+    "answer is", else the one alone on the last line.
 
-    A box or <answer> that holds several letters is wrong.
+    A box or <answer> with several letters is wrong.
 
     Label: a letter, also as "(B)" or "B. Paris".
     Reward: 0 or 1
@@ -155,8 +158,8 @@ def _chosen(text: str, options: ChoiceOptions) -> str | None:
 
 
 def _letter(text: str, letters: str) -> str | None:
-    r"""The letter that the text consists of or begins with: "B", "(b)", "**B**", "\text{B}", "B.
-    Paris"; None else."""
+    r"""Return the letter that the text consists of or begins with, as in "B", "(b)", "**B**",
+    "\text{B}" and "B. Paris"; None if there is no such letter, or several."""
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\s?\{([^{}]*)\}", r"\1", text[:1000]).strip(
         " \t*$\"'"
     )

@@ -1,5 +1,5 @@
-"""Numbers in text, read exactly: thousands separators, decimals, fractions, percent, powers of ten,
-LaTeX."""
+"""Reads numbers from text exactly, with thousands separators, decimals, fractions, percent, powers
+of ten and LaTeX."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text, s
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer, marked_answer
 from openrl.rewards.verifiers.plain_text import plain, units_differ, without_markup
 
-_DIGITS = r"\d{1,100}"  # what is longer is no number
+_DIGITS = r"\d{1,100}"  # anything longer is not read as a number
 _FRAC = rf"\\[dt]?frac(?:\{{(?P<top>{_DIGITS})\}}\{{(?P<bottom>{_DIGITS})\}}|(?P<t>\d)(?P<b>\d))"
 _NUMBER = re.compile(
-    r"(?<![\w^.])(?<!\^\{)"  # not in a word, an exponent or another number
+    r"(?<![\w^.])(?<!\^\{)"  # not inside a word, an exponent or another number
     r"(?P<sign>[-+]?)(?:\\?\$|[\u20ac\u00a3\u00a5])?"
     rf"(?:{_FRAC}|(?P<whole>(?:\d{{1,3}}(?:,\d{{3}}){{1,30}}|{_DIGITS})?"
     rf"(?:(?<=\d)|(?=\.\d))(?:\.{_DIGITS})?)(?!\.?\d|\s?\^|\s?\*\*))"
@@ -34,8 +34,8 @@ _DEGREES = re.compile(r"\^\s?\{?\s?\\circ(?![A-Za-z])\s?\}?")
 _SPACED = re.compile(r"\\[,!]|\{(?=,\})|(?<=,)\}|(?<=\d)[\u00a0\u2009\u202f](?=\d{3})")
 
 
-# What makes another value of a number: before it \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; behind it 2\pi,
-# 5!, 5x, "5 million".
+# What changes the value of a number: before it, as in \sqrt{5}, x>5, 2^5, a-5, "4 or 5"; after it,
+# as in 2\pi, 5!, 5x, "5 million".
 _PART_OF = re.compile(
     r"(?:[\^_\u221a\u2260]|\d:|_\{?\w+\}?\s|[\w)\]}] ?[<>\u2264\u2265]"
     r"|(?:[\d)\]}]|(?<![A-Za-z])[A-Za-z]) ?[-+*/]|\d[^\d.\n]{0,20}\b(?:or|to)|\bnot\b\s?\}?"
@@ -48,7 +48,7 @@ _GOES_ON = re.compile(
     r"|\\(?!text|math|mbox|rm|deg|circ|right|q?quad|[ ,;!)}\]%$\\])"
     r"|(?:hundred|thousand|million|billion|trillion|dozen|squared|cubed)\b)"
 )
-_LEAD = re.compile(  # what may stand before the number where it should stand alone
+_LEAD = re.compile(  # what may precede a number that is to stand alone
     r"(?:[A-Za-z](?:_\w)?(?:\([a-z]\))?\s?=|\\approx|\\[(\[]|[\s{(:=]"
     r"|\b(?:the|final|answer|total|result|value|is|it|equals)\b)*",
     re.IGNORECASE,
@@ -61,8 +61,8 @@ _EXPONENT = re.compile(r"(?<=[A-Za-z])\^?\{?[23]\}?(?!\d)")  # of a unit
 class Number:
     value: Fraction  # 5% is 1/20
     percent: bool
-    text: str  # ``plain_digits`` of what it was read from
-    start: int  # where it stands there
+    text: str  # ``plain_digits`` of the text that the number was read from
+    start: int  # the number is [start, end) of ``text``
     end: int
 
     @property
@@ -71,17 +71,17 @@ class Number:
 
     @property
     def with_unit(self) -> str:
-        """A number and the word behind this one."""
+        """The number 0 with the word that follows this number, as ``units_differ`` takes it."""
         return f"0 {plain(self.behind[:60]).partition(' ')[0]}"
 
 
 def plain_digits(text: str) -> str:
-    """The text with the spacing inside of numbers removed, one kind of minus and of degrees."""
+    """Return the text without spacing inside numbers, and with one kind of minus and degree sign."""
     return _DEGREES.sub("\u00b0", _SPACED.sub("", text)).replace("\u2212", "-")
 
 
 def numbers(text: str) -> Iterator[Number]:
-    """The numbers of ``plain_digits(text)``, from left to right.
+    """Yield the numbers of ``plain_digits(text)``, from left to right.
 
     >>> [str(n.value) for n in numbers("x = -1,234.5, so 3/4 of it, or 20%")]
     ['-2469/2', '3/4', '1/5']
@@ -98,8 +98,8 @@ def numbers(text: str) -> Iterator[Number]:
 
 
 def whole_number(text: str) -> Number | None:
-    """The number that the text consists of, but for its unit, a variable before it ("x = 5") and
-    words such as "the answer is"; None if it is anything else."""
+    """Return the number that the text consists of, apart from its unit, a variable before it
+    ("x = 5") and words such as "the answer is"; None if the text is anything else."""
     text = plain_digits(plain(plain_digits(text)))
     found = list(numbers(text))
     if len(found) != 1 or not _LEAD.fullmatch(text, 0, found[0].start):
@@ -108,7 +108,7 @@ def whole_number(text: str) -> Number | None:
 
 
 def last_number(text: str) -> Number | None:
-    """The last number of the text; None if that is part of an expression, of a list of
+    """Return the last number of the text; None if it is part of an expression or of a list of
     alternatives, or cannot be read."""
     *_, last = [None, *numbers(without_markup(text))]
     if last is None or re.search(r"\d", _EXPONENT.sub("", plain(last.behind))):
@@ -117,7 +117,7 @@ def last_number(text: str) -> Number | None:
 
 
 def first_number(text: str) -> Number | None:
-    """The first number of the text, as ``last_number`` reads the last one."""
+    """Return the first number of the text, on the conditions of ``last_number``."""
     first = next(numbers(without_markup(text)), None)
     if first is None or re.search(r"\d", first.text[: first.start]):
         return None
@@ -125,7 +125,7 @@ def first_number(text: str) -> Number | None:
 
 
 def _is_alone(number: Number) -> bool:
-    """Whether the text around the number leaves its value as it is."""
+    """Whether the text around the number does not change its value."""
     text = number.text
     before = text[max(0, number.start - 40) : number.start]
     signed = text[number.start] in "+-" and re.search(r"(?<![A-Za-z])[A-Za-z]\s?\Z", before)
@@ -133,7 +133,7 @@ def _is_alone(number: Number) -> bool:
 
 
 def _read(text: str, found: re.Match[str]) -> tuple[Fraction | None, int]:
-    """The value without its sign and where it ends; None for a fraction over zero."""
+    """Return the value without its sign (None for a fraction over zero), and where it ends."""
     if found["whole"] is None:
         return _fraction(found), found.end()
     value = Fraction(found["whole"].replace(",", ""))
@@ -172,11 +172,11 @@ class NumberOptions:
 
 @verifiers.register("number", options=NumberOptions)
 def number(answer: Answer, options: NumberOptions) -> Verdict:
-    """The number of the response is the label, within a tolerance.
+    """The number of the response equals the label, within a tolerance.
 
-    A box or <answer> must hold one number alone, so that a list of guesses fails; elsewhere the
-    last number counts. Read are 1,234.5, .5, -3, 1e-3, 1.5 x 10^3, 3/4, 1 1/2, \\frac{3}{4}, 20%,
-    $5, and what follows as unit.
+    A box or <answer> must hold a single number, so that a list of guesses fails; elsewhere the last
+    number counts. It may look like 1,234.5, .5, -3, 1e-3, 1.5 x 10^3, 3/4, 1 1/2, \\frac{3}{4},
+    20% or $5, and a unit may follow.
 
     Label: a number, or text that holds one.
     Reward: 0 or 1
@@ -206,8 +206,8 @@ class GSM8KOptions:
 
 @verifiers.register("gsm8k", options=GSM8KOptions)
 def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
-    """The number after the last ``####``, as in the answers of
-    https://github.com/openai/grade-school-math, is the label.
+    """The number after the last ``####``, which marks the answers of
+    https://github.com/openai/grade-school-math, equals the label.
 
     Label: a number, or a solution that ends in "#### 42".
     Reward: 0 or 1
@@ -226,8 +226,8 @@ def gsm8k(answer: Answer, options: GSM8KOptions) -> Verdict:
 def equal(
     given: Number, label: Number, absolute: float = 0.0, relative: float = 1e-9, *, either: bool
 ) -> bool:
-    """Within either tolerance; ``either``: a percent sign that one of them lacks may be
-    overlooked."""
+    """Whether two numbers are equal within one of the tolerances. With ``either``, a percent sign
+    that only one of them has may be ignored."""
     values = {given.value}
     if either and given.percent != label.percent:
         values.add(given.value * 100 if given.percent else given.value / 100)
@@ -236,8 +236,8 @@ def equal(
 
 
 def label_number(answer: Answer) -> Number:
-    """The number that the label holds, after its last ``####`` if it has one. Raises BadRow unless
-    there is just one."""
+    """Return the number in the label, after its last ``####`` if it has one. Raises BadRow unless
+    there is exactly one number."""
     found = list(numbers(label_text(answer).rpartition("####")[2]))
     if len(found) != 1:
         raise BadRow(f"the label must hold one number, it is {short(answer.label)}")

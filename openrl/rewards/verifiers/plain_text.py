@@ -1,12 +1,12 @@
-r"""What an answer says beside its value, read from its text: its unit, the base of its digits, that
-it is a word, a negation, a list of alternatives. What is said beside the value decides whether two
-answers can be the same; libraries of algebra drop it, or take "Evelyn" for a product."""
+r"""Reads what an answer says besides its value: its unit, the base of its digits, and whether it is
+a word, a negation or a list of alternatives. These decide whether two answers can be the same;
+algebra libraries drop them, or take "Evelyn" for a product."""
 
 from __future__ import annotations
 
 import re
 
-# Markup of Markdown around a word or number: **18**, __18__, `18`, *18*. Not the powers of 2**3**2.
+# Markdown around a word or number: **18**, __18__, `18`, *18*; but not the powers in 2**3**2
 _MARKUP = re.compile(r"(?<![\w)*_`])(\*\*|__|`|\*)(?=\S)([^*_`\n]{1,200}?)(?<=\S)\1(?![\w(*_`])")
 _WRAPPED = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mathsf|mbox|rm)\s?\{([^{}]*)\}")
 _SPACE = re.compile(
@@ -40,12 +40,12 @@ _UNIT = re.compile(rf"(?<![A-Za-z\\])({_NAME})(?:/({_NAME}))?(?:\^?\{{?([23])\}}
 
 
 def without_markup(text: str) -> str:
-    """The text without Markdown's marks for bold, italics and code."""
+    """Return the text without Markdown's marks for bold, italics and code."""
     return _MARKUP.sub(r"\2", text)
 
 
 def plain(text: str) -> str:
-    r"""One line without LaTeX's boxes of text, spaces and dollar signs.
+    r"""Return the text as one line, without LaTeX's text boxes, spacing and dollar signs.
 
     >>> plain(r"$5\text{ cm}$."), plain(r"\text{ Evelyn }")
     ('5 cm', 'Evelyn')
@@ -56,8 +56,8 @@ def plain(text: str) -> str:
 
 
 def contradict(answer: str, label: str) -> bool:
-    """Whether one of two plain texts gives alternatives or a negation and the other does not, or
-    they have different units."""
+    """Whether only one of two plain texts contains alternatives or a negation, or their units
+    differ."""
     return units_differ(answer, label) or any(
         bool(pattern.search(answer)) != bool(pattern.search(label))
         for pattern in (_ALTERNATIVES, _NEGATION)
@@ -65,7 +65,8 @@ def contradict(answer: str, label: str) -> bool:
 
 
 def units_differ(answer: str, label: str) -> bool:
-    """Whether two plain texts end in different units behind a number; one may have none."""
+    """Whether two plain texts end in different units after a number. A text without a unit does not
+    differ."""
     units = _unit(answer), _unit(label)
     return None not in units and units[0] != units[1]
 
@@ -78,8 +79,8 @@ def _unit(text: str) -> tuple[str, str, str] | None:
 
 
 def same_word(answer: str, label: str) -> bool | None:
-    """Whether two plain texts are the same word, or the same digits of a base; None if the label
-    is neither and the answer no word."""
+    """Whether two plain texts are the same word, or the same digits in the same base, which one of
+    them may leave out; None if neither text is a word or has a base."""
     label_base, answer_base = _BASE.fullmatch(label), _BASE.fullmatch(answer)
     if label_base or answer_base:
         ours, theirs = (
@@ -93,8 +94,8 @@ def same_word(answer: str, label: str) -> bool | None:
 
 
 def _is_word(text: str) -> bool:
-    """Whether it begins with letters that are no product of variables: more than three, or
-    capitals; an equation is none."""
+    """Whether the text begins with letters that cannot be a product of variables: more than three,
+    or several with a capital. Functions and equations are not words."""
     first = None if "=" in text else re.match(r"[A-Za-z']*(?![^ ])", text.strip("()"))
     word = first[0] if first else ""
     return word not in _FUNCTIONS.split() and (

@@ -1,4 +1,4 @@
-"""The shapes that tests of programs come in, as one: a list of cases."""
+"""Reads the tests of programs, which come in several forms, as one list of cases."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
 
 
 def read_cases(label: Any, meta: Mapping[str, Any]) -> list[Case]:
-    """The cases of a label, at least one. ``meta`` may name the function. Raises BadRow."""
+    """Return the cases of a label, at least one. ``meta`` may name the function. Raises BadRow."""
     if not isinstance(label, (dict, list, tuple)):
         raise BadRow(f"the label holds no tests: {short(label)}")
     try:
@@ -40,7 +40,7 @@ def read_cases(label: Any, meta: Mapping[str, Any]) -> list[Case]:
 
 
 def _of_columns(label: dict[str, Any], meta: Mapping[str, Any]) -> list[Case]:
-    """{"inputs": [..], "outputs": [..], "fn_name": ..} or {"assert_case": [..]}."""
+    """Read {"inputs": [..], "outputs": [..], "fn_name": ..} or {"assert_case": [..]}."""
     if "assert_case" in label:
         return [_of_item(item, meta) for item in label["assert_case"]]
     function = _function(label) or _function(meta)
@@ -53,7 +53,7 @@ def _of_columns(label: dict[str, Any], meta: Mapping[str, Any]) -> list[Case]:
 
 
 def _of_item(item: Any, meta: Mapping[str, Any]) -> Case:
-    """An assert, {"assert_code": ..}, or {"input": .., "output": ..}."""
+    """Read an assert, {"assert_code": ..}, or {"input": .., "output": ..}."""
     if isinstance(item, str):
         return Case("asserts", item)
     if "assert_code" in item:
@@ -92,7 +92,7 @@ def _text(value: Any) -> str:
 
 
 def _value(expected: Any) -> Any:
-    """Text is JSON where it can be."""
+    """Return the expected value, parsed if it is JSON text."""
     if not isinstance(expected, str):
         return expected
     try:

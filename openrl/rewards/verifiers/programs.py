@@ -1,4 +1,4 @@
-"""Programs, tested: the response's code runs in ``sandbox``, one process for each case."""
+"""Tests programs: the response's code runs in ``sandbox``, with a new process for each case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openrl.rewards.verifiers.program_cases import Case, read_cases
 from openrl.rewards.verifiers.sandbox import Limits, Ran, run
 
 LONGEST = 100_000  # characters of code
-TOLERANCE = 1e-6  # of floating point numbers
+TOLERANCE = 1e-6  # relative and absolute, for floating-point numbers
 _LANGUAGE = re.compile(r"[ \t]*(?:python3?|py)?[ \t]*\r?\n", re.IGNORECASE)
 
 
@@ -43,7 +43,7 @@ class CodeOptions:
 
 @verifiers.register("code", options=CodeOptions)
 def code(answer: Answer, options: CodeOptions) -> Verdict:
-    """The last block of Python code passes its tests. It is contained, not secured.
+    """The last block of Python code passes its tests. Its run is contained, but not secure.
 
     Label: the cases, as they are or as JSON text: {"inputs": [..], "outputs": [..]} with "fn_name"
     for calls (APPS, TACO, verl's prime_code); a list of {"input": .., "output": ..}, with
@@ -72,8 +72,8 @@ def code(answer: Answer, options: CodeOptions) -> Verdict:
 
 
 def last_program(text: str) -> str | None:
-    """The last fenced block that is Python or of no stated language, open at its end or not; all of
-    a text without fences. None if every block is of another language."""
+    """Return the last fenced block that is Python or names no language, closed or not; all of the
+    text if it has no fences; None if every block is in another language."""
     text = after_thinking(text)
     pieces = text.split("```")
     if len(pieces) == 1:
@@ -86,7 +86,7 @@ def last_program(text: str) -> str | None:
 
 
 def run_cases(program: str, cases: list[Case], options: CodeOptions) -> Iterator[CaseResult]:
-    """One result for each case, in their order."""
+    """Yield one result per case, in their order."""
     end = time.monotonic() + options.total_timeout
     for case in cases:
         left = end - time.monotonic()
@@ -119,15 +119,15 @@ def _right(case: Case, ran: Ran) -> bool:
         return same_output(ran.stdout.decode(errors="replace"), case.expected)
     try:
         value = json.loads(ran.result)
-        wrapped = isinstance(case.expected, list) and len(case.expected) == 1  # as in APPS
+        wrapped = isinstance(case.expected, list) and len(case.expected) == 1  # as APPS does
         return same_value(value, case.expected) or (wrapped and same_value(value, case.expected[0]))
     except (ValueError, RecursionError):
         return False
 
 
 def same_output(given: str, expected: str) -> bool:
-    """Equal line by line, but for empty lines, the amount of space, and the last digits of
-    decimals."""
+    """Whether two outputs are equal line by line, apart from empty lines, the amount of whitespace,
+    and the last digits of decimals."""
     ours, theirs = (
         [line.split() for line in text.splitlines() if line.strip()] for text in (given, expected)
     )
@@ -148,7 +148,7 @@ def _close(given: str, expected: str) -> bool:
 
 
 def same_value(given: Any, expected: Any) -> bool:
-    """Equal as JSON, but for the last digits of floating point numbers."""
+    """Whether two values are equal as JSON, apart from the last digits of floating-point numbers."""
     if isinstance(given, list) and isinstance(expected, list):
         return len(given) == len(expected) and all(map(same_value, given, expected))
     if isinstance(given, dict) and isinstance(expected, dict):

@@ -1,4 +1,4 @@
-"""Tasks of https://github.com/open-thought/reasoning-gym: answers scored by the task."""
+"""Tasks of https://github.com/open-thought/reasoning-gym, which score their answers themselves."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data, s
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 
-SECONDS = 2.0  # of processor time for one answer; what takes longer is wrong
-LONGEST = 20_000  # characters of an answer; more is no answer
+SECONDS = 2.0  # of processor time for one answer; an answer that takes longer is wrong
+LONGEST = 20_000  # characters of an answer; a longer one is wrong
 BY_TEXT = {"game_of_life_halting"}  # its own score is 1 for every answer: bool("False") is True
 ALGEBRAIC = {
     "countdown",
@@ -27,11 +27,11 @@ ALGEBRAIC = {
     "puzzle24",
     "simple_integration",
 }
-# Those tasks hand the answer, and the label's, to sympy.parse_expr, which evaluates it as Python,
-# with its builtins: exec(chr(..)+..) runs.
+# The tasks above pass the answer, and the label's answer, to sympy.parse_expr, which evaluates them
+# as Python with its builtins: exec(chr(..)+..) would run.
 _ALGEBRA = re.compile(r"[A-Za-z\d\s+\-*/^().,]{1,500}")
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z]")
-_TOWER = re.compile(r"(?:\*\*|\^)[\s(+-]*(?:\d{4}|[^-+/]*(?:\*\*|\^))")  # numbers without end
+_TOWER = re.compile(r"(?:\*\*|\^)[\s(+-]*(?:\d{4}|[^-+/]*(?:\*\*|\^))")  # too large to compute
 _HEXADECIMAL = re.compile(r"[\dxXa-fA-F+\-*/() <>&|^~]{1,5000}")
 _NAME = re.compile(r"[A-Za-z][A-Za-z\d]+")  # one letter is a variable or a constant
 _FUNCTIONS = {"exp", "log", "ln", "sqrt", "pi", "Abs", "sinh", "cosh", "tanh"}
@@ -47,7 +47,7 @@ class ReasoningOptions:
 
 @verifiers.register("reasoning_gym", options=ReasoningOptions)
 def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
-    """The task's own score of the answer; passed at the full score.
+    """The task's own score of the answer, which passes at the full score.
 
     Label: an entry of the task's dataset, as it is or as JSON text: {"answer": .., "metadata":
     {"source_dataset": ..}}, with its "config" if that is not the default;
@@ -69,13 +69,13 @@ def reasoning_gym(answer: Answer, options: ReasoningOptions) -> Verdict:
     except TooSlow:
         pass
     except Exception:
-        _check(dataset, entry)  # some tasks fail on answers of another form than theirs
+        _check(dataset, entry)  # some tasks fail on answers whose form they do not expect
     return Verdict(score, float(score >= 1), {"answered": 1.0})
 
 
 def _is_algebra(text: str) -> bool:
-    """Numbers, operators, variables of one letter and the functions of a textbook; nothing that
-    could reach further."""
+    """Whether the text holds only numbers, operators, one-letter variables and textbook functions,
+    and so nothing that could do harm."""
     return (
         bool(_ALGEBRA.fullmatch(text))
         and not (_ATTRIBUTE.search(text) or _TOWER.search(text))
@@ -84,7 +84,7 @@ def _is_algebra(text: str) -> bool:
 
 
 def _check(dataset: Any, entry: dict[str, Any]) -> None:
-    """Raises BadRow if the entry's own answer cannot be scored either."""
+    """Raise BadRow if the entry's own answer cannot be scored either."""
     try:
         dataset.score_answer(entry["answer"], entry=entry)
     except Exception as error:
@@ -94,7 +94,7 @@ def _check(dataset: Any, entry: dict[str, Any]) -> None:
 
 
 def _entry(label: Any) -> tuple[dict[str, Any], str]:
-    """The entry with the types that the task made it of, and the task's name. Raises BadRow."""
+    """Return the entry with the types that its task uses, and the task's name. Raises BadRow."""
     metadata = label.get("metadata") if isinstance(label, dict) else None
     if not isinstance(metadata, dict) or "answer" not in label:
         raise BadRow(
@@ -127,17 +127,19 @@ def tasks() -> Mapping[str, Any]:
     library()
     from reasoning_gym.factory import DATASETS
 
-    return {name: task for name, task in DATASETS.items() if name != "composite"}  # of others
+    # composite mixes the other tasks
+    return {name: task for name, task in DATASETS.items() if name != "composite"}
 
 
 def _arithmetic(text: str) -> int:
-    """The value of whole numbers, in hexadecimal too, under the operators of bits."""
+    """Evaluate whole numbers, decimal or hexadecimal, with arithmetic and bitwise operators. Raises
+    ValueError for anything else."""
     if not _HEXADECIMAL.fullmatch(text) or "**" in text:
         raise ValueError(f"no arithmetic: {short(text)}")
     return int(eval(text, {"__builtins__": {}}))
 
 
-# Modules that call eval on answers or labels, and what they are given in its place.
+# modules that call eval on answers or labels, and what replaces their eval
 EVALUATING = dict.fromkeys(
     [
         *("algorithmic.binary_matrix", "algorithmic.number_sorting", "algorithmic.spiral_matrix"),
@@ -149,7 +151,8 @@ EVALUATING = dict.fromkeys(
 
 @cache
 def library() -> Any:
-    """The library, its modules' ``eval`` replaced by functions that know data alone."""
+    """Return the library, after replacing ``eval`` in its modules by functions that only read
+    data."""
     library = importlib.import_module("reasoning_gym")
     for name, read in EVALUATING.items():
         importlib.import_module(f"reasoning_gym.{name}").eval = read  # type: ignore[attr-defined]

@@ -1,11 +1,14 @@
-"""Running code that nobody has read, in a process of its own: containment, not a security boundary.
+"""Runs unreviewed code in a separate process. This is containment, not a security boundary.
 
-Each run is a new interpreter in a new session, with an empty environment and hard resource limits.
-On Linux (x86-64, arm64) a filter of system calls refuses it children, other programs, the network,
-signals to others and every change of files; it needs no privileges. ``Ran.contained`` says whether
-the filter was in force. Where the kernel has Landlock (5.13) it can open Python's files alone. What
-remains: without Landlock it reads what the user can read, the memory of the user's other processes
-included, though not of the one that judges it; it shares the machine's caches and clocks."""
+Each run is a new interpreter in a new session, with a minimal environment and hard resource limits.
+On Linux (x86-64, arm64), a filter of system calls denies it child processes, other programs, the
+network, signals to others and every change of files. The filter needs no privileges;
+``Ran.contained`` says whether it was in force. Where the kernel has Landlock (5.13), the code can
+open only Python's files.
+
+What remains: without Landlock, the code can read whatever the user can read, including the memory
+of the user's other processes, though not of the one that judges it. It shares the machine's caches
+and clocks."""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class Ran:
 
     outcome: Outcome
     stdout: bytes
-    result: bytes  # what the mode writes to FD_OUT; empty unless done
+    result: bytes  # the value of a "call", as JSON; otherwise empty
     message: str  # the end of standard error
     contained: bool
 
@@ -53,8 +56,8 @@ class Ran:
 def run(
     task: dict[str, Any], limits: Limits, stdin: str = "", module: dict[str, Any] | None = None
 ) -> Ran:
-    """Run one task of ``sandbox_child``, and beside it the ``module`` that it uses. Raises
-    Unavailable if no interpreter could be started."""
+    """Run one task of ``sandbox_child`` and, in a second process, the ``module`` that it uses, if
+    there is one. Raises Unavailable if no interpreter can be started."""
     hide_memory()
     with contextlib.ExitStack() as stack:
         ends: list[Any] = [None, None]
@@ -63,7 +66,7 @@ def run(
             _start(stack, module, limits, "", ends[1])
         child = _start(stack, task, limits, stdin, ends[0])
         for end in filter(None, ends):
-            end.close()  # so that either child sees when the other has ended
+            end.close()  # so that each child sees when the other has ended
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.process.wait(limits.seconds)
         timed_out = child.process.poll() is None
@@ -81,8 +84,8 @@ def run(
 
 @cache
 def hide_memory() -> None:
-    """From now on this process's memory and environment, where the expected values are, are not
-    for other processes of the user."""
+    """Hide the memory and environment of this process, which hold the expected values, from the
+    user's other processes, for good."""
     if sys.platform == "linux":
         set_dumpable = 4
         ctypes.CDLL(None).prctl(set_dumpable, 0, 0, 0, 0)
@@ -103,7 +106,7 @@ def _start(
     stdin: str,
     link: socket.socket | None,
 ) -> Child:
-    """A process that ends with the stack."""
+    """Start a process that is killed when the stack closes."""
     resources = {
         "RLIMIT_CPU": math.ceil(limits.seconds),
         "RLIMIT_AS": limits.memory,
@@ -111,7 +114,7 @@ def _start(
         "RLIMIT_NOFILE": 64,
         "RLIMIT_CORE": 0,
     }
-    # without site: it takes longer than all
+    # -S skips site, which would take longer than all else, so its directories are passed on
     packages = [path for path in sys.path if Path(path).name == "site-packages"]
     source, given, stdout, stderr, out = (
         stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
@@ -128,7 +131,7 @@ def _start(
             stdout=stdout,
             stderr=stderr,
             pass_fds=[fd for fd in fds if fd >= 0],
-            cwd="/",  # which needs no cleaning up: nothing can be written
+            cwd="/",  # needs no cleaning up, because nothing can be written
             env={"PATH": os.defpath, "HOME": "/", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
@@ -140,7 +143,7 @@ def _start(
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process and all that is left of its session."""
+    """Kill the process and whatever is left of its session."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

@@ -1,13 +1,14 @@
-"""The process in which a response's code runs, contained. Standard library only, started by path
-with ``python -I -S``.
+"""The process in which a response's code runs, contained. It uses the standard library only, and is
+started by its path with ``python -I -S``.
 
 Arguments: FD_IN FD_OUT LINK. FD_IN holds one JSON object: {"code", "limits": {name of a resource
-limit: value}, "parent": its process, "path": directories of packages, "mode"} and for the mode
-    "program"  nothing: the code runs as __main__, its standard input and output are the test's
-    "call"     "function", "arguments": the value it returns is written to FD_OUT as JSON
-    "serve"    nothing: the code is a module, used by the process at the other end of socket LINK
-    "asserts"  nothing: the code is the test of a module that serves at the other end of LINK
-Exit status: 0 done, 3 the code raised or exited early, 4 out of memory, 5 the value is no JSON.
+limit: value}, "parent": id of the parent process, "path": directories of packages, "mode"}, and
+further keys that depend on the mode:
+    "program"  none: the code runs as __main__, with the test's standard input and output
+    "call"     "function" and "arguments": the function's value is written to FD_OUT as JSON
+    "serve"    none: the code is a module, used by the process at the other end of the socket LINK
+    "asserts"  none: the code is the test of a module that serves at the other end of LINK
+Exit status: 0 done, 3 the code raised or exited early, 4 out of memory, 5 the value is not JSON.
 """
 
 import builtins
@@ -31,9 +32,9 @@ PRELUDE = (
 )
 READABLE = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/dev/null", "/dev/urandom")
 
-# System calls that are refused, by their number on x86-64 and on arm64 (-: there is no such call).
+# refused system calls, with their numbers on x86-64 and on arm64 (-: there is no such call)
 _REFUSED = (
-    # processes: no children, no other program, no signals to others, no way around the limits
+    # processes: no children, no other programs, no signals to others, no way around the limits
     "fork 57 -, vfork 58 -, execve 59 221, execveat 322 281, kill 62 129, tkill 200 130, "
     "tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434, "
     "pidfd_getfd 438 438, pidfd_send_signal 424 424, ptrace 101 117, process_vm_readv 310 270, "
@@ -71,9 +72,9 @@ CLONE = (56, 220)
 CAPSET = (126, 91)
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446  # the same everywhere
 READ_FILE, READ_DIR = 4, 8  # LANDLOCK_ACCESS_FS_*
-# open, openat: the numbers, and which argument holds the flags
+# open and openat: their numbers, and which argument holds the flags
 OPENING = (((2, None), 1), ((257, 56), 2))
-# column of the tables, AUDIT_ARCH_*
+# for each machine: its column of the tables above, and its AUDIT_ARCH_*
 MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 CLONE_THREAD = 0x10000
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
@@ -81,12 +82,12 @@ ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO |
 # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
 ABSENT = 0x00050026
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the packet filter
-NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # where in struct seccomp_data they stand
+NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # offsets in struct seccomp_data
 
 
 def limit(limits: dict[str, int]) -> None:
-    """At the soft limit of processor time comes SIGXCPU; at the hard one, a second later, SIGKILL,
-    which says nothing."""
+    """Set resource limits. The soft limit of processor time sends SIGXCPU; the hard one, a second
+    later, sends SIGKILL, which does not tell the reason."""
     for name, value in limits.items():
         kind = getattr(resource, name)
         highest = resource.getrlimit(kind)[1]
@@ -98,11 +99,12 @@ def limit(limits: dict[str, int]) -> None:
 
 
 def contain(parent: int, packages: list[str]) -> bool:
-    """Install the filter of system calls for this process and its threads, for good, and die with
-    ``parent``. Without capabilities, and readable by nobody, it can read no other process of a
-    privileged user; where the kernel has Landlock, no other process and no file besides Python's.
+    """Install the filter of system calls for this process and its threads, for good, and have the
+    process killed when ``parent`` ends. Without capabilities, and readable by nobody, it cannot
+    read other processes of a privileged user. Where the kernel has Landlock, it can read no other
+    process at all, and no file besides Python's.
 
-    False where there is no filter.
+    Return False where there is no filter.
     """
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         return False
@@ -115,7 +117,7 @@ def contain(parent: int, packages: list[str]) -> bool:
     prctl = libc.prctl
     prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_ulong]
     set_death_signal, set_dumpable, set_seccomp, mode_filter = 1, 4, 22, 2
-    prctl(set_death_signal, signal.SIGKILL, None, 0, 0)  # who waits for this process may be killed
+    prctl(set_death_signal, signal.SIGKILL, None, 0, 0)  # the waiting parent may be killed
     if os.getppid() != parent:
         os._exit(RAISED)
     prctl(set_dumpable, 0, None, 0, 0)
@@ -128,7 +130,7 @@ def contain(parent: int, packages: list[str]) -> bool:
 
 
 def hide_files(libc: ctypes.CDLL, readable: list[str]) -> None:
-    """Let nothing be opened but what lies below these paths (Landlock, Linux 5.13)."""
+    """Refuse to open anything that is not below these paths (Landlock, Linux 5.13)."""
     handled = struct.pack("Q", READ_FILE | READ_DIR)
     rules = libc.syscall(LANDLOCK_CREATE, handled, len(handled), 0)
     if rules < 0:
@@ -144,7 +146,7 @@ def hide_files(libc: ctypes.CDLL, readable: list[str]) -> None:
 
 
 def rules(column: int, arch: int) -> list[tuple[int, int, int, int]]:
-    """The packet filter, as (opcode, lines to skip if true, if false, constant)."""
+    """Return the packet filter, as (opcode, lines to skip if true, if false, constant)."""
     lines = [
         (LOAD, 0, 0, ARCH),
         (EQUAL, 1, 0, arch),
@@ -176,8 +178,8 @@ def rules(column: int, arch: int) -> list[tuple[int, int, int, int]]:
 
 
 def prelude() -> dict[str, object]:
-    """What programs of competitions expect to be imported: these modules, and their public
-    names."""
+    """Return what programs of competitions expect to be imported: the modules of PRELUDE and their
+    public names."""
     names: dict[str, object] = {}
     modules = {name: __import__(name) for name in PRELUDE}
     for module in modules.values():
@@ -201,7 +203,7 @@ def run_program(code: str) -> None:
 
 
 def integer_keys(argument: object) -> object:
-    """JSON made text of the keys of a dict from whole numbers."""
+    """Turn the keys of a dict back into the whole numbers that JSON made text of."""
     if (
         isinstance(argument, dict)
         and argument
@@ -226,8 +228,8 @@ def run_call(code: str, function: str, arguments: list[object], out: int) -> Non
     os.write(out, text.encode())
 
 
-# -- a module in one process, its test in another: only data passes between them, so that no object
-# of the module takes part in a comparison
+# -- a module runs in one process and its test in another: only data passes between them, so that no
+# object of the module takes part in a comparison
 
 
 def send(link: int, message: object) -> None:
@@ -237,7 +239,7 @@ def send(link: int, message: object) -> None:
 
 
 def encode(value: object, refs: list[object]) -> object:
-    """Data as JSON, anything else as a number that stands for it in ``refs``."""
+    """Return data as JSON, and any other object as its index in ``refs``."""
     if isinstance(value, Remote):
         return {"mine": object.__getattribute__(value, "ref")}
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -255,7 +257,7 @@ def encode(value: object, refs: list[object]) -> object:
 
 
 def decode(data: object, refs: list[object], link: int) -> object:
-    """What ``encode`` of the other end was given."""
+    """Return what ``encode`` was given at the other end."""
     if not isinstance(data, dict):
         return data
     ((kind, content),) = data.items()
@@ -270,8 +272,8 @@ def decode(data: object, refs: list[object], link: int) -> object:
 
 
 class Remote:
-    """An object of the module, in its test. It can be called, its attributes are there, and
-    OPERATIONS; it equals nothing but itself, and no operator works on it."""
+    """An object of the module, as its test sees it. It can be called, has its attributes, and
+    supports OPERATIONS. It equals only itself, and no operator works on it."""
 
     def __init__(self, ref: int, link: int, refs: list[object]) -> None:
         self.ref, self.link, self.refs = ref, link, refs
@@ -316,7 +318,7 @@ for operation in OPERATIONS:
 
 
 def run_server(code: str, link: int) -> None:
-    """Answer the test until it ends."""
+    """Load the module, and answer the requests of its test until that ends."""
     solution = type(sys)("solution")
     sys.modules["solution"] = solution
     exec(compile(code, "<response>", "exec"), vars(solution))
@@ -335,8 +337,8 @@ def run_server(code: str, link: int) -> None:
 
 
 def run_asserts(code: str, link: int) -> None:
-    """Run the test: the module's names are there, but none takes the place of a builtin or of a
-    module."""
+    """Run the test with the names of the module, none of which replaces a builtin or a module of
+    PRELUDE."""
     offered = Remote(0, link, [])._ask("all")
     names: dict[str, object] = {name: __import__(name) for name in PRELUDE}
     solution = sys.modules["solution"] = type(sys)("solution")  # tests may import it
@@ -362,19 +364,19 @@ def main() -> None:
     if contain(parent, packages):
         os.write(out, CONTAINED)
     else:
-        limit({"RLIMIT_NPROC": 64})  # of the user, threads too; none for root
+        limit({"RLIMIT_NPROC": 64})  # counts all of the user's threads; does not limit root
         os.write(out, NOT_CONTAINED)
     try:
         if mode == "program":
             run_program(**task)
-            return  # threads are waited for
+            return  # the interpreter then waits for the code's threads
         if mode == "call":
             run_call(**task, out=out)
         else:
             (run_server if mode == "serve" else run_asserts)(**task, link=link)
     except MemoryError:
         os._exit(NO_MEMORY)
-    except BaseException as error:  # an early SystemExit too
+    except BaseException as error:  # including an early SystemExit
         try:
             sys.stderr.write(f"{type(error).__name__}: {error}"[:500])
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""A bound on what judging one answer may cost."""
+"""A limit on the processor time that judging one answer may take."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 
 class TooSlow(BaseException):
-    """The time is up. No Exception: libraries of algebra catch those and go on."""
+    """The time is up. This is not an Exception, because algebra libraries catch those and go on."""
 
 
 @contextlib.contextmanager
 def processor_time(seconds: float) -> Iterator[None]:
-    """Raises TooSlow in the block once it has used so much processor time of this process; a busy
-    machine changes no verdict. Without effect outside of the main thread, which is where reward
-    processes judge; a single operation of C is not interrupted."""
+    """Raise TooSlow in the block once it has used this much processor time. Wall time does not
+    count, so a busy machine changes no verdict. The limit works only in the main thread, which is
+    where reward processes judge, and it does not interrupt a single C operation."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
