@@ -69,7 +69,7 @@ class HttpSource:
         return taken
 
     def _start(self, batch: list[Waiting]) -> None:
-        """Send the batch in a separate task, so that a cancelled call does not affect the others."""
+        """Send the batch in a separate task, so that cancelling a call does not affect others."""
         task = asyncio.create_task(self._send(batch))
         self._sending.add(task)
         task.add_done_callback(self._sending.discard)

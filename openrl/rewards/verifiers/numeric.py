@@ -76,7 +76,7 @@ class Number:
 
 
 def plain_digits(text: str) -> str:
-    """Return the text without spacing inside numbers, and with one kind of minus and degree sign."""
+    """Return the text without spacing inside numbers, with one kind of minus and degree sign."""
     return _DEGREES.sub("\u00b0", _SPACED.sub("", text)).replace("\u2212", "-")
 
 

@@ -148,7 +148,7 @@ def _close(given: str, expected: str) -> bool:
 
 
 def same_value(given: Any, expected: Any) -> bool:
-    """Whether two values are equal as JSON, apart from the last digits of floating-point numbers."""
+    """Whether two values are equal as JSON, apart from the last digits of floats."""
     if isinstance(given, list) and isinstance(expected, list):
         return len(given) == len(expected) and all(map(same_value, given, expected))
     if isinstance(given, dict) and isinstance(expected, dict):
