@@ -32,7 +32,7 @@ def group_mean(group: Group, key: str = "score") -> float | None:
 
 
 def keep(group: Group, low: float, high: float, key: str = "score") -> bool:
-    """Say whether low < mean < high, strictly: DAPO's dynamic sampling
+    """Return whether low < mean < high, strictly: DAPO's dynamic sampling
     (https://arxiv.org/abs/2503.14476 section 3.2). Where several agents share an episode, it is
     enough if one of them qualifies, because each is compared only with its own kind."""
     means = [group_mean(of_one, key) for of_one in group.of_agents]

@@ -15,7 +15,7 @@ AGENT = given("agent_func_path") | given("agent_command") | given("env_tags") | 
 
 @group("Agent", only_if=AGENT)
 class TurnFlags:
-    """What an episode may take."""
+    """Limits of an episode."""
 
     max_turns: int | None = flag(
         None, "Most turns of a dialogue. None: until it is done or out of tokens.", bounds="> 0"
@@ -153,7 +153,7 @@ class EnvironmentFlags(EnvironmentTagFlags):
 
 
 def split_agent_path(given: str) -> tuple[str, str | None]:
-    """PATH.py[:CLASS] in two.
+    """Split PATH.py[:CLASS] in two.
 
     >>> split_agent_path("agents.py:Guess")
     ('agents.py', 'Guess')
@@ -163,7 +163,7 @@ def split_agent_path(given: str) -> tuple[str, str | None]:
 
 
 def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """The settings of each tag. Raises UserError for what is no such file."""
+    """Return the settings of each tag. Raises UserError for anything but a table of them."""
     try:
         table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:

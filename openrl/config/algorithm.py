@@ -220,8 +220,8 @@ class KLFlags:
 
     @property
     def controlled(self) -> bool:
-        """Whether a term takes its coefficient from the controller, which starts at
-        --init_kl_coef."""
+        """Whether a term of the loss or the reward takes its coefficient from the controller, which
+        starts at --init_kl_coef."""
         return self.in_reward or (self.in_loss and self.kl_loss_coef is None)
 
     @property
@@ -230,7 +230,7 @@ class KLFlags:
 
     @property
     def measured_estimator(self) -> str:
-        """What `actor/kl` shows: the reward's estimator, or the loss's where the KL is in the loss
-        alone."""
+        """The estimator that `actor/kl` shows: the reward's, or the loss's if only the loss holds
+        the KL."""
         only_in_loss = self.in_loss and not self.in_reward
         return self.loss_estimator if only_in_loss else self.kl_estimator

@@ -1,4 +1,5 @@
-"""Importing this registers every rule that spans flags, and what is known of flags of others."""
+"""Importing this module registers every rule that spans flags, and what is known of foreign
+flags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Flags of rollouts that outlive a training step, or run beside it."""
+"""Flags of rollouts that outlive a training step or run beside it."""
 
 from __future__ import annotations
 

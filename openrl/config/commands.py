@@ -1,4 +1,4 @@
-"""What each command reads: one dataclass per command, made of flag groups."""
+"""The flags of each command: one dataclass per command, made of flag groups."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class PPOConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SupervisedConfig:
-    """What the commands that train one model on given rows have in common; each brings its ``data``
-    and its loss."""
+    """What the commands that train one model on given rows have in common; each brings its own
+    ``data`` and loss."""
 
     model: ModelFlags = part(ModelFlags)
     changes: ModelChangeFlags = part(ModelChangeFlags)
@@ -287,4 +287,4 @@ COMMANDS: dict[str, type] = {
     "evaluate": EvaluateConfig,
     "lora_combiner": MergeConfig,
 }
-"""Every command and what it reads."""
+"""Every command and its config."""

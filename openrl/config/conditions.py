@@ -1,4 +1,4 @@
-"""When flags act, where more than one flag of another group decides it."""
+"""When flags act, where that depends on several flags or on flags of another group."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ PAIRS = Condition(
 
 
 def _siblings_meet(config: Any) -> bool:
-    """Whether a micro-batch may hold answers that begin alike."""
+    """Return whether a micro-batch may hold answers that begin alike."""
     if not hasattr(config, "collecting"):
         return PAIRS.holds(config)
     several = config.dynamic.use_dynamic_batch or config.batch.micro_train_batch_size > 1

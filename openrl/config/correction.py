@@ -1,4 +1,4 @@
-"""Flags of what is done about rollouts that come from another policy, or that teach nothing."""
+"""Flags that deal with rollouts that come from another policy or teach nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class RolloutCorrectionFlags(ImportanceFlags):
 
 @dataclass(frozen=True)
 class RejectionTest:
-    """What fails if ``low <= value <= high`` does not hold, in units of the estimator (nats)."""
+    """A test that fails unless ``low <= value <= high``, in units of the estimator (nats)."""
 
     level: Literal["token", "seq_sum", "seq_mean", "seq_max"]
     estimator: Literal["k1", "k2", "k3"]
@@ -88,8 +88,8 @@ REJECTION_TESTS = tuple(f"{level}_{k}" for level, ks in _LEVELS.items() for k in
 
 
 def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
-    """--rollout_rs and --rollout_rs_threshold as tests. Raises UserError for unknown names and
-    unfit thresholds."""
+    """Parse --rollout_rs and --rollout_rs_threshold into tests. Raises UserError for unknown names
+    and for thresholds that do not fit."""
     names, thresholds = flags.rollout_rs, flags.rollout_rs_threshold
     if not names:
         return []

@@ -1,4 +1,4 @@
-"""Flags that say what is read, in which order, and how rows become text."""
+"""Flags that say which data are read, in which order, and how rows become text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOURCES = (
     " or of save_to_disk. NAME@SUBSET: a split of that name, else a configuration, else a data_dir."
 )
 PLAIN_DIALOGUE = "User: {}\nAssistant: "
-"""--input_template of train_sft unless given; a chat template takes its place."""
+"""The default --input_template of train_sft; a chat template replaces it."""
 
 
 @group("Data")
@@ -59,7 +59,7 @@ class PromptDataFlags:
 
 @group("Data")
 class AnswerDataFlags:
-    """Rows with given answers."""
+    """Flags of commands that train on rows with given answers."""
 
     dataset: str = flag(REQUIRED, f"Training rows, {SOURCES}")
     dataset_probs: str | None = flag(
@@ -141,7 +141,7 @@ class TemplateFlags(ChatTemplateFlags):
 
 @group("Data")
 class DialogueTemplateFlags(TemplateFlags):
-    """Of dialogues with their answers."""
+    """Templates of dialogues that come with their answers."""
 
     input_template: str | None = flag(
         PLAIN_DIALOGUE,
@@ -168,14 +168,15 @@ class OrderFlags:
 
 
 def data_items(names: str) -> list[str]:
-    """The items of a comma list of datasets. A path that exists is one item, commas or not."""
+    """Return the items of a comma list of datasets. A path that exists is one item, even with
+    commas."""
     if names and Path(names).expanduser().exists():
         return [names]
     return [item.strip() for item in names.split(",") if item.strip()]
 
 
 def name_and_subset(item: str) -> tuple[str, str | None]:
-    """NAME@SUBSET in its parts. A path that exists is a name, @ or not."""
+    """Split NAME@SUBSET into its parts. A path that exists is a name, even with an @."""
     name, at, subset = item.rpartition("@")
     if at and name and subset and not Path(item).expanduser().exists():
         return (name, subset)
@@ -183,8 +184,8 @@ def name_and_subset(item: str) -> tuple[str, str | None]:
 
 
 def probabilities(text: str) -> list[float]:
-    """A comma list of positive numbers, scaled to a sum of 1. Raises ValueError for anything
-    else."""
+    """Parse a comma list of positive numbers and scale them to a sum of 1. Raises ValueError for
+    anything else."""
     numbers = [float(item) for item in text.split(",")]
     if not all(0 < number < float("inf") for number in numbers):
         raise ValueError("every probability must be positive")

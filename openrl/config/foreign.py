@@ -1,4 +1,4 @@
-"""Flags that a command does not have: of other commands, and of OpenRLHF."""
+"""Flags that a command does not have, but other commands or OpenRLHF do."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from openrl.flags.schema import collect_flags
 
 @dataclass(frozen=True)
 class Foreign:
-    """Flags that OpenRLHF or another command has, and what to give here instead."""
+    """Why a command lacks a flag that OpenRLHF or another command has, and what to give instead."""
 
     why: str
-    fix: str = ""  # empty: the flag is ignored, with a warning
+    fix: str = ""  # empty: the flag is ignored with a warning
     commands: tuple[type, ...] = tuple(COMMANDS.values())
 
 

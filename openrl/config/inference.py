@@ -1,5 +1,5 @@
-"""Flags of the commands that do not train: a reward server, batch inference, evaluation, merging
-adapters."""
+"""Flags of the commands that do not train: reward server, batch inference, evaluation and merging
+of adapters."""
 
 from __future__ import annotations
 

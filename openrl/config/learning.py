@@ -192,7 +192,7 @@ class DeepSpeedFlags(RecomputeFlags):
 
 @group("Optimizer")
 class LearningRateFlags:
-    """Given once per trained role, with its prefix: actor_, critic_, or none where one model is
+    """Appears once per trained role, with its prefix: actor_, critic_, or none if one model is
     trained."""
 
     learning_rate: float = flag(1e-6, "Peak learning rate.", bounds="> 0")

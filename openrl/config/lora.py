@@ -40,7 +40,7 @@ class LoRAFlags(AdapterFlags):
 
     @property
     def adapts(self) -> bool:
-        """Whether adapters are trained and the base is frozen."""
+        """Whether adapters are trained while the base is frozen."""
         return self.lora_rank > 0 or self.lora_adapter_path is not None
 
 

@@ -12,7 +12,7 @@ Dtype = Literal["bf16", "fp16", "fp32"]
 
 @group("Model")
 class WeightFlags:
-    """What weights are, whatever is done with them."""
+    """The form of weights, whatever they are used for."""
 
     param_dtype: Dtype = flag(
         "bf16",
@@ -26,7 +26,7 @@ class WeightFlags:
 
 @group("Model")
 class LoadFlags(WeightFlags):
-    """How a model is loaded that computes something."""
+    """How a model that computes is loaded."""
 
     attn_implementation: str | None = flag(
         None,
@@ -51,7 +51,7 @@ class ModelFlags(LoadFlags):
 
 @group("Model")
 class ModelChangeFlags:
-    """What is changed about --pretrain, in every role that loads it."""
+    """Changes to --pretrain in every role that loads it."""
 
     model_config_overrides: dict[str, Any] = flag(
         {},

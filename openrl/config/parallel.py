@@ -1,4 +1,4 @@
-"""Flags of ranks that work on the same rows: they split sequences, or layers."""
+"""Flags of ranks that work on the same rows and split their sequences or their layers."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class ParallelFlags:
 
     @property
     def sequence_size(self) -> int:
-        """Ranks that hold one sequence together."""
+        """How many ranks hold one sequence together."""
         return self.ulysses_size * self.ring_attn_size
 
     @property
     def ranks_per_shard(self) -> int:
-        """Ranks that get the same rows."""
+        """How many ranks get the same rows."""
         return self.sequence_size * self.ds_tensor_parallel_size

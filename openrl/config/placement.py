@@ -1,4 +1,4 @@
-"""What the flags say about places: which role is called what, who shares with whom, and the text of
+"""Placement by flags: the names of the roles, which roles share places, and the text of
 --placement."""
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from openrl.config.derived import model_roles
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
 
 ENGINES = "vllm"
-MOST_PLACES = 100_000  # GPUs of a cluster: more is a slip of the keyboard
 """The role of the rollout engines."""
+
+MOST_PLACES = 100_000
+"""The most GPUs of a cluster; a larger number is a typing error."""
 
 FLAG_NAMES = {
     "actor": "actor",
@@ -26,20 +28,20 @@ FLAG_NAMES = {
 
 @dataclass(frozen=True)
 class ParallelSizes:
-    """How one engine divides a model over its places; neighbouring places are one tensor-parallel
+    """How one engine divides a model over its places. Neighbouring places form one tensor-parallel
     group."""
 
     tensor: int = 1  # ranks that share every layer
     pipeline: int = 1  # stages of layers
-    data: int = 1  # replicas behind one front
+    data: int = 1  # replicas behind one front end
 
     @property
     def width(self) -> int:
-        """Places of one engine."""
+        """How many places one engine takes."""
         return self.tensor * self.pipeline * self.data
 
     def __str__(self) -> str:
-        """Only what is divided: "tensor 2 x pipeline 2"."""
+        """Name only what is divided, e.g. "tensor 2 x pipeline 2"."""
         return " x ".join(f"{name} {n}" for name, n in vars(self).items() if n > 1) or "one place"
 
 
@@ -54,9 +56,10 @@ def parallel_sizes(flags: EngineFlags) -> ParallelSizes:
 def leaders(
     flags: HybridFlags, roles: Iterable[str], engines_apart: bool = False
 ) -> dict[str, str]:
-    """Role -> the role whose places it takes; roles with places of their own are absent.
+    """Return role -> the role whose places it shares; roles with places of their own are absent.
 
-    ``engines_apart``: --colocate_all_models means the models alone."""
+    ``engines_apart`` means that --colocate_all_models covers only the models.
+    """
     followers: dict[str, str] = {}
     if flags.colocate_actor_ref:
         followers["reference"] = "actor"
@@ -70,8 +73,8 @@ def leaders(
 
 
 def explicit_places(flags: PlacementFlags) -> dict[str, tuple[int, ...]]:
-    """--placement as role -> its places in rank order; empty if the flag is not given. Raises
-    ValueError."""
+    """Parse --placement into role -> its places in rank order; empty if the flag is not given.
+    Raises ValueError."""
     roles = {name: role for role, name in FLAG_NAMES.items()}
     places: dict[str, tuple[int, ...]] = {}
     for entry in filter(None, (part.strip() for part in (flags.placement or "").split(";"))):
@@ -85,7 +88,7 @@ def explicit_places(flags: PlacementFlags) -> dict[str, tuple[int, ...]]:
 
 
 def _numbers(name: str, text: str) -> tuple[int, ...]:
-    """ "0-2,5" -> (0, 1, 2, 5)."""
+    """Parse "0-2,5" into (0, 1, 2, 5)."""
     numbers: list[int] = []
     for item in text.split(","):
         first, dash, last = item.strip().partition("-")
@@ -100,18 +103,18 @@ def _numbers(name: str, text: str) -> tuple[int, ...]:
 
 
 def actor_world(placement: PlacementFlags, device: str) -> int | None:
-    """Ranks of the actor. None where only the cluster knows: every GPU of a node, and not on a
-    CPU."""
+    """Return the actor's ranks; None if only the cluster knows them: every GPU of a node, unless on
+    a CPU."""
     return role_world(placement, "actor", device)
 
 
 def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
-    """Ranks of a model role, by ``actor_world``'s rules."""
+    """Return the ranks of a model role, by the rules of ``actor_world``."""
     if placement.placement is not None:
         try:
             return len(explicit_places(placement)[role])
         except (ValueError, KeyError):
-            return None  # a rule of its own says what is wrong
+            return None  # another rule reports what is wrong
     shape = (
         getattr(placement, f"{FLAG_NAMES[role]}_{name}")
         for name in ("num_nodes", "num_gpus_per_node")
@@ -126,14 +129,14 @@ def role_world(placement: PlacementFlags, role: str, device: str) -> int | None:
 
 
 def roles_on_shared_places(config: PPOConfig) -> set[str]:
-    """Models and engines that have a place in common with another role. Empty for a --placement
-    that cannot be read."""
+    """Return the models and engines that share a place with another role; none for a --placement
+    that cannot be parsed."""
     roles = model_roles(config)
     if config.placement.placement is not None:
         try:
             places = explicit_places(config.placement)
         except ValueError:
-            return set()  # a rule of its own says what is wrong
+            return set()  # another rule reports what is wrong
         return {
             r
             for r, own in places.items()

@@ -1,6 +1,7 @@
-"""Published recipes as flags. A preset expands to what stands here; flags that are given win.
+"""Published recipes as flags. A preset expands to the flags listed here; flags that the user gives
+win.
 
-Numbers are the papers' where they have them; what a recipe leaves open keeps its default.
+Numbers are the papers' own where they give them; whatever a recipe leaves open keeps its default.
 """
 
 from __future__ import annotations

@@ -12,12 +12,12 @@ TOKEN_VARIABLE = "OPENRL_RM_TOKEN"  # the bearer token of reward servers and the
 
 
 def split(text: str | None) -> list[str]:
-    """Items of a list with commas."""
+    """Return the items of a comma list."""
     return [item.strip() for item in (text or "").split(",") if item.strip()]
 
 
 def files_and_urls(remote_rm_url: str | None) -> tuple[list[str], list[str]]:
-    """The two kinds of items that --remote_rm_url lists."""
+    """Split the items of --remote_rm_url into files and URLs."""
     items = split(remote_rm_url)
     urls = [item for item in items if item.startswith(("http://", "https://"))]
     return [item for item in items if item not in urls], urls
@@ -58,7 +58,7 @@ class RewardFunctionFlags:
 
 @group("Reward")
 class RewardSourceFlags(RewardFunctionFlags):
-    """Where rewards come from, whatever is done with them."""
+    """Where rewards come from, whatever they are used for."""
 
     remote_rm_url: str | None = flag(
         None,
@@ -114,5 +114,5 @@ class RewardFlags(RewardSourceFlags):
 
 
 def bearer_token() -> str | None:
-    """The token of reward servers and their clients, from the environment of this process."""
+    """Return the token of reward servers and their clients from this process's environment."""
     return os.environ.get(TOKEN_VARIABLE, "").strip() or None

@@ -1,4 +1,4 @@
-"""Which sources score which rows with what weight, as the flags say it."""
+"""Which sources score which rows with which weight, according to the flags."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ FLAG = {
 
 @dataclass(frozen=True)
 class RewardSource:
-    """One source of rewards. ``name`` is short and unique: in metrics, --reward_routing,
-    --reward_func_kwargs."""
+    """One source of rewards. ``name`` is short and unique; metrics, --reward_routing and
+    --reward_func_kwargs use it."""
 
     kind: Kind
-    # name of a verifier, path.py[:function], URLs joined by commas, directory or Hub name of a
-    # model
+    # name of a verifier, path.py[:function], URLs joined by commas, or a model's directory or Hub
+    # name
     address: str
     name: str
 
     @property
     def file(self) -> tuple[Path, str | None]:
-        """Path and function of a file."""
+        """The path and the function of a source that is a file."""
         path, _, function = self.address.partition(".py")
         return Path(path + ".py").expanduser().absolute(), function.removeprefix(":") or None
 
@@ -49,19 +49,19 @@ class RewardSource:
 
 @dataclass(frozen=True)
 class RewardPlan:
-    """The sources of a run in the order of --reward_weights, and their weights."""
+    """The sources of a run, in the order of --reward_weights, and their weights."""
 
     sources: tuple[RewardSource, ...]
     weights: Mapping[str, float]  # by name of the source
-    # data source -> source -> weight; None: weights for all
+    # data source -> source -> weight; None: ``weights`` apply to all
     routes: Mapping[str, Mapping[str, float]] | None = None
 
     def of(self, datasource: str) -> Mapping[str, float]:
-        """The sources that score rows of a data source, with their weights."""
+        """Return the sources that score rows of a data source, with their weights."""
         return self.weights if self.routes is None else self.routes[datasource]
 
     def check_routes(self, datasources: Iterable[str]) -> None:
-        """Raises UserError if rows of some data source would have no reward."""
+        """Raise UserError if rows of some data source would have no reward."""
         if self.routes is None:
             return
         if unknown := sorted(set(datasources) - self.routes.keys()):
@@ -73,7 +73,7 @@ class RewardPlan:
 
 
 def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
-    """The plan of --reward_funcs, --remote_rm_url and ``models`` (--reward_pretrain). Raises
+    """Return the plan of --reward_funcs, --remote_rm_url and ``models`` (--reward_pretrain). Raises
     UserError."""
     sources = reward_sources(flags, models)
     routes = None if flags.reward_routing is None else read_routes(flags.reward_routing, sources)
@@ -81,7 +81,8 @@ def reward_plan(flags: RewardFlags, models: str | None = None) -> RewardPlan:
 
 
 def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple[RewardSource, ...]:
-    """Raises UserError for what is neither file nor URL, and for a source that is given twice."""
+    """Return the sources of rewards. Raises UserError for an item that is neither file nor URL, and
+    for a source that is given twice."""
     files, urls = files_and_urls(flags.remote_rm_url)
     given: list[tuple[Kind, str]] = [("verifier", name) for name in flags.reward_funcs]
     given += [("file", item) for item in files]
@@ -105,10 +106,10 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
 
 
 def _check_url(url: str) -> None:
-    """Raises UserError for a URL that no request could be sent to, or that holds a password."""
+    """Raise UserError for a URL that no request could be sent to or that holds a secret."""
     try:
         parts = urlsplit(url)
-        # a port that is no number in range raises
+        # a port that is not a number in range raises
         usable = bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
@@ -128,7 +129,7 @@ def _check_url(url: str) -> None:
 
 
 def _names(given: list[tuple[Kind, str]]) -> list[str]:
-    """Short names; where two are alike, longer ones."""
+    """Return short names, or longer ones where two short names are equal."""
     short = [_short_name(kind, address) for kind, address in given]
     return [
         name if short.count(name) == 1 else _long_name(kind, address)
@@ -143,7 +144,7 @@ def _short_name(kind: Kind, address: str) -> str:
 
 
 def _long_name(kind: Kind, address: str) -> str:
-    """Without the slash, which stands between a source and its parts."""
+    """Return a name without slashes, which separate a source from its parts."""
     if kind == "verifier":
         return address
     return address.replace("/", ".").replace(".py:", ".").lstrip(".")
@@ -161,8 +162,8 @@ def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) 
 
 
 def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[str, float]]:
-    """The file of --reward_routing, sources by their short names. Raises UserError for anything
-    unknown in it."""
+    """Read the file of --reward_routing, with sources by their short names. Raises UserError for
+    anything unknown in it."""
     try:
         table = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))  # JSON is YAML
     except (OSError, ValueError, yaml.YAMLError) as error:
@@ -199,8 +200,8 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
 def source_kwargs(
     flags: RewardSourceFlags, sources: tuple[RewardSource, ...]
 ) -> dict[str, dict[str, Any]]:
-    """--reward_func_kwargs of each file and verifier, by name. Raises UserError for a name that is
-    none of them."""
+    """Return the --reward_func_kwargs of each file and verifier, by name. Raises UserError for a
+    name that belongs to none."""
     takers = [s.name for s in sources if s.kind in ("file", "verifier")]
     given = flags.reward_func_kwargs
     if not any(name in given for name in takers) and not all(

@@ -94,7 +94,7 @@ class PlacementFlags(ClusterFlags):
 
 @group("Placement")
 class RankFlags(ClusterFlags):
-    """Where the ranks of a command with one model are: in this process alone, under a launcher, or
+    """Where the ranks of a command with one model run: in this process alone, under a launcher, or
     under Ray."""
 
     num_nodes: int = flag(1, "Nodes of Ray that the ranks are spread over.", bounds="> 0")
@@ -155,7 +155,7 @@ class HybridFlags:
 
     @property
     def sleep_states(self) -> tuple[SleepState, ...]:
-        """What of a trained model leaves its device while others use it."""
+        """The states of a trained model that leave its device while others use it."""
         return self.deepspeed_sleep_states if self.deepspeed_enable_sleep else ()
 
 
@@ -169,7 +169,7 @@ class DeviceFlags:
 
 @group("Rollout engine", only_if=VLLM)
 class OneEngineFlags:
-    """What one engine is told, wherever it runs."""
+    """Settings of one engine, wherever it runs."""
 
     vllm_tensor_parallel_size: int = flag(
         1, "GPUs over which one engine splits its tensors.", bounds="> 0"
@@ -223,7 +223,7 @@ class ChosenEngineFlags(OneEngineFlags):
 
 @group("Rollout engine", only_if=VLLM)
 class SyncedEngineFlags(ChosenEngineFlags):
-    """vLLM in a run that trains."""
+    """vLLM in a training run."""
 
     vllm_pipeline_parallel_size: int = flag(
         1,
@@ -254,7 +254,7 @@ class SyncedEngineFlags(ChosenEngineFlags):
 
 @group("Rollout engine")
 class EngineFlags(SyncedEngineFlags):
-    """The engines of a run that trains."""
+    """The engines of a training run."""
 
     vllm_num_engines: int | None = flag(
         None,
@@ -284,7 +284,7 @@ class EngineFlags(SyncedEngineFlags):
 
 @group("Rollout engine")
 class CollectFlags:
-    """How requests come to the engines, whichever they are."""
+    """How requests reach the engines, of whatever kind."""
 
     vllm_generate_batch_size: int | None = flag(
         None,

@@ -1,4 +1,4 @@
-"""Flags of checkpoints, logging and debugging."""
+"""Flags of checkpoints, faults, logging and debugging."""
 
 from __future__ import annotations
 

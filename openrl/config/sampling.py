@@ -1,4 +1,4 @@
-"""Flags of drawing: how tokens are chosen, and how many there may be."""
+"""Flags of sampling: how tokens are drawn, and how many."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from openrl.flags.schema import flag, group
 
-OPEN_LEN = 1024  # of a prompt, and of a response, that no flag limits
+OPEN_LEN = 1024  # length of a prompt, and of a response, that no flag limits
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Most tokens of a prompt, of a response, and of the two together."""
+    """Most tokens of a prompt, of a response, and of both together."""
 
     prompt: int
     response: int
@@ -39,14 +39,14 @@ class DrawFlags:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """The flags in use that take tokens out of the distribution, or move it."""
+        """The flags in use that remove tokens from the distribution or reshape it."""
         off = {"top_p": 1.0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0}
         return tuple(name for name, value in off.items() if getattr(self, name) != value)
 
 
 @group("Sampling")
 class SamplingFlags(DrawFlags):
-    """Of a run that trains."""
+    """Sampling in a training run."""
 
     ignore_eos: bool = flag(
         False, "Go on after the end of a text, up to the length limit: for benchmarks."
@@ -78,5 +78,5 @@ class SamplingFlags(DrawFlags):
             return Lengths(prompt, response, prompt + response)
         if prompt is None:
             prompt = both - response if response else both // 2
-        response = response or both - 1  # a prompt has a token at least
+        response = response or both - 1  # a prompt has at least one token
         return Lengths(prompt, response, min(both, prompt + response))

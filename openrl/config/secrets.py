@@ -1,4 +1,4 @@
-"""Names under which people keep what nobody else is to see."""
+"""Names that people give to secrets."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ WORDS = {"TOKEN", "KEY", "APIKEY", "SECRET", "PASSWORD", "CREDENTIALS"}
 
 
 def looks_secret(name: str) -> bool:
-    """HF_TOKEN, api-key, but not max_tokens."""
+    """Return whether a name looks like a secret's: HF_TOKEN and api-key do, max_tokens does not."""
     return not WORDS.isdisjoint(re.split(r"[^A-Z0-9]+", name.upper()))

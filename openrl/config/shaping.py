@@ -14,7 +14,7 @@ NormScope = Literal["none", "batch", "group", "datasource", "running"]
 
 @group("Reward shaping", only_if=SHAPED)
 class WholeRewardFlags:
-    """Changes of the reward as one number."""
+    """Changes to the reward as one number."""
 
     format_penalty: float = flag(
         0.0,
@@ -105,8 +105,8 @@ class RewardShapingFlags(WholeRewardFlags):
 
 
 def part_weights(words: tuple[str, ...]) -> dict[str, float]:
-    """--gdpo_parts as {name: weight}. Raises UserError for a weight that is no number, and for a
-    name given twice."""
+    """Parse --gdpo_parts into {name: weight}. Raises UserError for a weight that is not a number
+    and for a name given twice."""
     weights: dict[str, float] = {}
     for word in words:
         name, equals, text = word.rpartition("=")

@@ -11,7 +11,7 @@ SEES = given("max_images_per_prompt")
 
 @group("Vision")
 class ImageFlags:
-    """Of commands that show images to a model."""
+    """Flags of commands that show images to a model."""
 
     image_key: str = flag(
         "images",
@@ -52,7 +52,7 @@ class ImageFlags:
 
 @group("Vision")
 class VisionFlags(ImageFlags):
-    """Of commands that train it."""
+    """Flags of commands that train the model."""
 
     freeze_visual_encoder: bool = flag(
         False,

@@ -324,7 +324,7 @@ def _meets(token: tuple[int, int], spans: tuple[tuple[int, int], ...]) -> bool:
 
 
 def _equal(rows: tuple[SupervisedRow, ...]) -> bool:
-    """Say whether the answers to be distinguished are the same tokens."""
+    """Return whether the answers to be distinguished are the same tokens."""
     return len(rows) > 1 and all(row.token_ids == rows[0].token_ids for row in rows)
 
 

@@ -193,8 +193,8 @@ def _choose_split(loaded: Dataset | DatasetDict, split: str, source: str, flag: 
 
 
 def _may_be_hub_name(source: str) -> bool:
-    """Say whether ``source`` may name a dataset of the Hub. A mistyped path may not: asking the Hub
-    for it would take long and mislead."""
+    """Return whether ``source`` may name a dataset of the Hub. A mistyped path may not: asking the
+    Hub for it would take long and mislead."""
     return (
         bool(_HUB_NAME.fullmatch(source))
         and not source.startswith(".")

@@ -1,4 +1,5 @@
-"""A config as YAML: every effective flag under its section, with its help. Loads back equal."""
+"""Writes a config as YAML: every effective flag under its section, with its help. Loading it gives
+an equal config."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from openrl.flags.values import NONE
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that reads like nothing, and keeps every value on one line."""
+    """Quotes text that would read as None or is not printable, and keeps every value on one
+    line."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         quotes = '"' if text == NONE or not text.isprintable() else None
@@ -28,7 +30,7 @@ _Dumper.add_representer(tuple, _Dumper.represent_values)
 
 
 class _QuotingDumper(yaml.SafeDumper):
-    """Quotes every text: inside a JSON object nothing else tells "1" from 1."""
+    """Quotes every text, because inside a JSON object nothing else distinguishes "1" from 1."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         return self.represent_scalar("tag:yaml.org,2002:str", text, style='"')
@@ -38,7 +40,7 @@ _QuotingDumper.add_representer(str, _QuotingDumper.represent_text)
 
 
 def dump_yaml(config: Any) -> str:
-    """The flags of a config object, as --config reads them."""
+    """Return the flags of a config object in the form that --config reads."""
     specs = collect_flags(type(config))
     chosen = {spec.name: value_of(config, spec) for spec in specs if spec.registry}
     lines: list[str] = []
@@ -55,7 +57,7 @@ def dump_yaml(config: Any) -> str:
 
 
 def value_of(config: Any, spec: FlagSpec) -> Any:
-    """The value of a flag in a config object."""
+    """Return the value of a flag in a config object."""
     part, name = spec.path
     return getattr(config.options[part] if spec.owner else getattr(config, part), name)
 

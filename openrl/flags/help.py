@@ -21,7 +21,7 @@ EPILOG = (
 
 
 def help_text(prog: str, description: str, specs: list[FlagSpec]) -> str:
-    """As wide as the terminal ($COLUMNS where that is set)."""
+    """Return the help, as wide as the terminal ($COLUMNS if set)."""
     width = min(shutil.get_terminal_size().columns, WIDEST) - 1
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -71,7 +71,7 @@ def _default(spec: FlagSpec) -> str:
 
 
 def _components(spec: FlagSpec, width: int) -> str:
-    """One line per component: its name and what it says of itself."""
+    """Return one line per component: its name and its summary."""
     entries = spec.registry.entries()
     column = max(len(entry.name) for entry in entries) + 2
     room = width - column - 2
@@ -81,8 +81,8 @@ def _components(spec: FlagSpec, width: int) -> str:
 
 
 def summary(component: Any) -> str:
-    """The first phrase of the docstring, without links. An object is described by the first
-    function given to it."""
+    """Return the first phrase of the docstring, without links. For an object it is the docstring of
+    the first function given to it."""
     if inspect.isroutine(component) or inspect.isclass(component):
         functions = [component]
     else:

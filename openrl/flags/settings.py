@@ -1,4 +1,4 @@
-"""The settings of one component as plain values, of JSON or YAML, read as its options."""
+"""Reads the settings of one component, plain JSON or YAML values, as its options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from openrl.flags.values import Quoted, convert, show, within
 
 
 def read_settings(owner: str, options: type | None, settings: Mapping[str, Any]) -> Any:
-    """``settings`` as ``options``, a frozen dataclass of flags; None if that is None.
+    """Return ``settings`` as ``options``, a frozen dataclass of flags; None if ``options`` is None.
 
-    Raises UserError that begins with ``owner``, e.g. "verifier number", and names all that is
-    wrong."""
+    Raises UserError, which begins with ``owner``, e.g. "verifier number", and names everything that
+    is wrong.
+    """
     specs = {s.name: s for s in flags_of(options, part_name="", section="")} if options else {}
     problems = [_unknown(key, list(specs)) for key in settings if key not in specs]
     problems += [
@@ -54,7 +55,8 @@ def _read(value: Any, spec: FlagSpec) -> Any:
 
 
 def _as_text(value: Any) -> Any:
-    """``convert`` reads text, None, and lists and objects; what was text stays text."""
+    """Return the value in the form that ``convert`` reads: text, None, lists and objects. Text
+    stays text."""
     if isinstance(value, (list, tuple)):
         return [_as_text(item) for item in value]
     if isinstance(value, dict):
@@ -65,7 +67,7 @@ def _as_text(value: Any) -> Any:
 
 
 def _quoted(value: Any) -> Any:
-    """A value inside an object, whose numbers stay numbers."""
+    """Return a value inside an object, whose numbers stay numbers."""
     if isinstance(value, (list, tuple)):
         return [_quoted(item) for item in value]
     if isinstance(value, dict):

@@ -1,8 +1,8 @@
-"""Where values come from: the words of a command line and the keys of YAML files, both kept as
-text.
+"""The sources of flags: the words of a command line and the keys of YAML files, both kept as text.
 
-Files are read as text too, so that ``1e-6``, ``no`` and ``007`` mean what the flag's type makes of
-them, and not what YAML guesses. Every setting remembers where it stood."""
+YAML is read as text too, so that the flag's type, and not a guess of YAML's, decides what ``1e-6``,
+``no`` and ``007`` mean. Every setting remembers where it was written.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from openrl.flags.values import Quoted
 
 @dataclass(frozen=True)
 class Setting:
-    """One value somebody wrote. ``raw`` is a list of words from the command line, else text, None,
-    a list or a dict."""
+    """One value that the user wrote. ``raw`` is a list of words from the command line; from a file
+    it is text, None, a list or a dict."""
 
     name: str  # as written: may be an alias, a no_ form or unknown
     raw: Any
@@ -30,16 +30,17 @@ class Setting:
 
     @property
     def where(self) -> str:
-        """For messages: " (run.yaml, line 3)", empty for the command line."""
+        """The place, for messages: " (run.yaml, line 3)"; empty for the command line."""
         return f" ({self.file}, line {self.line})" if self.file else ""
 
 
 def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
-    """Settings of a command line, and its stray words.
+    """Return the settings of a command line, and problems such as stray words.
 
-    A word of dashes and a letter begins a flag, the words up to the next one are its values;
+    A word of dashes and a letter begins a flag, and the words up to the next one are its values;
     ``--flag=value`` holds one value of any form. This needs no list of flags, so --plugin can be
-    read before the flags that plugins bring."""
+    read before the flags that plugins bring.
+    """
     settings: list[Setting] = []
     problems: list[Problem] = []
     for word in argv:
@@ -58,7 +59,7 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
-    """Settings of one YAML file of ``flag: value`` lines."""
+    """Return the settings of one YAML file of ``flag: value`` lines, and its problems."""
     try:
         root = yaml.compose(Path(path).read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
     except (OSError, UnicodeDecodeError) as error:
@@ -94,6 +95,6 @@ def _plain(node: yaml.Node) -> Any:
         return [_plain(item) for item in node.value]
     if isinstance(node, yaml.MappingNode):
         return {str(key.value): _plain(value) for key, value in node.value}
-    if node.style:  # quotes or a block: text, whatever it looks like
+    if node.style:  # quotes or a block: always text, whatever it looks like
         return Quoted(node.value)
     return None if node.tag == "tag:yaml.org,2002:null" else node.value

@@ -1,4 +1,5 @@
-"""Text to values: what the type of a flag accepts, how it is shown, and which numbers it allows."""
+"""Converts text to values: what a flag's type accepts, how it is shown, and which numbers it
+allows."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
-NONE = "None"  # not "none", which some flags have among their choices
+NONE = "None"  # not "none", which is a choice of some flags
 BOOL_WORDS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 
 
 class Quoted(str):
-    """A string that stood in quotes in a YAML file: the word None in it is text."""
+    """A string that was quoted in a YAML file: in it, the word None is text."""
 
 
 def convert(raw: Any, type_: Any) -> Any:
-    """``raw`` (text, None, or a list of them) as a value of ``type_``. Raises ValueError with a
-    readable reason."""
+    """Convert ``raw`` (text, None, or a list of them) to a value of ``type_``. Raises ValueError
+    with a readable reason."""
     if is_union(type_):
         return _convert_union(raw, type_)
     if get_origin(type_) is tuple:
@@ -62,7 +63,7 @@ def _convert_tuple(raw: Any, members: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
-    """A JSON object, the name of a file that holds one, or a mapping of a YAML file."""
+    """Convert a JSON object, the name of a file that holds one, or a mapping in a YAML file."""
     if isinstance(raw, dict):
         return {key: _json_value(value) for key, value in raw.items()}
     if not isinstance(raw, str):
@@ -80,8 +81,8 @@ def _convert_mapping(raw: Any, type_: Any) -> dict[str, Any]:
 
 
 def _json_value(raw: Any) -> Any:
-    """A value inside a mapping. The scalars of a YAML file are still text: what JSON makes of it,
-    else the text."""
+    """Convert a value inside a mapping. Scalars of a YAML file are still text: they become what
+    JSON makes of them, or stay text."""
     if isinstance(raw, dict):
         return {key: _json_value(value) for key, value in raw.items()}
     if isinstance(raw, list):
@@ -100,7 +101,8 @@ def _look_up(choices: dict[str, Any], key: str, raw: str, type_: Any) -> Any:
 
 
 def _convert_number(raw: str, type_: type) -> int | float:
-    """1e6 is a whole number too: people write --max_samples 1e6."""
+    """Convert a number. 1e6 also counts as a whole number, because people write --max_samples
+    1e6."""
     try:
         number = float(raw.replace(".inf", "inf"))  # .inf is YAML's spelling
     except ValueError:
@@ -117,19 +119,20 @@ def is_union(type_: Any) -> bool:
 
 
 def without_none(type_: Any) -> Any:
-    """``bool | None`` -> ``bool``; unions of several types stay as they are."""
+    """Turn ``bool | None`` into ``bool``; unions of several other types stay as they are."""
     members = [m for m in get_args(type_) if m is not type(None)] if is_union(type_) else []
     return members[0] if len(members) == 1 else type_
 
 
 def is_switch(type_: Any) -> bool:
-    """Whether a flag may stand without a value, which turns it on, and has a --no_ form."""
+    """Return whether a flag may appear without a value, which turns it on, and so has a --no_
+    form."""
     inner = without_none(type_)
     return inner is bool or (is_union(inner) and bool in get_args(inner))
 
 
 def expected(type_: Any) -> str:
-    """What a message says: "a whole number", "one of vllm, hf", "2 values"."""
+    """Name the type for a message: "a whole number", "one of vllm, hf", "2 values"."""
     if is_union(type_):
         return " or ".join("None" if m is type(None) else expected(m) for m in get_args(type_))
     if get_origin(type_) is tuple:
@@ -143,8 +146,8 @@ def expected(type_: Any) -> str:
 
 
 def placeholder(type_: Any) -> str:
-    """What ``--help`` shows behind the flag: "INT", "FLOAT FLOAT", "TEXT ...", "{vllm,hf}"; empty
-    for a switch."""
+    """Return what ``--help`` shows after the flag: "INT", "FLOAT FLOAT", "TEXT ...", "{vllm,hf}";
+    empty for a switch."""
     type_ = without_none(type_)
     if is_union(type_):
         forms = [placeholder(m) for m in get_args(type_) if m is not type(None)]
@@ -159,7 +162,7 @@ def placeholder(type_: Any) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as one would type it: 0.9 0.95, None, 'two words'."""
+    """Return a value as one would type it: 0.9 0.95, None, 'two words'."""
     if isinstance(value, (list, tuple)):
         return " ".join(map(show, value)) if value else "nothing"
     if isinstance(value, dict):
@@ -178,11 +181,13 @@ _COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def within(value: Any, bounds: str) -> bool:
-    """Whether a number keeps to ``bounds``; of a tuple, every element. None and text always do.
+    """Return whether a number, or every element of a tuple, keeps to ``bounds``. None and text
+    always do.
 
-    Grammar: terms joined by " and "; a term is alternatives joined by " or ", each a number ("-1"),
-    a comparison ("> 0", "<= 1") or an interval ("(0, 1]", "[0, 1)"). The term "increasing" wants a
-    tuple in strictly rising order."""
+    Grammar: terms joined by " and "; a term is a list of alternatives joined by " or ", each a
+    number ("-1"), a comparison ("> 0", "<= 1") or an interval ("(0, 1]", "[0, 1)"). The term
+    "increasing" requires a tuple in strictly rising order.
+    """
     items = value if isinstance(value, tuple) else (value,)
     numbers = [
         item for item in items if isinstance(item, (int, float)) and not isinstance(item, bool)

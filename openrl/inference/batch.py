@@ -65,7 +65,7 @@ def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
 
 
 def scores_compete(task: BatchTaskFlags) -> bool:
-    """Say whether rows of the data are compared with each other."""
+    """Return whether rows of the data are compared with each other."""
     return task.eval_task == "rm" and task.post_processor in ONE_OF_MANY
 
 

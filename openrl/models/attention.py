@@ -79,7 +79,7 @@ def check_attention(flags: LoadFlags, device: str = "cuda") -> None:
 
 
 def _installed(module: str) -> bool:
-    """Say whether a module is installed without importing it, which may need a GPU."""
+    """Return whether a module is installed without importing it, which may need a GPU."""
     top, _, part = module.partition(".")
     found = find_spec(top)
     if found is None or not part:

@@ -117,7 +117,8 @@ class Adapters:
 
 
 def of_adapter(name: str) -> bool:
-    """Say whether a parameter, frozen or not, belongs to the adapter that is written to files."""
+    """Return whether a parameter, frozen or not, belongs to the adapter that is written to
+    files."""
     return f".{TRAINED}." in name
 
 

@@ -241,7 +241,7 @@ def _sequences(block: Block) -> list[tuple[slice, slice]]:
 
 
 def _flash(query: Tensor) -> bool:
-    """Say whether torch's own flash attention runs the block."""
+    """Return whether torch's own flash attention runs the block."""
     return query.is_cuda and query.dtype in (torch.bfloat16, torch.float16)
 
 

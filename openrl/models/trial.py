@@ -26,8 +26,8 @@ class Trial:
         return cls(torch.linspace(size // 4, 3 * size // 4, 12).long(), dtype)
 
     def apart(self, found: Tensor, expected: Tensor, other: Tensor) -> str | None:
-        """Say how far ``found`` is from ``expected``, which should be equal; None if they are close
-        enough.
+        """Return how far ``found`` is from ``expected``, which should be equal; None if they are
+        close enough.
 
         Close means, on average, within a tenth of the distance to ``other``, the result of another
         input, or within one rounding error of the result's size.

@@ -1,5 +1,5 @@
-"""Metrics under the names that other systems give them, so that their dashboards and habits go on
-working."""
+"""Metrics under the names that other systems give them, so that their dashboards and habits still
+work."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ ALIASES = {
     "train/response_length": "rollout/response_length",
     "train/truncated": "rollout/truncated_share",
 }
-"""{their name: ours}. Theirs that are ours as well (actor/entropy, actor/kl_loss, actor/grad_norm,
-val-core/...) need none."""
+"""{their name: ours}. Names that both share (actor/entropy, actor/kl_loss, actor/grad_norm,
+val-core/...) need no alias."""
 
 
 def aliased(values: Mapping[str, float]) -> dict[str, float]:
-    """The values that have another name, under it; what was not measured has none."""
+    """Return the values that have another name, under that name; only what was measured."""
     return {theirs: values[ours] for theirs, ours in ALIASES.items() if ours in values}

@@ -1,4 +1,4 @@
-"""A terminal that shows text as it is."""
+"""A terminal that shows text literally."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from openrl.errors import printable
 
 
 class PlainConsole(Console):
-    """Names, paths and rows of data come from elsewhere: neither markup nor control characters in
-    them act."""
+    """A console in which neither markup nor control characters act: names, paths and rows of data
+    come from elsewhere."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **settings)

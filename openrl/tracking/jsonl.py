@@ -1,4 +1,4 @@
-"""Files with one JSON object a line that grow with the steps of a run and survive a resume."""
+"""Files with one JSON object per line that grow with the steps of a run and survive a resume."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 class JsonlWriter:
-    """Appends records that carry a ``step``. A line is on its way to disk as soon as it is written.
+    """Appends records that carry a ``step``, each flushed as soon as it is written.
 
-    ``keep_until`` is the last step of an earlier run to keep: a run resumed at step k passes k, and
-    the lines after it, which will be written anew, are dropped by an atomic rewrite. -1 starts an
-    empty file."""
+    ``keep_until`` is the last step of an earlier run to keep. A run resumed at step k passes k; an
+    atomic rewrite drops the lines after it, which will be written anew. -1 starts an empty file.
+    """
 
     def __init__(self, path: Path, keep_until: int = -1) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -30,7 +30,7 @@ class JsonlWriter:
         )
         write_atomically(path, "".join(to_line(r) for r in kept))
         self.last_step: int | None = kept[-1]["step"] if kept else None
-        # open as long as the run
+        # stays open as long as the run
         self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def write(self, record: Mapping[str, Any]) -> None:
@@ -42,7 +42,8 @@ class JsonlWriter:
 
 
 def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of a file. A line torn by a crash is left out, with a warning that names it."""
+    """Yield the records of a file. A line torn by a crash is skipped, with a warning that names
+    it."""
     with open(path, encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -52,8 +53,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def to_line(record: Mapping[str, Any]) -> str:
-    """One line of strict JSON: values it has no form for become text ("nan", "inf"; ``float()``
-    reads them)."""
+    """Return one line of strict JSON. Values without a JSON form become text ("nan", "inf", which
+    ``float()`` reads)."""
     return json.dumps(_plain(record), ensure_ascii=False, allow_nan=False, default=str) + "\n"
 
 

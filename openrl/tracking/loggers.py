@@ -1,7 +1,8 @@
-"""Where the numbers of a run go: metrics.jsonl always, other trackers when asked for.
+"""Where the metrics of a run go: always to metrics.jsonl, and to other trackers on request.
 
-A tracker that fails, at its start or later, never stops the training: it is reported once, and from
-then on ``tracking/<name>_failures`` counts what it missed."""
+A tracker that fails, at its start or later, never stops the training: the failure is reported once,
+and from then on ``tracking/<name>_failures`` counts what the tracker missed.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +25,11 @@ from openrl.types import Group
 logger = logging.getLogger(__name__)
 
 EVALUATION = ("eval/", "val-core/")
-"""How the names of an evaluation's metrics begin."""
+"""Prefixes of the names of an evaluation's metrics."""
 
 
 class JsonlTracker:
-    """metrics.jsonl: one object a step, ``{"step": 3, "reward": 0.5, ...}``."""
+    """Writes metrics.jsonl, one object per step: ``{"step": 3, "reward": 0.5, ...}``."""
 
     name = "jsonl"
 
@@ -36,8 +37,8 @@ class JsonlTracker:
         self._writer = JsonlWriter(path, keep_until)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Raises ValueError if the step does not rise: two objects of one step would be
-        ambiguous."""
+        """Write one step. Raises ValueError if the step does not rise: two objects for one step
+        would be ambiguous."""
         last = self._writer.last_step
         if last is not None and step <= last:
             raise ValueError(f"step {step} after step {last}")
@@ -48,7 +49,7 @@ class JsonlTracker:
 
 
 class NoTracker:
-    """Where another process logs the same numbers."""
+    """Logs nothing, where another process logs the same numbers."""
 
     name = "nowhere"
 
@@ -60,7 +61,7 @@ class NoTracker:
 
 
 class NotStarted:
-    """In the place of a tracker that could not start: every step counts as missed."""
+    """Stands in for a tracker that could not start; every step counts as missed."""
 
     def __init__(self, name: str, error: Exception) -> None:
         self.name, self.error = name, error
@@ -76,7 +77,8 @@ class Trackers:
     """All trackers of a run behind one ``log``.
 
     ``local`` gets every step. The others get each ``every``-th step, and evaluations whenever they
-    happen."""
+    happen.
+    """
 
     def __init__(
         self,
@@ -120,7 +122,7 @@ class Trackers:
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:
             action(*args)
-        except Exception:  # any failure of a tracker is worth less than the training it watches
+        except Exception:  # no failure of a tracker is worth stopping the training for
             if not self.failures[name]:
                 logger.warning(
                     "%s failed; training goes on, later failures are only counted",
@@ -131,7 +133,7 @@ class Trackers:
 
 
 def run_name(flags: LoggingFlags, command: str) -> str:
-    """``--exp_name``, or command and start time: ``ppo_0131T12:05``."""
+    """Return ``--exp_name``, or else command and start time: ``ppo_0131T12:05``."""
     return flags.exp_name or f"{command}_{datetime.now():%m%dT%H:%M}"
 
 
@@ -145,10 +147,12 @@ def build_trackers(
     samples: SampleLoggingFlags | None = None,
     evaluated: int = 0,
 ) -> Trackers:
-    """The trackers that the flags ask for, writing under ``run_dir``.
+    """Return the trackers that the flags ask for, writing under ``run_dir``.
 
-    ``config`` is what trackers show as the run's settings. ``keep_until`` is the step a resumed run
-    goes on from, -1 for a fresh one; ``evaluated`` the answers of an evaluation to keep."""
+    ``config`` is what trackers show as the run's settings. ``keep_until`` is the step that a
+    resumed run continues from, -1 for a fresh one. ``evaluated`` is how many answers of each
+    evaluation to keep.
+    """
     others = [
         _start(
             trackers[other].component,
@@ -175,5 +179,5 @@ def build_trackers(
 def _start(build: Callable[[TrackedRun], Tracker], run: TrackedRun, name: str) -> Tracker:
     try:
         return build(run)
-    except Exception as error:  # a server that is down, a key that is refused
+    except Exception as error:  # e.g. a server that is down or a key that is refused
         return NotStarted(name, error)

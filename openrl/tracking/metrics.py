@@ -1,9 +1,10 @@
-"""Measured values that know how they reduce over micro-batches, ranks and steps. Standard library
-only.
+"""Measured values that know how they reduce over micro-batches, ranks and steps. Needs only the
+standard library.
 
 The code that measures picks the kind; nothing downstream guesses it from a name. Merging is
-associative, so any grouping of micro-batches and ranks gives the same figure; for all but ``Last``
-the order is free too."""
+associative, so any grouping of micro-batches and ranks gives the same figure; for every kind but
+``Last`` the order does not matter either.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Mean:
-    """A weighted mean. ``Mean(total=7.5, weight=3)``: three tokens whose values sum to 7.5."""
+    """A weighted mean. ``Mean(total=7.5, weight=3)`` is three tokens whose values sum to 7.5."""
 
     total: float
     weight: float
@@ -25,7 +26,7 @@ class Mean:
 
     @property
     def value(self) -> float | None:
-        """None without any weight: nothing was measured, which is not 0."""
+        """The mean, or None without any weight: nothing was measured, which is not 0."""
         return self.total / self.weight if self.weight else None
 
 
@@ -41,7 +42,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Max:
-    """The largest; a NaN stays visible."""
+    """The largest value; a NaN stays visible."""
 
     value: float
 
@@ -51,7 +52,7 @@ class Max:
 
 @dataclass(frozen=True)
 class Min:
-    """The smallest; a NaN stays visible."""
+    """The smallest value; a NaN stays visible."""
 
     value: float
 
@@ -61,7 +62,7 @@ class Min:
 
 @dataclass(frozen=True)
 class Last:
-    """The newest, for values that are states (learning rate, a coefficient) or equal on every
+    """The newest value, for values that are states (learning rate, a coefficient) or equal on every
     rank."""
 
     value: float
@@ -71,7 +72,7 @@ class Last:
 
 
 class Metric(Protocol):
-    """Any of these; a kind of its own may stand beside them if it merges."""
+    """Any of the kinds above; another kind may join them if it merges."""
 
     @property
     def value(self) -> float | None: ...
@@ -96,5 +97,5 @@ def merge_all(parts: Iterable[Mapping[str, Metric]]) -> dict[str, Metric]:
 
 
 def to_floats(metrics: Mapping[str, Metric]) -> dict[str, float]:
-    """Plain numbers; a mean without weight is absent."""
+    """Return plain numbers; a mean without weight is absent."""
     return {name: float(m.value) for name, m in metrics.items() if m.value is not None}

@@ -1,8 +1,9 @@
 """What a person sees while a run goes on, and where its wall time goes.
 
-On a terminal: a bar that stays in place, with the stage under way and the latest figures.
-Elsewhere: one plain line a step. Which figures are shown is data, so RL and supervised training
-share it."""
+On a terminal it is a bar that stays in place, with the current stage and the latest figures;
+elsewhere it is one plain line per step. The figures to show are data, so RL and supervised training
+share this module.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +24,24 @@ from openrl.errors import printable
 from openrl.tracking.console import PlainConsole
 
 Stage = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
-"""``with stage("train") as tell: ...`` counts and shows the time spent inside; ``tell(done,
-total)`` how far it is."""
+"""``with stage("train") as tell: ...`` shows the stage and counts the time spent inside;
+``tell(done, total)`` shows how far it is."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One figure on display: ``Column("reward", "reward {:.3f}")``. Absent while its metric is."""
+    """One figure on display, e.g. ``Column("reward", "reward {:.3f}")``; hidden while its metric is
+    absent."""
 
     key: str
     template: str
 
 
 class Progress:
-    """The display of one run of ``total`` steps, of which ``done`` were made before it (resume).
+    """The display of a run of ``total`` steps, of which an earlier process did the first ``done``.
 
-    Use as a context manager. ``every`` thins the plain lines out; ``clock`` gives seconds.
+    Use it as a context manager. Plain lines appear every ``every`` steps; ``clock`` returns
+    seconds.
     """
 
     def __init__(
@@ -57,11 +60,11 @@ class Progress:
         self.console, self.clock = console or PlainConsole(), clock
         self.seconds_by_stage: Counter[str] = Counter()
         self._lap_start, self._lap_seconds = clock(), Counter[str]()
-        # when the first step of this process ended, and which it was
+        # when the first step of this process ended, and which step it was
         self._first: tuple[float, int] | None = None
-        self._active: dict[str, str] = {}  # stage -> how far it is, as text; insertion order
+        self._active: dict[str, str] = {}  # stage -> how far it is, as text; in insertion order
         self._shown = ""
-        self.failed_in = ""  # the stage that an error has left, the innermost one
+        self.failed_in = ""  # the innermost stage that an error has left
         self._live = Live(get_renderable=self._render, console=self.console, refresh_per_second=4)
 
     def __enter__(self) -> Progress:
@@ -79,14 +82,14 @@ class Progress:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[Callable[[int, int], None]]:
-        """Count the time inside under ``name``; stages may nest or overlap, and each counts its own
+        """Count the time inside under ``name``. Stages may nest or overlap; each counts its own
         wall time.
 
         Yields ``tell(done, total)``, which shows how far the stage is.
         """
 
         def tell(done: int, total: int) -> None:
-            if name in self._active:  # what is told of a stage may come after it
+            if name in self._active:  # a report on a stage may arrive after its end
                 self._active[name] = f" {done}/{total}"
 
         started = self.clock()
@@ -98,16 +101,16 @@ class Progress:
             raise
         finally:
             seconds = self.clock() - started
-            # a Counter adds floats as well
+            # a Counter also adds floats
             self.seconds_by_stage[name] += seconds  # type: ignore[assignment]
             self._lap_seconds[name] += seconds  # type: ignore[assignment]
             self._active.pop(name, None)
 
     def lap(self) -> dict[str, float]:
-        """Seconds since the last lap, as metrics: ``time/<stage>`` for each stage, ``time/step``
-        for the wall.
+        """Return the seconds since the last lap as metrics: ``time/<stage>`` for each stage,
+        ``time/step`` for the wall time.
 
-        Call it once before the first step, so that start-up does not count as a part of it.
+        Call it once before the first step, so that start-up does not count as part of it.
         """
         now = self.clock()
         values = {f"time/{name}": float(s) for name, s in self._lap_seconds.items()} | {
@@ -117,7 +120,7 @@ class Progress:
         return values
 
     def advance(self, step: int, values: Mapping[str, float]) -> None:
-        """Step ``step`` is done, with these metrics."""
+        """Record that step ``step`` is done, with these metrics."""
         self.done = step
         self._first = self._first or (self.clock(), step)
         self._shown = " | ".join(
@@ -128,14 +131,15 @@ class Progress:
             self._print(" | ".join(p for p in parts if p))
 
     def note(self, message: str) -> None:
-        """A line that stays, above the bar."""
+        """Print a line that stays, above the bar."""
         self._print(message)
 
     def _print(self, line: str) -> None:
         self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
     def _left(self) -> str:
-        """Time left, from the pace since the first step ended; empty until that is known."""
+        """Return the time left at the pace since the first step ended; empty until that is
+        known."""
         if self._first is None or self.done <= self._first[1] or self.done >= self.total:
             return ""
         pace = (self.clock() - self._first[0]) / (self.done - self._first[1])
@@ -156,7 +160,7 @@ class Progress:
 
 
 def duration(seconds: float) -> str:
-    """``7s``, ``2:05``, ``1:02:05``."""
+    """Format seconds as ``7s``, ``2:05`` or ``1:02:05``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:

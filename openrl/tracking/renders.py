@@ -1,5 +1,4 @@
-"""Episodes for people: a transcript, a GIF of the frames, and one HTML page that needs no other
-file."""
+"""Episodes for people: a transcript, a GIF of the frames, and one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -38,8 +37,8 @@ pre {{ white-space: pre-wrap; overflow-wrap: anywhere; margin: 0 }}
 
 
 def save_episodes(directory: Path, groups: Iterable[Group]) -> None:
-    """Writes NAME.txt, NAME.html and, if there are frames, NAME.gif for each trajectory that was
-    ``shown``. Its name is made of prompt, number and reward."""
+    """Write NAME.txt, NAME.html and, if there are frames, NAME.gif for each trajectory that was
+    ``shown``. NAME consists of prompt, number and reward."""
     for group in groups:
         for number, trajectory in enumerate(group.trajectories):
             if trajectory.shown:
@@ -61,7 +60,7 @@ def _save(directory: Path, name: str, trajectory: Trajectory) -> None:
 
 
 def transcript(trajectory: Trajectory) -> str:
-    """All that was said, with roles and rewards."""
+    """Return everything that was said, with roles and rewards."""
     turns = (part for turn in trajectory.shown for part in _said(turn))
     said = (f"--- {title}\n{text}\n" for title, text, _ in turns)
     return f"{trajectory.prompt.id}: {_outcome(trajectory)}\n{''.join(said)}"
@@ -74,7 +73,7 @@ def page(trajectory: Trajectory) -> str:
 
 
 def gif(frames: list[Any]) -> bytes:
-    """Of pictures, uint8 (height, width, 3)."""
+    """Return a GIF of frames, each uint8 (height, width, 3)."""
     first, *others = map(Image.fromarray, frames)
     file = io.BytesIO()
     times = [_FRAME_MS] * len(others) + [_LAST_MS]
@@ -90,7 +89,7 @@ def _outcome(trajectory: Trajectory) -> str:
 
 
 def _said(turn: Shown) -> Iterator[tuple[str, str, list[bytes]]]:
-    """(who said it, what, the images in it)."""
+    """Yield (who said it, what, the images in it)."""
     for message in turn.messages:
         content = message["content"]
         parts = content if isinstance(content, list) else []
@@ -111,5 +110,5 @@ def _section(turn: Shown) -> str:
 
 
 def _img(data: bytes) -> str:
-    """Browsers look for themselves what kind of picture it is."""
+    """Return an image tag; browsers find out the image's format themselves."""
     return f'<img alt="what it saw" src="data:image/png;base64,{base64.b64encode(data).decode()}">'

@@ -1,4 +1,4 @@
-"""What a finished run leaves for people: summary.json, a table, a picture of the learning curve."""
+"""What a finished run leaves for people: summary.json, a table and a plot of the learning curve."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from openrl.tracking.progress import duration
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """The figures of a run. Pass rates are in [0, 1], None where nothing was evaluated."""
+    """The figures of a run. Pass rates are in [0, 1], or None if nothing was evaluated."""
 
     steps: int
     seconds_by_stage: Mapping[str, float]  # of this process; a resumed run counts from its resume
@@ -31,15 +31,15 @@ class RunSummary:
 
 
 def write_summary(path: Path, summary: RunSummary) -> None:
-    """summary.json, written atomically; the keys of ``more`` stand beside the others."""
+    """Write summary.json atomically; the keys of ``more`` join the others."""
     record = asdict(summary)
     more = record.pop("more")
     write_atomically(path, json.dumps({**record, **more}, indent=2) + "\n")
 
 
 def summary_table(summary: RunSummary, artefacts: Mapping[str, Path]) -> Group:
-    """The closing table, for ``Console.print``: before and after, wall time by stage, where the
-    artefacts lie."""
+    """Return the closing table for ``Console.print``: before and after, wall time by stage, and
+    where the artefacts are."""
     tables = [
         _result_table(summary),
         _time_table(summary.seconds_by_stage),
@@ -93,8 +93,9 @@ def plot_learning_curve(
 ) -> None:
     """Draw metrics.jsonl as a PNG: ``value`` over the steps and, beside it, ``evaluation``.
 
-    Each is (metric, heading), e.g. ``("reward", "Training reward")``; a panel without data is left
-    out."""
+    Each is (metric, heading), e.g. ``("reward", "Training reward")``. A panel without data is left
+    out.
+    """
     records = list(read_jsonl(metrics))
     panels = [
         (key, heading, key == value[0])
@@ -111,8 +112,8 @@ def plot_learning_curve(
 
 
 def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -> bytes:
-    """PNG bytes. A noisy series is drawn faint under its moving average, others with a mark at each
-    point."""
+    """Return a PNG. A noisy series is drawn faint under its moving average, any other with a mark
+    at each point."""
     import io
 
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
@@ -131,7 +132,7 @@ def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -
         else:
             axes.plot(steps, values, color="#c4571b", linewidth=2, marker="o", markersize=4)
             rises = values[-1] >= values[0]
-            # the figures clear of the line
+            # keep the figures clear of the line
             for (step, y), above in {points[0]: not rises, points[-1]: rises}.items():
                 shift = (0, 7 if above else -14)
                 axes.annotate(
@@ -155,7 +156,7 @@ def _draw(title: str, panels: list[tuple[str, list[tuple[int, float]], bool]]) -
 
 
 def smooth(values: list[float], keep: float = 0.8) -> list[float]:
-    """Exponential moving average without the bias of its start (Adam's correction,
+    """Return the exponential moving average without the bias of its start (Adam's correction,
     arXiv:1412.6980)."""
     result, total, weight = [], 0.0, 0.0
     for value in values:

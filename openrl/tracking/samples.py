@@ -1,4 +1,4 @@
-"""samples.jsonl: what the policy wrote, for people. One rollout a line."""
+"""samples.jsonl: what the policy wrote, for people; one rollout per line."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 from openrl.tracking.jsonl import JsonlWriter
 from openrl.types import Group, Trajectory
 
-MOST_FAILURES = 16  # a step
+MOST_FAILURES = 16  # per step
 
 
 class SampleLog:
     """Keeps the first ``per_step`` rollouts of a step, one of each prompt before a second of any;
-    then rollouts that failed or whose reward did, MOST_FAILURES at most."""
+    then at most MOST_FAILURES rollouts that failed or whose reward failed."""
 
     name = "samples"
 
@@ -34,20 +34,20 @@ class SampleLog:
 
 
 def _across(groups: list[Group]) -> Iterable[Trajectory]:
-    """First trajectory of each group, then the second of each, ..."""
+    """Return the first trajectory of each group, then the second of each, and so on."""
     return (
         t for rank in zip_longest(*(g.trajectories for g in groups)) for t in rank if t is not None
     )
 
 
 def _failure(trajectory: Trajectory) -> str | None:
-    """Why there is nothing to train on: the infrastructure's reason, else the reward's."""
+    """Return why there is nothing to train on: the infrastructure's reason or else the reward's."""
     return trajectory.failure or (trajectory.score.failure if trajectory.score else None)
 
 
 def sample_record(trajectory: Trajectory) -> dict[str, Any]:
-    """The readable side of a trajectory; ``reward`` and ``passed`` are None where nothing judged
-    it; ``failure`` says why."""
+    """Return the readable side of a trajectory. ``reward`` and ``passed`` are None if nothing
+    judged it; ``failure`` says why."""
     prompt, score = trajectory.prompt, trajectory.score
     return {
         "prompt_id": prompt.id,

@@ -1,7 +1,8 @@
 """The trackers that ``--track_with`` names. Each library is imported when its tracker starts.
 
-A tracker is a function from a ``TrackedRun`` to a ``Tracker``; registered with ``needs``, the
-packages it imports."""
+A tracker is registered as a function from a ``TrackedRun`` to a ``Tracker``, with the packages it
+imports as ``needs``.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +27,14 @@ class Tracker(Protocol):
 
 @dataclass(frozen=True)
 class TrackedRun:
-    """What a tracker is told of a run when it starts."""
+    """What a tracker learns about a run when it starts."""
 
     name: str
     directory: Path  # of the run
     config: Mapping[str, Any]  # the effective flags
-    keep_until: int  # the step that a resumed run goes on from, -1 for a fresh one
+    keep_until: int  # the step that a resumed run continues from, -1 for a fresh one
     flags: LoggingFlags
-    arguments: Mapping[str, Any]  # of --tracker_kwargs, for this tracker
+    arguments: Mapping[str, Any]  # from --tracker_kwargs, for this tracker
 
     @property
     def project(self) -> str:
@@ -48,7 +49,7 @@ class TensorBoardTracker:
         from torch.utils.tensorboard import SummaryWriter
 
         parent = run.flags.use_tensorboard or run.directory / "tensorboard"
-        # purge_step hides what an interrupted run wrote after the step that is resumed
+        # purge_step hides what an interrupted run wrote after the step to resume from
         purge_step = run.keep_until + 1 if run.keep_until >= 0 else None
         defaults: dict[str, Any] = {
             "log_dir": str(Path(parent) / run.name),
@@ -66,7 +67,8 @@ class TensorBoardTracker:
 
 @trackers.register("wandb", needs=("wandb",))
 class WandbTracker:
-    """What flags leave open ($WANDB_API_KEY, $WANDB_RUN_ID, ...) comes from the environment."""
+    """Logs to Weights & Biases. Whatever the flags leave open ($WANDB_API_KEY, $WANDB_RUN_ID, ...)
+    comes from the environment."""
 
     name = "wandb"
 
@@ -85,7 +87,7 @@ class WandbTracker:
             "settings": wandb.Settings(silent=True, console="off"),
         }
         self._run = wandb.init(**{**defaults, **run.arguments})
-        self._run.define_metric("*", step_metric="step")  # our steps, not its count of calls
+        self._run.define_metric("*", step_metric="step")  # our steps, not wandb's count of calls
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         self._run.log({"step": step, **values})
@@ -96,7 +98,8 @@ class WandbTracker:
 
 @trackers.register("swanlab", needs=("swanlab",))
 class SwanLabTracker:
-    """$SWANLAB_API_KEY is its key; {"mode": "offline"} keeps it on this machine."""
+    """Logs to SwanLab. The key is $SWANLAB_API_KEY; {"mode": "offline"} keeps everything on this
+    machine."""
 
     name = "swanlab"
 
@@ -120,7 +123,8 @@ class SwanLabTracker:
 
 @trackers.register("mlflow", needs=("mlflow",))
 class MLflowTracker:
-    """$MLFLOW_TRACKING_URI is its server; without one, a database in the run's directory."""
+    """Logs to the server at $MLFLOW_TRACKING_URI or, without one, to a database in the run's
+    directory."""
 
     name = "mlflow"
     LONGEST_PARAM = 6000  # characters
@@ -142,7 +146,7 @@ class MLflowTracker:
             experiment, **{"run_name": run.name, **arguments}
         ).info.run_id
         params = [Param(name, str(v)[: self.LONGEST_PARAM]) for name, v in run.config.items()]
-        for first in range(0, len(params), 100):  # the most that one call takes
+        for first in range(0, len(params), 100):  # one call takes at most 100
             self._client.log_batch(self._run_id, params=params[first : first + 100])
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -151,7 +155,7 @@ class MLflowTracker:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        # it has no @ in names
+        # mlflow does not allow @ in names
         metrics = [Metric(n.replace("@", "_at_"), v, now, step) for n, v in values.items()]
         self._client.log_batch(self._run_id, metrics=metrics)
 
@@ -161,7 +165,7 @@ class MLflowTracker:
 
 @trackers.register("trackio", needs=("trackio",))
 class TrackioTracker:
-    """Writes to $TRACKIO_DIR, or with {"space_id": NAME} to a Space of Hugging Face."""
+    """Writes to $TRACKIO_DIR or, with {"space_id": NAME}, to a Hugging Face Space."""
 
     name = "trackio"
 

@@ -19,7 +19,7 @@ from openrl.flags.checks import Given, Problem, Problems, check
 Playing = PPOConfig | EvaluateConfig
 
 _OPENENV = ("openenv:ws://", "openenv:wss://", "openenv:http://", "openenv:https://")
-SERVERS = (*_OPENENV, "verifiers:tcp://")  # what --agent_func_path may begin with
+SERVERS = (*_OPENENV, "verifiers:tcp://")  # prefixes of an --agent_func_path that names a server
 
 
 @check(PPOConfig, EvaluateConfig)

@@ -23,7 +23,8 @@ from openrl.registry import Entry
 
 @dataclass(frozen=True)
 class Need:
-    """What a registered component asks of the flags by ``register(..., needs=(name,))``."""
+    """What a registered component requires of the flags through ``register(...,
+    needs=(name,))``."""
 
     met: Callable[[PPOConfig], bool]
     flags: tuple[str, ...]
@@ -31,8 +32,9 @@ class Need:
     fix: str
 
 
-# A critic is started, a pass is run, a greedy answer is asked for, a row is a step of an episode,
-# maybe its only one; parts show with the first reward; rows without advantages are left out.
+# The run itself meets these needs: it starts a critic, runs a pass, or asks for a greedy answer; a
+# row is a step of an episode, perhaps its only one; parts appear with the first reward; rows
+# without advantages are left out.
 ALWAYS_MET = (
     "values", "old_logprobs", "steps", "reward_parts", "greedy_rewards", "advantages",
 )  # fmt: skip
@@ -137,7 +139,7 @@ def pass_rates_tell_difficulty(config: PPOConfig, given: Given) -> Problems:
 
 
 def _is_ours(verifier: str) -> bool:
-    """Whether it is built in; an unknown one is reported elsewhere."""
+    """Return whether a verifier is built in; another rule reports an unknown one."""
     try:
         return verifiers[verifier].component.__module__.startswith("openrl.")
     except KeyError:
@@ -146,7 +148,8 @@ def _is_ours(verifier: str) -> bool:
 
 @check(PPOConfig)
 def somebody_reads_actions(config: PPOConfig, given: Given) -> Problems:
-    """Agents count what they could not read; files and servers say so in extra_logs."""
+    """Agents count actions that they could not read; files and servers report them in
+    extra_logs."""
     foreign = [name for name in config.reward.reward_funcs if not _is_ours(name)]
     silent = source_kinds(config) <= {"verifier", "model"} and not foreign
     if config.shaping.format_penalty and silent and not agents_of(config):
@@ -175,8 +178,8 @@ def kl_loss_has_a_gradient(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def adaptive_kl_stays_positive(config: PPOConfig, given: Given) -> Problems:
-    """A step changes the coefficient by up to 0.2 * samples / horizon of itself; by 1 it is 0, by
-    more negative."""
+    """A step changes the coefficient by up to 0.2 * samples / horizon of its value; a change of 1
+    makes it 0, a larger one negative."""
     samples, horizon = samples_per_step(config.batch), config.kl.kl_horizon
     if config.kl.kl_target is not None and config.kl.controlled and samples >= 5 * horizon:
         message = (

@@ -1,4 +1,4 @@
-"""Rules of rollouts that outlive a training step, or run beside it."""
+"""Rules of rollouts that outlive a training step or run beside it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def groups_that_are_left_over_have_a_scheduler(config: PPOConfig, given: Given) 
 
 @check(PPOConfig)
 def equal_runs_train_on_equal_answers(config: PPOConfig, given: Given) -> Problems:
-    """What is trained on must not follow from how fast engines are."""
+    """The speed of the engines must not decide what is trained on."""
     in_step = config.asynchrony.async_train and max_staleness(config) == 0
     users = [name for name in off_policy_flags(config) if not (in_step and name == "async_train")]
     if users and config.debug.full_determinism:
@@ -115,7 +115,8 @@ def older_rollouts_are_corrected(config: PPOConfig, given: Given) -> Problems:
 
 
 def off_policy_flags(config: PPOConfig) -> list[str]:
-    """The flags in use by which more runs, or earlier, than a step is trained on."""
+    """Return the flags in use that start more rollouts than a step trains on, or start them
+    earlier."""
     flags = config.asynchrony
     surplus = prompts_running(config) > config.batch.rollout_batch_size
     by_size = config.collecting.vllm_generate_batch_size is not None

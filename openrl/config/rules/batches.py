@@ -1,5 +1,5 @@
-"""Rules of batches: optimizer steps, ranks and micro-batches must divide, and token caps hold the
-longest row."""
+"""Rules of batches: optimizer steps, ranks and micro-batches must divide evenly, and token caps
+must hold the longest row."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def actor_ranks_share_an_optimizer_step(config: PPOConfig, given: Given) -> Prob
 
 
 def ranks_share_a_step(config: PPOConfig, world: int) -> Problems:
-    """Problems of the batch sizes over ``world`` actor ranks; asked again where only the cluster
-    knows their number."""
+    """Yield the problems of the batch sizes over ``world`` actor ranks; called again at start if
+    only the cluster knows their number."""
     batch, micro = config.batch.train_batch_size, config.batch.micro_train_batch_size
     each = config.parallel.ranks_per_shard
     ranks, called = world // each, "actor ranks" if each == 1 else f"blocks of {each} actor ranks"
@@ -117,12 +117,12 @@ def token_cap_holds_the_longest_row(config: SupervisedConfig, given: Given) -> P
 
 
 def largest_divisor(number: int, limit: int) -> int:
-    """The largest divisor of ``number`` that is at most ``limit``."""
+    """Return the largest divisor of ``number`` that is at most ``limit``."""
     return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)
 
 
 def nearest_divisor(number: int, wish: int, multiple_of: int = 1) -> int | None:
-    """The divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``; None if
-    there is none."""
+    """Return the divisor of ``number`` nearest to ``wish`` among the multiples of ``multiple_of``;
+    None if there is none."""
     fitting = [d for d in range(multiple_of, number + 1, multiple_of) if number % d == 0]
     return min(fitting, key=lambda d: abs(d - wish), default=None)

@@ -53,7 +53,8 @@ def probabilities_match_dataset(config: SupervisedConfig, given: Given) -> Probl
 
 
 def probability_problems(flag: str, names: str, text: str | None) -> Problems:
-    """``flag`` names the comma list of datasets, ``flag``_probs that of their probabilities."""
+    """Check that probabilities match datasets. ``flag`` names the comma list of datasets,
+    ``flag``_probs the list of their probabilities."""
     if text is None:
         return
     items = len(data_items(names))

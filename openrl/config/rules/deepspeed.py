@@ -28,7 +28,7 @@ OWN_FLAGS = {
     "train_batch_size": "train_batch_size",
     "train_micro_batch_size_per_gpu": "micro_train_batch_size",
 }
-"""Setting of DeepSpeed -> the flag that sets it."""
+"""DeepSpeed setting -> the flag that sets it."""
 
 RESERVED = (
     "gradient_accumulation_steps",
@@ -39,7 +39,7 @@ RESERVED = (
 
 
 def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of everything in nested settings, branches and leaves."""
+    """Yield the dotted names of everything in nested settings, branches and leaves alike."""
     for key, value in settings.items():
         yield prefix + key
         if isinstance(value, Mapping):
@@ -103,7 +103,8 @@ def copies_divide_the_ranks(config: TrainingConfig, given: Given) -> Problems:
 
 
 def trained_ranks(config: TrainingConfig) -> int | None:
-    """Ranks of the trained model, the actor; None where only the cluster or a launcher knows."""
+    """Return the ranks of the trained model (the actor); None if only the cluster or a launcher
+    knows."""
     if isinstance(config, PPOConfig):
         return actor_world(config.placement, config.device.device)
     ranks = config.ranks
@@ -182,8 +183,8 @@ def optimizer_fits_its_engine(config: TrainingConfig, given: Given) -> Problems:
 
 @check(*TRAINING)
 def bf16_moments_can_follow(config: TrainingConfig, given: Given) -> Problems:
-    """A moving average moves by (1 - beta) of what is new, and bf16 rounds away what is below
-    1/256."""
+    """A moving average moves by (1 - beta) of the difference to each new value, and bf16 rounds
+    away anything below 1/256."""
     if config.optim.optimizer == "adamw_bf16" and max(config.optim.adam_betas) > 0.99:
         message = (
             f"a moving average with beta {max(config.optim.adam_betas):g} barely moves in bf16"

@@ -33,7 +33,7 @@ OWN_FLAGS = {
 """Field of vLLM's EngineArgs -> the flag that sets it."""
 
 MOST_SERVED_RANK = 512
-"""The largest rank of adapters that vLLM has room for."""
+"""The largest adapter rank that vLLM can serve."""
 
 RESERVED = (
     "logprobs_mode",
@@ -183,8 +183,8 @@ def weights_have_a_way(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def adapters_are_served(config: PPOConfig, given: Given) -> Problems:
-    """What --lora_sync adapter needs of the engine: the same base, and a place for the adapter
-    beside it."""
+    """--lora_sync adapter needs an engine with the same base and with room for the adapter beside
+    it."""
     if config.lora.lora_sync == "merge" or not config.lora.adapts:
         return
     merge = "--lora_sync merge"

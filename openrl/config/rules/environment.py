@@ -1,7 +1,7 @@
 """Rules about this machine: files that must exist, directories that must be writable, packages that
-must be there.
+must be installed.
 
-They import nothing and reach no network. What a Hub name stands for shows when it is loaded.
+They import nothing and use no network. Whether a Hub name exists only shows when it is loaded.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ DATA_SUFFIXES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 
 
 def is_local(name: str) -> bool:
-    """Whether a model or dataset name means a path: Hub names are ``name`` or ``owner/name``, and
-    no such file exists."""
+    """Return whether a model or dataset name means a path. Hub names are ``name`` or ``owner/name``
+    and not the path of an existing file."""
     path = Path(name).expanduser()
     in_sight = len(path.parts) > 1 and Path(path.parts[0]).is_dir()
     return name.startswith((".", "/", "~")) or name.count("/") > 1 or path.exists() or in_sight
@@ -65,7 +65,7 @@ def policy_exists(config: TrainingConfig, given: Given) -> Problems:
 
 
 MODEL_FILES = {"config.json": ("config.json",), "the file of weights": ("*.safetensors", "*.bin")}
-# without it transformers makes an empty one up
+# transformers makes up an empty tokenizer if these files are missing
 TOKENIZER_FILES = {"the tokenizer": ("tokenizer*", "vocab*", "*.model")}
 
 
@@ -75,8 +75,8 @@ def model_problems(
     files: Mapping[str, tuple[str, ...]] = MODEL_FILES,
     what: str = "whole model",
 ) -> Problems:
-    """``files`` are what the directory must hold: what each is, and patterns of which one must be
-    there."""
+    """Check that a model's directory is complete. ``files`` maps each part that it must hold to
+    patterns, one of which must match a file."""
     if name is None or not is_local(name):
         return
     directory = Path(name).expanduser()
@@ -162,8 +162,8 @@ def outputs_are_writable(config: TrainingConfig, given: Given) -> Problems:
 
 
 def output_problems(flag: str, name: str | None) -> Problems:
-    """A directory that exists or can be made. One is made beside it for a moment: permissions do
-    not tell all."""
+    """Check that a directory exists or can be made. Permissions do not tell everything, so a
+    temporary directory is made there."""
     if name is None:
         return
     if not name:
@@ -187,7 +187,7 @@ def output_problems(flag: str, name: str | None) -> Problems:
 @check(*TRAINING, environment=True)
 def no_other_run_writes_there(config: TrainingConfig, given: Given) -> Problems:
     if hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0":
-        return  # of a launcher: rank 0 of this very run has it
+        return  # under a launcher: rank 0 of this same run has it
     for flag in ("save_path", "ckpt_path"):
         directory = Path(getattr(config.checkpoint, flag)).expanduser()
         if owner := owner_of(directory):
@@ -206,7 +206,7 @@ def checkpoints_are_not_in_the_way(config: TrainingConfig, given: Given) -> Prob
 
 
 def goes_on(flags: CheckpointFlags) -> bool:
-    """Whether somebody said what becomes of what an earlier run has left."""
+    """Return whether a flag decides what happens to the results of an earlier run."""
     resumes = flags.load_checkpoint or flags.resume_from_checkpoint is not None
     return bool(resumes or flags.overwrite_ckpt)
 
@@ -215,7 +215,7 @@ def goes_on(flags: CheckpointFlags) -> bool:
 def results_are_not_in_the_way(config: TrainingConfig, given: Given) -> Problems:
     name = config.checkpoint.save_path
     if not name or (hasattr(config, "ranks") and os.environ.get("RANK", "0") != "0"):
-        return  # of a launcher: rank 0 of this very run may have begun
+        return  # under a launcher: rank 0 of this same run may have begun
     directory = Path(name).expanduser()
     if is_local(config.model.pretrain) and same_place(directory, config.model.pretrain):
         yield Problem(

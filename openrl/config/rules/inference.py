@@ -71,7 +71,7 @@ def one_thing_is_served(config: ServeConfig, given: Given) -> Problems:
     try:
         kinds = {source.kind for source in reward_sources(config.reward)}
     except UserError:
-        return  # reported by its own rule
+        return  # another rule reports it
     if "http" in kinds:
         yield Problem(("remote_rm_url",), "a server does not ask another server", "a Python file")
 

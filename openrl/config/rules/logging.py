@@ -1,4 +1,4 @@
-"""Rules about where the numbers of a run go."""
+"""Rules about where the metrics of a run go."""
 
 from __future__ import annotations
 

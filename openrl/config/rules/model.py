@@ -1,4 +1,4 @@
-"""Rules of how models are loaded: attention, adapters, 4-bit weights."""
+"""Rules about how models are loaded: attention, adapters, 4-bit weights."""
 
 from __future__ import annotations
 

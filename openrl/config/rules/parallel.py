@@ -13,13 +13,13 @@ TENSOR = "ds_tensor_parallel_size"
 
 
 def asked(flags: ParallelFlags) -> tuple[str, ...]:
-    """The flags that put several ranks on the same rows."""
+    """Return the flags that put several ranks on the same rows."""
     return tuple(name for name in (*SPLITS, TENSOR) if getattr(flags, name) > 1)
 
 
 def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
-    """Problems of ``world`` ranks of a role; asked again where only the cluster knows their
-    number."""
+    """Yield the problems of ``world`` ranks of a role; called again at start if only the cluster
+    knows their number."""
     if world % flags.ranks_per_shard:
         ranks = (
             f"{FLAG_NAMES[role]}_num_gpus_per_node" if role in FLAG_NAMES else "num_gpus_per_node"
@@ -34,7 +34,7 @@ def shards_divide(flags: ParallelFlags, world: int, role: str) -> Problems:
 
 @check(PPOConfig)
 def ranks_of_every_role_divide(config: PPOConfig, given: Given) -> Problems:
-    """All but the actor, of which ``ranks_share_a_step`` asks more."""
+    """Covers every role but the actor, for which ``ranks_share_a_step`` checks more."""
     for role in model_roles(config):
         world = role_world(config.placement, role, config.device.device)
         if role != "actor" and world is not None:

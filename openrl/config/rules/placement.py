@@ -66,7 +66,7 @@ def _places_fit(config: PPOConfig, places: Mapping[str, tuple[int, ...]]) -> Pro
 
 
 def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> Problems:
-    """``places`` must be taken up by whole engines, and by as many as the flags say."""
+    """Yield the problems unless whole engines, as many as the flags say, fill ``places``."""
     sizes, engines = parallel_sizes(config.engine), config.engine.vllm_num_engines
     each = "one place" if sizes.width == 1 else f"{sizes.width} places ({sizes})"
     if places % sizes.width:
@@ -83,8 +83,8 @@ def _engines_fill(config: PPOConfig, places: int, because: tuple[str, ...]) -> P
 
 @check(PPOConfig)
 def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
-    """A role that shares places has as many ranks, on as many nodes, as the one it shares them
-    with."""
+    """A role that shares places must have as many ranks, on as many nodes, as the role it shares
+    them with."""
     if config.placement.placement is not None:
         return
     apart = config.asynchrony.async_train
@@ -105,8 +105,8 @@ def colocated_roles_are_equal(config: PPOConfig, given: Given) -> Problems:
 
 
 def engines_match(config: PPOConfig, world: int | None) -> Problems:
-    """Engines that share the actor's places fill them; asked again where only the cluster knows the
-    actor's ranks."""
+    """Check that engines which share the actor's places fill them; called again at start if only
+    the cluster knows the actor's ranks."""
     apart = config.asynchrony.async_train
     if world is not None and config.hybrid.colocate_all_models and not apart:
         yield from _engines_fill(config, world, ("colocate_all_models",))

@@ -1,4 +1,4 @@
-"""Rules of rollouts that are kept in files, or come from there."""
+"""Rules of rollouts that are written to files or read from them."""
 
 from __future__ import annotations
 

@@ -69,14 +69,15 @@ def file_problems(flags: RewardSourceFlags) -> Problems:
     try:
         sources = reward_sources(flags)
     except UserError:
-        return  # reported by its own rule
+        return  # another rule reports it
     for source in sources:
         if source.kind == "file" and not source.file[0].is_file():
             yield Problem(("remote_rm_url",), f"no such file: {source.address.partition(':')[0]}")
 
 
 def token_problems() -> Problems:
-    """A token that no header can carry would stand in the error of every request."""
+    """Refuse a token that a header cannot carry: otherwise the error of every request would show
+    it."""
     token = bearer_token()
     if token is not None and not (token.isascii() and token.isprintable()):
         message = f"${TOKEN_VARIABLE} holds characters that a header cannot carry"

@@ -1,5 +1,4 @@
-"""Rules about what happens to rollouts before they are learnt from: correction, rejection,
-filtering."""
+"""Rules about what happens to rollouts before training: correction, rejection, filtering."""
 
 from __future__ import annotations
 

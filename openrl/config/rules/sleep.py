@@ -13,7 +13,7 @@ SHARE = "--colocate_all_models, or the same places in --placement"
 @check(PPOConfig)
 def who_sleeps_shares_places(config: PPOConfig, given: Given) -> Problems:
     hybrid, shared = config.hybrid, roles_on_shared_places(config)
-    apart = config.asynchrony.async_train  # a rule of its own says that they do not sleep
+    apart = config.asynchrony.async_train  # another rule says that engines do not sleep then
     if hybrid.vllm_enable_sleep and ENGINES not in shared and not apart:
         yield Problem(
             ("vllm_enable_sleep",),
@@ -38,8 +38,8 @@ def who_sleeps_shares_places(config: PPOConfig, given: Given) -> Problems:
 
 @check(PPOConfig)
 def dropped_weights_are_sent_again(config: PPOConfig, given: Given) -> Problems:
-    """Level 2 leaves an engine without weights until a sync, and a sync must bring every one as it
-    is computed with."""
+    """Level 2 leaves an engine without weights until a sync, so a sync must bring every weight in
+    the form that the engine computes with."""
     if not config.hybrid.vllm_enable_sleep or config.hybrid.vllm_sleep_level == 1:
         return
     against = {
