@@ -1,31 +1,30 @@
-"""What every rollout engine keeps of its sleep: which parts are gone, and that nothing is asked of
-them meanwhile."""
+"""The record of a rollout engine's sleeping parts, which refuses whatever needs one of them."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 EnginePart = Literal["weights", "cache"]
-"""What of an engine sleeps and wakes by itself."""
+"""The parts of an engine that sleep and wake independently."""
 
 
 class Asleep:
-    """The parts of an engine that are asleep."""
+    """The sleeping parts of one engine."""
 
     def __init__(self) -> None:
         self.parts: set[EnginePart] = set()
         self.dropped = False
-        """The weights went to sleep without a copy, and none were sent since."""
+        """The weights fell asleep without a copy, and no sync has brought new ones since."""
 
     def require(self, what: str, *parts: EnginePart) -> None:
-        """Raises RuntimeError if ``what`` needs one of ``parts`` and it is asleep."""
+        """Raise RuntimeError if one of ``parts``, which ``what`` needs, is asleep."""
         if asleep := [part for part in parts if part in self.parts]:
             raise RuntimeError(
                 f"{what} needs {' and '.join(asleep)} of this engine, asleep now: wake it first"
             )
 
     def require_all(self, what: str) -> None:
-        """Raises RuntimeError unless the whole engine is awake and has weights."""
+        """Raise RuntimeError unless the whole engine is awake and has weights."""
         self.require(what, "weights", "cache")
         if self.dropped:
             raise RuntimeError(

@@ -1,4 +1,4 @@
-"""From flags to a rollout engine: what it is told, how requests are drawn, and its start."""
+"""From flags to a rollout engine: its specification, its sampling parameters and its start."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def engine_spec(
     engines: int = 1,
     shared: bool = False,
 ) -> EngineSpec:
-    """The spec that a run's flags ask for; ``longest`` in tokens of prompt and response together.
-    On a CPU all ``engines`` of the run are taken to share one machine; ``shared``: there are models
-    on the engine's GPUs."""
+    """Build the spec that a run's flags ask for. ``longest`` counts the tokens of prompt and
+    response together. On a CPU all ``engines`` of the run are assumed to share one machine.
+    ``shared`` means that models run on the engine's GPUs too."""
     return EngineSpec(
         model=model.pretrain,
         tokenizer=model.tokenizer_path,
@@ -54,7 +54,7 @@ def engine_spec(
 
 
 def seeing(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
-    """The spec of an engine that takes the images of the run's prompts."""
+    """Extend the spec of an engine so that it accepts the images of the run's prompts."""
     return replace(
         spec,
         max_images=flags.max_images_per_prompt,
@@ -64,8 +64,8 @@ def seeing(spec: EngineSpec, flags: ImageFlags) -> EngineSpec:
 
 
 async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
-    """An engine that is ready for requests. ``backend`` is a value of --rollout_backend; only its
-    library is imported."""
+    """Start an engine and return it ready for requests. ``backend`` is a value of
+    --rollout_backend; only that backend's library is imported."""
     if backend == "vllm":
         from openrl.rollout.vllm_engine import VLLMEngine
 
@@ -78,7 +78,7 @@ async def start_engine(backend: str, spec: EngineSpec) -> RolloutEngine:
 
 
 def check_engine_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raises UserError for names that vLLM's EngineArgs does not have."""
+    """Raise UserError for names that vLLM's EngineArgs does not have."""
     if not kwargs:
         return
     from openrl.rollout.vllm_start import engine_fields

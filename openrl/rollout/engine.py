@@ -1,4 +1,4 @@
-"""What a rollout engine is. Tokens in, tokens out: an engine never sees a reward or an
+"""The interface of a rollout engine. Tokens in, tokens out: an engine never sees a reward or an
 advantage."""
 
 from __future__ import annotations
@@ -20,132 +20,135 @@ from openrl.weights.transport import Route, SentBucket, SyncEndpoint
 
 
 class EngineDied(UserError):
-    """A process that an engine needs has ended: it answers nothing any more."""
+    """A process that the engine needs has ended, so the engine no longer answers."""
 
 
 class RolloutEngine(Protocol):
-    """Generates with one copy of the policy. One contract suite (``tests/contract``) runs over
+    """Generates with one copy of the policy. The same contract suite (``tests/contract``) tests
     every engine."""
 
     policy_version: int
-    """Version of the weights that now generate; 0 before the first sync."""
+    """Version of the weights in use; 0 before the first sync."""
 
     async def generate(
         self, token_ids: list[int], sampling: Sampling, images: Sequence[PlacedImage] = ()
     ) -> Completion:
-        """Continue ``token_ids``, among which are those of ``images``. Requests run concurrently;
-        the engine batches them as they come.
+        """Continue ``token_ids``, which include the tokens of ``images``. Requests run
+        concurrently; the engine batches them as they arrive.
 
-        Log-probs are those of the distribution that was sampled: after temperature, top_k, top_p
-        and the rest; at temperature 0 (greedy) those of temperature 1. An end-of-text token or the
-        token that completes a stop text is the last of the completion. An engine that takes images
-        never samples their tokens. Raises UserError if the prompt leaves no room for a token, if
-        the engine makes other tokens of the images, and if it is closed while the request
-        waits; EngineDied if a process of the engine died."""
+        Log-probs are those of the distribution that was sampled from: after temperature, top_k,
+        top_p and so on. At temperature 0 (greedy) they are those of temperature 1. The completion
+        ends with an end-of-text token or with the token that completes a stop text. An engine that
+        accepts images never samples their tokens.
+
+        Raises UserError if the prompt leaves no room for another token, if the engine turns the
+        images into other tokens, or if it is closed while the request waits. Raises EngineDied if a
+        process of the engine died."""
 
     async def check(self) -> None:
-        """Raises EngineDied if a process of the engine died."""
+        """Raise EngineDied if a process of the engine died."""
 
     async def pause(self) -> None:
-        """Interrupt the requests that run; they keep their tokens. Returns when nothing computes.
+        """Interrupt the running requests, which keep their tokens. Returns once the engine is idle.
 
-        New requests wait. Until ``resume`` weights can be synchronised, and parts can sleep and
-        wake; ``logprobs`` answers, unless the engine keeps its cache."""
+        New requests wait. Until ``resume``, weights can be synchronised, and parts can sleep and
+        wake. ``logprobs`` still answers, unless the engine keeps its cache."""
 
     async def resume(self) -> None:
-        """Let all requests go on, under the weights now in force. RuntimeError if a part of the
+        """Let all requests continue with the current weights. Raises RuntimeError if a part of the
         engine is asleep."""
 
     async def logprobs(
         self, token_ids: list[int], images: Sequence[PlacedImage] = ()
     ) -> list[float]:
-        """log p of each token given those before it, at temperature 1; 0.0 at index 0. For checks.
+        """Return log p of each token given those before it, at temperature 1, with 0.0 at index 0.
+        Meant for checks.
 
-        Takes at most ``max_model_len - 1`` tokens.
+        Accepts at most ``max_model_len - 1`` tokens.
         """
 
     async def sync_endpoint(self) -> SyncEndpoint:
-        """Where weights must get to."""
+        """Return where weights must be sent."""
 
     async def connect(self, route: Route, first_rank: int) -> None:
-        """Prepare for the syncs of a run; before the first of them. ``first_rank`` is this engine's
-        in a broadcast."""
+        """Prepare for weight syncs. Called once per run, before the first sync. ``first_rank`` is
+        the engine's first rank in a broadcast."""
 
     async def load_bucket(self, sent: SentBucket) -> None:
-        """Take one bucket of new weights; nothing is generated from here to ``finish_sync``: the
-        engine is paused, or no request runs (else RuntimeError).
+        """Accept one bucket of new weights. From here to ``finish_sync`` the engine must be paused
+        or have no running requests; otherwise this raises RuntimeError.
 
-        From host memory nothing changes until then. Buckets that come to a GPU are loaded at once:
-        there is no room for two copies of a model."""
+        Buckets in host memory take effect only in ``finish_sync``. Buckets that arrive on a GPU are
+        loaded at once, since there is no room for two copies of a model."""
 
     async def finish_sync(self, version: int) -> int:
-        """Switch to the buckets received, drop cached prefixes, return the version now in force.
+        """Switch to the received buckets, drop cached prefixes and return the version now in use.
 
-        Raises UserError if the buckets do not hold the whole model, by name, or a tensor is not
-        what its checksum says. An engine that could not keep its old weights then refuses every
-        later request."""
+        Raises UserError if the buckets lack tensors of the model, or if a tensor does not match its
+        checksum. If the old weights are lost by then, the engine refuses all later requests."""
 
     async def sleep(self, *parts: EnginePart) -> None:
-        """Free the memory of these parts once no request runs. From now on requests raise
-        RuntimeError (those of a paused engine wait), and a sync while the weights are asleep."""
+        """Free the memory of these parts once no request runs. From then on new requests raise
+        RuntimeError, or wait if the engine is paused. While the weights are asleep a sync raises
+        too."""
 
     async def wake(self, *parts: EnginePart) -> None:
-        """Bring these parts back; the cache comes back empty. RuntimeError if one is awake already.
-        At ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
+        """Restore these parts; the cache comes back empty. Raises RuntimeError if one is already
+        awake. At ``EngineSpec.sleep_level`` 2 requests still raise until the next sync."""
 
     async def memory(self) -> MemoryUse:
-        """What the engine has of its GPU; of the fullest one, if it has several."""
+        """Return the memory use on the engine's GPU; if it has several, on the fullest one."""
 
     async def close(self) -> None:
-        """Free everything. Requests that wait or run end with an error."""
+        """Free everything. Waiting and running requests end with an error."""
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """All that an engine is told when it starts."""
+    """The settings that an engine starts with."""
 
     model: str  # directory or Hugging Face name
-    tokenizer: str | None = None  # directory or name; None: that of the model
+    tokenizer: str | None = None  # directory or name; None: the model's own
     dtype: Dtype = "bf16"
     device: Literal["cpu", "cuda"] = "cpu"
-    attention: str | None = None  # that transformers computes with; vLLM has its own
+    attention: str | None = None  # attention implementation of transformers; vLLM has its own
     max_model_len: int = 2048  # tokens of prompt and response together
-    seed: int = 0  # of requests that bring none
-    # None in the following four: the engine's default
+    seed: int = 0  # for requests without a seed
+    # for the following four, None means the engine's default
     max_num_seqs: int | None = None  # sequences decoded at a time
     max_num_batched_tokens: int | None = None  # tokens computed in one step
     block_size: int | None = None  # tokens per block of the key-value cache
-    quantization: str | None = None  # of the engine's weights
-    load_format: str = "auto"  # how weights are first loaded; "dummy": random, until the first sync
-    adapter_rank: int = 0  # of the adapters that syncs bring; 0: they bring whole models
-    max_images: int = 0  # in one request; 0: the model reads text alone
-    processor_kwargs: dict[str, Any] = field(default_factory=dict)  # of the model's processor
+    quantization: str | None = None  # quantisation of the engine's weights
+    load_format: str = "auto"  # how to load the first weights; "dummy": random until the first sync
+    adapter_rank: int = 0  # LoRA rank of the adapters that syncs bring; 0: they bring whole models
+    max_images: int = 0  # images per request; 0: the model reads text only
+    processor_kwargs: dict[str, Any] = field(default_factory=dict)  # for the model's processor
     keeps_tower: bool = False  # syncs do not bring the vision tower
     config_overrides: dict[str, Any] = field(default_factory=dict)  # fields of the model's config
     engine_kwargs: dict[str, Any] = field(default_factory=dict)  # more fields of vLLM's EngineArgs
     gpu_memory_utilization: float = 0.9  # share of GPU memory, weights included
-    kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are taken when first used
-    sizes: ParallelSizes = ParallelSizes()  # over how many GPUs, and how
-    expert_parallel: bool = False  # whole experts on each of them
-    spans_nodes: bool = False  # they lie on several nodes
+    kv_cache_gb: float = 1.0  # key-value cache on a CPU, GiB; pages are allocated on first use
+    sizes: ParallelSizes = ParallelSizes()  # how the model is split over GPUs
+    expert_parallel: bool = False  # each GPU holds whole experts
+    spans_nodes: bool = False  # the GPUs are on several nodes
     engines_per_machine: int = 1  # engines that share the cores of a machine without GPUs
-    # how deep it can sleep: 0 not at all, 1 weights wait in host memory, 2 they are dropped
+    # how deeply it can sleep: 0 not at all; 1 weights move to host memory; 2 weights are dropped
     sleep_level: Literal[0, 1, 2] = 0
     keep_cache_on_pause: bool = False
-    """Requests that a pause interrupts keep keys and values of the old weights. Costs no second
-    prefill, but no single set of weights gives their log-probs."""
+    """Requests that a pause interrupts keep the keys and values of the old weights. This saves a
+    second prefill, but then no single set of weights reproduces their log-probs."""
     enforce_eager: bool = False
     enable_prefix_caching: bool = False
     trust_remote_code: bool = False
     deterministic: bool = False
-    """Equal requests give equal bits, in whatever order and company they arrive. Kernels sum in an
-    order that depends on the size of the batch, so each request runs alone and prefixes are not
-    shared: exact, and slower."""
+    """Equal requests give equal bits, regardless of the order in which requests arrive and of what
+    else runs. The order in which kernels sum depends on the batch size, so each request runs alone
+    and prefixes are not shared: exact but slower."""
 
 
 def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> int:
-    """New tokens a request may have: ``max_tokens``, or less if ``max_len`` or the model length
-    ends before."""
+    """Return how many new tokens a request may have: ``max_tokens``, or fewer if ``max_len`` or the
+    model length comes first. Raises UserError if there is no room for any."""
     room = min(max_model_len, sampling.max_len or max_model_len) - len(token_ids)
     if not token_ids or room < 1:
         raise UserError(
@@ -157,7 +160,7 @@ def room_for(token_ids: list[int], sampling: Sampling, max_model_len: int) -> in
 
 
 def banned_tokens(spec: EngineSpec) -> tuple[int, ...]:
-    """What an engine that takes images never samples."""
+    """Return the image tokens, which an engine that accepts images must never sample."""
     if not spec.max_images:
         return ()
     config = AutoConfig.from_pretrained(spec.model, trust_remote_code=spec.trust_remote_code)

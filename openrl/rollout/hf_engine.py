@@ -1,5 +1,5 @@
-"""transformers as the rollout engine: the trainer's own implementation, for models vLLM lacks and
-for checks."""
+"""A rollout engine that generates with transformers, the trainer's own implementation: for models
+that vLLM lacks, and for checks."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ _MAX_NUM_SEQS = 64
 
 @dataclass(frozen=True)
 class _Seen:
-    """What a batch shows: inputs of the next forward, and positions of its tokens."""
+    """The image inputs and the positions of a batch's next forward pass."""
 
     inputs: Mapping[str, Tensor]
-    axes: Tensor | None  # (3, b, T) in time, height and width; None: the model counts tokens
+    axes: Tensor | None  # (3, b, T) positions in time, height, width; None: positions count tokens
 
     def positions(self, along: Tensor) -> Tensor:
-        """``along`` (b, T) counts tokens; (b, T), or (4, b, T) of a model with axes."""
+        """Return the position_ids, given the token counts ``along`` (b, T): (b, T), or (4, b, T)
+        for a model with axes."""
         return along if self.axes is None else torch.cat([along[None], self.axes])
 
     def later(self, going: list[int]) -> _Seen:
-        """Of the next token of the rows that go on: one further than the furthest on any axis."""
+        """Return the inputs of the next token of the rows ``going``. On every axis its position is
+        one past the largest so far on any axis."""
         if self.axes is None:
             return _Seen({}, None)
         furthest = self.axes[:, going].amax((0, 2)) + 1
@@ -60,7 +62,7 @@ class _Seen:
 
 @dataclass(eq=False)
 class _Row:
-    """What one stretch of decoding adds to a request."""
+    """What one uninterrupted stretch of decoding adds to a request."""
 
     request: Request
     reply: asyncio.Future[End]
@@ -73,11 +75,11 @@ class _Row:
 
 
 class HFEngine(PausingEngine):
-    """``RolloutEngine`` over a model of transformers.
+    """A ``RolloutEngine`` over a model of transformers.
 
-    Waiting requests are decoded together until the last of them ends; later ones form the next
-    batch. The model runs in one thread of its own, which also loads weights, so that the event loop
-    stays free and nothing overlaps."""
+    It decodes waiting requests together until the last of them ends; later requests form the next
+    batch. The model runs in a dedicated thread that also loads weights, so that the event loop
+    stays free and generation never overlaps with loading."""
 
     def __init__(self, spec: EngineSpec) -> None:
         super().__init__(spec)
@@ -123,7 +125,7 @@ class HFEngine(PausingEngine):
         self._eos = _end_tokens(model.generation_config, self._tokenizer.eos_token_id)
 
     def _take(self, model: Any) -> None:
-        """Compute with this model from now on."""
+        """Use this model from now on."""
         self._model = model.to(self._spec.device).eval()
         self._vision = Vision(self._model, self._processor) if self._processor else None
 
@@ -143,13 +145,13 @@ class HFEngine(PausingEngine):
         return Completion(row.tokens, row.logprobs, end, spans)
 
     async def _stop(self) -> None:
-        await self._idle.wait()  # the decoding thread looks at ``_interrupting`` at each token
+        await self._idle.wait()  # the decoding thread checks ``_interrupting`` at each token
 
     async def _decode_waiting(self) -> None:
-        """Batch after batch, until nobody waits. A failing batch fails its requests, not the
-        engine."""
+        """Decode batch after batch until no request waits. If a batch fails, its requests fail, but
+        not the engine."""
         limit = 1 if self._spec.deterministic else self._spec.max_num_seqs or _MAX_NUM_SEQS
-        await asyncio.sleep(0)  # requests that start together go together
+        await asyncio.sleep(0)  # let requests that start together join one batch
         while self._waiting:
             batch, self._waiting = self._waiting[:limit], self._waiting[limit:]
             try:
@@ -161,9 +163,9 @@ class HFEngine(PausingEngine):
 
     @torch.inference_mode()
     def _decode(self, batch: list[_Row], loop: asyncio.AbstractEventLoop) -> None:
-        """Sample a left-padded batch until all rows ended or were interrupted; those that did leave
-        the batch and its cache."""
-        batch = [row for row in batch if not row.reply.done()]  # the others' callers gave up
+        """Sample a left-padded batch until all rows have ended or are interrupted. Rows that end
+        leave the batch and its cache."""
+        batch = [row for row in batch if not row.reply.done()]  # drop requests that were cancelled
         if not batch:
             return
         device, contexts = self._spec.device, [row.context for row in batch]
@@ -203,7 +205,7 @@ class HFEngine(PausingEngine):
             mask = torch.cat([mask, mask.new_ones(len(batch), 1)], dim=-1)
 
     def _see(self, tokens: Tensor, mask: Tensor, images: Sequence[Sequence[PlacedImage]]) -> _Seen:
-        """What the model is given of the images of some rows, beside their tokens."""
+        """Return what the model needs of the rows' images besides their tokens."""
         if self._vision is None:
             return _Seen({}, None)
         shown = any(images)
@@ -212,7 +214,7 @@ class HFEngine(PausingEngine):
         return _Seen(inputs, self._vision.axes(tokens, mask, media))
 
     def _extend(self, row: _Row, logits: Tensor) -> End | None:
-        """Draw one more token; why the request ends with it, or None."""
+        """Sample one more token. Returns why the request ends with it, or None."""
         request = row.request
         sampling = request.sampling
         seen = torch.tensor(row.context + row.tokens)
@@ -249,7 +251,8 @@ class HFEngine(PausingEngine):
     # -- weights -----------------------------------------------------------------------------------
 
     async def sync_endpoint(self) -> SyncEndpoint:
-        return SyncEndpoint(machine_id())  # also on a GPU: the model is built anew from host memory
+        # names no GPU, even if it has one: the model is rebuilt from host memory
+        return SyncEndpoint(machine_id())
 
     async def connect(self, route: Route, first_rank: int) -> None:
         self._receiver = Receiver(route, first_rank, torch.device("cpu"))
@@ -269,14 +272,14 @@ class HFEngine(PausingEngine):
         return version
 
     def _switch(self, received: list[SentBucket]) -> None:
-        """Build the model anew from checkpoint names, through transformers' own renaming and
-        tying."""
+        """Rebuild the model from tensors under checkpoint names, so that transformers itself does
+        the renaming and tying."""
         state: dict[str, Tensor] = {}
         if self._spec.keeps_tower:
             state |= tower_weights(self._model)
         for sent, bucket in opened(self._receiver, received):
             refuse_incomplete(changed=changed_on_the_way(sent, bucket))
-            # buckets are borrowed
+            # the memory of buckets belongs to the sender
             state |= {name: tensor.clone() for name, tensor in bucket.tensors()}
         model, report = type(self._model).from_pretrained(
             None,
@@ -295,8 +298,8 @@ class HFEngine(PausingEngine):
     # -- sleep -------------------------------------------------------------------------------------
 
     async def _free(self, *parts: EnginePart) -> None:
-        """Weights move to host memory, where those of a CPU are already; a cache lives only while a
-        batch is decoded."""
+        """Move the weights to host memory, which on a CPU changes nothing. There is no cache to
+        free, since it only lives while a batch is decoded."""
         if "weights" in parts:
             await self._in_thread(self._move_weights, "cpu")
 
@@ -321,8 +324,8 @@ class HFEngine(PausingEngine):
 
 
 def _end_tokens(generation: GenerationConfig | None, tokenizer_eos: int | None) -> frozenset[int]:
-    """The tokenizer's end of text and those of generation_config.json: chat models often have
-    two."""
+    """Return the end-of-text tokens of the tokenizer and of generation_config.json: chat models
+    often have two."""
     listed = getattr(generation, "eos_token_id", None)
     ids = listed if isinstance(listed, list) else [listed]
     return frozenset(i for i in [*ids, tokenizer_eos] if i is not None)

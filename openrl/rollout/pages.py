@@ -1,4 +1,4 @@
-"""Memory of a CPU that is not needed for a while, without giving up its addresses."""
+"""Frees host memory that is not needed for a while, but keeps its addresses."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from torch import Tensor
 
 
 def free_pages(tensors: Iterable[Tensor]) -> int:
-    """Give the pages below these tensors back to the system; returns their bytes.
+    """Return the pages below these tensors to the system. Returns their size in bytes.
 
-    The tensors stay valid and read as zeros; a page is taken again when it is next touched. Pages
-    that the tensors share with others at their ends stay. Raises OSError if the system refuses."""
+    The tensors stay valid and read as zeros; the system allocates a page again when it is next
+    touched. Pages at the ends that the tensors share with other data stay. Raises OSError if the
+    system refuses."""
     libc, freed = ctypes.CDLL(None, use_errno=True), 0
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     for start, size in storages.items():

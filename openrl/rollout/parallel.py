@@ -1,5 +1,5 @@
-"""Whether vLLM can divide a model as the flags ask: what it would refuse after minutes is refused
-before anything starts."""
+"""Checks that vLLM can split a model as the flags ask. vLLM would only refuse after minutes; these
+checks run before anything starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ ON_A_CPU = {
     "vllm_enable_expert_parallel": "vLLM's CPU kernel of experts crashes on a part of them",
     "vllm_data_parallel_size": "replicas exchange tokens by all_gatherv, which vLLM has on GPUs",
 }
-"""Flag -> why vLLM 0.32 on a CPU cannot; it can be tensor parallel."""
+"""Flag -> why vLLM 0.32 does not support it on a CPU. Tensor parallelism does work there."""
 
 
 def check_parallel(
     model: str, sizes: ParallelSizes, expert: bool, device: str, trust_remote_code: bool
 ) -> None:
-    """Raises UserError with everything that is in the way of dividing ``model`` so on
-    ``device``."""
+    """Raise UserError with every reason why ``model`` cannot be split this way on ``device``."""
     gathered = Gathered()
     asked = {
         "vllm_pipeline_parallel_size": sizes.pipeline > 1,
@@ -56,8 +55,8 @@ def _config(model: str, trust_remote_code: bool) -> PretrainedConfig:
 def shape_problems(
     config: PretrainedConfig, sizes: ParallelSizes, expert: bool
 ) -> Iterator[tuple[str, str]]:
-    """(message, remedy) of each part of the model that does not divide, by the rules of vLLM's
-    layers."""
+    """Yield (message, remedy) for each part of the model that does not divide, by the rules of
+    vLLM's layers."""
     heads, tensor = config.num_attention_heads, sizes.tensor
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     experts = next((n for name in EXPERTS if (n := getattr(config, name, None))), 0)
@@ -70,7 +69,7 @@ def shape_problems(
     if heads % tensor:
         message = f"does not divide the {heads} attention heads of the model"
         yield f"--vllm_tensor_parallel_size {tensor} {message}", divisors
-    # either a share of them on each rank, or each on a share of the ranks
+    # vLLM splits the key-value heads over ranks, or replicates each on several ranks
     elif kv_heads % tensor and tensor % kv_heads:
         message = f"and the {kv_heads} key-value heads: neither divides the other"
         yield f"--vllm_tensor_parallel_size {tensor} {message}", divisors

@@ -1,4 +1,4 @@
-"""What the engines share: requests that survive a pause and remember which weights sampled each
+"""The base of all engines: requests survive a pause and remember which weights sampled each
 token."""
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 @dataclass(eq=False)
 class Request:
-    """A prompt and what was sampled after it so far."""
+    """A prompt and the tokens sampled after it so far."""
 
     prompt: list[int]
     sampling: Sampling
-    room: int  # tokens it may sample in all
+    room: int  # total number of tokens it may sample
     images: tuple[PlacedImage, ...] = ()  # in the prompt
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     versions: tuple[VersionSpan, ...] = ()
-    drawing: Any = None  # the state of its random numbers, in an engine that draws itself
+    drawing: Any = None  # its random generator, for an engine that samples in this process
 
     def extend(self, part: Completion) -> None:
-        """Append what one uninterrupted stretch sampled; ``part.versions`` counts from its own
-        first token."""
+        """Append the tokens of one uninterrupted stretch. ``part.versions`` counts from the first
+        token of ``part``."""
         start = len(self.tokens)
         self.tokens += part.token_ids
         self.logprobs += part.logprobs
@@ -45,20 +45,20 @@ class Request:
 
 
 class PausingEngine(ABC):
-    """The half of ``RolloutEngine`` that does not depend on how tokens are computed.
+    """The part of ``RolloutEngine`` that does not depend on how tokens are computed.
 
-    A pause interrupts what runs: each request keeps its tokens, waits, and is then continued as a
-    prompt of all tokens so far. So after a weight sync it goes on exactly as the new weights would
-    from there."""
+    A pause interrupts the running requests. Each keeps its tokens, waits, and then continues from
+    all its tokens so far as a new prompt. So after a weight sync it continues exactly as the new
+    weights would from there."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.policy_version = 0
         self._spec = spec
         self._asleep = Asleep()
-        self._broken = ""  # why this engine cannot generate any more
+        self._broken = ""  # why the engine can no longer generate
         self._dead = ""  # which of its processes died
         self._interrupting = False
-        self._running = 0  # calls that compute now
+        self._running = 0  # number of calls that are computing
         self._idle = asyncio.Event()
         self._idle.set()
         self._resumed = asyncio.Event()
@@ -66,23 +66,24 @@ class PausingEngine(ABC):
 
     @abstractmethod
     async def _sample(self, request: Request) -> Completion:
-        """What comes after the tokens that ``request`` has so far, up to its end or the next
+        """Sample what follows the tokens of ``request`` so far, up to its end or the next
         interruption (``End.INTERRUPTED``)."""
 
     @abstractmethod
     async def _stop(self) -> None:
-        """Return when nothing is computed. Each ``_sample`` that runs is to end soon."""
+        """Make each running ``_sample`` end soon, and return when nothing computes."""
 
     @abstractmethod
     async def _free(self, *parts: EnginePart) -> None:
-        """Free the memory of these parts; nothing runs."""
+        """Free the memory of these parts. No request runs meanwhile."""
 
     @abstractmethod
     async def _restore(self, *parts: EnginePart) -> None:
         """Undo ``_free``."""
 
     async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of ``work``. An engine whose processes can die alone raises when they do."""
+        """Return the result of ``work``. An engine whose processes can die independently overrides
+        this to raise EngineDied when they do."""
         return await work
 
     async def check(self) -> None:
@@ -96,7 +97,7 @@ class PausingEngine(ABC):
         request = Request(list(token_ids), sampling, room, tuple(images))
         end = End.INTERRUPTED
         while end is End.INTERRUPTED:
-            while not self._resumed.is_set():  # another pause may follow before we are awake
+            while not self._resumed.is_set():  # a new pause may begin before this task wakes up
                 await self._while_alive(self._resumed.wait())
             with self._computing("a request"):
                 part = await self._sample(request)
@@ -108,7 +109,7 @@ class PausingEngine(ABC):
 
     @contextmanager
     def _computing(self, what: str) -> Iterator[None]:
-        """Counts as running meanwhile. Raises if the engine cannot compute now."""
+        """Count as running inside the with block. Raises if the engine cannot compute now."""
         if self._dead:
             raise EngineDied(self._dead)
         if self._broken:
@@ -124,7 +125,7 @@ class PausingEngine(ABC):
                 self._idle.set()
 
     def _require_sync(self) -> None:
-        """Raises RuntimeError if weights cannot be changed now."""
+        """Raise RuntimeError if the weights cannot be changed now."""
         self._asleep.require("a weight sync", "weights")
         if self._running and not self._frozen:
             raise RuntimeError(
@@ -133,7 +134,7 @@ class PausingEngine(ABC):
 
     @property
     def _frozen(self) -> bool:
-        """Paused with requests inside, which keep their keys and values."""
+        """True if the engine is paused and its requests keep their keys and values."""
         return self._spec.keep_cache_on_pause and not self._resumed.is_set()
 
     async def _interrupt(self) -> None:
@@ -166,7 +167,7 @@ class PausingEngine(ABC):
         self._asleep.remove(*parts)
 
     async def _end_requests(self) -> None:
-        """Every request ends with an error that says that the engine was closed."""
+        """End every request with an error that says that the engine was closed."""
         self._broken = self._broken or "it was closed"
         self._resumed.set()
         await self._interrupt()

@@ -1,4 +1,4 @@
-"""Drawing one token from one row of logits, with the parameters of one request."""
+"""Samples one token from one row of logits, with the sampling parameters of one request."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from openrl.types import Sampling
 def draw(
     logits: Tensor, seen: Tensor, sampling: Sampling, generator: torch.Generator
 ) -> tuple[int, float]:
-    """The next token and its log-prob. ``logits`` (V,); ``seen`` (n,) tokens of prompt and
-    completion so far.
+    """Return the next token and its log-prob. ``logits`` is (V,); ``seen`` (n,) holds the tokens of
+    prompt and completion so far.
 
-    The order is vLLM's: repetition penalty, temperature, min_p, top_k, top_p. The log-prob is that
-    of the distribution sampled from. Temperature 0 takes the likeliest token, with its log-prob at
-    temperature 1."""
+    The steps follow vLLM's order: repetition penalty, temperature, min_p, top_k, top_p. The
+    log-prob is that of the distribution sampled from. Temperature 0 takes the likeliest token,
+    with its log-prob at temperature 1."""
     logits = penalise_repeats(logits.float(), seen, sampling.repetition_penalty)
     if sampling.temperature == 0.0:
         token = int(logits.argmax())
@@ -37,7 +37,7 @@ def penalise_repeats(logits: Tensor, seen: Tensor, penalty: float) -> Tensor:
 
 
 def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Set to -inf what min_p, top_k and top_p exclude; at least one token stays."""
+    """Set the logits that min_p, top_k and top_p exclude to -inf. At least one token stays."""
     if sampling.min_p > 0.0:
         logits = logits.masked_fill(
             logits < logits.max() + torch.tensor(sampling.min_p).log(), -torch.inf
@@ -46,6 +46,7 @@ def keep_likely(logits: Tensor, sampling: Sampling) -> Tensor:
         logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], -torch.inf)
     if sampling.top_p < 1.0:
         ordered, order = logits.sort(descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)  # mass of likelier tokens
+        # probability mass of all likelier tokens
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
         logits = logits.scatter(0, order, ordered.masked_fill(before >= sampling.top_p, -torch.inf))
     return logits

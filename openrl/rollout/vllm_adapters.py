@@ -1,4 +1,4 @@
-"""A policy in vLLM as its base and an adapter beside it, instead of one model with merged
+"""Serves a policy in vLLM as a base model plus a LoRA adapter, instead of one model with merged
 weights."""
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from openrl.weights.transport import (
 )
 
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM can make room for; an adapter of another rank takes the room of the next."""
+"""The ranks that vLLM can reserve memory for. An adapter of another rank needs the next larger
+one."""
 
 
 def room_for_rank(rank: int) -> int:
-    """The least of ``RANKS`` that holds an adapter of ``rank``."""
+    """Return the smallest of ``RANKS`` that fits an adapter of ``rank``."""
     return next(room for room in RANKS if room >= rank)
 
 
 class AdapterSlot:
-    """The adapter that requests are answered with. Each sync brings a new one under a new name, so
-    that nothing cached for an old one can be taken for it."""
+    """The adapter that answers requests. Each sync installs a new adapter under a new name, so that
+    vLLM never reuses what it cached for an old one."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -41,11 +42,12 @@ class AdapterSlot:
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._count = 0
         self.request: Any = None
-        """What ``AsyncLLM.generate`` is told; None before the first sync: the base alone."""
+        """The ``lora_request`` for ``AsyncLLM.generate``; None, i.e. the base model alone, before
+        the first sync."""
 
     async def load(self, config: dict[str, Any], received: list[SentBucket]) -> None:
-        """Serve the adapter that the buckets hold from now on. Raises UserError if vLLM refuses it;
-        the old one stays."""
+        """Serve the adapter in the buckets from now on. Raises UserError if vLLM refuses it; the
+        old one then stays."""
         from vllm.lora.request import LoRARequest
 
         folder = self._written(config, received)
@@ -64,14 +66,15 @@ class AdapterSlot:
         self.request, self._folder = request, folder
 
     def clear(self) -> None:
-        """Remove what lies on disk; vLLM reads it again if the adapter ever leaves its memory."""
+        """Delete the adapter's files. They must exist while the adapter serves, because vLLM reads
+        them again if the adapter ever leaves its memory."""
         if self._folder is not None:
             self._folder.cleanup()
 
     def _written(
         self, config: dict[str, Any], received: list[SentBucket]
     ) -> tempfile.TemporaryDirectory[str]:
-        """A directory as peft saves an adapter."""
+        """Write the adapter to a temporary directory in peft's format."""
         tensors: dict[str, Tensor] = {}
         for sent, bucket in opened(self._receiver, received):
             refuse_incomplete(changed=changed_on_the_way(sent, bucket))

@@ -1,5 +1,4 @@
-"""vLLM as the rollout engine: it schedules and computes in processes of its own. The only home of
-vLLM."""
+"""A rollout engine that generates with vLLM, which schedules and computes in its own processes."""
 
 from __future__ import annotations
 
@@ -27,18 +26,17 @@ from openrl.weights.shared_memory import machine_id
 from openrl.weights.transport import Route, SentBucket, SyncEndpoint, refuse_incomplete
 
 _ENDS = {"stop": End.STOP, "length": End.LENGTH, "abort": End.INTERRUPTED}
-_ABORT_SECONDS = 0.1  # until requests that are still being handed over are aborted again
-_HEALTH_SECONDS = 5.0  # between looks whether vLLM is alive, while it owes an answer
+_ABORT_SECONDS = 0.1  # how long until a pause aborts again, for requests that were being submitted
+_HEALTH_SECONDS = 5.0  # between two checks that vLLM is alive while an answer is due
 _NAMES = "each sync must bring every weight under the name it has in the model's checkpoint"
 
 
 class VLLMEngine(PausingEngine):
-    """``RolloutEngine`` over ``AsyncLLM``. One request per sample, each with its own id and
-    seed.
+    """A ``RolloutEngine`` over ``AsyncLLM``. Each sample is one request with its own id and seed.
 
-    A pause aborts requests, which gives their tokens back; they are submitted again as longer
-    prompts. Every vLLM can do that, also across sleep and with adapters. vLLM's own pause is used
-    where keys and values are to be kept."""
+    A pause aborts requests, which returns their tokens, and resuming submits them again as longer
+    prompts. Every supported vLLM can do that, also across sleep and with adapters. vLLM's own pause
+    is used only if keys and values are to be kept."""
 
     def __init__(self, spec: EngineSpec, llm: Any) -> None:
         super().__init__(spec)
@@ -47,8 +45,8 @@ class VLLMEngine(PausingEngine):
         self._submitted: set[str] = set()  # requests that a pause interrupts
         self._route, self._host_buffer = Route(), HostBuffer()
         self._received: list[SentBucket] = []  # since the last sync
-        self._loaded = 0  # how many of them the model has
-        # names of the first sync; every later one brings the same
+        self._loaded = 0  # how many of them the model has loaded
+        # names of the first sync; every later sync must bring the same
         self._names: frozenset[str] | None = None
         self._adapters = AdapterSlot(llm)
         self._banned = banned_tokens(spec)
@@ -56,8 +54,8 @@ class VLLMEngine(PausingEngine):
 
     @classmethod
     async def start(cls, spec: EngineSpec) -> VLLMEngine:
-        """Load the model and wait until it is ready; the event loop stands still meanwhile (20 s
-        and more)."""
+        """Load the model and wait until it is ready. This blocks the event loop for 20 s or
+        more."""
         if spec.keep_cache_on_pause and (spec.adapter_rank or spec.sleep_level):
             raise UserError(
                 "--partial_rollout_cache keep: keys and values survive neither sleep nor a new"
@@ -92,8 +90,8 @@ class VLLMEngine(PausingEngine):
             include_stop_str_in_output=True,
             ignore_eos=sampling.ignore_eos,
             seed=seed_after(sampling.seed, before),
-            logprobs=0,  # the sampled token's alone
-            flat_logprobs=True,  # as lists of numbers instead of an object per token
+            logprobs=0,  # only that of the sampled token
+            flat_logprobs=True,  # lists of numbers instead of an object per token
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
             logit_bias=dict.fromkeys(self._banned, -100.0) or None,
@@ -123,8 +121,8 @@ class VLLMEngine(PausingEngine):
         return Completion(sampled, logprobs, _ENDS[reply.finish_reason], spans)
 
     def _cut_at_stop(self, request: Request, part: Completion) -> Completion:
-        """End ``part`` with the token that completes a stop text begun before it, which vLLM takes
-        for part of the prompt and does not see."""
+        """Cut ``part`` after the token that completes a stop text. vLLM misses a stop text that
+        began before the interruption, since it takes those tokens for the prompt."""
         before, tokens = len(request.tokens), request.tokens + part.token_ids
 
         def stopped(length: int) -> bool:
@@ -146,7 +144,7 @@ class VLLMEngine(PausingEngine):
             return
         while self._running:
             await self._while_alive(self._llm.abort([*self._submitted]))
-            # again if one was just being handed over: it did not hear of this
+            # abort again, since a request that was just being submitted missed the abort
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), _ABORT_SECONDS)
 
@@ -182,10 +180,10 @@ class VLLMEngine(PausingEngine):
         await self._while_alive(self._llm.check_health())
 
     async def _while_alive(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """The result of ``work``; EngineDied if vLLM's processes die meanwhile.
+        """Return the result of ``work``; raise EngineDied if a process of vLLM dies meanwhile.
 
-        vLLM wakes the requests that run when a process dies, but not one that is just being handed
-        over, so we look."""
+        When a process dies, vLLM wakes running requests but not one that is just being submitted,
+        so we poll."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         task = asyncio.create_task(work)
@@ -200,7 +198,7 @@ class VLLMEngine(PausingEngine):
             raise EngineDied(self._dead) from error
         finally:
             task.cancel()
-            await asyncio.wait({task})  # vLLM is told that a request was given up
+            await asyncio.wait({task})  # the cancelled task tells vLLM to abort its request
 
     async def _final_output(
         self, token_ids: list[int], images: Sequence[PlacedImage], params: Any, name: str
@@ -213,7 +211,7 @@ class VLLMEngine(PausingEngine):
             prompt["multi_modal_data"] = {"image": [open_image(i.image) for i in images]}
             prompt["multi_modal_uuids"] = {"image": [i.image.sha256 for i in images]}
         if self._spec.keep_cache_on_pause:
-            # what a request across a sync computed under old weights is no prefix of later ones
+            # later requests must not reuse prefixes that were computed under old weights
             prompt["cache_salt"] = f"weights {self.policy_version}"
         outputs = self._llm.generate(prompt, params, name, lora_request=self._adapters.request)
         async for output in outputs:
@@ -232,7 +230,7 @@ class VLLMEngine(PausingEngine):
     # -- weights -----------------------------------------------------------------------------------
 
     async def sync_endpoint(self) -> SyncEndpoint:
-        # of the replicas inside one engine the first alone answers: they all read host memory
+        # with replicas inside the engine only the first answers RPCs, so they all read host memory
         on_gpu = self._spec.device == "cuda" and self._spec.sizes.data == 1
         return SyncEndpoint(
             machine_id(), tuple(await self._llm.collective_rpc("openrl_gpu")) if on_gpu else ()
@@ -275,14 +273,14 @@ class VLLMEngine(PausingEngine):
             self._broken = "vLLM did not drop the prefixes that it cached under old weights"
             raise RuntimeError(self._broken)
         if self._spec.max_images and not self._spec.keeps_tower:
-            await self._llm.reset_encoder_cache()  # features of images under old weights
+            await self._llm.reset_encoder_cache()  # it holds image features of the old weights
         self._asleep.dropped = False
         self._names, self.policy_version = names, version
         return version
 
     def _check_names(self) -> frozenset[str]:
-        """Refuse a sync that differs from the first one; from host memory, while the old weights
-        are still untouched."""
+        """Return the names of the received tensors. Raises UserError if they differ from those of
+        the first sync; with host memory the old weights are still intact at this point."""
         names = frozenset(name for sent in self._received for name in sent.manifest.names)
         known = names if self._names is None else self._names
         for complaint, wrong in (("lacks", known - names), ("brings unknown", names - known)):
@@ -293,7 +291,7 @@ class VLLMEngine(PausingEngine):
         return names
 
     async def _load(self, last: bool) -> None:
-        """Give the model what it does not have yet of the buckets received."""
+        """Load the received buckets that the model does not have yet."""
         messages = [sent.message() for sent in self._received[self._loaded :]]
         first = self._loaded == 0
         self._loaded = len(self._received)
@@ -331,7 +329,7 @@ class VLLMEngine(PausingEngine):
         return min((MemoryUse(**use) for use in found), key=lambda use: use.free or 0)
 
     async def close(self) -> None:
-        with suppress(EngineDied):  # its requests have ended
+        with suppress(EngineDied):  # then its requests have already ended
             await self._end_requests()
         self._llm.shutdown()
         self._adapters.clear()
@@ -342,8 +340,8 @@ def _few(names: list[str], most: int = 20) -> str:
 
 
 def seed_after(seed: int | None, tokens: int) -> int | None:
-    """The seed that a request goes on with after so many tokens. With its own again it would draw
-    the same random numbers twice."""
+    """Return the seed with which a request continues after ``tokens`` tokens. With its original
+    seed it would draw the same random numbers again."""
     if seed is None or not tokens:
         return seed
     digest = hashlib.sha256(f"{seed} after {tokens}".encode()).digest()

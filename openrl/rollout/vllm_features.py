@@ -1,9 +1,8 @@
-"""What openrl asks of vLLM beyond generating: looked for by name, in one place, before an engine
-starts.
+"""The features of vLLM that openrl relies on. They are looked up by name before an engine starts.
 
-Meant are versions 0.26 to 0.32; the tests run on 0.32. Of its weight transfer the part in the
-workers is asked for, which has been the same in all of them; the trainer's part, which changed from
-version to version, is ours."""
+The supported versions are 0.26 to 0.32; the tests run on 0.32. Of vLLM's weight transfer we use
+only the worker side, which is the same in all of them. The trainer side, which changes from version
+to version, is our own."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from inspect import signature
 from typing import Any
 
 Feature = tuple[str, str, tuple[str, ...]]
-"""Module, attribute, the parameters that we pass by name or position."""
+"""(module, attribute, parameters that we pass by name or position)"""
 
 REQUIRED: tuple[Feature, ...] = (
     (
@@ -64,14 +63,15 @@ KEEPING: tuple[Feature, ...] = (
     ("vllm.v1.engine.async_llm", "AsyncLLM.update_weight_version", ("new_version",)),
     ("vllm.outputs", "CompletionOutput", ("weight_versions",)),
 )
-"""For ``EngineSpec.keep_cache_on_pause`` besides; labels of weights came with 0.32."""
+"""Also required for ``EngineSpec.keep_cache_on_pause``. Weight versions appeared in 0.32."""
 
 
 def missing_features(
     required: Iterable[Feature] = REQUIRED,
     load: Callable[[str], Any] = import_module,
 ) -> list[str]:
-    """What of ``required`` this vLLM lacks, in words; ``load`` imports a module by name."""
+    """Return descriptions of the ``required`` features that the installed vLLM lacks. ``load``
+    imports a module by name."""
     missing = []
     for module, path, parameters in required:
         try:

@@ -1,4 +1,4 @@
-"""How a vLLM engine gives its memory to others and takes it back, in two stages: weights, then
+"""Sleep of a vLLM engine, which gives up memory and takes it back in two parts: weights and
 cache."""
 
 from __future__ import annotations
@@ -9,22 +9,23 @@ from typing import Any
 from openrl.rollout.asleep import Asleep, EnginePart
 
 TAGS = {"weights": "weights", "cache": "kv_cache"}
-"""Our names of the parts -> vLLM's."""
+"""Our name of each part -> vLLM's."""
 
 
 class VLLMSleep:
-    """Puts vLLM's parts to sleep at ``level`` (1: weights wait in host memory, 2: they are
+    """Puts vLLM's parts to sleep at ``level`` (1: weights move to host memory, 2: they are
     dropped).
 
-    vLLM sleeps as a whole and wakes part by part. On a CPU its sleep does nothing; there the pages
-    of the cache are given back, and the weights stay where level 1 would put them, in host memory.
+    vLLM falls asleep as a whole and wakes part by part. On a CPU vLLM's sleep does nothing, so we
+    return the pages of the cache to the system. The weights stay in host memory, where level 1
+    would put them.
     """
 
     def __init__(self, llm: Any, asleep: Asleep, level: int, on_cpu: bool) -> None:
         self._llm, self._asleep, self._level, self._on_cpu = llm, asleep, level, on_cpu
 
     async def free(self, *parts: EnginePart) -> None:
-        """Free ``parts``, which count as asleep already; no request runs."""
+        """Free ``parts``, which ``asleep`` already lists. No request may run."""
         before = self._asleep.parts - {*parts}
         await self._llm.reset_prefix_cache()
         if self._on_cpu:
@@ -32,7 +33,7 @@ class VLLMSleep:
                 await self._llm.collective_rpc("openrl_free_cache")
             return
         if before and not hasattr(self._llm, "release_kv_cache_memory"):
-            # vLLM before it could sleep part by part falls asleep from fully awake alone
+            # older vLLM, which cannot sleep part by part, falls asleep only from fully awake
             await self._wake(before)
         await self._llm.sleep(level=self._level)
         self._asleep.dropped = self._level == 2

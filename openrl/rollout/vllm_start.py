@@ -1,4 +1,4 @@
-"""Starting vLLM: its environment, and the fields of its ``EngineArgs`` that a spec asks for."""
+"""Starts vLLM: sets its environment and derives the fields of its ``EngineArgs`` from a spec."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from openrl.rollout.engine import EngineSpec
 from openrl.rollout.vllm_adapters import room_for_rank
 from openrl.rollout.vllm_features import KEEPING, REQUIRED, missing_features
 
-_UNBOUND = "nobind"  # vLLM's word for threads that may run on any core
+_UNBOUND = "nobind"  # vLLM's value for threads that may run on any core
 
 
 def _set_environment(spec: EngineSpec) -> None:
-    """What vLLM takes from the environment alone. Must run before its first import; a user's own
-    values win."""
+    """Set what vLLM reads only from the environment. Must run before vLLM is first imported. The
+    user's own values take precedence."""
     on_cpu = spec.device == "cpu"
     defaults = {
         "VLLM_NO_USAGE_STATS": "1",
-        # on a CPU it warns of every accelerator that it lacks
+        # on a CPU it warns about every missing accelerator
         "VLLM_LOGGING_LEVEL": "ERROR" if on_cpu else "WARNING",
     }
     if spec.spans_nodes:
-        # empty: Ray's workers have the GPUs, this process none
+        # Ray has set it to "", since Ray's workers have the GPUs and this process has none
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     else:
         defaults["VLLM_HOST_IP"] = "127.0.0.1"
     if on_cpu:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
-        # vLLM's own binding puts all engines of a machine on the same cores, so we count threads
-        # instead; Ray has already set 1. One core is left to the processes around the model.
+        # vLLM's own binding puts all engines of a machine on the same cores, so we set the number
+        # of threads instead (Ray's default is 1). One core stays free for the other processes.
         if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
             os.environ["VLLM_CPU_OMP_THREADS_BIND"] = _UNBOUND
             cores = len(os.sched_getaffinity(0)) - 1
@@ -45,10 +45,10 @@ def _set_environment(spec: EngineSpec) -> None:
             )
     else:
         if spec.dtype == "fp32":
-            # attention in TF32 strays by 1e-2 from the trainer's
+            # attention in TF32 deviates by 1e-2 from the trainer's
             defaults["TRITON_F32_DEFAULT"] = "ieee"
         if _older_than(0, 32):
-            # its second runner allocates state of the cache where sleep discards it (vLLM #53343),
+            # its V2 model runner allocates cache state in memory that sleep discards (vLLM #53343),
             # and divides logits by the temperature in bf16
             defaults["VLLM_USE_V2_MODEL_RUNNER"] = "0"
     for name, value in defaults.items():
@@ -56,14 +56,15 @@ def _set_environment(spec: EngineSpec) -> None:
 
 
 def _older_than(*release: int) -> bool:
-    """Of vLLM, without importing it."""
+    """Return whether the installed vLLM is older than ``release``, without importing it."""
     with suppress(PackageNotFoundError, ValueError):
         return tuple(map(int, version("vllm").split(".")[:2])) < release
     return False
 
 
 def start_llm(spec: EngineSpec) -> Any:
-    """vLLM's own ``AsyncLLM`` with the settings of ``spec``. Raises what vLLM raises."""
+    """Start vLLM's ``AsyncLLM`` with the settings of ``spec``. Raises UserError if this vLLM lacks
+    a feature that we need, and whatever vLLM raises."""
     _set_environment(spec)
     import vllm
     from vllm import AsyncEngineArgs
@@ -82,7 +83,8 @@ def start_llm(spec: EngineSpec) -> Any:
 
 
 def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Fields of vLLM's ``EngineArgs``; what is not named keeps vLLM's default."""
+    """Return the fields of vLLM's ``EngineArgs``. Fields that are not named keep vLLM's
+    defaults."""
     chosen: dict[str, Any] = {
         "max_num_seqs": 1 if spec.deterministic else spec.max_num_seqs,
         "max_num_batched_tokens": spec.max_num_batched_tokens,
@@ -97,14 +99,14 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
         "seed": spec.seed,
         "load_format": spec.load_format,
         "gpu_memory_utilization": spec.gpu_memory_utilization,
-        # compiled graphs of the CPU backend keep the packed weights they were traced with: a sync
-        # would not reach them
+        # compiled graphs of the CPU backend keep the packed weights they were traced with, so a
+        # sync would not reach them
         "enforce_eager": spec.enforce_eager or spec.device == "cpu",
         "enable_prefix_caching": spec.enable_prefix_caching and not spec.deterministic,
         "trust_remote_code": spec.trust_remote_code,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "openrl.rollout.vllm_worker.WorkerExtension",
-        # ``vllm_transfer.BACKEND``, which that module registers
+        # registered by ``vllm_transfer``, as its BACKEND
         "weight_transfer_config": {"backend": "openrl"},
         "enable_sleep_mode": spec.sleep_level > 0 and spec.device == "cuda",
         "disable_log_stats": True,
@@ -116,7 +118,7 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
             "limit_mm_per_prompt": {"image": spec.max_images},
             "mm_processor_kwargs": spec.processor_kwargs or None,
         }
-    if spec.adapter_rank:  # room for the adapter in use and, during a sync, for its successor
+    if spec.adapter_rank:  # reserve room for the adapter in use and, during a sync, its successor
         chosen |= {
             "enable_lora": True,
             "max_lora_rank": room_for_rank(spec.adapter_rank),
@@ -128,8 +130,8 @@ def engine_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """The executor is always named: inside an actor of Ray vLLM would else take Ray's, and its GPUs
-    for its own."""
+    """Return the fields that split the model. They always name the executor: inside a Ray actor
+    vLLM would otherwise choose the Ray executor and claim the actor's GPUs."""
     if spec.sizes.width == 1:
         return {}
     return {
@@ -142,8 +144,8 @@ def _parallel_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def engine_fields() -> frozenset[str]:
-    """Names of the fields of vLLM's own settings, read from its source: importing vLLM takes
-    seconds and changes the process. Raises UserError without vLLM."""
+    """Return the field names of vLLM's EngineArgs, read from its source, since importing vLLM takes
+    seconds and changes the process. Raises UserError if vLLM is not installed."""
     found = find_spec("vllm")
     if found is None or not found.submodule_search_locations:
         raise UserError("vLLM is not installed", "pip install vllm")
@@ -158,13 +160,14 @@ def engine_fields() -> frozenset[str]:
 
 
 def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """Without a binding of threads the model runs in the process that schedules. vLLM's default, a
-    worker process of its own, keeps two cores busy: each of the two spins while the other computes,
-    the worker a second longer.
+    """Return the fields for an engine on a CPU.
 
-    Prompts are computed whole where they fit: vLLM takes back what it drew for a part of a prompt
-    by an offset, which generators of a CPU do not have, so a request with a seed would end the
-    engine."""
+    Unless threads are bound to cores, the model runs in the scheduler's process. vLLM's default, a
+    separate worker process, keeps two cores busy: each process spins while the other computes, and
+    the worker for a second longer.
+
+    Prompts are computed whole if they fit. For a partial prompt vLLM rewinds the random generator
+    by an offset, which CPU generators lack, so a request with a seed would crash the engine."""
     from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     cache = {

@@ -1,11 +1,11 @@
-"""How vLLM's workers receive weights: an engine among vLLM's own weight-transfer engines, under the
-name ``BACKEND``.
+"""A weight-transfer engine through which vLLM's workers receive weights, registered with vLLM as
+``BACKEND``.
 
-vLLM's worker keeps the session (start, any number of updates, finish) and refuses what is out of
-order; this engine opens buckets by any of the transports of ``openrl.weights`` and loads them by
-vLLM's layerwise reload, as its own engines do. Those are not used themselves: none carries
-checksums or says which parameters got no weight, and their other ends, which belong into the
-trainer, changed from version to version."""
+vLLM's worker manages the session (start, any number of updates, finish) and rejects calls out of
+order. This engine opens buckets by any transport of ``openrl.weights`` and loads them with vLLM's
+layerwise reload, as vLLM's own engines do. We do not use those, because none supports checksums or
+reports which parameters got no weight, and because their trainer sides change from version to
+version."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BACKEND = "openrl"
 
 
 class Refused(Exception):
-    """Buckets that cannot be loaded; nothing of them was."""
+    """Buckets cannot be loaded, and nothing of them was."""
 
     def __init__(self, lost: list[str], changed: list[str]) -> None:
         super().__init__(lost, changed)
@@ -44,7 +44,8 @@ class Refused(Exception):
 
 @dataclass
 class Connection(WeightTransferInitInfo):
-    """``first_rank`` is that of this engine's first worker in the group of a broadcast."""
+    """The arguments of a connection. ``first_rank`` is the rank of this engine's first worker in a
+    broadcast group."""
 
     route: dict[str, Any]
     first_rank: int
@@ -56,20 +57,20 @@ class Buckets(WeightTransferUpdateInfo):
 
 
 class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
-    """One of each worker. vLLM makes it when the model is loaded, with ``model``, ``model_config``
-    and ``device``."""
+    """The transfer engine of one worker. vLLM builds it when it loads the model, and sets
+    ``model``, ``model_config`` and ``device``."""
 
     init_info_cls = Connection
     update_info_cls = Buckets
     supports_draft_weight_update = False
 
     _receiver: Receiver
-    _kept: tuple[str, ...] = ()  # how the names of parameters begin that syncs do not bring
-    # parameters of the model; None: no bucket of this session was loaded yet
+    _kept: tuple[str, ...] = ()  # name prefixes of parameters that syncs do not bring
+    # parameters of the model; None: this session has not loaded a bucket yet
     _wanted: set[str] | None = None
-    _loaded: set[str] | None = None  # those that got a weight; None: the model does not tell
+    _loaded: set[str] | None = None  # those that got a weight; None: the model does not report it
     absent: tuple[str, ...] = ()
-    """Parameters that got no weight in the session that ended last; vLLM itself only logs them."""
+    """Parameters that got no weight in the last finished session. vLLM itself only logs them."""
 
     def init_transfer_engine(self, init_info: Connection) -> None:
         rank, route = init_info.first_rank + self.parallel_config.rank, Route(**init_info.route)
@@ -77,18 +78,19 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         self._kept = _of_tower(self.model) if route.keeps_tower else ()
 
     def start_weight_update(self) -> None:
-        """The model keeps its weights until the first bucket is open."""
+        """Start a session. The model keeps its weights until the first bucket is open."""
         self._wanted = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """vLLM's, for a device of any kind."""
+        """Load a message of buckets. This overrides vLLM's method to work on any kind of device."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: Buckets) -> None:
-        """Raises Refused, or what vLLM raises for names or shapes that it does not know: the model
-        is then half loaded and must not be used."""
+        """Load buckets into the model. Raises Refused if they are lost or corrupted, with the model
+        unchanged by them. For unknown names or shapes vLLM raises its own errors; the model is then
+        half loaded and must not be used."""
         sent = [read_message(message) for message in update_info.messages]
         try:
             buckets = [Bucket(one.manifest, self._receiver.open(one)) for one in sent]
@@ -121,27 +123,27 @@ class BucketTransfer(WeightTransferEngine[Connection, Buckets]):
         finalize_layerwise_reload(self.model, self.model_config)
         _repack_heads(self.model)
         if self.device.type != "cpu":
-            torch.accelerator.empty_cache()  # the trainer is next on a shared GPU
+            torch.accelerator.empty_cache()  # for the trainer, which may share the GPU
         missing = set() if self._loaded is None else self._wanted - self._loaded
         self.absent = tuple(sorted(n for n in missing if not n.startswith(self._kept)))
 
     def shutdown(self) -> None:
-        """Receivers hold what the sender lent them, and nothing of their own."""
+        """Do nothing: a receiver owns nothing, it only borrows the sender's memory."""
 
-    # abstract in vLLM 0.26, where one class has both ends; ours is a ``Sender``
+    # abstract in vLLM 0.26, where one class has both sides; our sending side is a ``Sender``
     trainer_send_weights = None
 
 
 def _of_tower(model: nn.Module) -> tuple[str, ...]:
-    """How the names of a vision tower's parameters begin, and of what joins it to the language
-    model."""
+    """Return the name prefixes of the parameters of the vision tower and of its connector to the
+    language model."""
     parts = model.get_mm_mapping()
     return (*parts.tower_model, *parts.connector)
 
 
 def wanted_parameters(model: nn.Module) -> set[str]:
-    """What a sync has to bring. As in vLLM's own loader, not the parameters of layers that are
-    quantised while they load: their scales are in no checkpoint."""
+    """Return the names of the parameters that a sync has to bring. As in vLLM's own loader, layers
+    that are quantised while they load are left out, because no checkpoint has their scales."""
     made_here = {
         f"{name}.{inner}"
         for name, module in model.named_modules()
@@ -152,33 +154,35 @@ def wanted_parameters(model: nn.Module) -> set[str]:
 
 
 def parameter_key(name: str) -> str:
-    """A parameter as every ``load_weights`` may name it: of experts vLLM 0.28 leaves the inner
-    module out, 0.32 does not."""
+    """Return a parameter's name in a form that all versions' ``load_weights`` agree on. For
+    experts, vLLM 0.28 leaves out the inner module, 0.32 does not."""
     return name.replace(".routed_experts.", ".")
 
 
-# vLLM's CPU kernels work on packed copies. A reload packs linear layers again, but neither of the
-# following two.
+# vLLM's CPU kernels work on packed copies of the weights. A reload repacks linear layers, but not
+# the following two kinds.
 
 
 def _forget_expert_kernels(model: nn.Module) -> None:
-    """Mixtures of experts pack when their kernel is built, and it is built once: make the reload
-    build it anew."""
+    """Make the reload rebuild the kernels of mixtures of experts. They pack their weights when the
+    kernel is built, which otherwise happens only once."""
     for module in _on_cpu(model):
         if getattr(module.quant_method, "moe_kernel", None) is not None:
             module.quant_method.moe_kernel = None
 
 
 def _repack_heads(model: nn.Module) -> None:
-    """An output head tied to the embedding gets no weights of its own, so a reload passes it by."""
+    """Repack output heads. A head tied to the embedding gets no weights of its own, so the reload
+    skips it."""
     for module in _on_cpu(model):
-        # numel 0: packed and the original dropped
+        # numel 0: the original was dropped after packing
         if hasattr(module, "cpu_linear") and module.weight.numel():
             module.quant_method.process_weights_after_loading(module)
 
 
 def _on_cpu(model: nn.Module) -> list[nn.Module]:
-    """Modules with a kernel, if the model is on a CPU; CUDA kernels hold no copies."""
+    """Return the modules with a kernel if the model is on a CPU; else none, since CUDA kernels keep
+    no copies."""
     if next(model.parameters()).device.type != "cpu":
         return []
     return [

@@ -1,7 +1,7 @@
-"""Runs inside vLLM's worker process, next to the model.
+"""The code that runs inside vLLM's worker processes, next to the model.
 
-vLLM adds the methods of ``WorkerExtension`` to its worker class, by this module's dotted name;
-importing it makes the weight-transfer engine known there (``vllm_transfer.py``)."""
+vLLM imports this module by its dotted name and adds the methods of ``WorkerExtension`` to its
+worker class. The import also registers the weight-transfer engine there (``vllm_transfer.py``)."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from openrl.models.memory import memory_use
 from openrl.rollout.pages import free_pages
 from openrl.rollout.vllm_transfer import BucketTransfer, Refused
 
-# vLLM's attention in bf16 uses the tiles of AMX, and does not ask the kernel for them: where
-# nothing else in its process has, it dies of an illegal instruction. Nothing happens on a CPU
-# without them.
+# vLLM's bf16 attention uses AMX tiles without requesting them from the operating system. Unless
+# something else in the process has done so, it dies of an illegal instruction. This call requests
+# them; on a CPU without AMX it does nothing.
 torch.cpu._init_amx()
 
 
 class WorkerExtension:
-    """Mixed into ``vllm.v1.worker`` workers; the attributes and methods declared here are
-    theirs."""
+    """Methods that vLLM mixes into its workers (``vllm.v1.worker``). The attributes declared here
+    belong to those workers."""
 
     model_runner: Any
     vllm_config: Any
@@ -33,7 +33,7 @@ class WorkerExtension:
     finish_weight_update: Any
 
     def openrl_gpu(self) -> str:
-        """UUID of the GPU that holds this worker's share of the model."""
+        """Return the UUID of the GPU that holds this worker's share of the model."""
         from openrl.weights.cuda_ipc import gpu_uuid
 
         return gpu_uuid(self.device)
@@ -41,14 +41,17 @@ class WorkerExtension:
     def openrl_load_weights(
         self, messages: list[dict[str, Any]], first: bool, last: bool
     ) -> dict[str, list[str]]:
-        """A part of a weight update in one call: buckets (see ``SentBucket.message``), with the
-        start of the session before the ``first`` and its end after the ``last``.
+        """Load some buckets (see ``SentBucket.message``) of a weight update. With ``first`` the
+        session starts before them, with ``last`` it ends after them.
 
-        Returns {"lost": why a bucket could not be opened, "changed": tensors that arrived other
-        than they were sent; nothing of these buckets is then loaded. "absent": with the last,
-        engine parameters that got no weight}. Raises what vLLM raises for names or shapes that it
-        does not know; the model is then half loaded and must not be used. Replicas of one engine
-        raise RuntimeError instead of a report: vLLM hands on that of the first replica alone."""
+        Returns a report with three lists. "lost" says why buckets could not be opened, and
+        "changed" names tensors that arrived corrupted; if there are any, none of these buckets is
+        loaded. "absent" names the engine's parameters that got no weight, once the session has
+        ended.
+
+        For unknown names or shapes vLLM raises its own errors; the model is then half loaded and
+        must not be used. Replicas of one engine raise RuntimeError instead of reporting problems,
+        since vLLM only returns the first replica's report."""
         report = self._openrl_load(messages, first, last)
         if any(report.values()) and self.vllm_config.parallel_config.data_parallel_size > 1:
             raise RuntimeError(
@@ -76,10 +79,10 @@ class WorkerExtension:
         }
 
     def openrl_memory(self) -> dict[str, int | None]:
-        """Fields of ``MemoryUse``: what this worker has of its device."""
+        """Return this worker's memory use as the fields of ``MemoryUse``."""
         return vars(memory_use(self.device.type))
 
     def openrl_free_cache(self) -> int:
-        """On a CPU: give the pages of the key-value cache back to the system. Returns how many
-        bytes they span."""
+        """Return the pages of the key-value cache to the system, on a CPU. Returns their size in
+        bytes."""
         return free_pages(self.model_runner.kv_caches)
