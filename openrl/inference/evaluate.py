@@ -163,14 +163,22 @@ def prompt_figures(
 
 
 def table(figures: dict[str, dict[str, Any]], title: str) -> Table:
-    """Return a table with one row per figure and one column per data source; a single source
-    appears only as "all"."""
-    shown = [name for name in figures if len(figures) > 2 or name == ALL]
-    result = Table("figure", *shown, title=title)
-    for name in figures[ALL]:
-        cells = [figures[source].get(name) for source in shown]
-        result.add_row(
-            name,
-            *("" if c is None else f"{c:.4f}" if isinstance(c, float) else str(c) for c in cells),
-        )
+    """Return a table of figures and data sources, the longer of both downwards, so that it fits
+    the terminal; a single source appears only as "all"."""
+    sources = [name for name in figures if len(figures) > 2 or name == ALL]
+    names = list(figures[ALL])
+    cells = [[_cell(figures[source].get(name)) for source in sources] for name in names]
+    downwards, across, head = names, sources, "figure"
+    if len(sources) > len(names):
+        downwards, across, head = sources, names, "data source"
+        cells = [list(column) for column in zip(*cells, strict=True)]
+    result = Table(head, *across, title=title, padding=(0, 0))
+    for name, row in zip(downwards, cells, strict=True):
+        result.add_row(name, *row)
     return result
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)

@@ -1,8 +1,10 @@
 import asyncio
+import io
 import itertools
 import json
 
 import pytest
+from rich.console import Console
 
 from openrl.errors import UserError
 from openrl.inference.evaluate import summarise, table
@@ -129,3 +131,14 @@ def test_figures_when_no_answer_has_a_reward():
     assert summarise(rows, [1], 1.0, "output") == {"all": {"prompts": 1}}
     assert table(summarise(rows, [1], 1.0, "output"), "model").row_count == 1
     assert summarise([], [1], 1.0, "output") == {"all": {"prompts": 0}}
+
+
+@pytest.mark.parametrize("sources", [1, 3, 20])
+def test_the_table_of_figures_fits_a_terminal(sources):
+    names = [f"a source {n}" for n in range(sources)]
+    rows = [{"id": n, "source": n, "output": "5", "reward": 0.25} for n in names for _ in range(4)]
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(table(summarise(rows, [1, 2, 4], 1.0, "output"), "model"))
+    shown = console.export_text()
+    words = ["pass@4", "0.2500", *(names if sources > 1 else []), "all"]
+    assert "…" not in shown and all(word in shown for word in words)
