@@ -1,4 +1,4 @@
-"""What a run has done so far, and how fast: the one book that every kind of training keeps."""
+"""What a run has done so far, and how fast. Every kind of training counts here."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from openrl.tracking.report import RunSummary
 
 @dataclass
 class Totals:
-    """Travels in checkpoints as ``vars(totals)``; a resumed run goes on counting."""
+    """The totals of a run. Checkpoints hold them as ``vars(totals)``; a resumed run goes on
+    counting."""
 
     samples: int = 0
     tokens: int = 0
-    seconds: float = 0.0  # in steps: without start, evaluation before training and export
+    seconds: float = 0.0  # in steps: without start-up, evaluation before training and export
     eval_pass_before: float | None = None
     eval_pass_after: float | None = None
 
     def add(self, samples: int, tokens: int, laps: Mapping[str, float]) -> dict[str, float]:
-        """Count one step; its metrics: ``laps`` of ``Progress.lap`` and the throughput."""
+        """Count one step and return its metrics: ``laps`` from ``Progress.lap``, and the
+        throughput."""
         seconds = laps["time/step"]
         self.samples += samples
         self.tokens += tokens
@@ -42,8 +44,8 @@ class Totals:
 
 
 def throughput(tokens: int, gpus: int, laps: Mapping[str, float]) -> dict[str, float]:
-    """Tokens of prompts and answers per second and GPU (on a CPU, per worker slot), counting every
-    GPU of the run: over the whole step, over its rollout and over its training alone."""
+    """Return the tokens of prompts and answers per second and GPU (on a CPU, per worker slot), over
+    the whole step, over its rollout and over its training. Every GPU of the run counts in each."""
     stages = {"e2e": "step", "rollout": "rollout", "train": "train"}
     return {
         f"perf/tokens_per_gpu_per_s_{name}": tokens / gpus / laps[f"time/{stage}"]
@@ -53,5 +55,6 @@ def throughput(tokens: int, gpus: int, laps: Mapping[str, float]) -> dict[str, f
 
 
 def due(step: int, every: int, last: int) -> bool:
-    """Every N steps and after the last one; -1 is never."""
+    """Return whether something that happens every N steps and after the last one is due; -1 means
+    never."""
     return every > 0 and (step % every == 0 or step == last)
