@@ -1,4 +1,4 @@
-"""From a checked config to a finished run: where all parts of an RL run are put together."""
+"""From a checked config to a finished run: assembles the parts of an RL run."""
 
 from __future__ import annotations
 
@@ -57,15 +57,15 @@ COLUMNS = (
     Column("perf/samples_per_second", "{:.0f} samples/s"),
 )
 
-A_YEAR = 365 * 24 * 3600  # seconds; process groups need a limit where --rpc_timeout 0 asks for none
+A_YEAR = 365 * 24 * 3600  # seconds; --rpc_timeout 0 means no limit, but process groups need one
 
 StartRoles = Callable[[PPOConfig, Device, int, Stage], AbstractAsyncContextManager[Roles]]
 """``start_roles``, or another function that starts worker groups for a config."""
 
 
 async def train(config: PPOConfig, inputs: Inputs, start: StartRoles = start_roles) -> RunSummary:
-    """Start everything, train, save, report. Whatever happens, no process that ``start`` started
-    outlives the call."""
+    """Start everything, train, save and report. Whatever happens, no process that ``start`` started
+    outlives this call."""
     os.environ |= derived.process_environment(config.placement)
 
     async def once(config: PPOConfig, stop: StopRequest) -> RunSummary:
@@ -107,7 +107,7 @@ def build_trainer(
     progress: Progress,
     stop: StopRequest,
 ) -> RLTrainer:
-    """The trainer over running worker groups."""
+    """Build the trainer over running worker groups."""
     flags = effective_flags(config)
     learner = build_learner(config, inputs, roles)
     dump = config.collecting.rollout_dump_dir
@@ -178,7 +178,7 @@ def build_rollouts(config: PPOConfig, inputs: Inputs, roles: Roles, learner: Lea
     to_try = derived.prompts_to_try(config, len(inputs.prompts))
     chosen = DynamicFilter(config.filtering, to_try, wanted, running) if filtered else None
     stream = PromptStream(
-        inputs.prompts or inputs.eval_prompts,  # the latter with --eval_only
+        inputs.prompts or inputs.eval_prompts,  # --eval_only has no training prompts
         derived.data_seed(config),
         shuffle=config.order.shuffle and not config.environments.env_tags,
     )
@@ -215,7 +215,7 @@ def build_reward_models(config: PPOConfig, roles: Roles, learner: Learner) -> Re
         return None
 
     async def forward(groups: list[Group], model: int) -> Tensor:
-        # awake: engines and reward models belong to one stage
+        # the reward model is awake, since the stage "collect" covers engines and reward models
         return await forward_rows(
             group, collate(groups, learner.pad_id), learner.settings.batching, model
         )
@@ -262,8 +262,8 @@ def training_sampling(config: PPOConfig) -> Sampling:
 
 
 def evaluation_sampling(config: PPOConfig) -> Sampling:
-    """Its own temperature, top_p, top_k and length; texts that end an answer in training end it
-    here too."""
+    """Return the sampling of evaluations. Temperature, top_p, top_k and length have flags of their
+    own; stop texts are those of training."""
     flags, longer = config.evaluation, config.evaluation.eval_generate_max_len
     return Sampling(
         longer or config.sampling.lengths.response,
@@ -276,7 +276,7 @@ def evaluation_sampling(config: PPOConfig) -> Sampling:
 
 
 def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
-    """What a run leaves for people: summary.json, reward.png, a table."""
+    """Write what a run leaves for people: summary.json, reward.png and a table on the console."""
     write_summary(run_dir / "summary.json", summary)
     curve = {
         "value": ("rollout/reward", "Training reward"),

@@ -1,4 +1,4 @@
-"""Do the engines hold the policy's weights? Asked once, after the first publish of a run."""
+"""The check that the engines hold the policy's weights, once per run after the first publish."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from openrl.weights.sync import check_gap
 
 
 async def check_sync(rollouts: Rollouts, learner: Learner, version: int, dtype: Dtype) -> float:
-    """Sample a little and compare the engines' log-probs with the trainer's: the largest gap in
-    nats. One after the other, since they may have to sleep in turn.
+    """Sample a little, compare the engines' log-probs with the trainer's, and return the largest
+    gap in nats. Engines and trainer run one after the other, since each may have to sleep while the
+    other runs.
 
     Raises UserError if they are not the same model (see ``weights/sync.py``)."""
     drawn = rollouts.settings.request.sampling

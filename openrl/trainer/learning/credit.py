@@ -1,5 +1,5 @@
-"""Credit on the driver: the run's plan, the KL controller, and what is measured while rewards
-become advantages."""
+"""Credit assignment on the driver: the run's plan, the KL controller, and the metrics of turning
+rewards into advantages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from openrl.tracking.metrics import Last, Mean, Metric
 
 
 class Credit:
-    """Turns rewards into advantages, step after step; ``kl`` holds the coefficient now in force."""
+    """Turns rewards into advantages, step after step. ``kl`` holds the current KL coefficient."""
 
     def __init__(self, plan: CreditPlan, flags: KLFlags) -> None:
         self.plan, self.flags = plan, flags
@@ -33,24 +33,24 @@ class Credit:
         return batch, metrics | {f"rollout/{name}": Last(value) for name, value in shaping.items()}
 
     def measure_kl(self, batch: ExperienceBatch, scored: Tensor) -> dict[str, Metric]:
-        """Policy before its update against the reference, in the rows ``scored`` (B,) bool; nothing
-        where nobody computed what it takes."""
+        """Measure the KL of the policy before its update to the reference model, in the rows
+        ``scored`` (B,) bool. Empty if the batch lacks the columns for it."""
         kl = reference_kl(batch, self.plan.kl_estimator)
         if kl is None:
             return {}
         measured = _mean(kl, batch.loss_mask & scored[:, None])
-        # verl's name, which says that the KL is taken off the reward
+        # verl's name for a KL that is subtracted from the reward
         penalty = {"actor/reward_kl_penalty": measured} if self.flags.in_reward else {}
         return {"actor/kl": measured, **penalty}
 
     def adapt(self, metrics: Mapping[str, Metric], n_samples: int) -> None:
-        """Let the controller see this step's KL; without a reference there is none to see."""
+        """Update the controller with this step's KL, if it was measured."""
         if (measured := metrics.get("actor/kl")) and measured.value is not None:
             self.kl.update(measured.value, n_samples)
 
 
 def credit_metrics(batch: ExperienceBatch) -> dict[str, Metric]:
-    """Advantages and values over the sampled tokens; only what was computed."""
+    """Return the means of advantages, returns and, if computed, values over the sampled tokens."""
     assert batch.advantages is not None and batch.returns is not None
     columns = {"rollout/advantage_abs": batch.advantages.abs(), "rollout/return": batch.returns}
     if batch.values is not None:

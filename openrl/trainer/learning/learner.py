@@ -1,4 +1,4 @@
-"""What a step learns: answers -> batch -> advantages -> optimizer steps, over the worker groups."""
+"""The learning part of a step: answers -> batch -> advantages -> optimizer steps."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ from openrl.types import Group
 
 @dataclass(frozen=True)
 class ColumnRequest:
-    """A column of the batch that a model computes."""
+    """A request for a column of the batch that a model computes."""
 
     name: str
     group: WorkerGroup | None  # None: the run has no such model
     model: ModelChoice = 0
-    also: tuple[Want, ...] = ()  # what else is wanted of it, under names of its own
-    scored: Tensor | None = None  # (B,) bool, rows in which it is read; None: in all
+    also: tuple[Want, ...] = ()  # further outputs, under their own names
+    scored: Tensor | None = None  # (B,) bool, rows that need the column; None: all
 
 
 @dataclass(frozen=True)
@@ -63,15 +63,15 @@ class LearningSettings:
     batch: RolloutBatchFlags
     batching: BatchingSpec
     seed: int
-    dtype: Dtype  # that engine and trainer compute in
-    oldest_trained: int | None = None  # publishes; older tokens are not trained. None: all are
-    frozen_actor_steps: int = 0  # steps at the start that train the critic alone
+    dtype: Dtype  # in which engine and trainer compute
+    oldest_trained: int | None = None  # in publishes; older tokens are not trained. None: no limit
+    frozen_actor_steps: int = 0  # initial steps that train only the critic
     ptx: SupervisedMix | None = None  # supervised rows that join each optimizer step of the policy
     profiling: Profiling = Profiling()
 
 
 class Learner:
-    """One step of training, whenever its answers came."""
+    """Turns the answers of a step into optimizer steps, no matter when they were sampled."""
 
     def __init__(
         self,
@@ -91,7 +91,8 @@ class Learner:
     async def learn(
         self, groups: list[Group], version: int, step: int, stage: Stage
     ) -> dict[str, Metric]:
-        """Train the weights ``version`` on the answers. The engines hold these or older ones."""
+        """Train the weights ``version`` on the answers and return the metrics. The engines hold
+        these weights or older ones."""
         async with self.settings.profiling.step(step, self.roles.models):
             return await self._learn(groups, version, step, stage)
 
@@ -120,8 +121,9 @@ class Learner:
         return metrics
 
     def _scored_before_credit(self, batch: ExperienceBatch, step: int) -> Tensor | None:
-        """(B,) bool: rows whose log-probs of policy and reference are read; None where advantages
-        tell. With a critic they hardly ever are 0, and models can run side by side."""
+        """Return the rows, (B,) bool, that need log-probs of policy and reference. None if that
+        depends on the advantages, so that the passes must wait for credit assignment. With a critic
+        advantages are hardly ever 0, and models can run side by side before credit."""
         if self.losses.reads_all:
             return batch.valid
         if self.roles.critic is None:
@@ -129,15 +131,16 @@ class Learner:
         return batch.valid if self.trains_actor(step) else torch.zeros_like(batch.valid)
 
     def _scored_after_credit(self, batch: ExperienceBatch, step: int) -> Tensor:
-        """Rows of trajectories, which are corrected as wholes, that the policy's update may
-        compute."""
+        """Return the rows, (B,) bool, of all trajectories of which the policy's update may compute
+        a row. Whole trajectories count, since mismatch correction acts on them as wholes."""
         if not self.trains_actor(step):
             return torch.zeros_like(batch.valid)
         rows = self.losses.of(self.credit.kl.coef)["actor"].gradient_rows(batch)
         return (batch.trajectory_sums(rows.long()) > 0) & batch.valid
 
     def _unscored(self, scored: Tensor) -> dict[str, Metric]:
-        """The share of rows that passes before the update left out, if there were any passes."""
+        """Return the share of rows that the passes before the update left out, if there were such
+        passes."""
         passes = self.losses.old_logprobs == "forward" or self.roles.reference is not None
         left_out = {"perf/rows_not_scored": Mean(int((~scored).sum()), len(scored))}
         return dict(left_out) if passes else {}
@@ -145,8 +148,9 @@ class Learner:
     def _without_old_tokens(
         self, batch: ExperienceBatch, version: int
     ) -> tuple[ExperienceBatch, dict[str, Metric]]:
-        """With ``--staleness_policy mask`` tokens that are too old leave the loss. They were
-        sampled, so they count in baselines and lengths, as truncated answers do."""
+        """Remove tokens that are too old from the loss, with ``--staleness_policy mask``. They were
+        sampled, so they still count in baselines and lengths, as truncated answers do. Also returns
+        metrics of the tokens' ages."""
         bound, tokens = self.settings.oldest_trained, int(batch.loss_mask.sum())
         if bound is not None:
             batch = batch.replace(loss_mask=batch.loss_mask & ~too_old(batch, version, bound))
@@ -159,18 +163,19 @@ class Learner:
         return self.tokenizer.pad_token_id
 
     def _select_tokens(self, batch: ExperienceBatch, step: int) -> ExperienceBatch:
-        """Choose the tokens that a loss treats apart, if it does."""
+        """Fill ``selected``, if the policy loss treats some tokens separately."""
         loss = policy_losses[self.losses.actor.loss_type].component
         options = self.losses.actor.options
         return select_tokens(batch, loss, options, self._generator(step))
 
     def _generator(self, step: int) -> torch.Generator:
-        """A stream of random numbers for each step of a seed."""
+        """Return a random generator that depends on the seed and the step only."""
         return torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
 
     async def annotate(self, batch: ExperienceBatch, scored: Tensor) -> ExperienceBatch:
-        """Fill the columns that models compute: of the critic and, in rows ``scored`` (B,) bool, of
-        the reference and of the policy before its update; 0 in the others."""
+        """Fill the columns that models compute: the critic's values in all rows and, in the rows
+        ``scored`` (B,) bool, the log-probs of the reference and of the policy before its update.
+        Other rows get 0."""
         policy = self.roles.policy if self.losses.old_logprobs == "forward" else None
         of_reference: tuple[Want, ...] = ("reference",) if self.losses.full_kl else ()
         reference: ModelChoice = "start" if self.roles.adapted else 0
@@ -181,7 +186,7 @@ class Learner:
         if not self.losses.full_kl_before:
             requests.append(ColumnRequest("old_logprobs", policy, scored=scored))
         batch = await self._filled(batch, requests)
-        if self.losses.full_kl_before:  # looks at the reference's columns
+        if self.losses.full_kl_before:  # a second round, since it reads the reference's columns
             own = ColumnRequest("old_logprobs", policy, also=("full_kl",), scored=scored)
             batch = await self._filled(batch, [own])
         if self.losses.old_logprobs == "engine":
@@ -191,9 +196,8 @@ class Learner:
     async def _filled(
         self, batch: ExperienceBatch, requests: list[ColumnRequest]
     ) -> ExperienceBatch:
-        """The batch with the column of each model, and what else is asked of it. Roles that share a
-        place go one after the other: together they would be no faster, and need the room of
-        both."""
+        """Return the batch with all requested columns. Roles that share a place run one after the
+        other: together they would be no faster and would need the memory of both."""
         columns: dict[str, Tensor] = {}
         by_role: dict[str, list[ColumnRequest]] = {}
         for request in requests:
@@ -208,8 +212,8 @@ class Learner:
         return batch.replace(**columns)
 
     async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
-        """The column under the name "column", what else was asked for under names of its own. A
-        column that is read nowhere costs nothing."""
+        """Compute a column, returned as "column", and the further outputs under their own names. If
+        no row needs the column, it is filled with 0 without running the model."""
         assert request.group is not None
         scored = request.scored
         if scored is not None and not bool(scored.any()) and not request.also:
@@ -225,10 +229,10 @@ class Learner:
             )
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, Metric]:
-        """Every optimizer step of this rollout, for policy and critic; for the critic alone while
-        it warms up.
+        """Take all optimizer steps of this rollout for policy and critic, or for the critic alone
+        while it warms up.
 
-        Roles with places of their own train side by side, those that share any one after the other.
+        Roles that share a place train one after the other, others side by side.
         """
         losses = self.losses.of(self.credit.kl.coef)
         trained = [name for name in self._trained() if name != "actor" or self.trains_actor(step)]
@@ -241,7 +245,7 @@ class Learner:
         return metrics
 
     def trains_actor(self, step: int) -> bool:
-        """Step 1 is the first."""
+        """Return whether ``step`` trains the policy; the first step is 1."""
         return step > self.settings.frozen_actor_steps
 
     async def _train(
@@ -265,7 +269,8 @@ class Learner:
             reports = await update_rows(group, batch, plan, update, also)
         self.guard.check(role, step, batch, plan, reports)
         measured = merge_all(report for rank in reports for report in rank)
-        measured.pop("mismatch", None)  # later steps have other weights than those that sampled
+        # only the first optimizer step runs with the weights that sampled, so only it is compared
+        measured.pop("mismatch", None)
         gaps = figures(merge_all(rank[0] for rank in reports).get("mismatch"))
         work: dict[str, Metric] = {}
         if role == "actor":
@@ -283,7 +288,7 @@ class Learner:
         return state | ({"ptx": self.settings.ptx.stream.state()} if self.settings.ptx else {})
 
     async def save(self, directory: Path, parts: StateParts) -> None:
-        """Each trained role writes itself below ``directory``."""
+        """Save each trained role to a folder of its own below ``directory``."""
         for name, group in self._trained().items():
             async with self.residency.stage("save", group.role):
                 await group.call("save", str(directory / name), parts)
@@ -294,11 +299,11 @@ class Learner:
                 await group.call("load", str(directory / name), parts)
         self.credit.kl.load_state(state["kl"])
         self.credit.running.load_state(state["rewards"])
-        if self.settings.ptx and "ptx" in state:  # else they joined with this resume
+        if self.settings.ptx and "ptx" in state:  # missing if --ptx_data is new in this resume
             self.settings.ptx.stream.load_state(state["ptx"])
 
     async def export(self, directory: Path, role: Literal["actor", "critic"] = "actor") -> None:
-        """A trained model as a Hugging Face directory, tokenizer included."""
+        """Write a trained model as a Hugging Face directory, tokenizer included."""
         group = self._trained()[role]
         async with self.residency.stage("export", group.role):
             await group.call("export", str(directory))

@@ -1,4 +1,4 @@
-"""Which losses a run trains with, and which columns they need."""
+"""The losses that a run trains with, and the columns they need."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Losses:
     actor: PolicyUpdate
     critic: ValueUpdate
     old_logprobs: derived.OldLogprobs
-    kl_loss_coef: float | None = None  # None: what the controller says
+    kl_loss_coef: float | None = None  # None: the KL controller's coefficient
     aux_coef: float = 0.0  # of the load-balancing loss of a mixture of experts
-    full_kl: bool = False  # some KL is of whole distributions
-    full_kl_before: bool = False  # and is needed before the update
-    reads_all: bool = False  # old log-probs of every row, whether the update computes it or not
+    full_kl: bool = False  # some KL is over whole distributions
+    full_kl_before: bool = False  # such a KL is needed before the update
+    reads_all: bool = False  # needs old log-probs even of rows that the update does not compute
 
     @classmethod
     def from_config(cls, config: PPOConfig) -> Losses:
@@ -52,7 +52,8 @@ class Losses:
         )
 
     def of(self, kl_coef: float) -> dict[str, RoleUpdate]:
-        """The loss of each trained role, with the KL coefficient now in force."""
+        """Return the loss of each trained role, with ``kl_coef`` as the controller's current
+        coefficient."""
         coef = kl_coef if self.kl_loss_coef is None else self.kl_loss_coef
         return {
             "actor": balanced(replace(self.actor, kl_coef=coef), self.aux_coef),
@@ -61,7 +62,8 @@ class Losses:
 
 
 def _kl_estimator(config: PPOConfig) -> str | None:
-    """Of the KL that the update computes: as a term of the loss, or to log it; None without."""
+    """Return the estimator of the KL that the update computes, as a term of the loss or only to log
+    it; None if it computes none."""
     if config.kl.in_loss:
         return config.kl.loss_estimator
     return config.kl.kl_estimator if config.kl.log_ref_kl else None

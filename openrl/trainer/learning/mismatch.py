@@ -1,5 +1,5 @@
-"""Engine against trainer, once for each rollout batch: how far apart they are, and what is done
-about it."""
+"""The mismatch between engine and trainer: how far apart their log-probs are, and its correction,
+once per rollout batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from openrl.config.correction import RolloutCorrectionFlags
 from openrl.experience import ExperienceBatch
 from openrl.tracking.metrics import Last, Metric
 
-LEADING = ("logprob_gap", "logprob_gap_max")  # shown among the actor's figures
+LEADING = ("logprob_gap", "logprob_gap_max")  # logged among the actor's metrics
 
 
 def figures(totals: object) -> dict[str, Metric]:
-    """The figures of a run, from merged ``MismatchTotals``; none where an update measured none."""
+    """Return the mismatch metrics from merged ``MismatchTotals``; empty for anything else, i.e. if
+    the update measured none."""
     shown = totals.figures() if isinstance(totals, MismatchTotals) else {}
     return {
         ("actor/" if name in LEADING else "mismatch/") + name: Last(value)
@@ -23,9 +24,9 @@ def figures(totals: object) -> dict[str, Metric]:
 
 
 class Mismatch:
-    """Acts after rewards have become advantages: a token or sequence that is rejected leaves the
-    loss, but was sampled. It counts in its group's baseline and in its response's length, as a
-    truncated one does."""
+    """Corrects for the mismatch after advantages are computed. A rejected token or sequence leaves
+    the loss, but since it was sampled, it still counts in its group's baseline and in the response
+    length, as a truncated one does."""
 
     def __init__(self, flags: RolloutCorrectionFlags) -> None:
         self.flags = flags
@@ -33,12 +34,12 @@ class Mismatch:
     def __call__(
         self, batch: ExperienceBatch, sampled: Tensor
     ) -> tuple[ExperienceBatch, dict[str, Metric]]:
-        """The batch with weights and without rejected tokens, and what was measured; for old
-        log-probs of a pass of their own. Without one the update compares its own log-probs with the
-        engine's.
+        """Return the batch with importance weights and without rejected tokens, and the metrics.
+        Needs old log-probs from a forward pass; in runs without one, the update itself compares its
+        log-probs with the engine's.
 
-        ``sampled`` (B, T) bool: the tokens with an old log-prob that the engine sampled, also those
-        that credit took out of the loss."""
+        ``sampled`` (B, T) bool marks the tokens that the engine sampled and that have an old
+        log-prob, including those that credit assignment took out of the loss."""
         assert batch.old_logprobs is not None
         corrected, values = correct_rollouts(batch.replace(loss_mask=sampled), self.flags)
         totals = mismatch_totals(batch.old_logprobs, batch.rollout_logprobs, sampled)

@@ -1,5 +1,5 @@
-"""Optimizer steps with a gradient that is not finite: how many in a row, and the end of a run with
-too many."""
+"""The guard against non-finite gradients: it counts skipped optimizer steps in a row and ends a run
+that has too many."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from openrl.files import write_atomically
 from openrl.tracking.metrics import Metric
 
 Reports = Sequence[Sequence[Mapping[str, Metric]]]
-"""[rank][optimizer step]: metrics of the engines."""
+"""The engines' metrics, indexed [rank][optimizer step]."""
 
 
 class NonFiniteGuard:
-    """The engines skip such a step and say so; here they are counted for each trained role.
+    """Counts, for each trained role, the steps that the engines report as skipped.
 
-    A run ends after ``limit`` in a row, 0 being the first; then ``run_dir`` gets the batch of the
-    last one."""
+    ``limit`` such steps in a row end the run (0 means the same as 1); the batch of the last one is
+    then written to ``run_dir``."""
 
     def __init__(self, limit: int, run_dir: Path) -> None:
         self.limit, self.run_dir = max(limit, 1), run_dir
@@ -34,7 +34,8 @@ class NonFiniteGuard:
     def check(
         self, role: str, step: int, batch: ExperienceBatch, plan: TrainingPlan, reports: Reports
     ) -> None:
-        """Count the steps that were just run. Raises UserError if there were too many in a row."""
+        """Count the skipped steps among those just run. Raises UserError if there were too many in
+        a row."""
         for number, of_ranks in enumerate(zip(*reports, strict=True)):
             skipped = any(m["nonfinite_steps"].value for m in of_ranks if "nonfinite_steps" in m)
             self.in_a_row[role] = self.in_a_row.get(role, 0) + 1 if skipped else 0
@@ -51,7 +52,8 @@ class NonFiniteGuard:
 
 
 def _rows_of_step(plan: TrainingPlan, number: int) -> list[int]:
-    """Rows of the rollout batch that one optimizer step trained on all ranks, in rising order."""
+    """Return the rows of the rollout batch that one optimizer step trained on all ranks, in
+    ascending order."""
     ranks = zip(plan.shards, plan.steps[number], strict=True)
     return sorted(
         shard[row]
@@ -63,8 +65,8 @@ def _rows_of_step(plan: TrainingPlan, number: int) -> list[int]:
 
 
 def write_batch(path: Path, batch: ExperienceBatch) -> None:
-    """Every column as a tensor under its name, parts of the reward as ``reward_parts.NAME``;
-    sources as metadata."""
+    """Write a batch as safetensors: each column under its name, reward parts as
+    ``reward_parts.NAME``, and the sources as metadata."""
     named = {f.name: getattr(batch, f.name) for f in fields(batch)}
     named |= {f"reward_parts.{name}": part for name, part in (batch.reward_parts or {}).items()}
     tensors = {

@@ -1,5 +1,5 @@
-"""Supervised rows beside a rollout (PPO-ptx): what is read, and which of them join which optimizer
-step."""
+"""Supervised rows mixed into RL training (PPO-ptx): reads them and deals them to optimizer
+steps."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from openrl.training.updates import PtxUpdate
 def load_ptx(
     config: PPOConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[SupervisedRow], list[SupervisedReport]]:
-    """The examples of --ptx_data, none without; prompts are built as those of --prompt_data, and a
-    row is cut where a rollout would end. Raises UserError for rows that cannot be used."""
+    """Load the examples of --ptx_data; empty without that flag. Prompts are built like those of
+    --prompt_data, and rows are cut at the maximum length of a rollout. Raises UserError for rows
+    that cannot be used."""
     if config.ptx.ptx_data is None:
         return [], []
     flags = SupervisedDataFlags(  # type: ignore[call-arg]
@@ -37,7 +38,8 @@ def load_ptx(
 
 
 class SupervisedMix:
-    """Endless supervised rows in seeded order; ``stream`` has the state to resume."""
+    """An endless stream of supervised rows in seeded order. ``stream`` holds the state for a
+    resume."""
 
     def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int, coef: float) -> None:
         self.stream, self.update = SupervisedStream(rows, pad_id, seed), PtxUpdate(coef)
@@ -45,7 +47,8 @@ class SupervisedMix:
     def rows_for(
         self, plan: TrainingPlan, dp_size: int, train_batch_size: int, spec: BatchingSpec
     ) -> Training:
-        """``train_batch_size`` rows for each optimizer step of ``plan``, cut like its own."""
+        """Return ``train_batch_size`` rows for each optimizer step of ``plan``, with a plan of
+        their own for the same ranks and micro-batch sizes."""
         batch = self.stream.take(len(plan.steps) * train_batch_size)
         own_plan = plan_steps(batch, dp_size, train_batch_size, spec.train, cost=spec.cost)
         return Training(batch, own_plan, self.update)

@@ -1,5 +1,5 @@
-"""Rows of a batch over the ranks of a group: how they are cut into micro-batches, a forward pass,
-an optimizer step, an evaluation, and what a cut costs."""
+"""Work on the rows of a batch, distributed over the ranks of a group: micro-batches, forward
+passes, optimizer steps, evaluations, and metrics of what the distribution costs."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from openrl.training.engine import LossOf
 
 @dataclass(frozen=True)
 class BatchingSpec:
-    """Of training steps and of forward-only passes."""
+    """How rows become micro-batches, in training steps and in forward-only passes."""
 
     train: MicroBatchSize
     forward: MicroBatchSize
     cost: RowCost = PER_TOKEN
-    packed: bool = False  # micro-batches run without padding
+    packed: bool = False  # run micro-batches without padding
 
 
 def rollout_batching(config: PPOConfig, cost: RowCost) -> BatchingSpec:
@@ -62,8 +62,9 @@ def supervised_batching(config: SupervisedConfig, cost: RowCost) -> BatchingSpec
 
 
 def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
-    """Trajectories of an optimizer step: --train_batch_size, or more where several agents play each
-    episode, so that a rollout has the steps that the learning rate counts on."""
+    """Return the number of trajectories in an optimizer step: --train_batch_size, or more if
+    several agents play each episode. That way a rollout has as many optimizer steps as the
+    learning-rate schedule assumes."""
     planned = -(-derived.samples_per_step(flags) // flags.train_batch_size)
     return max(flags.train_batch_size, -(-trajectories // planned))
 
@@ -74,8 +75,8 @@ def step_size(flags: RolloutBatchFlags, trajectories: int) -> int:
 async def forward_rows(
     group: RankGroup, batch: ExperienceBatch, spec: BatchingSpec, model: int = 0
 ) -> Tensor:
-    """One forward-only pass over all rows: the column of the group's model, (B, T) or (B,), in
-    batch order."""
+    """Run a forward-only pass over all rows. Returns the column of the group's model, (B, T) or
+    (B,), in batch order."""
     return (await columns_of_rows(group, batch, spec, model))["column"]
 
 
@@ -87,8 +88,9 @@ async def columns_of_rows(
     *want: Want,
     scored: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """``forward_rows``'s column as "column", and what else is asked for, each under its own name,
-    (B, T, ...); 0 in rows outside ``scored`` (B,) bool, which are not computed."""
+    """Run a forward-only pass. Returns the column of ``forward_rows`` as "column" and the outputs
+    in ``want``, (B, T, ...), under their own names. Rows outside ``scored`` (B,) bool are not
+    computed and hold 0."""
     rows = None if scored is None else scored.nonzero()[:, 0].tolist()
     split = split_rows(RowSizes.of(batch, spec.cost), data_ranks(group), spec.forward, rows)
     ranks = zip(split.shards, split.micro_batches, strict=True)
@@ -103,7 +105,7 @@ async def columns_of_rows(
 
 @dataclass(frozen=True)
 class Training:
-    """Rows, who trains which of them when, and by which loss."""
+    """Rows, the plan of which rank trains which of them when, and their loss."""
 
     batch: ExperienceBatch
     plan: TrainingPlan
@@ -124,8 +126,8 @@ async def update_rows(
     loss_of: LossOf,
     also: Training | None = None,
 ) -> Reports:
-    """Every optimizer step of the plan; metrics by rank and step. The steps of ``also`` are made
-    together with these."""
+    """Take all optimizer steps of the plan and return metrics by rank and step. Each step also
+    trains on the corresponding step of ``also``."""
     main = Training(batch, plan, loss_of)
     ranks = range(len(plan.shards))
     return await group.scatter(
@@ -136,7 +138,8 @@ async def update_rows(
 async def evaluate_rows(
     group: RankGroup, batch: ExperienceBatch, plan: TrainingPlan, loss_of: LossOf
 ) -> dict[str, Metric]:
-    """The metrics of a loss over all rows; ``plan`` has one step, which is not made."""
+    """Return the metrics of a loss over all rows. ``plan`` has a single step; it only distributes
+    the rows, and no optimizer step is taken."""
     work = [
         (batch.select(rows), plan.steps[0][rank], loss_of) for rank, rows in enumerate(plan.shards)
     ]
@@ -147,10 +150,10 @@ async def evaluate_rows(
 
 
 def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dict[str, Metric]:
-    """Of the plan's optimizer steps over these rows: padding_waste is the share of computed tokens
-    that nobody needs, rank_imbalance the cost of the busiest rank over that of the mean,
-    micro_batches the forward and backward passes of each rank; shared_tokens, where siblings share
-    what they begin with, the share of the rows' tokens that this spares."""
+    """Return metrics of the plan's optimizer steps over these rows: padding_waste is the share of
+    computed tokens that nobody needs, rank_imbalance the cost of the busiest rank relative to the
+    mean, and micro_batches the number of forward and backward passes of each rank. If siblings
+    share their prefixes, shared_tokens is the share of the rows' tokens that this saves."""
     imbalance, whole, needed, computed, passes = Mean(0.0, 0), 0, 0, 0, 0
     for step in plan.steps:
         costs = []
@@ -165,7 +168,7 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
                 needed += tokens - rows.count(DUMMY)
                 computed += tokens if spec.packed else len(rows) * max(lengths, default=1)
             costs.append(sum(sizes.costs(rows) for rows in micro_batches))
-        if any(costs):  # else no row has a gradient
+        if any(costs):  # all are 0 if no row has a gradient
             imbalance = imbalance.merge(Mean(max(costs) * len(costs) / sum(costs), 1))
         passes += len(step[0].micro_batches)
     spared: dict[str, Metric] = (
@@ -179,8 +182,9 @@ def work_metrics(sizes: RowSizes, plan: TrainingPlan, spec: BatchingSpec) -> dic
 
 
 def left_out_metrics(batch: ExperienceBatch, computed: Tensor) -> dict[str, Metric]:
-    """Of a policy's update that computes the rows ``computed`` (B,) bool: the share of rows left
-    out, and the share of the trained tokens that the update's figures are measured on."""
+    """Return metrics of a policy update that computes only the rows ``computed`` (B,) bool: the
+    share of rows left out, and the share of trained tokens on which the update's metrics are
+    measured."""
     tokens = batch.response_lengths
     return {
         "perf/rows_left_out": Mean(int((~computed).sum()), len(computed)),

@@ -1,5 +1,5 @@
-"""The text of --dry_run: where ranks go, how a rollout is cut, what memory it takes. Starts
-nothing."""
+"""The text of --dry_run: where ranks go, how a rollout is divided, and how much memory a run takes.
+Starts nothing."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from openrl.trainer.workers.roles import RoleModel, check_ranks, requests_of, ro
 from openrl.training.build import EngineKind
 from openrl.weights.transport import WORDS, TransportName, choose_transport, replaced
 
-GPUS_OF_A_NODE = 8  # where there is none to count
+GPUS_OF_A_NODE = 8  # assumed where there is no GPU to count
 
 
 def describe(config: PPOConfig, inputs: Inputs) -> str:
-    """Placement, batch arithmetic and memory estimate of a run.
+    """Describe a run: its placement, batch arithmetic and estimated memory.
 
-    Raises UserError if a model's config does not load, or the batches do not divide among the
+    Raises UserError if a model's config does not load, or if the batches do not divide among the
     ranks."""
     models = role_models(config)
     plan = plan_placement(
@@ -72,7 +72,7 @@ def describe(config: PPOConfig, inputs: Inputs) -> str:
 
 
 def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
-    """What stands in the way of the plan, or what to know about it."""
+    """Return what keeps the plan from running here, or what users should know about it."""
     if address := derived.cluster_address(flags):
         return [
             f"The cluster at {address} was not asked; this is the plan for nodes like this machine."
@@ -85,7 +85,8 @@ def placement_remarks(flags: PlacementFlags, plan: PlacementPlan) -> list[str]:
 
 
 def planned_node(device: str) -> Node:
-    """This machine or, for models on GPUs where it has none, one as clusters have them."""
+    """Return this machine as a node. If models need GPUs and it has none, it gets as many as a
+    typical cluster node."""
     machine = this_machine()
     if device == "cpu" or machine.gpus:
         return machine
@@ -101,8 +102,8 @@ def way_of_weights(config: PPOConfig, plan: PlacementPlan) -> list[str]:
 
 
 def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
-    """The way of weights to the engines; at the start of a run it follows from where the processes
-    find themselves."""
+    """Predict the transport of weights to the engines. A run chooses it from the actual locations
+    of its processes."""
     reads_host_memory = config.lora.lora_sync == "adapter" or config.engine.rollout_backend == "hf"
     if plan.device == "cpu" or reads_host_memory or config.engine.vllm_data_parallel_size > 1:
         return "host"
@@ -116,8 +117,8 @@ def transport_of(config: PPOConfig, plan: PlacementPlan) -> TransportName:
 def batch_rows(
     config: PPOConfig, n_prompts: int, plan: PlacementPlan
 ) -> list[tuple[str, str, str]]:
-    """(what, count, how it comes about) from the prompts of a step to the optimizer steps of the
-    run."""
+    """Return rows of (what, count, explanation), from the prompts of a step to the optimizer steps
+    of the run."""
     batch = config.batch
     samples = derived.samples_per_step(batch)
     steps = derived.total_steps(batch, n_prompts)
@@ -152,8 +153,8 @@ def batch_rows(
 
 
 def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]]:
-    """Of ``ranks`` data-parallel ranks: of an optimizer step and of a forward-only pass; how many
-    micro-batches hold all tokens only a rollout tells."""
+    """Return the rows on micro-batches, of an optimizer step and of a forward-only pass, for
+    ``ranks`` data-parallel ranks. With a token cap their number depends on the rollout."""
     spec, each = rollout_batching(config, PER_TOKEN), config.parallel.ranks_per_shard
     on = f"{ranks} ranks" if each == 1 else f"{ranks} x {each} ranks"
     names = (
@@ -172,8 +173,8 @@ def micro_batch_rows(config: PPOConfig, ranks: int) -> list[tuple[str, str, str]
 
 
 def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
-    """Micro-batches that each rank runs: (in one optimizer step, in one forward-only pass over the
-    rollout)."""
+    """Return how many micro-batches each rank runs: (in one optimizer step, in one forward-only
+    pass over the rollout)."""
     step = min(batch.train_batch_size, derived.samples_per_step(batch))
     return (
         math.ceil(math.ceil(step / ranks) / batch.micro_train_batch_size),
@@ -187,8 +188,8 @@ def micro_batches(batch: RolloutBatchFlags, ranks: int) -> tuple[int, int]:
 
 
 def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, device: str) -> str:
-    """What training one model takes. A reference comes before it and takes less. Raises
-    UserError."""
+    """Return the memory table for training one model. A reference model runs before it and needs
+    less. Raises UserError if the model's config does not load."""
     model = RoleModel(kind, config.model.pretrain, config.learning_rate, lora=config.lora)
     size = supervised_batching(config, PER_TOKEN).train
     rows = 1 if isinstance(config, SFTConfig) else 2
@@ -208,8 +209,8 @@ def supervised_memory(config: SupervisedConfig, kind: EngineKind, ranks: int, de
 
 
 def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) -> str:
-    """One row per role, in bytes per rank; on one machine without GPUs the ranks' sum beside what
-    it has."""
+    """Return a table of the memory per rank, one row per role. On a machine without GPUs, a line
+    compares the sum over all ranks with the machine's memory."""
     names = [f.name for f in fields(Memory)]
     rows = [
         (role, str(ranks[role]), *(size(getattr(m, name)) for name in names), size(m.total))
@@ -223,8 +224,8 @@ def memory_table(memory: dict[str, Memory], ranks: dict[str, int], device: str) 
 
 
 def sleep_table(config: PPOConfig, plan: PlacementPlan, memory: dict[str, Memory]) -> list[str]:
-    """Who sleeps and wakes before each stage, and what that leaves on a place; nothing if nobody
-    sleeps."""
+    """Return a table of who falls asleep and wakes before each stage, and how much memory a place
+    then holds; empty if nothing sleeps."""
     if not ResidencyTable.of(plan, sleeping(config)).rows:
         return []
     walked = stage_by_stage(config, plan, memory)
@@ -250,8 +251,8 @@ def stage_by_stage(
 
 
 def room_remarks(walked: list[StageMemory], capacity: int | None) -> list[str]:
-    """That the fullest GPU has no room for the fullest stage; ``capacity`` in bytes, None: not
-    known."""
+    """Return a remark if the fullest stage does not fit the fullest GPU. ``capacity`` is in bytes;
+    None means unknown."""
     fullest = max(walked, key=lambda found: found.peak)
     if capacity is None or fullest.peak <= capacity:
         return []
@@ -268,12 +269,12 @@ def _names(tenants: list[Tenant]) -> str:
 
 
 def machine_memory() -> int:
-    """Bytes of main memory of this machine."""
+    """Return this machine's main memory in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def size(count: int) -> str:
-    """Bytes for people: 1.5 GiB."""
+    """Format a number of bytes for people, e.g. "1.5 GiB"."""
     if count == 0:
         return "-"
     for unit in ("B", "KiB", "MiB", "GiB"):

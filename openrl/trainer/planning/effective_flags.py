@@ -1,5 +1,5 @@
-"""What the flags of a run came to: as data, as config.yaml, and in the lines that a run begins
-with."""
+"""The effective flags of a run: as data, as config.yaml, and in the first lines that a run
+prints."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from openrl.flags.values import show
 
 
 def effective_flags(config: Any) -> dict[str, Any]:
-    """Every flag of a config with its value, as plain data; kept beside checkpoints."""
+    """Return every flag of a config with its value, as plain data. Checkpoints store it."""
     return json.loads(json.dumps(yaml.safe_load(dump_yaml(config))))
 
 
 def preset_lines(config: PPOConfig) -> list[str]:
-    """What --algo_preset stands for in this run: one line, none without a preset."""
+    """Return one line on what --algo_preset sets in this run; empty without a preset."""
     name = config.algorithm.algo_preset
     if name is None:
         return []
@@ -37,8 +37,8 @@ def preset_lines(config: PPOConfig) -> list[str]:
 
 
 def start_lines(config: PPOConfig) -> list[str]:
-    """What a run says before anything else: what its preset stands for, and a pass that it leaves
-    out."""
+    """Return the first lines that a run prints: what its preset sets, how sequences are split, and
+    whether it skips the pass for old log-probs."""
     left_out = {
         "update": (
             "one optimizer step per rollout: old log-probs are the update's own, without a pass"
@@ -55,8 +55,8 @@ def start_lines(config: PPOConfig) -> list[str]:
 
 
 def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
-    """How sequences are split over ranks, if they are, and that a flag turned --packing_samples on,
-    if one did."""
+    """Return lines on how sequences and layers are split over ranks, if they are, and on the flag
+    that turned --packing_samples on, if one did."""
     flags, lines = config.parallel, []
     if flags.sequence_size > 1:
         way = "ring attention" if flags.ring_attn_size > 1 else "Ulysses"
@@ -76,6 +76,6 @@ def split_lines(config: PPOConfig | SupervisedConfig) -> list[str]:
 
 
 def write_config(config: Any, run_dir: Path) -> None:
-    """The effective flags as config.yaml, which --config reads."""
+    """Write the effective flags to config.yaml, which --config can read."""
     run_dir.mkdir(parents=True, exist_ok=True)
     write_atomically(run_dir / "config.yaml", dump_yaml(config))

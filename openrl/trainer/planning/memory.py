@@ -1,5 +1,5 @@
-"""What one rank of a role holds, estimated from flags and a model's config: docs/memory.md has the
-formulas."""
+"""Estimates the memory of one rank of each role from flags and model configs. docs/memory.md has
+the formulas."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from openrl.training.deepspeed_config import REDUCE_BUCKET, grad_accum_dtype
 
 BYTES = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 FP32 = 4
-LOGITS_COPIES = 3  # of a chunk in training
-# bytes for each parameter; compensation included
+LOGITS_COPIES = 3  # copies of a chunk's logits that training holds
+# bytes per parameter; for adamw_bf16 including the compensation
 MOMENT_BYTES = {"adamw": 8, "adamw_bf16": 6, "adamw_8bit": 2, "muon": 8}
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a language model that memory depends on."""
+    """The sizes of a language model that its memory depends on."""
 
-    parameters: int  # tied weights once
-    # inputs and outputs of all linear layers but the head: parameters of an adapter of rank 1
+    parameters: int  # tied weights count once
+    # sum of in- and out-features of all linear layers but the head: parameters of a rank-1 adapter
     linear: int
     backbone: int  # parameters without the output head
     hidden: int
@@ -46,13 +46,14 @@ class ModelShape:
     kv_heads: int
     head_dim: int
     vocabulary: int
-    # numbers that a token leaves in each layer for the backward pass: in fp32, and further ones of
-    # norms in half types, as these compute in fp32
+    # numbers per token that each layer saves for the backward pass; ``of_norms`` more in half
+    # precision, since norms compute in fp32
     saved: int = 0
     of_norms: int = 0
 
     def of_rank(self, tp_size: int) -> ModelShape:
-        """What one of the ranks holds that split its layers; embeddings and head are on each."""
+        """Return the shape of one rank's share if ``tp_size`` ranks split the layers. Every rank
+        holds embeddings and head."""
         away = (self.backbone - self.vocabulary * self.hidden) * (tp_size - 1) // tp_size
         return replace(self, parameters=self.parameters - away, backbone=self.backbone - away)
 
@@ -68,17 +69,17 @@ class Memory:
     logits: int = 0
     activations: int = 0
     cache: int = 0
-    bucket: int = 0  # of gradients on their way to their sums and to other ranks
-    host: int = 0  # in main memory, whatever the device: what flags keep or move there
+    bucket: int = 0  # gradients on the way to their sums and to other ranks
+    host: int = 0  # in main memory, whatever the device: what flags keep there or move there
 
     @property
     def total(self) -> int:
-        """On the device."""
+        """Bytes on the device."""
         return sum(getattr(self, f.name) for f in fields(self)) - self.host
 
     def by_part(self) -> dict[str, int]:
-        """Bytes by the parts that sleep, of an engine or a model, and the logits with what the
-        backward pass needs, which only come and go."""
+        """Return the bytes of each part of an engine or a model that can sleep. "logits", which
+        exist only during a pass, include the activations for the backward pass."""
         return {
             "param": self.weights,
             "grad": self.gradients + self.bucket,
@@ -90,7 +91,8 @@ class Memory:
 
 
 def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
-    """Sizes from a model's config alone; no weight is read or allocated."""
+    """Return the sizes of a model from its config alone, without reading or allocating a weight.
+    Raises UserError if the config does not load."""
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -119,9 +121,10 @@ def model_shape(path: str, trust_remote_code: bool) -> ModelShape:
 
 
 def saved_numbers(text: PretrainedConfig, norms: bool) -> dict[str, int]:
-    """What a token leaves in a layer for the backward pass: four times the MLP's width, six times
-    the hidden size, and queries, keys and values twice, or where they are normalised (``norms``)
-    four times. Of experts those that a token meets. Counted in transformers' layers with sdpa."""
+    """Return the numbers per token that a layer saves for the backward pass: four times the width
+    of the MLP, six times the hidden size, and queries, keys and values twice, or four times if they
+    are normalised (``norms``). Of the experts only those that a token visits count. These counts
+    were taken from transformers' layers with sdpa."""
     heads = text.num_attention_heads
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // heads
     kv_heads = getattr(text, "num_key_value_heads", None) or heads
@@ -136,7 +139,7 @@ def saved_numbers(text: PretrainedConfig, norms: bool) -> dict[str, int]:
 def memory_by_role(
     config: PPOConfig, models: dict[str, RoleModel], plan: PlacementPlan, device: Device
 ) -> dict[str, Memory]:
-    """What one rank of each role holds."""
+    """Return the memory of one rank of each role."""
     paths = {path for model in models.values() for path in (model.path, *model.others)}
     shapes = {path: model_shape(path, config.model.trust_remote_code) for path in paths}
     result, batching, parallel = {}, rollout_batching(config, PER_TOKEN), config.parallel
@@ -156,7 +159,7 @@ def memory_by_role(
             [held[path] for path in model.others],
         )
         if model.rate is None and derived.ref_reward_streams(config):
-            result[role] = replace(result[role], weights=0)  # a layer at a time
+            result[role] = replace(result[role], weights=0)  # the device holds a layer at a time
     if ENGINES in plan.rows:
         spec = run_engine_spec(config, device, plan.size(ENGINES), plan.shared(ENGINES))
         backend, gpu = config.engine.rollout_backend, gpu_memory(config.debug)
@@ -174,14 +177,14 @@ def model_memory(
     optimizer: OptimizerName = "adamw",
     others: Sequence[ModelShape] = (),
 ) -> Memory:
-    """One rank of a model under DeepSpeed, and of ``others`` that are evaluated beside it.
-    ``ranks`` share parameters.
+    """Return the memory of one rank of a model under DeepSpeed, together with ``others`` that are
+    evaluated in the same place. ``ranks`` share the parameters.
 
-    Stage 1 shards fp32 masters and Adam's two fp32 moments, 2 also the fp32 gradients, 3 also the
-    weights (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the weights are
-    their own masters. With adapters, theirs alone have gradients and states. Logits exist for
-    one chunk of tokens at a time, in fp32; where a gradient is taken, it and the product of
-    the head stand beside them."""
+    Stage 1 shards fp32 masters and Adam's two fp32 moments, stage 2 also the fp32 gradients, stage
+    3 also the weights (Rajbhandari et al. 2020, ZeRO, section 5). In fp32 without sharding the
+    weights are their own masters. With adapters, only the adapters have gradients and optimizer
+    states. Logits exist for one chunk of tokens at a time, in fp32; training also holds their
+    gradient and the head's product."""
     heads = sum(s.backbone + s.hidden for s in [shape, *others])
     parameters = shape.parameters if model.kind == "logprobs" else heads
     stage, size = flags.zero_stage, BYTES[dtype]
@@ -197,13 +200,14 @@ def model_memory(
     exact = BYTES["bf16"] if optimizer == "adamw_bf16" else FP32
     sums = BYTES[grad_accum_dtype(flags, optimizer == "adamw_bf16")]
     logits *= LOGITS_COPIES
-    # what waits for the backward pass is gone by the time that the step copies the gradients
+    # the optimizer step copies the gradients when activations and logits are gone, so only the
+    # larger of the two counts
     activations = saved_bytes(shape, dtype, flags, micro_batch_tokens)
     activations = max(activations, shard * sums * (stage >= 1) - logits)
     on_device = Memory(
         weights=weights,
         gradients=parameters * sums // (ranks if stage >= 2 else 1),
-        # of the type of the sums it is where they are added up
+        # no separate bucket if gradients already have the type of their sums
         bucket=min(parameters, REDUCE_BUCKET) * size if stage >= 1 and size != sums else 0,
         masters=0 if stage == 0 and size == exact else shard * exact,
         moments=shard * MOMENT_BYTES[optimizer],
@@ -215,14 +219,15 @@ def model_memory(
 
 
 def weight_bytes(shape: ModelShape, parameters: int, size: int, in_4bit: bool) -> int:
-    """In 4 bits are the layers alone, with a scale of one byte for each 64 weights."""
+    """Return the bytes of the weights. With ``in_4bit`` only the layers are quantised, with a
+    one-byte scale per 64 weights."""
     of_layers = shape.backbone - shape.vocabulary * shape.hidden if in_4bit else 0
     return (parameters - of_layers) * size + of_layers * 65 // 128
 
 
 def saved_bytes(shape: ModelShape, dtype: str, flags: DeepSpeedFlags, tokens: int) -> int:
-    """Activations of a micro-batch that wait for the backward pass. Of layers that are computed
-    again their inputs wait, and all of one of them at a time."""
+    """Return the bytes of activations that a micro-batch saves for the backward pass. With
+    gradient checkpointing these are the inputs of all layers and everything of one layer."""
     of_layer = shape.saved + (shape.of_norms if BYTES[dtype] < FP32 else 0)
     numbers = shape.layers * of_layer
     if flags.gradient_checkpointing and flags.gradient_checkpointing_method == "uniform":
@@ -231,8 +236,8 @@ def saved_bytes(shape: ModelShape, dtype: str, flags: DeepSpeedFlags, tokens: in
 
 
 def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
-    """With --adam_offload masters, sums of gradients and moments leave the device, with
-    --param_offload weights do."""
+    """Move to the host what flags offload: masters, gradients and moments with --adam_offload,
+    weights with --param_offload."""
     names = (["gradients", "masters", "moments"] if flags.adam_offload else []) + (
         ["weights"] if flags.param_offload else []
     )
@@ -243,21 +248,23 @@ def moved_to_host(memory: Memory, flags: DeepSpeedFlags) -> Memory:
 def engine_memory(
     shape: ModelShape, spec: EngineSpec, backend: str, capacity: int | None
 ) -> Memory:
-    """One GPU of an engine, with ``capacity`` bytes: its part of the weights, and the key-value
-    cache that vLLM sets aside for good; without the cache where nobody knows the capacity."""
+    """Return the memory of an engine on one GPU of ``capacity`` bytes: its part of the weights, and
+    the key-value cache that vLLM allocates once and keeps. Without a known capacity the cache is
+    left out."""
     weights = shape.parameters * BYTES[spec.dtype] // (spec.sizes.tensor * spec.sizes.pipeline)
     if backend != "vllm":
         return Memory(weights)
     if spec.device == "cpu":
         return Memory(weights, cache=int(spec.kv_cache_gb * 2**30))
-    if capacity is None:  # the GPUs are those of a cluster, which was not asked
+    if capacity is None:  # the GPUs belong to a cluster that was not queried
         return Memory(weights)
     share = int(capacity * spec.gpu_memory_utilization)
     return Memory(weights, cache=max(share - weights, 0))
 
 
 def gpu_memory(flags: PlanFlags) -> int | None:
-    """Bytes of a GPU: as --gpu_memory_gb says, else of this machine's, if it has one."""
+    """Return the bytes of a GPU: --gpu_memory_gb, otherwise those of this machine's GPU; None if it
+    has none."""
     if flags.gpu_memory_gb is not None:
         return int(flags.gpu_memory_gb * 2**30)
     return torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else None

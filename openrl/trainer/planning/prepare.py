@@ -1,4 +1,4 @@
-"""Everything that is read and checked before any process starts."""
+"""Reads and checks everything before any process starts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ from openrl.vision.processor import sees
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an RL run starts from."""
+    """The checked inputs of an RL run."""
 
     device: Device
     tokenizer: PreTrainedTokenizerBase
@@ -69,12 +69,12 @@ class Inputs:
     reports: list[Report | SupervisedReport]
     ptx_rows: list[SupervisedRow] = field(default_factory=list)
     row_cost: RowCost = PER_TOKEN
-    agent_lines: list[str] = field(default_factory=list)  # what people should know of their agent
+    agent_lines: list[str] = field(default_factory=list)  # what users should know about their agent
 
 
 def prepare(config: PPOConfig) -> Inputs:
-    """Read tokenizer and data, try the reward functions. Raises one UserError for all that does not
-    fit."""
+    """Read tokenizer and data, and try the reward functions. Raises one UserError that lists all
+    problems."""
     elsewhere = config.debug.dry_run or derived.cluster_address(config.placement) is not None
     device = resolve_device(config.device, joined=elsewhere)
     gathered = Gathered()
@@ -148,8 +148,8 @@ def prepare(config: PPOConfig) -> Inputs:
 
 
 def read_data(config: PPOConfig, device: Device) -> Inputs:
-    """Tokenizer, prompts and evaluation prompts. Raises one UserError for everything wrong in
-    either set."""
+    """Read the tokenizer, the prompts, the evaluation prompts and the rows of --ptx_data. Raises
+    one UserError that lists the problems of all sets."""
     tokenizer = policy_tokenizer(config.model, config.templates.tokenizer_chat_template)
     builder = PromptBuilder(
         config.data,
@@ -179,7 +179,8 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
 
 
 def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What the chat template makes of an agent's turns. Raises UserError as ``check_agents``."""
+    """Check the agent against the chat template, and return what users should know about it. Raises
+    UserError as ``check_agents`` does."""
     sources = derived.rewards(config).sources
     flag = FLAG[sources[0].kind] if sources else None
     return check_agents(agent_setup(config), tokenizer, flag)
@@ -188,7 +189,7 @@ def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[s
 def training_prompts(
     config: PPOConfig, builder: PromptBuilder
 ) -> tuple[list[Prompt], list[Report]]:
-    """Of --prompt_data, or seeds of --env_tags; none where nothing is trained."""
+    """Return the prompts of --prompt_data, or seeds for --env_tags; none if nothing is trained."""
     shaping, data = config.shaping, config.data
     if config.environments.env_tags:
         of_steps = config.batch.max_steps * config.batch.rollout_batch_size
@@ -208,8 +209,8 @@ def seed_prompts(config: PPOConfig, count: int, kind: str) -> list[Prompt]:
 
 
 def check_steps(config: PPOConfig, prompts: int) -> None:
-    """Raises UserError if the prompts do not fill a step, or if the run ends before its actor is
-    trained."""
+    """Raise UserError if the prompts do not fill a step, or if the run ends before it trains the
+    actor."""
     if config.evaluation.eval_only:
         return
     asked = {"rollout_batch_size": config.batch.rollout_batch_size}
@@ -230,7 +231,7 @@ def check_steps(config: PPOConfig, prompts: int) -> None:
 
 
 def check_replay(config: PPOConfig, prompts: int) -> None:
-    """Raises UserError if --rollout_replay_dir lacks a step of the run."""
+    """Raise UserError if --rollout_replay_dir lacks a step of the run."""
     if (directory := config.collecting.rollout_replay_dir) is not None:
         done = max(step_of(find_start(config.checkpoint, deep=False).path), 0)
         steps = derived.total_steps(config.batch, prompts)
@@ -238,8 +239,8 @@ def check_replay(config: PPOConfig, prompts: int) -> None:
 
 
 def check_places(pretrain: str, flags: CheckpointFlags) -> None:
-    """Raises DiskFull if --save_path cannot hold the model, as large as it is now, and UserError if
-    nothing here can write to --ckpt_upload_dir."""
+    """Raise DiskFull if --save_path cannot hold the model, judged by its current size, and
+    UserError if no installed library can write to --ckpt_upload_dir."""
     if flags.ckpt_upload_dir:
         Uploads(flags.ckpt_upload_dir)
     model = Path(pretrain).expanduser()
@@ -248,8 +249,7 @@ def check_places(pretrain: str, flags: CheckpointFlags) -> None:
 
 
 def check_critic_adapters(config: PPOConfig) -> None:
-    """Raises UserError if the layers of --critic_pretrain cannot have the adapters that the
-    policy's can."""
+    """Raise UserError if the layers of --critic_pretrain do not accept the policy's adapters."""
     path = config.others.critic_pretrain
     if path is None or "critic" not in derived.model_roles(config):
         return
@@ -258,12 +258,12 @@ def check_critic_adapters(config: PPOConfig) -> None:
     except UserError as error:
         raise UserError(
             f"--critic_pretrain {path}: {error.message}", error.remedy
-        ) from None  # one message is shown
+        ) from None  # the cause would repeat the message
 
 
 def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
-    """Raises UserError if --best_metric_key is no figure of the evaluation: no checkpoint would
-    ever be the best."""
+    """Raise UserError if --best_metric_key is not a metric of the evaluation, since then no
+    checkpoint would ever be the best."""
     key = config.checkpoint.best_metric_key
     known = metric_names(eval_prompts, config.evaluation.eval_n_samples_per_prompt)
     if eval_prompts and key not in (*known, "none"):
@@ -275,7 +275,7 @@ def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
 
 
 def model_paths(config: PPOConfig) -> list[str]:
-    """Of every model that runs on ranks of training."""
+    """Return the paths of all models that run on training ranks."""
     policy, others = config.model.pretrain, config.others
     of_role = {
         "critic": others.critic_pretrain or policy,
@@ -292,8 +292,8 @@ def model_paths(config: PPOConfig) -> list[str]:
 
 
 def check_reward_models(config: PPOConfig) -> None:
-    """Raises UserError if one has no head or cannot see images of prompts, or --normalize_reward
-    nothing to go by."""
+    """Raise UserError if a reward model has no scalar head, cannot see the images of prompts, or
+    lacks the statistics for --normalize_reward."""
     trusted = config.model.trust_remote_code
     for source in derived.rewards(config).sources:
         if source.kind != "model":
@@ -311,16 +311,16 @@ def check_reward_models(config: PPOConfig) -> None:
 def check_same_tokens(
     path: str, tokenizer: PreTrainedTokenizerBase, trust_remote_code: bool = False
 ) -> None:
-    """Raises UserError if a reward model at ``path`` means other tokens by the policy's ids, which
-    it is going to read.
+    """Raise UserError if the policy's token ids, which the reward model at ``path`` will read, mean
+    other tokens to it.
 
-    One that is stored without a tokenizer is taken at its word.
+    A reward model that is stored without a tokenizer passes unchecked.
     """
     try:
         theirs = AutoTokenizer.from_pretrained(
             path, trust_remote_code=trust_remote_code
         ).get_vocab()
-    except Exception:  # whatever there is instead of a tokenizer
+    except Exception:  # there is no tokenizer, or none that loads
         return
     ours = tokenizer.get_vocab()
     if differing := [
@@ -336,7 +336,7 @@ def check_same_tokens(
 
 
 def check_models_split(config: PPOConfig | SupervisedConfig, paths: Iterable[str]) -> None:
-    """Raises UserError if a model cannot be split over the ranks that share rows."""
+    """Raise UserError if a model cannot be split over the ranks that share rows."""
     for path in dict.fromkeys(paths):
         check_shape(path, config.model.trust_remote_code, config.parallel)
         check_layers(path, config.model.trust_remote_code, config.parallel.ds_tensor_parallel_size)

@@ -1,5 +1,5 @@
-"""Of a plan, who sleeps when: what goes and comes before each stage of a step, and what a place
-then holds at most."""
+"""The plan of who sleeps when: what falls asleep and wakes before each stage of a step, and how
+much memory the fullest place then holds."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from openrl.config.placement import ENGINES
 from openrl.trainer.workers.residency import Need, ResidencyTable, Tenant
 
 Sizes = Mapping[str, Mapping[str, int]]
-"""Role -> part -> bytes of a rank; "logits" are there while the role works."""
+"""Role -> part -> bytes per rank. "logits" only exist while the role works."""
 
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One stage of a step that repeats itself."""
+    """The memory at one stage of a typical step."""
 
     stage: str
     slept: list[Tenant]
     woken: list[Tenant]
     peak: int  # bytes on the fullest place
-    host: int  # bytes that wait elsewhere meanwhile, of the place from which most do
+    host: int  # bytes kept off the device meanwhile, for the place with the most of them
 
 
 def stages(config: PPOConfig) -> list[tuple[str, str]]:
-    """(stage, role) in the order of a step, from its sync on."""
+    """Return the (stage, role) pairs of a step in order, starting with its weight sync."""
     roles = derived.model_roles(config)
     forward: list[str] = [role for role in ("reference", "critic") if role in roles]
     if derived.old_logprobs(config) == "forward" or derived.policy_is_reference(config):
@@ -39,12 +39,12 @@ def stages(config: PPOConfig) -> list[tuple[str, str]]:
 
 
 def dropped_parts(config: PPOConfig) -> set[str]:
-    """Parts whose content waits nowhere while they sleep."""
+    """Return the parts whose content is dropped while they sleep."""
     return {"grad", "cache", *(["weights"] if config.hybrid.vllm_sleep_level == 2 else [])}
 
 
 def lines_on_a_cpu(config: PPOConfig, device: str) -> list[str]:
-    """What sleep means without a GPU, for the flags that ask for it."""
+    """Return lines that say what sleep means without a GPU, for the flags that turn it on."""
     hybrid = config.hybrid
     if device != "cpu":
         return []
@@ -70,7 +70,7 @@ def lines_on_a_cpu(config: PPOConfig, device: str) -> list[str]:
 def walk(
     table: ResidencyTable, stages: list[tuple[str, str]], sizes: Sizes, dropped: Collection[str]
 ) -> list[StageMemory]:
-    """The second of two steps, which is like all that follow."""
+    """Simulate two steps and return the stages of the second, which is like all later ones."""
     places = frozenset().union(*table.places.values())
     awake: frozenset[Tenant] = frozenset()
     found = []
@@ -93,8 +93,8 @@ def walk(
 def held(
     table: ResidencyTable, place: int, awake: frozenset[Tenant], needs: Need, sizes: Sizes
 ) -> int:
-    """Bytes on one place: what is awake there or never sleeps, and the logits of the models at
-    work."""
+    """Return the bytes on one place: what is awake there or never sleeps, and the logits of the
+    models at work."""
     total = 0
     for role in (role for role, places in table.places.items() if place in places):
         parts = ("weights", "cache") if role == ENGINES else ("param", "optim", "grad")

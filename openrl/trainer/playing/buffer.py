@@ -1,16 +1,16 @@
-"""When rollouts happen: which prompts may be played now, and which answers a step is trained on.
+"""Decides when rollouts happen: which prompts may start now, and which answers a step trains on.
 
     slot = await buffer.admit()     waits until another prompt may start
-    buffer.put(slot, group)         its scored answers; if the filter turns them down, the next
+    buffer.put(slot, group)         stores its scored answers; if the filter rejects them, the next
                                     prompt may start instead
-    taken = await buffer.take()     the groups of the next training step
-    buffer.published(version)       the engines have new weights: what waited for them may start
+    taken = await buffer.take()     returns the groups of the next training step
+    buffer.published(version)       the engines have new weights: prompts that waited may start
 
-On-policy training, dynamic filtering, over-sampling, rollouts that run ahead of training and
-answers that outlive a step are settings of this one class. Versions count publishes of weights.
-The bound on staleness is hard: with ``wait`` a prompt starts only if even its first token will be
-trained in time, and a step waits for the answers that would be too old in the next one; with
-``drop`` and ``mask`` more prompts start, and what got too old is played again, or is not trained.
+On-policy training, dynamic filtering, over-sampling, rollouts that run ahead of training, and
+answers that outlive a step are all settings of this one class. A version counts the publishes of
+weights. The bound on staleness is hard. With ``wait`` a prompt starts only if even its first token
+will be trained in time, and a step waits for answers that would be too old in the next one. With
+``drop`` and ``mask`` more prompts start; answers that got too old are played again or not trained.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Recorded = dict[int, list[Turn]]
 
 
 class Prompts(Protocol):
-    """Where prompts come from: ``openrl.data.prompts.PromptStream``."""
+    """The source of prompts, such as ``openrl.data.prompts.PromptStream``."""
 
     prompts: list[Prompt]
 
@@ -46,33 +46,35 @@ class Prompts(Protocol):
 
 
 class GroupFilter(Protocol):
-    """Which groups are worth training on: ``openrl.trainer.playing.filtering.DynamicFilter``."""
+    """Decides which groups are worth training on, such as
+    ``openrl.trainer.playing.filtering.DynamicFilter``."""
 
-    spare: int  # prompts that may be tried in a step instead of those turned down
+    spare: int  # how many rejected prompts a step may replace by others
 
     def accepts(self, group: Group) -> bool: ...
 
 
 @dataclass(frozen=True)
 class BufferLimits:
-    """``BufferLimits(wanted=128)`` is on-policy training on 128 groups a step."""
+    """The limits on prompts in flight. ``BufferLimits(wanted=128)`` is on-policy training on 128
+    groups per step."""
 
     wanted: int  # groups of a training step
-    running: int = 0  # prompts that run or are complete at a time, for one step; 0: as wanted
-    steps_ahead: int = 0  # steps that rollouts may be ahead of training
-    max_staleness: int = 0  # publishes between a token and its optimizer step
+    running: int = 0  # prompts that may run at a time, over-sampling beyond ``wanted``; 0: any
+    steps_ahead: int = 0  # how many steps rollouts may be ahead of training
+    max_staleness: int = 0  # publishes between sampling a token and its optimizer step
     policy: StalenessPolicy = "wait"
-    carries_over: bool = False  # what is unfinished when a step has its groups goes on
-    in_waves: bool = False  # prompts that replace others start when all before them are complete
+    carries_over: bool = False  # unfinished prompts continue when a step has its groups
+    in_waves: bool = False  # replacement prompts start only once all earlier prompts are complete
 
     @property
     def surplus(self) -> int:
-        """Prompts of a step beyond the groups wanted."""
+        """Number of prompts that a step starts beyond the groups wanted."""
         return max(self.running - self.wanted, 0)
 
     @property
     def capacity(self) -> int:
-        """Prompts that may be under way or complete at a time."""
+        """Number of prompts that may be running or complete at a time."""
         return self.wanted * (1 + self.steps_ahead) + self.surplus
 
 
@@ -82,28 +84,28 @@ class Slot:
 
     ordinal: int  # order of admission over the whole run
     prompt: Prompt
-    draw: tuple[int, int] | None = None  # (training step, number in it) when it started: its seed
-    version: int = -1  # weights in force when it started; -1: it has not, or starts again
+    draw: tuple[int, int] | None = None  # (training step, number in it) at its start; gives a seed
+    version: int = -1  # the engines' weights at its start; -1: not started, or starts again
     running: bool = False
-    group: Group | None = None  # complete
-    kept: bool = True  # False: turned down by the filter, and nothing can be tried instead
-    drops: int = 0  # times that it got too old
-    recorded: Recorded = field(default_factory=dict)  # turns of its episodes, from before a resume
+    group: Group | None = None  # the answers, once complete
+    kept: bool = True  # False: rejected by the filter, with no prompt left to try instead
+    drops: int = 0  # how often it got too old
+    recorded: Recorded = field(default_factory=dict)  # turns that its episodes took before a resume
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What one step is made of."""
+    """The groups of one training step."""
 
     groups: list[Group]  # to train on, in the order of admission
-    generated: list[Group]  # these, and those turned down since the last step
-    version: int  # the weights that are trained on them
-    counts: dict[str, float] = field(default_factory=dict)  # figures of the buffer, by metric name
-    given_up: list[Slot] = field(default_factory=list)  # nobody waits for their answers any more
+    generated: list[Group]  # these, and those rejected since the last step
+    version: int  # of the weights that are trained on them
+    counts: dict[str, float] = field(default_factory=dict)  # the buffer's metrics by name
+    given_up: list[Slot] = field(default_factory=list)  # abandoned: nobody needs their answers
 
 
 class RolloutBuffer:
-    """Between those who play prompts and the one who trains."""
+    """The queue of prompts and answers between the engines and the learner."""
 
     def __init__(
         self, prompts: Prompts, limits: BufferLimits, group_filter: GroupFilter | None = None
@@ -111,27 +113,27 @@ class RolloutBuffer:
         self.prompts, self.limits, self.filter = prompts, limits, group_filter
         self.version = 0  # of the weights that the engines hold
         self.steps = 0  # training steps that have taken their groups
-        self._unsent = False  # a step has taken its groups, and its weights may yet be published
+        self._unsent = False  # a step has taken its groups but may still publish its weights
         self._asked = False  # a step waits for its groups
-        self._slots: list[Slot] = []  # admitted and not yet trained on, in the order of admission
+        self._slots: list[Slot] = []  # admitted but not yet taken, in the order of admission
         self._turned_down: list[tuple[int, Group]] = []  # (ordinal, group) since the last step
         self._admitted, self._draws, self._tried_again = 0, 0, 0
         self._wave_open = True
         self._dropped = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
-        self._idle_since: float | None = None  # loop time since which nothing runs
+        self._idle_since: float | None = None  # event-loop time at which the last prompt ended
         self._idle_seconds = 0.0
 
     @property
     def complete(self) -> int:
-        """Groups that wait to be trained on."""
+        """Number of complete groups that wait to be trained on."""
         return sum(slot.group is not None for slot in self._slots)
 
     # -- playing -----------------------------------------------------------------------------------
 
     async def admit(self) -> Slot:
-        """The next prompt to play, once the limits allow it."""
+        """Return the next prompt to play, once the limits allow it."""
         slot = await self._until(self._admissible)
         if slot.draw is None:
             slot.draw = (self.steps + 1, self._draws)
@@ -145,7 +147,8 @@ class RolloutBuffer:
         return slot
 
     def put(self, slot: Slot, group: Group) -> None:
-        """The scored answers to a slot's prompt."""
+        """Store the scored answers to a slot's prompt, or discard the slot if the filter rejects
+        them and another prompt may be tried."""
         slot.running = False
         if self.filter is not None and not self.filter.accepts(group):
             if self._tried_again < self.filter.spare:
@@ -159,12 +162,14 @@ class RolloutBuffer:
         self._changed()
 
     def fail(self, error: BaseException) -> None:
-        """Whoever waits for the buffer, now or later, gets the error; the first one stays."""
+        """Raise ``error`` in everyone who waits for the buffer, now or later. Only the first error
+        counts."""
         self._error = self._error or error
         self._changed()
 
     def _admissible(self) -> Slot | None:
-        """The slot that may start now: one that has to start again, else the next prompt's."""
+        """Return the slot that may start now: one that has to start again, otherwise that of the
+        next prompt. None if the limits allow neither."""
         limits = self.limits
         waiting = next((s for s in self._slots if not s.running and s.group is None), None)
         position = len(self._slots) if waiting is None else self._slots.index(waiting)
@@ -181,7 +186,7 @@ class RolloutBuffer:
         if not allowed:
             return None
         if waiting and waiting.recorded and not self._in_time(position, waiting.version):
-            waiting.recorded = {}  # too old by now: its episodes begin anew
+            waiting.recorded = {}  # its turns are too old by now, so its episodes start over
         if waiting is None:
             waiting = Slot(self._admitted, self.prompts.take(1)[0])
             self._admitted += 1
@@ -189,7 +194,8 @@ class RolloutBuffer:
         return waiting
 
     def _in_time(self, position: int, version: int) -> bool:
-        """Whether what is sampled by ``version`` at this place of the queue is trained in time."""
+        """Return whether tokens that ``version`` samples at this position of the queue will be
+        trained in time."""
         if self.limits.policy != "wait":
             return True
         per_step = self.limits.wanted + (0 if self.limits.carries_over else self.limits.surplus)
@@ -199,9 +205,9 @@ class RolloutBuffer:
     # -- training ----------------------------------------------------------------------------------
 
     async def take(self) -> Taken:
-        """The groups of the next training step: the first in the order of admission, or the first
-        complete ones of a few more (``surplus``). What the filter turned down without anything to
-        try instead counts as one of them and is left out."""
+        """Return the groups of the next training step: the first ``wanted`` in the order of
+        admission, or with a ``surplus`` those that complete first. A group that the filter rejected
+        without a prompt left to try instead counts as one of them, but is not trained on."""
         asked_at = asyncio.get_running_loop().time()
         self._asked, self._unsent = True, False
         self._changed()
@@ -226,11 +232,11 @@ class RolloutBuffer:
         return taken
 
     def _selected(self) -> list[Slot] | None:
-        """The slots of the next step, or None while some are awaited."""
+        """Return the slots of the next step, or None if it has to wait."""
         if self.complete < self.limits.wanted:
             return None
         candidates = self._slots[: self.limits.wanted + self.limits.surplus]
-        # what was dropped once is not overtaken again, or it might never be trained
+        # a slot that was dropped once goes first, or others might overtake it forever
         candidates.sort(key=lambda slot: (not slot.drops, slot.ordinal))
         awaited = [slot for slot in candidates[: self.limits.wanted] if slot.drops]
         complete = [slot for slot in candidates if slot.group is not None]
@@ -240,7 +246,7 @@ class RolloutBuffer:
         if not self.limits.carries_over:
             return chosen
         left = sorted(set(self._slots) - set(chosen), key=lambda slot: slot.ordinal)
-        behind = self.limits.wanted  # those left behind move up once this step is trained
+        behind = self.limits.wanted  # the slots left behind are trained one step later
         in_time = all(
             self._in_time(behind + place, slot.version)
             for place, slot in enumerate(left)
@@ -249,9 +255,9 @@ class RolloutBuffer:
         return chosen if in_time else None
 
     def published(self, version: int) -> list[Slot]:
-        """The last step is over, and the engines hold weights ``version``. Returns the slots that
-        are too old by now: others start in their place, and nobody waits for what they play."""
-        # a step whose weights were not sent may still send them, ahead of an evaluation
+        """Record that the last step is over and that the engines hold weights ``version``. Returns
+        the slots that are now too old: new ones replace them, and nobody needs their answers."""
+        # a step that has not sent its weights may still send them, before an evaluation
         self._unsent = self._unsent and version == self.version
         self.version = version
         again: dict[Slot, Slot] = {}
@@ -281,7 +287,8 @@ class RolloutBuffer:
     # -- waiting -----------------------------------------------------------------------------------
 
     async def _until(self, find: Callable[[], Found | None]) -> Found:
-        """What ``find`` gives, once it is not None. Raises the error of ``fail``."""
+        """Wait until ``find`` returns something other than None, and return that. Raises the error
+        given to ``fail``."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -302,9 +309,9 @@ class RolloutBuffer:
     # -- leaving and returning ---------------------------------------------------------------------
 
     def state(self, recorded: Mapping[int, Recorded] | None = None) -> dict[str, Any]:
-        """All that a resumed run needs to train on the same prompts in the same order. What is
-        running starts again then, with the seeds it had; what its episodes have sampled so far,
-        ``recorded`` by the slots' ordinals, is not sampled again."""
+        """Return what a resumed run needs to train on the same prompts in the same order. Running
+        prompts then start again with the same seeds. ``recorded`` holds the turns that their
+        episodes have taken so far, by the slots' ordinals; these are not sampled again."""
         return {
             "prompts": self.prompts.state(),
             "steps": self.steps,
@@ -317,7 +324,8 @@ class RolloutBuffer:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Raises UserError for the state of a run that replayed rollouts."""
+        """The inverse of ``state``. Raises UserError for the state of a run that replayed
+        rollouts."""
         if "prompts" not in state:
             message = "the run of this checkpoint replayed rollouts, and drew no prompts"
             raise UserError(message, "--rollout_replay_dir, or --pretrain of its model")

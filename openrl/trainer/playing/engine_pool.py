@@ -1,4 +1,4 @@
-"""Which rollout engine plays a prompt, and what becomes of the prompts of one that dies."""
+"""Chooses the rollout engine for each prompt, and moves the prompts of an engine that dies."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from openrl.types import Group, Prompt
 
 
 class EnginePool:
-    """One call of an engine's worker is one prompt with all its samples; it goes to the living
-    engine with the fewest prompts. An engine that dies is *lost* until ``start`` and ``admit``; its
-    prompts go to the others, or wait for it."""
+    """Distributes prompts over the engines. A prompt with all its samples is one call, which goes
+    to the living engine with the fewest prompts. An engine that dies is *lost* until ``start`` and
+    ``admit``; its prompts go to other engines, or wait if there are none."""
 
     def __init__(self, group: WorkerGroup, deaths: int = 0) -> None:
-        """``deaths`` of engines are made good; the next one is raised."""
+        """Tolerate ``deaths`` deaths of engines; the next one is raised."""
         self.group, self.deaths_left = group, deaths
         self.may_lose = deaths > 0
         self.lost: dict[int, str] = {}  # rank -> how its engine died
-        self.changed = asyncio.Event()  # an engine was lost, and nobody has looked yet
+        self.changed = asyncio.Event()  # set when an engine is lost, until the next ``look``
         self._admitted = asyncio.Condition()
-        self._lives = [0] * group.size  # engines that each rank has had before
+        self._lives = [0] * group.size  # how often each rank's engine has been replaced
         self._prompts_on = [0] * group.size
         self._replaced = self._moved = 0  # since the last ``metrics``
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
-        """The prompt's trajectories, scored beside the engine. Raises WorkerDied as ``_lose``
-        does."""
+        """Play a prompt on some engine and return its group, scored by the engine's worker. Raises
+        WorkerDied as ``_lose`` does."""
         while True:
             rank = await self._idlest()
             life = self._lives[rank]
@@ -53,7 +53,8 @@ class EnginePool:
         return [rank for rank in range(self.group.size) if rank not in self.lost]
 
     def _lose(self, rank: int, died: WorkerDied) -> None:
-        """Raises ``died`` if it was not the engine alone, or too many died before."""
+        """Mark the rank's engine as lost. Raises ``died`` if more than this engine died, or if too
+        many have died before."""
         if rank in self.lost:
             return
         if died.rank != rank or not self.deaths_left:
@@ -63,14 +64,15 @@ class EnginePool:
         self.changed.set()
 
     async def look(self) -> dict[int, str]:
-        """Ask every engine whether it lives: rank -> how it died."""
+        """Check every engine. Returns the lost ones: rank -> how its engine died."""
         if self.may_lose:
             await self.ask("check")
         self.changed.clear()
         return dict(self.lost)
 
     async def ask(self, method: str) -> list[Any]:
-        """What the living engines answer; one that dies meanwhile is lost."""
+        """Call the method on all living engines and return their answers. An engine that dies
+        meanwhile is lost."""
 
         async def one(rank: int) -> list[Any]:
             try:
@@ -83,20 +85,20 @@ class EnginePool:
         return [answer for answers in found for answer in answers]
 
     async def start(self, rank: int) -> None:
-        """A new engine in the place of a lost one; it is asked for nothing before ``admit``."""
+        """Start a new engine in the place of a lost one. It gets no prompts before ``admit``."""
         await self.group.restart(rank)
         self._lives[rank] += 1
         await self.group.one(rank, "start")
 
     async def admit(self, rank: int) -> None:
-        """The new engine has the weights: prompts may come."""
+        """Let a new engine, which now has the weights, receive prompts."""
         async with self._admitted:
             del self.lost[rank]
             self._replaced += 1
             self._admitted.notify_all()
 
     def metrics(self) -> dict[str, Metric]:
-        """Since the last call, where engines can be replaced."""
+        """Return counts since the last call; empty if engines cannot be replaced."""
         if not self.may_lose:
             return {}
         replaced, moved, self._replaced, self._moved = self._replaced, self._moved, 0, 0

@@ -1,4 +1,4 @@
-"""Pass rates on a fixed set of prompts."""
+"""Evaluation: pass rates on a fixed set of prompts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from openrl.trainer.playing.reward_failures import failed_rewards
 from openrl.trainer.playing.rollouts import Rollouts, Tell
 from openrl.types import Group, Prompt, Sampling
 
-PASS_RATE = "eval/pass_rate"  # over all sources; the figure that reports and pictures show
+PASS_RATE = "eval/pass_rate"  # over all sources; the metric that reports and plots show
 LENGTH = "eval/response_length"
 
 
 class Evaluation:
-    """Answers the same prompts each time, ``--eval_n_samples_per_prompt`` times each; ``renders``
-    is a directory for episodes."""
+    """Plays the same prompts each time, ``--eval_n_samples_per_prompt`` times each. ``renders`` is
+    the directory for rendered episodes, if any."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Evaluation:
         self.renders = Path(renders) if renders else None
         self.prompts = [replace(prompt, shown=self.renders is not None) for prompt in prompts]
         self.request = RolloutRequest(flags.eval_n_samples_per_prompt, sampling, seed=(seed, -1, 0))
-        self.answered: list[Group] = []  # by the last run
+        self.answered: list[Group] = []  # the groups of the last evaluation
         self.at_a_time = flags.eval_batch_size if flags.eval_batch_size > 0 else len(prompts)
 
     async def run(self, rollouts: Rollouts, tell: Tell, step: int = 0) -> dict[str, Metric]:
-        """Within ``Rollouts.generating``, after training step ``step``. RuntimeError if the engines
-        got other weights meanwhile."""
+        """Evaluate after training step ``step``. Call it within ``Rollouts.generating``. Raises
+        RuntimeError if the engines' weights changed meanwhile."""
         groups: list[Group] = []
         while (first := len(groups)) < len(self.prompts):
             some = self.prompts[first : first + self.at_a_time]
@@ -59,7 +59,7 @@ class Evaluation:
 
 
 def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
-    """What an evaluation of these prompts may measure of their answers."""
+    """Return the names of the metrics that an evaluation of these prompts may report."""
     sources = dict.fromkeys(prompt.source for prompt in prompts)
     several = _of_prompt([None] * samples, [0.0] * samples) if samples > 1 else {}
     figures = [f"mean@{samples}", *several]
@@ -73,7 +73,8 @@ def _of_source(source: str, figure: str) -> str:
 def _of_prompt(
     votes: list[str | None], verdicts: list[float], samples: int | None = None
 ) -> dict[str, float]:
-    """Figures of a prompt that has several answers; ``samples`` were asked for."""
+    """Return the metrics of a prompt with several answers. ``samples`` answers were requested; some
+    of them may have failed."""
     samples = samples or len(verdicts)
     at_k = figures_at(powers_of_two(samples), votes, verdicts, threshold=1.0)
     majorities = {name for name in at_k if name.startswith("maj@")} - {f"maj@{samples}"}
@@ -82,13 +83,14 @@ def _of_prompt(
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Mean verdict and length over all answers; per source, under val-core/<source>/acc/,
-    ``mean@N`` and for N > 1 means over prompts: ``best@N`` of the best answer, ``pass@k`` whether k
-    answers hold a right one, ``maj@N`` of the answer that most give, where answers can be compared.
+    """Return the mean verdict and length over all answers and, for each source under
+    val-core/<source>/acc/, ``mean@N``. For N > 1 there are also means over prompts: ``best@N`` is
+    the verdict of the best answer, ``pass@k`` whether k answers include a right one, and ``maj@N``
+    the verdict of the most frequent answer, if answers can be compared.
 
-    Several agents that share an episode answer a prompt each. A trajectory's verdict is
-    ``Score.passed``, or its reward where the reward gives no verdict.
-    Failed ones are counted and left out."""
+    If several agents share an episode, each counts as answering a prompt of its own. A
+    trajectory's verdict is ``Score.passed``, or its reward if it has no verdict. Failed
+    trajectories are counted but left out."""
     of_agents = [of_one for group in groups for of_one in group.of_agents]
     samples = max((len(g.trajectories) for g in of_agents), default=0)
     figures: dict[str, list[float]] = defaultdict(list)

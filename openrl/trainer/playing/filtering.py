@@ -1,4 +1,5 @@
-"""Dynamic filtering: which groups are worth training on, and how many prompts may be tried."""
+"""Dynamic filtering: decides which groups are worth training on and how many prompts a step may
+try."""
 
 from __future__ import annotations
 
@@ -12,25 +13,27 @@ from openrl.types import Group
 
 
 class DynamicFilter:
-    """Each group that is turned down is replaced by the next prompt, one for one.
+    """Accepts or rejects groups. Each rejected group is replaced by the next prompt, one for one.
 
-    So accepted groups and groups under way are never more than wanted: none is thrown away, and
-    what is trained on is the accepted ones among the first prompts of the stream, whatever the
-    order of arrival."""
+    So there are never more accepted and running groups than wanted. No accepted group is thrown
+    away, and a step trains on the accepted ones among the first prompts of the stream, regardless
+    of the order in which they complete."""
 
     def __init__(
         self, flags: DynamicFilteringFlags, prompts: int, wanted: int, running: int = 0
     ) -> None:
-        """``prompts`` of one pass over the data, ``wanted`` groups of a step, ``running`` prompts
-        that are tried at first (0: as wanted)."""
+        """``prompts`` is the number of prompts in one pass over the data, ``wanted`` the number of
+        groups in a step, ``running`` the number of prompts that a step starts with (0: ``wanted``).
+        """
         rounds = flags.dynamic_filtering_max_batches or math.inf
         self.flags, self.wanted = flags, wanted
         self.spare = max(int(min(rounds * wanted, prompts)) - max(wanted, running), 0)
-        self._without_part: list[Group] | None = []  # all groups so far, until one has the part
+        # all groups so far; None once a group had the reward part that the flag names
+        self._without_part: list[Group] | None = []
 
     def accepts(self, group: Group) -> bool:
-        """Raises UserError if a whole batch of groups lacks what --dynamic_filtering_key names: it
-        is misspelt."""
+        """Return whether a group is worth training on. Raises UserError if no group of a whole
+        batch has the part that --dynamic_filtering_key names: then the name is misspelt."""
         self._look_for_part(group)
         low, high = self.flags.dynamic_filtering_reward_range
         return keep(group, low, high, self.flags.dynamic_filtering_key)
@@ -57,8 +60,8 @@ class DynamicFilter:
     def checked(
         self, accepted: list[Group], generated: list[Group]
     ) -> tuple[list[Group], dict[str, Metric]]:
-        """The groups to train on, none to skip the step, and what was turned down. Raises UserError
-        if there are too few and that is to fail."""
+        """Return the groups to train on, none to skip the step, and the filter's metrics. Raises
+        UserError if too few groups were accepted and --dynamic_filtering_shortfall is to fail."""
         metrics: dict[str, Metric] = {
             "filter/generated_groups": Sum(len(generated)),
             "filter/kept_groups": Sum(len(accepted)),

@@ -1,4 +1,4 @@
-"""What the rollouts of one step looked like, before anything is learnt from them."""
+"""Metrics of a step's rollouts, before anything is learnt from them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from openrl.vision.pictures import image_size
 
 
 def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Lengths, rewards and their parts, ends, zero-signal groups. A figure nobody measured is
-    absent."""
+    """Return metrics of lengths, rewards and their parts, ends and zero-signal groups. A metric
+    that nobody measured is absent."""
     rows = [t for g in groups for t in g.trajectories]
     lengths = [t.response_length for t in rows]
     metrics: dict[str, Metric] = {
@@ -36,8 +36,8 @@ def rollout_metrics(groups: list[Group]) -> dict[str, Metric]:
 
 
 def _image_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Different images of each group and their pixels, and tokens that images take of a sample;
-    absent where nothing is shown."""
+    """Return the number of distinct images per group, their pixels, and the image tokens per
+    sample. Empty if there are no images."""
     shown = [[p for s in t.segments for p in s.images] for g in groups for t in g.trajectories]
     if not any(shown):
         return {}
@@ -56,8 +56,8 @@ def _different_images(group: Group) -> list[Image]:
 
 
 def agent_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
-    """Means of what agents measured, over the trajectories where they did, and of the reward of
-    each agent that has a name. A name without a namespace gets rollout/."""
+    """Return the means of agents' own metrics, each over the trajectories that have it, and the
+    mean reward of each named agent. A metric name without a namespace gets the prefix rollout/."""
     measured = [{**t.metrics, **_reward_of_agent(t)} for t in trajectories if not t.end.is_failure]
     return {
         name if "/" in name else f"rollout/{name}": mean(m[name] for m in measured if name in m)
@@ -71,8 +71,8 @@ def _reward_of_agent(trajectory: Trajectory) -> dict[str, float]:
 
 
 def end_metrics(trajectories: list[Trajectory]) -> dict[str, Metric]:
-    """How trajectories ended, by kind; how many were played again because the infrastructure had
-    failed, and how many were sampled by weights of several versions."""
+    """Return how many trajectories ended in which way, how many replays infrastructure failures
+    caused, and how many trajectories were sampled by several versions of the weights."""
     ends = Counter(t.end.value for t in trajectories)
     metrics: dict[str, Metric] = {
         "rollout/replayed": Sum(sum(t.replays for t in trajectories)),

@@ -1,4 +1,4 @@
-"""Training on rollouts that another run has kept, without an engine."""
+"""Training on the recorded rollouts of another run, without engines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from openrl.trainer.workers.residency import Residency
 
 
 class Replay(Rollouts):
-    """The groups of a step come from its file; there are no engines."""
+    """Reads the groups of each step from its file instead of playing prompts."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Replay(Rollouts):
 
 
 class NoEngines(Publisher):
-    """Weights get their versions and go nowhere."""
+    """A publisher that counts versions but sends no weights."""
 
     @property
     def way(self) -> str:

@@ -1,4 +1,4 @@
-"""Rows that got no reward: counted, shown, and too many of them stop the run."""
+"""Rows that got no reward: they are counted and shown, and too many of them stop the run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from openrl.rewards.combined import row_lines
 from openrl.tracking.metrics import Mean, Metric, Sum
 from openrl.types import Group, Trajectory
 
-SHOWN = 3  # rows of a batch
+SHOWN = 3  # failed rows of a batch that are shown
 
 
 def failed_rewards(groups: list[Group]) -> list[Trajectory]:
-    """The trajectories whose reward failed; with a greedy answer without reward to compare with,
-    all of its group."""
+    """Return the trajectories whose reward failed. If the reward of a group's greedy answer failed,
+    that is all trajectories of the group, since they lack their baseline."""
     return [
         trajectory
         for group in groups
@@ -26,8 +26,8 @@ def _failure(trajectory: Trajectory) -> str | None:
 
 
 def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Rows without a reward, and rows whose reward took more than one call; absent where nothing
-    was scored."""
+    """Return counts of the rows without a reward and of those whose reward took more than one call.
+    Empty if nothing was scored."""
     scored = [t for group in groups for t in group.trajectories if t.score]
     if not scored:
         return {}
@@ -40,7 +40,7 @@ def failure_metrics(groups: list[Group]) -> dict[str, Metric]:
 
 
 def failure_notes(groups: list[Group]) -> list[str]:
-    """The first rows without a reward, for people."""
+    """Describe the first few rows without a reward, for people to read."""
     failed = failed_rewards(groups)
     notes = [
         "\n".join([f"no reward: {_failure(t) or 'that of the greedy answer'}", *row_lines(t)])
@@ -51,16 +51,16 @@ def failure_notes(groups: list[Group]) -> list[str]:
 
 
 class FailureGuard:
-    """Told of each group of a batch as it arrives; stops the run as soon as too many rows have no
-    reward, so that a dead server is not asked for a whole data set."""
+    """Watches the groups of a batch as they arrive, and stops the run as soon as too many rows have
+    no reward. So a dead server is not queried for a whole data set."""
 
     def __init__(self, rows: int, most: float) -> None:
         self.rows, self.most = rows, most
         self.failed: list[Group] = []
 
     def __call__(self, group: Group) -> None:
-        """Raises UserError, with rows, if more than the share ``most`` of the batch has no
-        reward."""
+        """Take note of a group. Raises UserError, with example rows, once more than the share
+        ``most`` of the batch has no reward."""
         if not failed_rewards([group]):
             return
         self.failed.append(group)

@@ -1,5 +1,5 @@
-"""The reward models of a run as sources of rewards: they complete the scores of groups while others
-are still being generated."""
+"""Reward models as reward sources. They complete the scores of some groups while other groups are
+still being generated."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from openrl.rewards.protocol import Failure
 from openrl.types import Group, Score, Trajectory
 
 Forward = Callable[[list[Group], int], Awaitable[Tensor]]
-"""``await forward(groups, model)``: what one of the models says of every trajectory, (rows,)."""
+"""``await forward(groups, model)`` returns one model's output for every trajectory, (rows,)."""
 
 
 class RewardModels:
-    """Scores what has come while the models were busy in one call, as a database commits groups of
-    transactions: the ranks of a model must meet in the same call, so one runs at a time."""
+    """Scores groups with the reward models. All ranks of a model must join every call, so one call
+    runs at a time; the groups that arrive meanwhile are scored together in the next one, as in a
+    database's group commit."""
 
     def __init__(self, weighing: Weighing, forward: Forward, most: int | None = None) -> None:
-        """``most`` groups a call; with 1 the numbers do not depend on which groups came
-        together."""
+        """``most`` limits the groups per call. With 1 the scores do not depend on which groups
+        arrive together."""
         self.weighing, self.forward, self.most = weighing, forward, most
         self.names = [source.name for source in weighing.plan.sources if source.kind == "model"]
         self._waiting: dict[int, Group] = {}
         self._turn = asyncio.Lock()
 
     async def __call__(self, group: Group) -> None:
-        """Returns once the group has its scores."""
+        """Score a group, together with others that are waiting."""
         self._waiting[id(group)] = group
         async with self._turn:
             while id(group) in self._waiting:
@@ -41,10 +42,11 @@ class RewardModels:
                     del self._waiting[id(scored)]
 
     async def score(self, groups: list[Group]) -> None:
-        """Add to each row's score what the models of its data source say; to greedy answers too.
+        """Add the outputs of the models for a row's data source to its score. This includes greedy
+        answers.
 
-        The engines' side may have scored a row by other sources, or failed to. Raises UserError for
-        a reward that is not finite, if that is to stop the run."""
+        The rollout worker may already have scored a row by other sources, or have failed to. Raises
+        UserError for a reward that is not finite, if that is to stop the run."""
         rows = [t for g in groups for t in g.answers]
         for row in rows:
             row.score = row.score or Score(0.0)
@@ -55,7 +57,7 @@ class RewardModels:
                 if name in self.weighing.plan.of(row.prompt.source) and not _failed(row)
             ]
             if asked:
-                # what a model sees of several segments is the last: the end of the trajectory
+                # of several segments a model sees the last, which has the end of the trajectory
                 last = [replace(row, segments=row.segments[-1:]) for row in asked]
                 values = await self.forward([Group(row.prompt, [row]) for row in last], model)
                 for row, value in zip(asked, values.tolist(), strict=True):

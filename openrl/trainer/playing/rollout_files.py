@@ -1,8 +1,8 @@
-"""Rollouts kept whole, step by step.
+"""Files that keep the complete rollouts of each step.
 
 <--rollout_dump_dir>/
-    step_000003.jsonl   what step 3 was trained on: a line about the step, then one of each group
-    eval_000003.jsonl   what the evaluation after step 3 answered: one line of each group
+    step_000003.jsonl   the rollouts of step 3: a line about the step, then one line per group
+    eval_000003.jsonl   the answers of the evaluation after step 3: one line per group
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openrl.types import Group, Prompt
 
 
 class RolloutDump:
-    """Writes what each step has taken, and what evaluations were answered."""
+    """Writes the rollouts of each step and of each evaluation."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -45,7 +45,8 @@ def path_of(directory: Path, step: int) -> Path:
 
 
 def check_steps_kept(directory: Path, first: int, last: int) -> None:
-    """Raises UserError unless all these steps were kept."""
+    """Raise UserError unless ``directory`` has the rollouts of all steps from ``first`` to
+    ``last``."""
     missing = [step for step in range(first, last + 1) if not path_of(directory, step).is_file()]
     if missing:
         fix = f"--max_steps {missing[0] - 1}" if missing[0] > first else "another directory"
@@ -53,7 +54,8 @@ def check_steps_kept(directory: Path, first: int, last: int) -> None:
 
 
 def read_taken(path: Path, prompts: dict[str, Prompt]) -> Taken:
-    """What a step has taken; ``prompts`` by id. Raises UserError if it is of others."""
+    """Read the rollouts of a step. ``prompts`` maps ids to prompts; raises UserError if it lacks
+    one."""
     head, *rows = map(json.loads, path.read_text(encoding="utf-8").splitlines())
     try:
         generated = [group_from_json(row, prompts) for row in rows]

@@ -1,4 +1,4 @@
-"""Playing prompts on the rollout engines: for training as the buffer allows, else when asked."""
+"""Plays prompts on the rollout engines: for training as the buffer allows, otherwise on request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from openrl.types import Group, Prompt
 from openrl.vision.travel import with_pixels
 
 Tell = Callable[[int, int], None]
-"""``tell(done, total)``: told of each group that is complete."""
+"""``tell(done, total)`` is called for each group that completes."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class RolloutSettings:
     """How prompts are played for training."""
 
     request: RolloutRequest
-    run_seed: int | None = None  # None: the engines draw as they like
+    run_seed: int | None = None  # None: the engines choose seeds
     max_failure_rate: float = 1.0  # share of a step's rewards that may fail
-    interrupts: bool = False  # answers under way wait through a weight sync instead of ending first
-    deaths: int = 0  # engines of a run that may die and are replaced
+    interrupts: bool = False  # a weight sync interrupts running answers instead of waiting for them
+    deaths: int = 0  # how many deaths of engines a run tolerates by replacing them
 
 
 class Rollouts:
-    """What the engines play, and when they compute."""
+    """Controls what the engines play and when they compute."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Rollouts:
         self.buffer, self.residency = buffer, residency
         self.settings, self.reward_models = settings, reward_models
         self.failure: asyncio.Future[None] = asyncio.Future()
-        """Has the first error of what runs in the background, as soon as there is one."""
+        """A future that fails with the first error of a background task."""
         self.pool = EnginePool(engines, settings.deaths)
         self._playing: dict[Slot, asyncio.Task[None]] = {}
         self._producer: asyncio.Task[None] | None = None
@@ -59,7 +59,7 @@ class Rollouts:
     # -- for training ------------------------------------------------------------------------------
 
     async def take(self, tell: Tell) -> Taken:
-        """The groups of the next training step, see ``RolloutBuffer.take``. Within
+        """Return the groups of the next training step, see ``RolloutBuffer.take``. Call it within
         ``generating``."""
         self._tell, self._guard = tell, self._new_guard(self.buffer.limits.wanted)
         if self._producer is None:
@@ -69,7 +69,7 @@ class Rollouts:
         return taken
 
     async def published(self, version: int) -> None:
-        """The engines have these weights; see ``RolloutBuffer.published``."""
+        """Record that the engines hold the weights ``version``, see ``RolloutBuffer.published``."""
         await self._stop(self.buffer.published(version))
 
     async def _produce(self) -> None:
@@ -98,16 +98,16 @@ class Rollouts:
         self.buffer.fail(error)
         if not self.failure.done():
             self.failure.set_exception(error)
-            self.failure.exception()  # whoever awaits it raises it; it may be nobody
+            self.failure.exception()  # marks it as retrieved: perhaps nobody awaits it
 
     async def _stop(self, slots: list[Slot]) -> None:
-        """Nobody waits for these answers any more."""
+        """Cancel the playing of slots whose answers nobody needs any more."""
         await cancelled(self._playing[slot] for slot in slots if slot in self._playing)
 
     # -- one prompt, many prompts ------------------------------------------------------------------
 
     async def play(self, prompt: Prompt, request: RolloutRequest, guard: FailureGuard) -> Group:
-        """A prompt's scored trajectories. Raises UserError as ``guard`` does."""
+        """Play a prompt and return its scored group. Raises UserError as ``guard`` does."""
         group = with_pixels(await self.pool.play(prompt, request), prompt)
         if self.reward_models is not None and request.scored:
             await self.reward_models(group)
@@ -117,8 +117,8 @@ class Rollouts:
     async def play_all(
         self, prompts: list[Prompt], request: RolloutRequest, tell: Tell, first: int = 0
     ) -> list[Group]:
-        """Each prompt once, in their order; the numbers of their seeds count from ``first``. Within
-        ``generating``."""
+        """Play each prompt once and return the groups in the order of ``prompts``. The draw numbers
+        in their seeds count from ``first``. Call it within ``generating``."""
         guard, done = self._new_guard(len(prompts), request), 0
 
         async def one(number: int, prompt: Prompt) -> Group:
@@ -139,8 +139,8 @@ class Rollouts:
 
     @asynccontextmanager
     async def generating(self) -> AsyncIterator[None]:
-        """Within it the engines answer; it may be entered again inside. Where answers outlive a
-        step they wait outside of it, and go on by the weights of the next time."""
+        """Let the engines answer inside the with block, which may be nested. If answers outlive a
+        step, they wait outside the block and continue with the weights of the next one."""
         self._users += 1
         try:
             async with self.residency.stage("collect"):
@@ -154,7 +154,7 @@ class Rollouts:
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Within it no engine computes, so that weights may change."""
+        """Keep all engines idle inside the with block, so that weights may change."""
         if self._paused or not self.buffer.limits.steps_ahead:
             yield  # nothing runs
             return
@@ -177,7 +177,7 @@ class Rollouts:
             await self.pool.group.one(rank, "pause", not self.settings.interrupts)
 
     async def state(self) -> dict[str, Any]:
-        """Of the buffer, with the turns that running episodes have taken."""
+        """Return the buffer's state, with the turns that running episodes have taken."""
         of_engines = await self.pool.ask("recorded")
         return self.buffer.state({n: turns for found in of_engines for n, turns in found.items()})
 
@@ -185,5 +185,5 @@ class Rollouts:
         self.buffer.load_state(state)
 
     async def close(self) -> None:
-        """Leave no task behind."""
+        """Cancel all background tasks."""
         await cancelled([*([self._producer] if self._producer else []), *self._playing.values()])

@@ -1,4 +1,4 @@
-"""Answers as JSON, for the checkpoint of a run whose answers outlive a step."""
+"""Groups as JSON, for checkpoints that hold answers and for files of rollouts."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Images = tuple[PlacedImage, ...]
 
 
 def group_to_json(group: Group) -> dict[str, Any]:
-    """Lists and numbers alone; the prompt by its id, what an environment made of its seed, and the
-    images that the row of the data does not have. Floats come back as they were. What a trajectory
-    shows to people is left out."""
+    """Return a group as JSON values. It refers to the prompt by id, and includes what an
+    environment made from the prompt's seed and the images that the data row lacks. Floats survive
+    exactly. The turns that a trajectory shows to people are left out."""
     prompt, made = group.prompt, "seed" in group.prompt.meta
     row = () if made else prompt.images
     begun = {"token_ids": prompt.token_ids, "text": prompt.text}
@@ -38,7 +38,7 @@ def group_to_json(group: Group) -> dict[str, Any]:
 
 
 def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
-    """The inverse; ``prompts`` by id."""
+    """The inverse of ``group_to_json``. ``prompts`` maps ids to prompts."""
     prompt, made, greedy = prompts[saved["prompt"]], saved["made"], saved["greedy"]
     known = {placed.image.sha256: placed.image for placed in prompt.images}
     known |= {key: Image(b64decode(data), key) for key, data in saved["images"].items()}
@@ -52,7 +52,7 @@ def group_from_json(saved: dict[str, Any], prompts: dict[str, Prompt]) -> Group:
 
 
 def _others(group: Group, known: set[str]) -> dict[str, str]:
-    """The files of images that are not known, by hash."""
+    """Return the files of images that are not ``known``, by hash."""
     images = [p.image for t in group.answers for s in t.segments for p in s.images]
     return {i.sha256: b64encode(i.data).decode() for i in images if i.sha256 not in known}
 

@@ -1,10 +1,11 @@
-"""Checkpoints on disk: written aside, renamed when complete, old ones removed afterwards.
+"""Checkpoints on disk. A checkpoint is written to a temporary directory and renamed when complete;
+old ones are removed afterwards.
 
 <ckpt_path>/step_000004/
     manifest.json     schema version, step, flags of the run, sizes and checksums of all files; in
-                      a renamed directory it means complete
-    state.json        what the driver must know to go on: data position, KL controller, counters
-    actor/ critic/    what each training engine wrote of itself
+                      a renamed directory it means that the checkpoint is complete
+    state.json        what the driver needs to resume: data position, KL controller, counters
+    actor/ critic/    the state of each training engine
     hf/               a Hugging Face copy, with --save_hf_ckpt
 """
 
@@ -31,15 +32,16 @@ from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
 SCHEMA_VERSION = 5
-"""Raised whenever the layout of a checkpoint or of its state changes: an older one is refused,
-never half read."""
+"""Increased whenever the layout of a checkpoint or of its state changes. A checkpoint with another
+version is refused, never half read."""
 
 
 class Checkpoints:
-    """The checkpoints of one run. Those that it does not go on from, all with --overwrite_ckpt or
-    later ones than that of --resume_from_checkpoint, go once the first new one is complete.
+    """The checkpoints of one run. Once its first new checkpoint is complete, the stale ones of an
+    earlier run are removed: all with --overwrite_ckpt, otherwise those later than the checkpoint
+    that the run resumed from.
 
-    Where several processes run the same driver, one of them ``leads``; the others write only their
+    If several processes run the same driver, one of them ``leads``; the others only write their
     engines' parts."""
 
     def __init__(self, flags: CheckpointFlags, leads: bool = True) -> None:
@@ -50,7 +52,7 @@ class Checkpoints:
         self.read = StateParts(flags.load_optim, flags.load_rng)
         upload = flags.ckpt_upload_dir if leads else None
         self.uploads = Uploads(upload) if upload else None
-        self._bytes = 0  # of the newest checkpoint: about what the next one needs
+        self._bytes = 0  # size of the newest checkpoint, an estimate for the next one
         start = find_start(flags)
         self.start_from, self.notes = start.path, start.notes
         last = (
@@ -70,11 +72,12 @@ class Checkpoints:
         write: Callable[[Path], Awaitable[None]],
         metric: float | None = None,
     ) -> Path:
-        """``write(directory)`` puts the engines' parts into the directory before it is renamed. The
-        one with the highest ``metric`` is kept besides the newest.
+        """Save a checkpoint and return its path. ``write(directory)`` writes the engines' parts
+        before the directory is renamed. The checkpoint with the highest ``metric`` is kept in
+        addition to the newest.
 
-        If it raises, the checkpoints are as before; what it wrote goes with the next save. Raises
-        DiskFull, and leaves nothing, where the disk is full.
+        If ``write`` raises, the existing checkpoints stay as they are, and the next save removes
+        the partial files. Raises DiskFull if the disk is full, and then leaves no partial files.
         """
         final = self.directory / f"step_{step:06d}"
         aside = self.directory / f".writing_{final.name}"
@@ -116,7 +119,7 @@ class Checkpoints:
         manifest |= {"flags": flags, "files": await asyncio.to_thread(fingerprints, aside)}
         write_json(aside / MANIFEST, sealed(manifest))
         sync_tree(aside)
-        # of an earlier run, with --overwrite_ckpt; it goes with the next save at the latest
+        # left by an earlier run, with --overwrite_ckpt; the next save removes it at the latest
         if final.exists():
             final.rename(replaced := self.directory / f".writing_{final.name}_replaced")
             aside.rename(final)
@@ -133,17 +136,18 @@ class Checkpoints:
         return final
 
     async def finish(self) -> None:
-        """Wait until complete checkpoints are wherever else they shall be."""
+        """Wait until complete checkpoints have been copied to --ckpt_upload_dir, if there is
+        one."""
         if self.uploads:
             await self.uploads.finish()
 
     def complete(self) -> list[Path]:
-        """Complete checkpoints, oldest first."""
+        """Return the complete checkpoints, oldest first."""
         return sorted((p.parent for p in self.directory.glob(COMPLETE_CHECKPOINTS)), key=step_of)
 
     def _retain(self, newest: Path) -> None:
-        """Remove what this run does not go on from; then all but the ``keep`` newest (0: all), the
-        best by its metric, and what fits into ``most_bytes``."""
+        """Remove stale checkpoints of an earlier run. Of the others keep the ``keep`` newest (0:
+        all) and the best by metric, then remove the oldest until the rest fits ``most_bytes``."""
         for path in self._stale:
             if path != newest:
                 shutil.rmtree(path)
@@ -162,7 +166,8 @@ class Checkpoints:
 
 @contextmanager
 def directories_owned(flags: CheckpointFlags) -> Iterator[None]:
-    """Within it no other run writes to --save_path or --ckpt_path. Raises UserError if one does."""
+    """Own --save_path and --ckpt_path inside the with block. Raises UserError if another run owns
+    one of them."""
     names = ("ckpt_path", "save_path")
     flag_of = {Path(getattr(flags, name)).expanduser().resolve(): name for name in names}
     with ExitStack() as stack:
@@ -173,18 +178,20 @@ def directories_owned(flags: CheckpointFlags) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run goes on, and what was passed over on the way there, in words."""
+    """The checkpoint that a run resumes from, if any, and notes on damaged ones that were passed
+    over."""
 
     path: Path | None
     notes: tuple[str, ...] = ()
 
 
 def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
-    """The checkpoint that a run goes on from: of those in --ckpt_path the newest whole one.
+    """Find the checkpoint to resume from: that of --resume_from_checkpoint, or with
+    --load_checkpoint the newest undamaged one in --ckpt_path.
 
-    Raises UserError where the named one is damaged, with ``--load_checkpoint strict`` the newest,
-    or all that there are; or if it is of another schema. Without ``deep`` contents are not
-    read."""
+    Raises UserError if the named checkpoint is damaged, if all checkpoints are, if the newest is
+    and ``--load_checkpoint strict`` is set, or if the one found has another schema version. Without
+    ``deep`` the contents of files are not read."""
     if flags.resume_from_checkpoint is not None:
         path = Path(flags.resume_from_checkpoint).expanduser()
         if wrong := damage(path, deep):
@@ -213,12 +220,12 @@ def find_start(flags: CheckpointFlags, deep: bool = True) -> Start:
 
 
 def bytes_of(directory: Path) -> int:
-    """What the files below ``directory`` take."""
+    """Return the total size in bytes of the files below ``directory``."""
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
 def manifest_of(checkpoint: Path) -> dict[str, Any]:
-    """Raises UserError if the checkpoint was laid out by another version."""
+    """Read a checkpoint's manifest. Raises UserError if it has another schema version."""
     manifest = json.loads((checkpoint / MANIFEST).read_text())
     if manifest["schema_version"] != SCHEMA_VERSION:
         raise UserError(
@@ -230,18 +237,19 @@ def manifest_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def changed_flags(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """One line on the flags that differ between a checkpoint and the run that resumes it."""
+    """Return a line on the flags that differ between a checkpoint and the run that resumes it."""
     names = sorted(name for name, value in now.items() if before.get(name) != value)
     return f"flags that differ: {', '.join(names)}" if names else "same flags"
 
 
 def step_of(checkpoint: Path | None) -> int:
-    """The step after which a checkpoint was written; -1 for none."""
+    """Return the step after which a checkpoint was written; -1 for None."""
     return -1 if checkpoint is None else int(checkpoint.name.removeprefix("step_"))
 
 
 def read_state(checkpoint: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(state, flags) of a complete checkpoint. Raises UserError if its schema is another one."""
+    """Return (state, flags) of a complete checkpoint. Raises UserError if it has another schema
+    version or cannot be resumed from."""
     manifest = manifest_of(checkpoint)
     if not manifest["resumable"]:
         raise UserError(
@@ -256,8 +264,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def sync_tree(directory: Path) -> None:
-    """Force files and directories to disk, so that the rename never publishes empty ones after a
-    power cut."""
+    """Force files and directories to disk, so that after a power cut a renamed directory never has
+    empty files."""
     for path in (*directory.rglob("*"), directory):
         sync(path)
 

@@ -1,4 +1,4 @@
-"""Room on a disk: what is asked for before something is written, and how its lack shows."""
+"""Disk space: checks before something is written, and recognises the errors of a full disk."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from pathlib import Path
 from openrl.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-WORDS = (  # of libraries that write without Python
+WORDS = (  # messages of libraries that do not write through Python
     "no space left on device",
     "disk quota exceeded",
     "file too large",
     "pytorchstreamwriter failed",
-    "inline_container",  # of torch.save, whatever went wrong with its file
+    "inline_container",  # torch.save, whatever went wrong with its file
     "os error 28",
     "os error 27",
 )
 
 
 class DiskFull(UserError):
-    """Something could not be written: the disk is full, or was going to be."""
+    """Something could not be written because the disk is full, or would be."""
 
 
 def disk_is_full(error: BaseException) -> bool:
-    """Whether ``error``, or what caused it, says so."""
+    """Return whether ``error``, or one of its causes, says that the disk is full."""
     return any(
         (isinstance(e, OSError) and e.errno in FULL)
         or any(words in str(e).lower() for words in WORDS)
@@ -47,14 +47,14 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def free_bytes(path: Path) -> int:
-    """Of the file system on which ``path`` lies, or will lie."""
+    """Return the free bytes of the file system that holds ``path``, or will once it exists."""
     path = path.absolute()
     nearest = next(p for p in (path, *path.parents) if p.exists())
     return shutil.disk_usage(nearest).free
 
 
 def require_room(path: Path, needed: int, what: str) -> None:
-    """Raises DiskFull unless there are so many bytes."""
+    """Raise DiskFull unless ``path`` has ``needed`` bytes free. ``what`` names what needs them."""
     if (free := free_bytes(path)) < needed:
         raise DiskFull(
             f"{what} needs about {amount(needed)} at {path}, where {amount(free)} is free"
@@ -63,7 +63,7 @@ def require_room(path: Path, needed: int, what: str) -> None:
 
 @contextmanager
 def model_has_room(directory: Path) -> Iterator[None]:
-    """Within it a model is written to ``directory``. Raises DiskFull where the disk is full."""
+    """Turn the error of a full disk into DiskFull while a model is written to ``directory``."""
     try:
         yield
     except Exception as error:
@@ -76,7 +76,7 @@ def model_has_room(directory: Path) -> Iterator[None]:
 
 
 def amount(count: int) -> str:
-    """``1.5 GB``, ``20 MB``, ``3 kB``."""
+    """Format a number of bytes as "1.5 GB", "20 MB" or "3 kB"."""
     for size, unit in ((1e9, "GB"), (1e6, "MB")):
         if count >= size:
             return f"{count / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Whether a checkpoint on disk is what was written: sizes and checksums of its files."""
+"""Checks that a checkpoint on disk is what was written, by sizes and checksums of its files."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-READERS = 8  # threads: zlib lets go of the interpreter
+READERS = 8  # threads; they run in parallel since zlib releases the GIL
 PIECE = 1 << 24  # bytes read at a time
 
 
 def fingerprints(directory: Path) -> dict[str, list[int]]:
-    """[bytes, CRC-32] of each file below ``directory``, by its path in it."""
+    """Return [size in bytes, CRC-32] of each file below ``directory``, by relative path."""
     paths = sorted(path for path in directory.rglob("*") if path.is_file())
     with ThreadPoolExecutor(READERS) as pool:
         checksums = pool.map(checksum, paths)
@@ -33,7 +33,7 @@ def checksum(path: Path) -> int:
 
 
 def sealed(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The manifest with a checksum of its own."""
+    """Return the manifest with a checksum of itself added."""
     return manifest | {"seal": _seal(manifest)}
 
 
@@ -43,8 +43,8 @@ def _seal(manifest: dict[str, Any]) -> int:
 
 
 def damage(directory: Path, deep: bool = True) -> str | None:
-    """What is wrong with a checkpoint, in words that name the file; None: it is whole. Without
-    ``deep`` the contents of large files are taken on trust."""
+    """Describe what is wrong with a checkpoint, naming the file; None if it is undamaged. Without
+    ``deep`` only the manifest and the sizes of files are checked, not their contents."""
     try:
         manifest = json.loads((directory / MANIFEST).read_text())
         files = manifest["files"]

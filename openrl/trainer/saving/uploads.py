@@ -1,4 +1,4 @@
-"""Copies of complete checkpoints in another place, made beside the training."""
+"""Copies complete checkpoints to another place while training continues."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COPY_TIMEOUT = 600.0  # seconds that a run waits for its copies
 
 
 class Uploads:
-    """Copies to a directory or an fsspec URL. A checkpoint that could not be copied is told, and
-    tried again with the next one."""
+    """Copies checkpoints to a directory or an fsspec URL. If a copy fails, that is logged, and the
+    copy is retried together with the next checkpoint."""
 
     def __init__(self, target: str) -> None:
-        """Raises UserError if ``target`` is of a kind that nothing here can write to."""
+        """Raises UserError if no installed library can write to this kind of ``target``."""
         self.target = target if "://" in target else str(Path(target).expanduser().absolute())
         try:
             self._files, self._root = fsspec.core.url_to_fs(self.target)
@@ -33,16 +33,16 @@ class Uploads:
         self._idle.set()
 
     def begin(self, checkpoint: Path) -> None:
-        """Copy this checkpoint, and those that failed before."""
+        """Start to copy this checkpoint, and those that failed before."""
         self._waiting.append(checkpoint)
         self._idle = asyncio.Event()
         args = ([*self._waiting], self._idle, asyncio.get_running_loop())
-        # a copy that hangs does not keep the process from ending
+        # a daemon, so that a copy that hangs does not keep the process alive
         Thread(target=self._copy_all, args=args, daemon=True).start()
 
     async def idle(self) -> None:
-        """Wait for the copies under way, until which no checkpoint may be removed; after
-        COPY_TIMEOUT they have failed."""
+        """Wait for running copies; no checkpoint may be removed before that. After COPY_TIMEOUT
+        they count as failed."""
         try:
             await asyncio.wait_for(self._idle.wait(), COPY_TIMEOUT)
         except TimeoutError:
@@ -51,7 +51,7 @@ class Uploads:
             self._idle.set()
 
     async def finish(self) -> None:
-        """All copies, what failed once more; tells what stays without a copy."""
+        """Wait for all copies, retry the failed ones once, and log what remains without a copy."""
         await self.idle()
         if self._waiting:
             self.begin(self._waiting.pop())
@@ -67,7 +67,7 @@ class Uploads:
             try:
                 self._copy(checkpoint)
                 copied.append(checkpoint)
-            except Exception as error:  # of whatever is behind the URL: training goes on
+            except Exception as error:  # any library may be behind the URL; training continues
                 log.warning("%s was not copied to %s: %s", checkpoint.name, self.target, error)
         with suppress(RuntimeError):  # the run has ended meanwhile
             loop.call_soon_threadsafe(self._ended, copied, idle)
@@ -77,7 +77,7 @@ class Uploads:
         idle.set()
 
     def _copy(self, checkpoint: Path) -> None:
-        """The manifest comes last: it means complete."""
+        """Copy one checkpoint. The manifest comes last, since it marks the copy as complete."""
         files = sorted(checkpoint.rglob("*"), key=lambda path: path.name == MANIFEST)
         for path in filter(Path.is_file, files):
             there = f"{self._root}/{path.relative_to(checkpoint.parent).as_posix()}"

@@ -1,4 +1,4 @@
-"""From a checked config to a finished supervised run: train_sft, train_rm and train_dpo alike."""
+"""From a config to a finished supervised run, for train_sft, train_rm and train_dpo alike."""
 
 from __future__ import annotations
 
@@ -48,30 +48,31 @@ from openrl.training.optimizers import OptimSpec
 
 @dataclass(frozen=True)
 class SupervisedInputs:
-    """What a supervised run starts from."""
+    """The checked inputs of a supervised run."""
 
     device: Device
     tokenizer: PreTrainedTokenizerBase
     task: Task
     examples: Examples
     steps: int  # optimizer steps
-    launch: Launch | None  # this process among those of a launcher
+    launch: Launch | None  # this process's identity, if a launcher started it
     row_cost: RowCost
 
     @property
     def leads(self) -> bool:
-        """Whether this process is the one that writes and shows."""
+        """Whether this process is the one that writes files and shows progress."""
         return self.launch is None or self.launch.rank == 0
 
     def ranks(self, flags: RankFlags) -> int:
-        """How many train; of a Ray node whose GPUs are not counted by a flag, one."""
+        """Return the number of training ranks. Without --num_gpus_per_node a node counts as one
+        rank."""
         if self.launch:
             return self.launch.world_size
         return flags.num_nodes * (flags.num_gpus_per_node or 1)
 
 
 def prepare(config: Any) -> SupervisedInputs:
-    """Read tokenizer and data. Raises one UserError for all that does not fit."""
+    """Read tokenizer and data. Raises one UserError that lists all problems."""
     launch = launched(config.ranks)
     joined = derived.under_ray(config.ranks) and derived.cluster_address(config.ranks) is not None
     device = resolve_device(config.device, joined or config.debug.dry_run)
@@ -116,8 +117,8 @@ def prepare(config: Any) -> SupervisedInputs:
 
 
 def launched(flags: RankFlags) -> Launch | None:
-    """This process among those of a launcher, if one started it. Raises UserError if Ray is asked
-    for them as well."""
+    """Return this process's identity if a launcher started it, else None. Raises UserError if flags
+    also ask Ray to start the ranks."""
     launch = Launch.from_environment(flags.local_rank)
     if launch is not None and derived.under_ray(flags):
         raise UserError(
@@ -129,8 +130,8 @@ def launched(flags: RankFlags) -> Launch | None:
 
 
 def check_model(config: SupervisedConfig) -> None:
-    """Raises UserError if what lies at --pretrain or --ref_pretrain is no whole model of the kind
-    that is needed."""
+    """Raise UserError if --pretrain or --ref_pretrain is not a complete model of the kind
+    needed."""
     path, trusted = config.model.pretrain, config.model.trust_remote_code
     if isinstance(config, RMConfig):
         check_backbone(path, trusted)
@@ -141,7 +142,7 @@ def check_model(config: SupervisedConfig) -> None:
 
 
 def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
-    """What became of the data, and how many steps it gives."""
+    """Describe what was read from the data, and how many steps that gives."""
     lines = [*split_lines(config), *(report.line() for report in inputs.examples.reports)]
     lines.append(f"{inputs.steps} optimizer steps of {config.batch.train_batch_size}")
     if config.evaluation.eval_steps > 0:
@@ -154,7 +155,7 @@ def describe(config: SupervisedConfig, inputs: SupervisedInputs) -> str:
 
 
 async def train(config: SupervisedConfig, inputs: SupervisedInputs) -> RunSummary:
-    """Train, save, report."""
+    """Train, save and report, under the supervision of ``guarded``."""
 
     async def once(config: SupervisedConfig, stop: StopRequest) -> RunSummary:
         return await train_once(config, inputs, stop)
@@ -206,8 +207,8 @@ async def train_once(
 async def start_model(
     model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage
 ) -> Examples:
-    """Start the trained model; before it, where a loss needs one, the reference, for one pass over
-    all examples."""
+    """Start the trained model. If the loss needs a reference model, first start that one for a
+    single pass over all examples. Returns the examples, then with reference log-probs."""
     if model.task.reference is not None:
         changes = spec.changes if model.task.reference == spec.path else ModelChangeFlags()
         frozen = replace(
@@ -256,7 +257,7 @@ def trackers_of(config: SupervisedConfig, leads: bool, name: str, keep_until: in
 
 
 def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
-    """What a run leaves for people: summary.json, loss.png, a table."""
+    """Write what a run leaves for people: summary.json, loss.png and a table on the console."""
     write_summary(run_dir / "summary.json", summary)
     curves = {"value": ("loss", "Training loss"), "evaluation": ("eval/loss", "Evaluation loss")}
     plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "loss.png", title=name, **curves)

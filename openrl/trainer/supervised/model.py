@@ -1,4 +1,4 @@
-"""One model over the ranks of a supervised run, and what a task does with it."""
+"""The model of a supervised run, over all its ranks, and what a task does with it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from openrl.trainer.learning.rows import (
 from openrl.trainer.supervised.tasks import Examples, Task
 from openrl.training.build import ModelSpec
 
-CHUNK = 1024  # examples of one batch where no optimizer step sets the number
-# training examples whose rewards are measured where there are no evaluation examples
+CHUNK = 1024  # examples per batch where no optimizer step determines the number
+# training examples whose rewards are measured if there are no evaluation examples
 STATISTICS = 1000
 
 Tell = Callable[[int, int], None]
 
 
 class SupervisedModel:
-    """The group must have been started, but for ``add_reference``, which starts it with another
-    model."""
+    """One model on a group of ranks. The group must have been started, except for
+    ``add_reference``, which starts it with another model."""
 
     def __init__(
         self, group: RankGroup, task: Task, pad_id: int, spec: BatchingSpec, guard: NonFiniteGuard
@@ -44,11 +44,11 @@ class SupervisedModel:
         self.batching, self.guard = spec, guard
 
     async def forward(self, batch: ExperienceBatch) -> Tensor:
-        """The model's column for all rows."""
+        """Return the model's column for all rows."""
         return await forward_rows(self.group, batch, self.batching)
 
     async def update(self, batch: ExperienceBatch, step: int) -> dict[str, float]:
-        """One optimizer step over the batch; its metrics."""
+        """Take one optimizer step over the batch and return its metrics."""
         batch = await self.task.annotate(batch, self.forward)
         plan = self.task.plan(
             batch, data_ranks(self.group), self.batching.train, self.batching.cost
@@ -61,7 +61,7 @@ class SupervisedModel:
         )
 
     async def evaluate(self, examples: Sequence[Any], tell: Tell) -> dict[str, float]:
-        """The task's metrics over all examples, under eval/."""
+        """Return the task's metrics over all examples, under eval/."""
         parts = []
         for batch in self._batches(examples, tell):
             batch = await self.task.annotate(batch, self.forward)
@@ -78,8 +78,8 @@ class SupervisedModel:
     async def add_reference(
         self, spec: ModelSpec, examples: Sequence[PreferenceExample], tell: Tell
     ) -> list[PreferenceExample]:
-        """The examples with log-probs of a frozen model, which stands in the place of the trained
-        one meanwhile."""
+        """Return the examples with the log-probs of a frozen model, which takes the place of the
+        trained model meanwhile."""
         sums = []
         await self.group.call("start", spec)
         for batch in self._batches(examples, tell):
@@ -87,8 +87,8 @@ class SupervisedModel:
         return with_reference(examples, torch.cat(sums))
 
     async def export(self, directory: Path, examples: Examples) -> None:
-        """A Hugging Face directory. What the task adds to its config.json is measured on the
-        evaluation examples, or on the first of training where there are none."""
+        """Write a Hugging Face directory. The fields that the task adds to config.json are measured
+        on the evaluation examples or, without any, on the first training examples."""
         fields: dict[str, float] = {}
         if self.task.config_fields is not None:
             measured = examples.evaluation or examples.train[:STATISTICS]

@@ -1,5 +1,5 @@
-"""The ranks of a command with one model: this process alone, those of a launcher, or workers of
-Ray."""
+"""The ranks of a command with one model: this process alone, the processes of a launcher, or Ray
+workers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ ROLE = "model"
 async def start_ranks(
     config: SupervisedConfig, launch: Launch | None, spec: ModelSpec, stage: Stage
 ) -> AsyncIterator[RankGroup]:
-    """A group whose workers have not loaded the model yet; what was started for it ends with it."""
+    """Yield a group whose workers have not loaded the model yet. Whatever was started for it ends
+    with the with block."""
     if derived.under_ray(config.ranks):
         async with _ray_group(config, spec, stage) as group:
             yield group

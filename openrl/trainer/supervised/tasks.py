@@ -1,4 +1,4 @@
-"""What distinguishes the supervised commands: one row each for train_sft, train_rm and
+"""The differences between the supervised commands: one ``Task`` each for train_sft, train_rm and
 train_dpo."""
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Forward = Callable[[ExperienceBatch], Awaitable[Tensor]]
 def plan_rows(
     batch: ExperienceBatch, dp_size: int, micro_batch_size: MicroBatchSize, cost: RowCost
 ) -> TrainingPlan:
-    """One optimizer step over all rows."""
+    """Plan one optimizer step over all rows."""
     return plan_steps(batch, dp_size, len(batch), micro_batch_size, cost=cost)
 
 
@@ -52,20 +52,20 @@ def nothing(values: Any) -> dict[str, float]:
 class Task:
     """How one command reads rows, what it trains, and what it measures."""
 
-    name: str  # of runs: "sft"
+    name: str  # used in names of runs, e.g. "sft"
     kind: EngineKind
     update: LossOf
     builder: ExampleBuilder[Any]
-    columns: tuple[Column, ...]  # on display beside the loss
+    columns: tuple[Column, ...]  # shown next to the loss
     collate: Callable[[Sequence[Any], int], ExperienceBatch] = collate_rows
     plan: Callable[[ExperienceBatch, int, MicroBatchSize, RowCost], TrainingPlan] = plan_rows
-    # before each update or evaluation
+    # completes the batch before each update or evaluation
     annotate: Callable[[Any, Forward], Awaitable[ExperienceBatch]] = as_it_is
-    # frozen model whose log-probs of the answers are computed before training
+    # path of a frozen model that computes log-probs of the answers before training
     reference: str | None = None
-    reference_lora: LoRAFlags | None = None  # of the reference
-    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further figures
-    # for config.json, from rewards (B,)
+    reference_lora: LoRAFlags | None = None  # for the reference model
+    from_evaluation: Callable[[Mapping[str, float]], dict[str, float]] = nothing  # further metrics
+    # computes fields for config.json from rewards (B,)
     config_fields: Callable[[Tensor], dict[str, float]] | None = None
     value_head: str = "score"
     fp32_head: bool = False
@@ -89,7 +89,7 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 
 def _balanced(config: SFTConfig | RMConfig | DPOConfig, update: LossOf) -> LossOf:
-    """With the load-balancing loss where it is asked for. Raises UserError for a model without
+    """Add the load-balancing loss if it is requested. Raises UserError if the model then has no
     experts."""
     if config.mixture.aux_loss_coef:
         check_mixture(config.model.pretrain, config.model.trust_remote_code)
@@ -114,7 +114,7 @@ def rm_task(config: RMConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 
 def mean_and_std(rewards: Tensor) -> dict[str, float]:
-    """Under the names that --normalize_reward reads."""
+    """Return the moments of rewards (B,) under the names that --normalize_reward reads."""
     return {"mean": float(rewards.double().mean()), "std": float(rewards.double().std())}
 
 
@@ -141,11 +141,10 @@ def dpo_task(config: DPOConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
 
 
 async def rated_with_kl(batch: PreferenceBatch, forward: Forward) -> PreferenceBatch:
-    """Rows (answer, answer to another prompt) -> the answers, with KTO's KL estimate over all of
-    them.
+    """Return the answers with KTO's KL estimate, from alternating rows: an answer, then an answer
+    to another prompt, which serves the estimate only.
 
-    The estimate is that of the policy as it stands before the step, over the whole step on all
-    ranks."""
+    The estimate uses the policy before the step and covers the whole step on all ranks."""
     answers, others = (batch.select(list(range(first, len(batch), 2))) for first in (0, 1))
     assert others.ref_answers is not None
     ratios = answer_logprobs(await forward(others), others.loss_mask) - others.ref_answers
@@ -153,7 +152,7 @@ async def rated_with_kl(batch: PreferenceBatch, forward: Forward) -> PreferenceB
 
 
 def _reading(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """What every builder of examples is made of."""
+    """Return the arguments that all builders of examples share."""
     workers = config.order.preprocess_num_workers
     return {
         "flags": config.data,
@@ -172,10 +171,10 @@ TASKS: dict[type, Callable[[Any, PreTrainedTokenizerBase], Task]] = {
 
 @dataclass(frozen=True)
 class Examples:
-    """What a run learns from and is measured on."""
+    """The examples that a run trains and evaluates on."""
 
     train: list[Any]
-    evaluation: list[Any]  # empty: no --eval_dataset
+    evaluation: list[Any]  # empty without --eval_dataset
     reports: list[Report]
 
     @property
@@ -184,7 +183,7 @@ class Examples:
 
 
 def load_examples(config: SupervisedConfig, task: Task) -> Examples:
-    """Read and tokenise everything. Raises UserError for what does not fit."""
+    """Read and tokenise all examples. Raises UserError for rows that cannot be used."""
     train, reports = load_answers(config.data, task.builder, derived.data_seed(config))
     flags = config.evaluation
     evaluation, more = load_held_out(flags.eval_dataset, flags.eval_split, task.builder)

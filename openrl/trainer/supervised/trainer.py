@@ -1,4 +1,4 @@
-"""The loop of supervised training: a batch, an optimizer step, evaluation, logs, checkpoints."""
+"""The loop of supervised training: batches, optimizer steps, evaluations, logs, checkpoints."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from openrl.trainer.watching.supervision import how_to_resume
 
 
 class SupervisedTrainer:
-    """All collaborators come in ready.
+    """Runs the training loop over collaborators that are ready to use.
 
-    Under a launcher every rank runs one of these on equal data; ``checkpoints``, ``trackers`` and
-    ``progress`` know whether this is the one that writes and shows."""
+    Under a launcher every rank runs a trainer on the same data. ``checkpoints``, ``trackers`` and
+    ``progress`` know whether theirs is the one that writes files and shows progress."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class SupervisedTrainer:
         stop: StopRequest,
     ) -> None:
         self.model, self.examples, self.tokenizer = model, examples, tokenizer
-        self.flags = effective_flags(config)  # kept beside each checkpoint
+        self.flags = effective_flags(config)  # saved with each checkpoint
         self.batch = config.batch
         self.checkpoint = config.checkpoint
         self.evaluation = config.evaluation
@@ -56,10 +56,10 @@ class SupervisedTrainer:
         )
         self.step, self.totals, self.stop = 0, Totals(), stop
         self.saved = -1  # the step of the newest checkpoint
-        self.measured: dict[str, float] = {}  # by the last evaluation
+        self.measured: dict[str, float] = {}  # metrics of the last evaluation
 
     async def fit(self) -> RunSummary:
-        """Raises Interrupted after a signal."""
+        """Train and return a summary of the run. Raises Interrupted after a signal."""
         try:
             await self.begin()
             await self.train()
@@ -93,7 +93,7 @@ class SupervisedTrainer:
         await self.checkpoints.finish()
 
     async def leave_early(self) -> None:
-        """Save what was trained, if no checkpoint has it yet. Raises Interrupted."""
+        """Save a checkpoint, unless the last one is up to date. Always raises Interrupted."""
         if self.step > self.saved:
             with self.progress.stage("checkpoint"):
                 await self.save()
@@ -116,7 +116,7 @@ class SupervisedTrainer:
             with self.progress.stage("evaluation") as tell:
                 self.measured = await self.model.evaluate(evaluated, tell)
             values |= self.measured
-        # a run that is killed before its checkpoint is whole logs the step again when it resumes
+        # a run that is killed before its checkpoint is complete logs the step again on resume
         self.trackers.log(step, values)
         if self.checkpoint.save_steps > 0 and step % self.checkpoint.save_steps == 0:
             with self.progress.stage("checkpoint"):
@@ -143,7 +143,7 @@ class SupervisedTrainer:
             self.progress.note(f"WARNING: {error.message}; training goes on")
 
     async def restore(self, checkpoint: Path) -> None:
-        """Go on where ``checkpoint`` stands: weights, optimizer, random state, data position."""
+        """Restore the run from ``checkpoint``: weights, optimizer, random state, data position."""
         state, flags = read_state(checkpoint)
         await self.model.group.call("load", str(checkpoint / "model"), self.checkpoints.read)
         self.stream.load_state(state["stream"])
@@ -152,7 +152,7 @@ class SupervisedTrainer:
         self.progress.note(f"resumed from {checkpoint}; {changed_flags(flags, self.flags)}")
 
     async def export(self, directory: Path) -> None:
-        """The model as a Hugging Face directory, tokenizer included."""
+        """Write the model as a Hugging Face directory, tokenizer included."""
         with model_has_room(directory):
             await self.model.export(directory, self.examples)
             if self.checkpoints.leads:

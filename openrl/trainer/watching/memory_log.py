@@ -1,4 +1,5 @@
-"""--log_memory: what every worker has of GPU and host at the edges where memory changes hands."""
+"""--log_memory: the GPU and host memory of every worker, at each point where memory changes
+hands."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ GIB = 2**30
 
 
 class MemoryLog:
-    """Call it at an edge: one line, and figures for the step. ``say`` takes the line."""
+    """Logs memory where it changes hands: each call prints a line with ``say`` and collects metrics
+    for the step."""
 
     def __init__(self, say: Callable[[str], None] = print) -> None:
         self._say = say
@@ -35,13 +37,13 @@ class MemoryLog:
         self._metrics = merge_all([self._metrics, *map(figures, found.values())])
 
     def metrics(self) -> dict[str, Metric]:
-        """The extremes over workers and edges since the last call, in GiB."""
+        """Return the extremes over workers and calls since the last ``metrics``, in GiB."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 
 
 def show(use: MemoryUse) -> str:
-    """GPU 12.0 GiB allocated, 13.5 reserved, 60.0 free; host 3.1 GiB"""
+    """Format as "GPU 12.00 GiB allocated, 13.50 reserved, 60.00 free; host 3.10 GiB"."""
     host = f"host {use.host / GIB:.2f} GiB"
     if use.allocated is None or use.reserved is None or use.free is None:
         return host
@@ -50,7 +52,7 @@ def show(use: MemoryUse) -> str:
 
 
 def figures(use: MemoryUse) -> dict[str, Metric]:
-    """What one worker adds to a step's metrics."""
+    """Return the metrics of one worker's memory."""
     metrics: dict[str, Metric] = {"perf/memory_host_gib": Max(use.host / GIB)}
     if use.allocated is not None and use.reserved is not None and use.free is not None:
         metrics["perf/memory_gpu_allocated_gib"] = Max(use.allocated / GIB)

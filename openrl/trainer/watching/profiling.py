@@ -1,4 +1,4 @@
-"""--profile_steps: what training ranks do in some steps is written to files."""
+"""--profile_steps: writes profiles of the training ranks in some steps to files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from openrl.training.profiler import ProfileTool
 
 @dataclass(frozen=True)
 class Profiling:
-    """``async with profiling.step(3, groups): ...`` leaves a file of each rank of the groups, if
-    step 3 is one of ``steps``."""
+    """Profiles steps: ``async with profiling.step(3, groups): ...`` writes one file per rank of the
+    groups if step 3 is one of ``steps``."""
 
     directory: Path = Path()  # absolute
     tool: ProfileTool | None = None

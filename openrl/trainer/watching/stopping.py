@@ -1,4 +1,4 @@
-"""A signal that asks a run to end: it saves what it has, if there is time."""
+"""Signals that ask a run to end, so that it saves its state if there is time."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Slurm and Kubernetes send the first
 
 
 class StopRequest:
-    """What has been heard. A first signal asks the run to end within ``grace`` seconds, a second
-    one ends the process at once."""
+    """A request to stop, made by signals. The first signal asks the run to end within ``grace``
+    seconds; the second ends the process at once."""
 
     def __init__(self, grace: float = 30.0) -> None:
         self.grace, self.signal = grace, 0
-        self.saves = False  # there is something to save: the run ends by itself within the grace
+        # True once there is something to save: the run then ends by itself within ``grace``
+        self.saves = False
         self._came = asyncio.Event()
         self._deadline: asyncio.TimerHandle | None = None
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Within it signals are heard; only the main thread can."""
+        """Listen for signals inside the with block. Does nothing outside the main thread, which
+        alone receives signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -58,7 +60,8 @@ class StopRequest:
             task.cancel()
 
     async def or_none(self, work: Awaitable[Result]) -> Result | None:
-        """The result of ``work``; None, and the work is given up, once the run is asked to end."""
+        """Return the result of ``work``. If the run is asked to end first, cancel the work and
+        return None."""
         task, came = asyncio.ensure_future(work), asyncio.ensure_future(self._came.wait())
         try:
             await asyncio.wait({task, came}, return_when=asyncio.FIRST_COMPLETED)
@@ -67,8 +70,9 @@ class StopRequest:
             await cancelled([task, came])
 
     def interrupted(self, what: str, remedy: str = "") -> Interrupted:
-        """The end of the run, to be raised; its clean-up has all the time that it needs."""
+        """Return the exception that ends the run, for the caller to raise. Lifts the deadline, so
+        that the clean-up has all the time it needs."""
         if self._deadline:
             self._deadline.cancel()
-        number = self.signal or signal.SIGTERM  # another rank heard it
+        number = self.signal or signal.SIGTERM  # without a signal of our own another rank got it
         return Interrupted(number, f"{signal.Signals(number).name}: {what}", remedy)

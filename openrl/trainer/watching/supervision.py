@@ -1,5 +1,5 @@
-"""What surrounds a training run: its directories, logs and signals, and what happens when a worker
-is lost."""
+"""The supervision of a training run: it owns directories, logs and signals, and restarts the run if
+a worker is lost."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class WorkerLost(UserError):
-    """A worker died or hangs: who, when, in which stage, its last words, and how to go on."""
+    """A worker died or hangs. The message says which one, when, in which stage, its last words and
+    how to continue."""
 
 
 async def guarded(
     config: Config, once: Callable[[Config, StopRequest], Awaitable[Result]], leads: bool = True
 ) -> Result:
-    """``once(config, stop)``, again from the last checkpoint up to --max_restarts times when a
-    worker is lost. Raises Interrupted after a signal. Only the process that ``leads`` owns the
-    directories."""
+    """Run ``once(config, stop)`` and return its result. If a worker is lost, run it again from the
+    last checkpoint, up to --max_restarts times. Raises Interrupted after a signal. Only the process
+    that ``leads`` owns the directories and restarts."""
     stop = StopRequest(config.faults.grace_period)
     if not leads:
         with stop.listening():
@@ -72,7 +73,7 @@ async def with_restarts(
 
 @contextmanager
 def losses_told(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
-    """Within it the loss of a worker becomes WorkerLost."""
+    """Turn the loss of a worker into WorkerLost inside the with block."""
     try:
         yield
     except (WorkerDied, WorkerTimeout) as error:
@@ -83,13 +84,13 @@ def losses_told(progress: Progress, flags: CheckpointFlags) -> Iterator[None]:
 
 
 def resuming(flags: Any) -> Any:
-    """These flags of checkpoints, for a run that goes on from the newest one."""
+    """Return these checkpoint flags, changed so that the run resumes from the newest checkpoint."""
     wanted = flags.load_checkpoint or True
     return replace(flags, load_checkpoint=wanted, resume_from_checkpoint=None, overwrite_ckpt=False)
 
 
 def how_to_resume(flags: CheckpointFlags) -> str:
-    """The command that goes on from the last checkpoint."""
+    """Return the command that resumes from the last checkpoint."""
     words = [word for word in sys.argv[1:] if word != "--overwrite_ckpt"]
     command = [*sys.orig_argv[: len(sys.orig_argv) - len(sys.argv) + 1], *words]
     try:
@@ -104,7 +105,7 @@ def how_to_resume(flags: CheckpointFlags) -> str:
 
 
 def logging_directory(config: TrainingConfig) -> Path:
-    """Where every process of the run leaves its log."""
+    """Return the directory in which every process of the run writes its log."""
     named = config.logging.logging_dir
     directory = Path(named) if named else Path(config.checkpoint.save_path) / "logs"
     return directory.expanduser().absolute()
@@ -112,8 +113,8 @@ def logging_directory(config: TrainingConfig) -> Path:
 
 @contextmanager
 def driver_log(config: TrainingConfig) -> Iterator[None]:
-    """Within it what this process logs goes to driver.log as well, and the traceback of an error
-    that leaves."""
+    """Log to driver.log too inside the with block, including the traceback of an error that leaves
+    the block."""
     directory = logging_directory(config)
     directory.mkdir(parents=True, exist_ok=True)
     root, to_file = logging.getLogger(), logging.FileHandler(directory / "driver.log", delay=True)

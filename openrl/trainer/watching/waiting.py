@@ -1,4 +1,4 @@
-"""Waiting for several things at once."""
+"""Helpers to wait for several tasks at once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ Result = TypeVar("Result")
 
 
 async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """The results of all; the first failure cancels the rest and is raised as it is, not in a
-    group."""
+    """Return the results of all coroutines. The first failure cancels the rest and is raised
+    unchanged, not in an exception group."""
     tasks = [asyncio.create_task(w) for w in work]
     try:
         return await asyncio.gather(*tasks)
@@ -20,8 +20,8 @@ async def all_or_first_error(work: Iterable[Coroutine[Any, Any, Any]]) -> list[A
 
 
 async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future[Any]]) -> Result:
-    """The result of ``work``. The error of another task ends it at once and is raised; the others
-    run on."""
+    """Return the result of ``work``. If one of ``others`` fails first, cancel the work and raise
+    that error. The others are not cancelled."""
     task = asyncio.ensure_future(work)
     watched: set[asyncio.Future[Any]] = {task, *others}
     try:
@@ -35,8 +35,8 @@ async def result_beside(work: Awaitable[Result], others: Iterable[asyncio.Future
 
 
 async def cancelled(tasks: Iterable[asyncio.Future[Any]]) -> None:
-    """Cancel what still runs, and wait for its end; errors of what was cancelled are nobody's any
-    more."""
+    """Cancel the tasks that still run and wait until they end. Errors of all tasks are
+    discarded."""
     tasks = list(tasks)
     for task in tasks:
         task.cancel()

@@ -1,5 +1,5 @@
-"""The policy's weights on their way to all engines: what is agreed on once, what happens at each
-publish, and which version the engines hold."""
+"""Publishes the policy's weights to all engines: agrees on a route once, sends the weights at each
+publish, and keeps track of the version that the engines hold."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from openrl.weights.transport import WORDS, Route, SyncEndpoint, choose_transpor
 
 
 class Publisher:
-    """Between the ranks of the policy and the engines; the driver passes announcements on and never
-    sees a weight."""
+    """Mediates between the ranks of the policy and the engines. It runs on the driver, which only
+    forwards announcements and never sees a weight."""
 
     def __init__(
         self,
@@ -31,9 +31,9 @@ class Publisher:
         engines_forget: bool = False,
         keeps_tower: bool = False,
     ) -> None:
-        """``adapter``: send adapters alone. ``timeout``: seconds that processes wait for each
-        other. ``engines_forget``: their weights wait nowhere while they sleep. ``keeps_tower``: the
-        vision tower is not trained and not sent."""
+        """``adapter``: send only adapters. ``timeout``: seconds that processes wait for each other.
+        ``engines_forget``: engines drop their weights when they sleep. ``keeps_tower``: the vision
+        tower is neither trained nor sent."""
         self.policy, self.rollout, self.residency = roles.policy, roles.rollout, roles.residency
         self.flags, self.adapter, self.timeout = flags, adapter, timeout
         self.engines_forget, self.keeps_tower = engines_forget, keeps_tower
@@ -42,23 +42,25 @@ class Publisher:
         self._resent = 0
 
     async def publish(self) -> dict[str, Metric]:
-        """Give the policy's weights to every engine, as the next version; what that took."""
+        """Send the policy's weights to all engines as the next version. Returns metrics of the
+        transfer."""
         measured = await self._send(self.version + 1)
         self.version += 1
         again, self._resent = self._resent, 0
         return measured | ({"sync/resent": Sum(float(again))} if again else {})
 
     async def remind(self) -> None:
-        """Engines that forgot the weights while they slept get them again, as the same version. A
-        checkpoint and the check after the first sync lie between a sync and the next answers."""
+        """Send the weights again, as the same version, if the engines dropped them when they slept.
+        That happens if something else needs the GPUs between a sync and the next answers, such as a
+        checkpoint or the check after the first sync."""
         if self.engines_forget and self.residency.sleeps(ENGINES, "weights"):
             await self._send(self.version)
             self._resent += 1
 
     async def renew(self, ranks: Sequence[int]) -> None:
-        """Engines that were started anew get the weights, as the version in force, while the others
-        go on. Where the engines formed a group of a broadcast, it has lost a member: from now on
-        weights go through host memory."""
+        """Send the weights, as the current version, to engines that have just been restarted, while
+        the others continue. From then on all weights go through host memory, since a broadcast
+        group, for one, has lost a member."""
         assert self.route is not None, "engines die after the first sync"
         connected: Sequence[int] = ranks
         if self.route.transport != "host":
@@ -69,16 +71,16 @@ class Publisher:
 
     @property
     def way(self) -> str:
-        """How weights travel, in words; known from the first sync on."""
+        """A description of how weights travel; known from the first sync on."""
         return WORDS[self.route.transport] if self.route else "a way that is not yet chosen"
 
     @property
     def warning(self) -> str:
-        """Of a way that was asked for and is not taken."""
+        """A warning if the requested transport is not used; else empty."""
         return replaced(self.flags.vllm_sync_backend, self.route.transport) if self.route else ""
 
     async def connect(self) -> Route:
-        """Find out where both ends are, choose the transport, and bring the ends together."""
+        """Locate both ends, choose the transport and connect the ends."""
         trainer: list[SyncEndpoint] = await self.policy.call("sync_endpoint")
         engines: list[SyncEndpoint] = await self.rollout.call("sync_endpoint")
         route = await self._route(trainer, engines)
@@ -115,16 +117,16 @@ class Publisher:
         )
 
     async def _tell(self, ranks: Sequence[int] | None, method: str, *args: Any) -> list[Any]:
-        """The answers of these engines, or of all."""
+        """Call the method on these engines, or on all for None, and return their answers."""
         if ranks is None:
             return await self.rollout.call(method, *args)
         return await all_or_first_error(self.rollout.one(rank, method, *args) for rank in ranks)
 
     async def _send(self, version: int, to: Sequence[int] | None = None) -> dict[str, Metric]:
-        """One call to each engine (of the ranks ``to``, or to all) per bucket; the engines have
-        confirmed ``version``.
+        """Send the weights to the engines of the ranks ``to``, or to all, with one call to each per
+        bucket. On return the engines have confirmed ``version``.
 
-        Returns bytes of weights and calls to each engine, and the seconds that all took."""
+        Returns the bytes of weights, the calls to each engine, and the seconds that it all took."""
         async with self.residency.stage("publish"):
             if self.route is None:
                 self.route = await self.connect()

@@ -1,11 +1,11 @@
-"""Who is on a device when: roles that share places take turns, by a table instead of by calls
-spread over the loop.
+"""Decides who is on a device when. Roles that share places take turns, as a table says, instead of
+by calls scattered over the training loop.
 
-What can leave a device is a *tenant*, one part of a role: the ``weights`` and the ``cache`` of the
-engines, the ``param``, ``optim`` and ``grad`` of a model. A tenant has a row in the table if the
-flags let it sleep and its role shares a place with another role. Entering a stage wakes what the
-stage needs and puts to sleep the others on the shared places it uses. A tenant without a row never
-moves; without rows nothing moves."""
+A *tenant* is a part of a role that can leave a device: the ``weights`` or ``cache`` of the engines,
+the ``param``, ``optim`` or ``grad`` of a model. A tenant has a row in the table if the flags let it
+sleep and its role shares a place with another role. Entering a stage wakes the tenants that the
+stage needs, and puts the others on the shared places that it uses to sleep. A tenant without a row
+never moves."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ STAGES: dict[str, tuple[str, ...]] = {
     "collect": ("vllm.weights", "vllm.cache", "reward.param"),
     "forward": ("*.param",),
     "train": ("*.param", "*.optim", "*.grad"),
-    # the cache sleeps on: two copies of the policy, and nothing else
+    # the cache stays asleep: the policy and the engine's copy of it must fit, nothing else
     "publish": ("actor.param", "vllm.weights"),
     "save": ("*.param", "*.optim"),
     "load": ("*.param", "*.optim"),
     "export": ("*.param", "*.optim"),  # masters make room for a moving average
 }
-"""What each stage of the pipeline needs; ``*`` is the role that the stage is entered for."""
+"""The tenants that each stage needs; ``*`` stands for the role that enters the stage."""
 
 
 @dataclass(frozen=True, order=True)
 class Tenant:
-    """One part of a role: what moves at a time."""
+    """One part of a role, the unit that sleeps and wakes."""
 
     role: str
     part: str
@@ -52,16 +52,16 @@ Need = frozenset[Tenant]
 
 @dataclass(frozen=True)
 class ResidencyTable:
-    """Role -> its places, and the tenants that may sleep. Pure: the plan of --dry_run reads it as
-    well."""
+    """The places of each role, and the tenants that may sleep. It is pure, so that --dry_run can
+    use it too."""
 
     places: Mapping[str, frozenset[int]] = field(default_factory=dict)
     rows: tuple[Tenant, ...] = ()
 
     @classmethod
     def of(cls, plan: PlacementPlan, sleeping: Iterable[Tenant]) -> ResidencyTable:
-        """``sleeping`` are the tenants that the flags let sleep; those of roles with places of
-        their own stay."""
+        """Build the table. ``sleeping`` lists the tenants that the flags let sleep; those whose
+        roles share no place never need to and are left out."""
         places = {role: plan.places(role) for role in plan.rows}
         return cls(
             places, tuple(t for t in sleeping if t.role in plan.rows and plan.shared(t.role))
@@ -69,17 +69,17 @@ class ResidencyTable:
 
     @property
     def count(self) -> int:
-        """Places of the run; 1 where nobody has planned them."""
+        """Number of places of the run; 1 if none were planned."""
         return len(frozenset().union(*self.places.values())) or 1
 
     def needs(self, stage: str, role: str = "") -> Need:
-        """The tenants that a stage works with, of the roles that this run has."""
+        """Return the tenants that a stage needs, among the roles of this run."""
         named = (Tenant(*name.replace("*", role).split(".")) for name in STAGES[stage])
         return frozenset(tenant for tenant in named if tenant.role in self.places)
 
     def displaced(self, needs: Need) -> list[Tenant]:
-        """The rows that must sleep while a stage with these needs runs: those of other use on
-        places it shares."""
+        """Return the rows that must sleep while a stage with these needs runs: all others on the
+        shared places that it uses."""
         return [
             t
             for t in self.rows
@@ -87,16 +87,16 @@ class ResidencyTable:
         ]
 
     def _meet(self, one: str, other: str) -> bool:
-        """Whether two roles use a place that serves more than one role. A role meets itself where
-        it shares a place."""
+        """Return whether two roles share a place. A role meets itself if it shares a place with any
+        other role."""
         common = self._common(one, other)
         if one != other:
             return bool(common)
         return any(common & places for role, places in self.places.items() if role != one)
 
     def rounds(self, roles: Iterable[str]) -> list[list[str]]:
-        """The roles in rounds, one after the other: those of a round have no place in common and
-        work side by side."""
+        """Group the roles into rounds that run one after the other. The roles of a round have no
+        place in common and run side by side."""
         found: list[list[str]] = []
         for role in roles:
             apart = (r for r in found if not any(self._common(role, other) for other in r))
@@ -111,30 +111,31 @@ class ResidencyTable:
         return self.places.get(one, nowhere) & self.places.get(other, nowhere)
 
     def moves(self, awake: Iterable[Tenant], needs: Need) -> tuple[list[Tenant], list[Tenant]]:
-        """(to put to sleep, to wake) on entering a stage, each in the order of the rows."""
+        """Return (to put to sleep, to wake) on entering a stage, each in the order of the rows."""
         awake = frozenset(awake)
         to_wake = [t for t in self.rows if t in needs and t not in awake]
         return [t for t in self.displaced(needs) if t in awake], to_wake
 
     def beside_engines(self) -> list[str]:
-        """Models on places of the engines. Parts that stay awake go on holding what batches took,
-        unless they are asked for it."""
+        """Return the models that share places with the engines. A model that stays awake keeps the
+        memory cached from its batches until it is told to give it back."""
         return [role for role in self.places if role != ENGINES and self._meet(role, ENGINES)]
 
     def exclude(self, one: Need, other: Need) -> bool:
-        """Whether two stages cannot run at a time: one would put to sleep what the other needs."""
+        """Return whether two stages cannot run at the same time, because one would put to sleep
+        what the other needs."""
         return not other.isdisjoint(self.displaced(one)) or not one.isdisjoint(
             self.displaced(other)
         )
 
 
 class SleepError(RuntimeError):
-    """A stage cannot run because of who is asleep; the message says who."""
+    """A stage cannot run because of what is asleep; the message names it."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Entered:
-    """A stage under way, or waiting for its turn."""
+    """A stage that runs or waits for its turn."""
 
     name: str
     needs: Need
@@ -146,11 +147,11 @@ _INSIDE: ContextVar[tuple[_Entered, ...]] = ContextVar(
 
 
 class Residency:
-    """Carries the table out over worker groups, whose workers have ``sleep(*parts)`` and
+    """Applies the table to worker groups, whose workers have ``sleep(*parts)`` and
     ``wake(*parts)``.
 
     Stages that exclude each other run in the order in which they were entered, others side by side.
-    Waits are as long as the calls of the stages before, which have time limits of their own."""
+    A stage waits as long as the stages before it run, whose calls have their own timeouts."""
 
     def __init__(
         self, table: ResidencyTable | None = None, memory: MemoryLog | None = None
@@ -165,8 +166,8 @@ class Residency:
         self._seconds: Counter[str] = Counter()
 
     async def started(self, role: str, group: WorkerGroup) -> None:
-        """A role has started, all of it awake: what can sleep does, so that the next role finds
-        room."""
+        """Register a role that has just started, fully awake, and put to sleep what can sleep, so
+        that the next role finds room."""
         self._groups[role] = group
         await self.edge(f"load {role}", role)
         rows = [tenant for tenant in self.table.rows if tenant.role == role]
@@ -176,7 +177,8 @@ class Residency:
 
     @asynccontextmanager
     async def stage(self, name: str, role: str = "") -> AsyncIterator[None]:
-        """Within it, what the stage needs is awake. Raises SleepError if that cannot be."""
+        """Keep the tenants that a stage needs awake inside the with block. Raises SleepError if
+        that is impossible."""
         entered = _Entered(f"{name} {role}".strip(), self.table.needs(name, role))
         for outer in _INSIDE.get():
             if self.table.exclude(outer.needs, entered.needs):
@@ -222,8 +224,8 @@ class Residency:
         await self._move("wake", to_wake, entered.name)
 
     async def _move(self, direction: str, tenants: list[Tenant], why: str) -> None:
-        """One call per role. After a failure nobody knows what is where, so every later stage is
-        refused."""
+        """Put tenants to sleep or wake them, with one call per role. After a failure nobody knows
+        what is where, so every later stage is refused."""
         for role in dict.fromkeys(tenant.role for tenant in tenants):
             moved = [tenant for tenant in tenants if tenant.role == role]
             started = time.perf_counter()
@@ -243,13 +245,14 @@ class Residency:
             await self.edge(f"{direction} {_names(moved)} for {why}", role)
 
     async def edge(self, what: str, *roles: str) -> None:
-        """Memory of these roles may have changed hands: with --log_memory it is read and shown."""
+        """Log the memory of these roles, with --log_memory. Called where memory may have changed
+        hands."""
         if self.memory is not None:
             await self.memory(what, {role: self._groups[role] for role in roles})
 
     def metrics(self) -> dict[str, Metric]:
-        """Seconds that moving took since the last call, if anything moved, and what --log_memory
-        read."""
+        """Return the seconds spent on sleeping and waking since the last call, if there were any,
+        and the metrics of --log_memory."""
         seconds, self._seconds = self._seconds, Counter()
         memory = {} if self.memory is None else self.memory.metrics()
         return {name: Sum(value) for name, value in seconds.items()} | memory

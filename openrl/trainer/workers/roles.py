@@ -1,5 +1,5 @@
-"""The worker groups of a run: which models it has, what each is built from, and how all are started
-and closed."""
+"""The worker groups of a run: which models it has, what each is built from, and how all groups
+start and close."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from openrl.training.optimizers import OptimSpec
 
 @dataclass(frozen=True)
 class Roles:
-    """The worker groups of a run; None where the run has no such model."""
+    """The worker groups of a run. A group is None if the run has no such model."""
 
     policy: WorkerGroup
     rollout: WorkerGroup
@@ -51,16 +51,16 @@ class Roles:
     reference: WorkerGroup | None = None  # may be the policy's own, see ``adapted``
     reward: WorkerGroup | None = None
     adapted: bool = False
-    """Adapters are trained on a frozen base: the policy itself, as it was at the start, is the
-    reference."""
+    """The policy trains adapters on a frozen base. Its state at the start serves as the reference
+    model."""
     residency: Residency = field(default_factory=Residency)
-    """Who of them is awake."""
+    """Keeps track of which parts of the groups are awake."""
     replaceable: bool = False
-    """An engine that dies can be started anew while the others go on."""
+    """An engine that dies can be restarted while the others continue."""
 
     @property
     def models(self) -> list[WorkerGroup]:
-        """All but the engines."""
+        """All groups but the engines."""
         groups = (self.policy, self.critic, self.reference, self.reward)
         return [group for group in groups if group is not None]
 
@@ -72,15 +72,15 @@ class RoleModel:
     kind: EngineKind
     path: str
     rate: LearningRateFlags | None = None  # None: only evaluated
-    frozen_steps: int = 0  # training steps at the start of the run that leave it as it is
+    frozen_steps: int = 0  # initial training steps of the run that do not train it
     others: tuple[str, ...] = ()  # further models in the same places, evaluated in turn
-    lora: LoRAFlags | None = None  # adapters that it trains, 4-bit weights; None: neither
-    # weight of the old in a moving average of its weights; None: there is none
+    lora: LoRAFlags | None = None  # adapters and 4-bit weights; None: neither
+    # beta of a moving average of its weights; None: no average
     average: float | None = None
 
 
 def role_models(config: PPOConfig) -> dict[str, RoleModel]:
-    """Every model of the run, by role."""
+    """Return all models of the run, by role."""
     others, policy, lora = config.others, config.model.pretrain, config.lora
     fresh = derived.critic_adapters(lora)
     table = {
@@ -149,7 +149,8 @@ def reference_path(config: PPOConfig) -> str:
 def run_engine_spec(
     config: PPOConfig, device: Device, engines: int = 1, shared: bool = False
 ) -> EngineSpec:
-    """What each of the ``engines`` of a run is told; ``shared``: they lie beside models."""
+    """Return the specification of each of the run's ``engines``. ``shared`` means that they share
+    places with models."""
     flags = config.engine
     spec = engine_spec(
         config.model, flags, derived.longest_sequence(config), config.debug, device, engines, shared
@@ -169,7 +170,7 @@ def run_engine_spec(
 def workers(
     config: PPOConfig, device: Device, optimizer_steps: int, plan: PlacementPlan | None = None
 ) -> dict[str, tuple[Any, ...]]:
-    """What each group is made of: the class of its workers, and their arguments after the
+    """Return the worker class of each group and the constructor arguments that follow the
     context."""
     table: dict[str, tuple[Any, ...]] = {}
     for role, model in role_models(config).items():
@@ -193,8 +194,8 @@ def workers(
 
 
 def sleeping(config: PPOConfig) -> list[Tenant]:
-    """What the flags let sleep, role by role: engines as a whole, of models what
-    --deepspeed_sleep_states says."""
+    """Return the tenants that the flags let sleep: engines as a whole, trained models as
+    --deepspeed_sleep_states says, and other models with --ref_reward_offload."""
     tenants = [
         Tenant(ENGINES, part) for part in ("weights", "cache") if config.hybrid.vllm_enable_sleep
     ]
@@ -212,11 +213,11 @@ def roles_of(
     residency: Residency | None = None,
     replaceable: bool = False,
 ) -> Roles:
-    """The groups by what they do in the run; those it does not need are left out."""
+    """Assign the groups to their parts in the run. Parts that the run does not need stay None."""
     adapted, wanted = derived.policy_is_reference(config), derived.model_roles(config)
     return Roles(
         policy=groups["actor"],
-        rollout=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # rollouts are replayed
+        rollout=groups.get(ENGINES) or LocalGroup(ENGINES, []),  # none if rollouts are replayed
         critic=groups["critic"] if "critic" in wanted else None,
         reference=(
             groups["actor" if adapted else "reference"] if derived.needs_reference(config) else None
@@ -229,8 +230,9 @@ def roles_of(
 
 
 def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
-    """Whether a new engine finds room beside what runs, and host memory to get its weights from:
-    not on GPUs where models lie, nor where anything sleeps, nor on several nodes."""
+    """Return whether an engine can be restarted while the rest runs. It must find room, so it
+    cannot share GPUs with models, and nothing may sleep. And it must get its weights from host
+    memory, so it cannot span nodes."""
     if ENGINES not in plan.rows:
         return False
     if plan.device == "cuda" and plan.shared(ENGINES):
@@ -240,7 +242,7 @@ def can_replace(plan: PlacementPlan, table: ResidencyTable) -> bool:
 
 
 def requests_of(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
-    """The places that every role wants; engines none where rollouts are replayed."""
+    """Return the places that every role wants. Engines want none if rollouts are replayed."""
     requests = role_requests(
         config.placement, config.hybrid, config.engine, models, config.asynchrony.async_train
     )
@@ -251,12 +253,12 @@ def requests_of(config: PPOConfig, models: Iterable[str]) -> list[RoleRequest]:
 async def start_roles(
     config: PPOConfig, device: Device, optimizer_steps: int, stage: Stage
 ) -> AsyncIterator[Roles]:
-    """Start all groups side by side, on a cluster that is joined or started; leave no process
-    behind.
+    """Join or start a cluster and start all groups on it, side by side. No process outlives the
+    with block.
 
-    Engines that share their GPUs with models come first: vLLM measures free memory while it starts.
-    Where anything sleeps, roles start one after the other, and each goes to sleep before the next
-    one needs its room."""
+    Engines that share GPUs with models start first, since vLLM measures free memory while it
+    starts. If anything can sleep, roles start one after the other, and each goes to sleep before
+    the next one needs its memory."""
     models = role_models(config)
     requests = requests_of(config, models)
     with stage("start"):
@@ -285,7 +287,7 @@ async def start_roles(
 
 
 def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
-    """Roles that start side by side, wave after wave."""
+    """Return the roles in waves: the roles of a wave start side by side, wave after wave."""
     engines = [role for role in plan.rows if role == ENGINES]
     models = [role for role in plan.rows if role != ENGINES]
     if table.rows:
@@ -322,14 +324,15 @@ def agent_setup(config: PPOConfig) -> AgentSetup:
 
 
 def check_batches(config: PPOConfig, actor_ranks: int) -> None:
-    """Raises UserError if an optimizer step does not divide among the ranks; only the cluster may
-    know their number."""
+    """Raise UserError if an optimizer step does not divide among the ranks. Their number may only
+    be known once the cluster is."""
     if problems := list(ranks_share_a_step(config, actor_ranks)):
         raise UserError("\n".join(map(str, problems)))
 
 
 def check_ranks(config: PPOConfig, ranks: Mapping[str, int]) -> None:
-    """Raises UserError if the ranks of a role, as the cluster gives them, do not divide."""
+    """Raise UserError if the number of ranks that the cluster gives a role does not divide as the
+    parallelism flags require."""
     problems = [
         p
         for role, world in ranks.items()
