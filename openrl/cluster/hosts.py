@@ -19,6 +19,8 @@ from openrl.cluster.life import NO_LOGS, LogSpec, begin_log
 from openrl.cluster.ray_cluster import Reservation
 from openrl.registry import load_plugins
 
+CONCURRENCY = 1000  # calls at a time in a worker with coroutine methods: more than it ever gets
+
 
 class PlainHost:
     """The actor for a worker with plain methods: it runs one call at a time on the main thread."""
@@ -103,7 +105,6 @@ class Making:
     worker_class: type
     args: tuple[Any, ...]  # constructor arguments after the context
     envs: Sequence[dict[str, str]]  # environment of each rank
-    concurrency: int  # limit on concurrent calls in a worker with coroutine methods
     plugins: tuple[str, ...] = ()
     logs: LogSpec = NO_LOGS
 
@@ -114,7 +115,7 @@ class Making:
     def actor(self, rank: int) -> Any:
         """Start a new process in this rank's place and return its actor."""
         host, options = (
-            (AsyncHost, {"max_concurrency": self.concurrency})
+            (AsyncHost, {"max_concurrency": CONCURRENCY})
             if is_async(self.worker_class)
             else (PlainHost, {})
         )

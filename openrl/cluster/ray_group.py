@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,17 @@ SMALL = (int, float, str, bool, type(None))  # cheaper inside a call than as a R
 LONGEST_WORDS = 300  # characters kept of each line of last words
 
 
+@dataclass(frozen=True)
+class GroupSettings:
+    """How the processes of a group run."""
+
+    timeout: float | None = 3600  # seconds for the answer of all ranks to a call; None: no limit
+    ranks_per_shard: int = 1
+    plugins: tuple[str, ...] = ()  # modules that every process imports first
+    env: Mapping[str, str] = field(default_factory=dict)  # overrides ``worker_env``
+    logs: LogSpec = NO_LOGS
+
+
 class RayGroup:
     """A ``WorkerGroup`` of Ray actors. Use ``create`` to build one."""
 
@@ -44,11 +56,11 @@ class RayGroup:
         self,
         cluster: RayCluster,
         making: Making,
-        timeout: float | None,
-        ranks_per_shard: int,
+        settings: GroupSettings,
     ) -> None:
-        self.role, self.size, self.ranks_per_shard = making.role, making.size, ranks_per_shard
-        self._cluster, self._making, self.timeout = cluster, making, timeout
+        self.role, self.size = making.role, making.size
+        self.ranks_per_shard, self.timeout = settings.ranks_per_shard, settings.timeout
+        self._cluster, self._making = cluster, making
         self._actors = [making.actor(rank) for rank in range(self.size)]
         self._places: list[
             tuple[str, int, int]
@@ -66,34 +78,29 @@ class RayGroup:
         cluster: RayCluster,
         reservation: Reservation,
         role: str,
+        settings: GroupSettings,
         worker_class: type,
         *args: Any,
-        timeout: float | None = 3600,
-        concurrency: int = 1000,
-        plugins: tuple[str, ...] = (),
-        env: dict[str, str] | None = None,
-        ranks_per_shard: int = 1,
-        logs: LogSpec = NO_LOGS,
     ) -> RayGroup:
         """Start one actor per rank of the role and build ``worker_class(context, *args)`` in each.
 
-        ``concurrency`` limits the concurrent calls in a worker with coroutine methods; other
-        workers run one call at a time. ``env`` is set before the worker's process starts and
-        overrides the defaults of ``worker_env``. If a constructor raises, its error is raised here
-        after all actors are killed."""
+        A worker with coroutine methods runs its calls side by side, others one at a time. If a
+        constructor raises, its error is raised here after all actors are killed."""
         size = reservation.plan.size(role)
         env = (
             worker_env(reservation.plan.device, size, cluster.local)
             | cluster.scratch()
-            | (env or {})
+            | dict(settings.env)
         )
         places = await asyncio.gather(
             *(reservation.environment(role, rank) for rank in range(size))
         )
         shared = _share(args, size)
         envs = [env | of_rank for of_rank in places]
-        making = Making(role, reservation, worker_class, shared, envs, concurrency, plugins, logs)
-        group = cls(cluster, making, timeout, ranks_per_shard)
+        making = Making(
+            role, reservation, worker_class, shared, envs, settings.plugins, settings.logs
+        )
+        group = cls(cluster, making, settings)
         try:
             group._places = await group._answers("start", [a.where.remote() for a in group._actors])
             builds = [

@@ -35,6 +35,7 @@ from openrl.inference.columns import column_names, rows_of
 from openrl.inference.ordered import in_order
 from openrl.inference.output import Output, Row
 from openrl.inference.scoring import ModelScorer, load_reward_model
+from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
 from openrl.models.stored import check_head, check_language_model, check_length
 from openrl.rewards.base import Reward
@@ -241,8 +242,7 @@ async def running_reward(config: Config, inputs: Inputs) -> AsyncIterator[Reward
             model = load_reward_model(
                 source.address,
                 config.rm,
-                config.model,
-                inputs.device,
+                Loading(config.model, inputs.device),
                 normalize=flags.normalize_reward,
             )
             models[source.name] = ModelScorer(model, batch_size=size, name=source.name)

@@ -18,8 +18,7 @@ from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
 from openrl.data.tokenizer import load_tokenizer
 from openrl.inference.batcher import MicroBatcher, check_room
-from openrl.models.causal_lm import DTYPES
-from openrl.models.device import Device
+from openrl.models.causal_lm import DTYPES, Loading
 from openrl.models.packing import check_layers, check_packing
 from openrl.models.scalar_model import RewardModel, load_scalar_model, stored_moments
 from openrl.models.trial import Trial
@@ -110,34 +109,20 @@ def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
 
 
 def load_reward_model(
-    path: str,
-    rm: RewardModelFlags,
-    flags: LoadFlags,
-    device: Device,
-    *,
-    normalize: bool = False,
-    packing: bool = False,
-    load_in_4bit: bool = False,
+    path: str, rm: RewardModelFlags, loading: Loading, *, normalize: bool = False
 ) -> TextRewardModel:
     """Return the reward model at ``path`` with its tokenizer.
 
     Raises UserError if it has no head, cannot run packed rows, or lacks the moments that
     ``normalize`` needs.
     """
-    model = load_scalar_model(
-        RewardModel,
-        path,
-        flags,
-        device,
-        rm.value_head_prefix,
-        packing=packing,
-        load_in_4bit=load_in_4bit,
-    ).to(device)
+    flags = loading.flags
+    model = load_scalar_model(RewardModel, path, loading, rm.value_head_prefix).to(loading.device)
     assert isinstance(model, RewardModel)
     if normalize:
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)
     text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len)
-    if packing:
+    if loading.packing:
         check_layers(path, model.hf.config)
         trial = Trial.of(model.hf.config, DTYPES[flags.param_dtype])
         check_packing(path, text_model.column, trial)

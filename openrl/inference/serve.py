@@ -21,6 +21,7 @@ from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
 from openrl.errors import Gathered, UserError
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
+from openrl.models.causal_lm import Loading
 from openrl.models.device import Device, resolve_device
 from openrl.models.scalar_model import stored_moments
 from openrl.models.stored import check_head
@@ -81,14 +82,14 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
     server, reward, plugins = config.server, config.reward, config.debug.plugin
     most_waiting = QUEUED_BATCHES * server.batch_size
     if config.rm.reward_pretrain is not None:
-        model = load_reward_model(
-            config.rm.reward_pretrain,
-            config.rm,
+        loading = Loading(
             config.model,
             inputs.device,
-            normalize=reward.normalize_reward,
-            packing=config.packing.packing_samples,
-            load_in_4bit=config.weights.load_in_4bit,
+            config.packing.packing_samples,
+            config.weights.load_in_4bit,
+        )
+        model = load_reward_model(
+            config.rm.reward_pretrain, config.rm, loading, normalize=reward.normalize_reward
         )
         size, wait = server.batch_size, server.batch_wait_ms / 1000
         return ModelScorer(model, batch_size=size, wait=wait, most_waiting=most_waiting)

@@ -18,7 +18,7 @@ from transformers import (
 
 from openrl.config.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
-from openrl.models.causal_lm import DTYPES, load_pretrained
+from openrl.models.causal_lm import DTYPES, Loading, load_pretrained
 from openrl.models.scalar_model import HEAD_FIELD, stored_head
 from openrl.models.towers import language_model_at
 
@@ -63,7 +63,9 @@ def require_empty(output: Path) -> None:
 
 
 def _causal_lm(base: str, flags: LoadFlags) -> PreTrainedModel:
-    return load_pretrained(language_model_at(base, flags.trust_remote_code), base, flags, "cpu")
+    return load_pretrained(
+        language_model_at(base, flags.trust_remote_code), base, Loading(flags, "cpu")
+    )
 
 
 def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> PreTrainedModel:
@@ -72,10 +74,8 @@ def _reward_model(base: str, adapter: str, flags: LoadFlags, prefix: str) -> Pre
     model = load_pretrained(
         AutoModelForSequenceClassification,
         base,
-        flags,
-        "cpu",
+        Loading(flags, "cpu", settings={"num_labels": 1}),
         may_lack=f"{HEAD}.weight",
-        num_labels=1,
     )
     if not hasattr(model, HEAD):
         raise UserError(f"{type(model).__name__} has no head named {HEAD}", "another architecture")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -99,36 +100,31 @@ class CausalLM(HeadedModel):
         return {peft_name(name.removeprefix("hf.")): t for name, t in named.items()}
 
 
-def load_causal_lm(
-    path: str,
-    flags: LoadFlags,
-    device: str,
-    temperature: float,
-    chunk_size: int,
-    packing: bool = False,
-    load_in_4bit: bool = False,
-    vision: VisionFlags | None = None,
-    **settings: Any,
-) -> CausalLM:
-    """Load a model from a local directory or the Hub; ``settings`` are those of
-    ``load_pretrained``. Without ``vision``, a model with a vision tower reads only text.
+@dataclass(frozen=True)
+class Loading:
+    """How a checkpoint becomes a model, whatever it computes."""
+
+    flags: LoadFlags
+    device: str  # where the model will run; it is loaded on the CPU
+    packing: bool = False  # it will run packed rows
+    load_in_4bit: bool = False
+    vision: VisionFlags | None = None  # None: a model with a vision tower reads only text
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the model's config, or other arguments of ``from_pretrained``."""
+
+
+def load_causal_lm(path: str, loading: Loading, temperature: float, chunk_size: int) -> CausalLM:
+    """Load a model from a local directory or the Hub.
 
     Raises UserError if there is no such model, weights are missing, or the architecture transforms
     its logits in a way that this package does not know.
     """
-    hf = load_pretrained(
-        language_model_at(path, flags.trust_remote_code),
-        path,
-        flags,
-        device,
-        load_in_4bit=load_in_4bit,
-        packing=packing,
-        **settings,
-    )
+    flags = loading.flags
+    hf = load_pretrained(language_model_at(path, flags.trust_remote_code), path, loading)
     with torch.no_grad(), attention_of_a_cpu(hf):
         tokens = Trial.of(hf.config, DTYPES[flags.param_dtype]).tokens[None].to(hf.device)
         expected = _plain_logprobs(hf, tokens)
-        model = CausalLM(hf, 1.0, chunk_size, packing).eval()
+        model = CausalLM(hf, 1.0, chunk_size, loading.packing).eval()
         found, _ = model(tokens, torch.ones_like(tokens, dtype=torch.bool))
         gap = float((found[:, 1:] - expected).abs().mean())
     if not gap <= (1e-3 if flags.param_dtype == "fp32" else 0.1):
@@ -137,7 +133,7 @@ def load_causal_lm(
             f" forward: {type(hf).__name__} changes its logits in a way that is not known here",
             "use another architecture, or add its rule to logit_transform",
         )
-    model.vision = open_eyes(hf, path, vision, flags.trust_remote_code)
+    model.vision = open_eyes(hf, path, loading.vision, flags.trust_remote_code)
     banned = model.vision.media_tokens if model.vision else ()
     hf.get_output_embeddings().transform = logit_transform(hf.config, temperature, banned)
     return model
@@ -146,28 +142,23 @@ def load_causal_lm(
 def load_pretrained(
     kind: type,
     path: str,
-    flags: LoadFlags,
-    device: str,
+    loading: Loading,
     may_lack: str = "",
-    load_in_4bit: bool = False,
-    packing: bool = False,
-    **settings: Any,
 ) -> PreTrainedModel:
     """Call ``kind.from_pretrained``; return the model on the CPU, without dropout. Every weight
     except ``may_lack`` must be in the checkpoint.
 
-    ``packing`` says that the model will run packed rows. ``settings`` are fields of the model's
-    config, or other arguments of ``from_pretrained``.
-    """
+    Raises UserError if there is no such model."""
+    flags, device = loading.flags, loading.device
     try:
         model, report = kind.from_pretrained(  # type: ignore[attr-defined]
             path,
             dtype=DTYPES[flags.param_dtype],
             attn_implementation=asked_attention(flags, device),
             trust_remote_code=flags.trust_remote_code,
-            quantization_config=nf4(DTYPES[flags.param_dtype]) if load_in_4bit else None,
+            quantization_config=nf4(DTYPES[flags.param_dtype]) if loading.load_in_4bit else None,
             output_loading_info=True,
-            **settings,
+            **loading.settings,
         )
     # KeyError means that no attention has that name
     except (OSError, ValueError, ImportError, KeyError) as error:
@@ -183,7 +174,7 @@ def load_pretrained(
             f"{path}: {len(missing)} weights are not in the checkpoint, e.g. {missing[0]}",
             "point the flag at a complete checkpoint of this architecture",
         )
-    if packing:
+    if loading.packing:
         pack_attention(model, flags, device)
     _disable_dropout(model)
     keep_differentiable(model)

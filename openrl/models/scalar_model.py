@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -15,9 +14,8 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME, cached_file
 
 from openrl.config.model import LoadFlags
-from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
-from openrl.models.causal_lm import load_pretrained
+from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.models.headed import HeadedModel
 from openrl.models.logprobs import of_next, to_next
 from openrl.models.lora import peft_name
@@ -145,16 +143,11 @@ class RewardModel(ScalarModel):
 def load_scalar_model(
     kind: type[ScalarModel],
     path: str,
-    flags: LoadFlags,
-    device: str,
+    loading: Loading,
     head_prefix: str,
     *,
     fresh_head_seed: int | None = None,
     fp32_head: bool = False,
-    packing: bool = False,
-    load_in_4bit: bool = False,
-    vision: VisionFlags | None = None,
-    **settings: Any,
 ) -> ScalarModel:
     """Load a backbone and its scalar head. A head name in config.json wins over ``head_prefix``.
 
@@ -163,9 +156,8 @@ def load_scalar_model(
     + 1). Without a seed, a missing head raises UserError. ``fp32_head`` makes the head multiply in
     fp32.
     """
-    hf = load_pretrained(
-        AutoModel, path, flags, device, load_in_4bit=load_in_4bit, packing=packing, **settings
-    )
+    flags = loading.flags
+    hf = load_pretrained(AutoModel, path, loading)
     head_name, weight = stored_head(path, flags, head_prefix)
     if weight is None and fresh_head_seed is None:
         raise UserError(
@@ -180,8 +172,8 @@ def load_scalar_model(
         )
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
-    model = kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=packing)
-    model.vision = open_eyes(hf, path, vision, flags.trust_remote_code)
+    model = kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=loading.packing)
+    model.vision = open_eyes(hf, path, loading.vision, flags.trust_remote_code)
     return model
 
 

@@ -20,7 +20,7 @@ from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.vision import VisionFlags
 from openrl.experience import ParallelLayout
-from openrl.models.causal_lm import DTYPES, attention_of_a_cpu, load_causal_lm
+from openrl.models.causal_lm import DTYPES, Loading, attention_of_a_cpu, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import add_adapters
@@ -82,29 +82,26 @@ def prepare_full_kl(model: HeadedModel, spec: ModelSpec) -> None:
     if spec.kl_top_k == 0 and spec.kl_reference is not None:
         of_reference = head
         if spec.kl_reference != spec.path:
-            other = load_causal_lm(spec.kl_reference, spec.model, spec.device, spec.temperature, 0)
+            loading = Loading(spec.model, spec.device)
+            other = load_causal_lm(spec.kl_reference, loading, spec.temperature, 0)
             of_reference = other.hf.get_output_embeddings()
         head.reference_head = FrozenHead(of_reference, of_reference.transform)
 
 
 def load_model(spec: ModelSpec) -> HeadedModel:
     """Load the model on the CPU, with its adapters."""
-    load_in_4bit = spec.lora is not None and spec.lora.load_in_4bit
-    settings = load_settings(spec.changes)
+    loading = Loading(
+        spec.model,
+        spec.device,
+        spec.packing,
+        spec.lora is not None and spec.lora.load_in_4bit,
+        spec.vision,
+        load_settings(spec.changes),
+    )
     model: HeadedModel
     if spec.kind == "logprobs":
         chunk = spec.deepspeed.logits_chunk_size
-        model = load_causal_lm(
-            spec.path,
-            spec.model,
-            spec.device,
-            spec.temperature,
-            chunk,
-            spec.packing,
-            load_in_4bit,
-            spec.vision,
-            **settings,
-        )
+        model = load_causal_lm(spec.path, loading, spec.temperature, chunk)
         prepare_full_kl(model, spec)
     else:
         kind = ValueModel if spec.kind == "values" else RewardModel
@@ -112,15 +109,10 @@ def load_model(spec: ModelSpec) -> HeadedModel:
         model = load_scalar_model(
             kind,
             spec.path,
-            spec.model,
-            spec.device,
+            loading,
             spec.value_head,
             fresh_head_seed=fresh,
             fp32_head=spec.fp32_head,
-            packing=spec.packing,
-            load_in_4bit=load_in_4bit,
-            vision=spec.vision,
-            **settings,
         )
     if isinstance(model, RewardModel) and spec.normalise:
         model.mean, model.std = stored_moments(spec.path, spec.model.trust_remote_code)

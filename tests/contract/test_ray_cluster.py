@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from openrl.cluster.group import WorkerContext
 from openrl.cluster.planner import RoleRequest, plan_placement, role_requests
 from openrl.cluster.ray_cluster import RayCluster, join_cluster, open_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_group import GroupSettings, RayGroup
 from openrl.config.derived import cluster_address
 from openrl.config.placement import ENGINES
 from openrl.config.rollout import EngineFlags, HybridFlags, PlacementFlags
@@ -102,10 +102,8 @@ def test_node_groups_lie_on_one_node_each(joined):
 
     async def scenario():
         reservation = await cluster.reserve(plan, timeout=PATIENCE)
-        actor = await RayGroup.create(cluster, reservation, "actor", NodeReporter, timeout=PATIENCE)
-        engines = await RayGroup.create(
-            cluster, reservation, ENGINES, NodeReporter, timeout=PATIENCE
-        )
+        actor = await RayGroup.create(cluster, reservation, "actor", PATIENT, NodeReporter)
+        engines = await RayGroup.create(cluster, reservation, ENGINES, PATIENT, NodeReporter)
         return await actor.call("where"), await engines.call("where")
 
     actor, engines = asyncio.run(scenario())
@@ -115,6 +113,7 @@ def test_node_groups_lie_on_one_node_each(joined):
     assert {node for node, _ in engines} == set(nodes)  # one CPU was left on each
 
 
+PATIENT = GroupSettings(PATIENCE)
 COLOCATED = HybridFlags(colocate_all_models=True)
 
 
@@ -125,8 +124,8 @@ async def start(cluster: RayCluster, sizes: EngineFlags) -> tuple[RayGroup, RayG
         role_requests(flags, COLOCATED, sizes, ["actor"]), "cuda", cluster.nodes()
     )
     reservation = await cluster.reserve(plan, timeout=PATIENCE)
-    actor = await RayGroup.create(cluster, reservation, "actor", Engine, timeout=PATIENCE)
-    return actor, await RayGroup.create(cluster, reservation, ENGINES, Engine, timeout=PATIENCE)
+    actor = await RayGroup.create(cluster, reservation, "actor", PATIENT, Engine)
+    return actor, await RayGroup.create(cluster, reservation, ENGINES, PATIENT, Engine)
 
 
 def test_an_engine_sees_the_gpus_of_all_its_places(joined):
@@ -195,14 +194,14 @@ JOIN = """
 import asyncio, json, sys
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import join_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_group import GroupSettings, RayGroup
 from tests.contract.test_ray_cluster import NodeReporter
 from tests.patience import PATIENCE
 
 async def main():
     cluster = join_cluster(sys.argv[1])
     plan = plan_placement([RoleRequest("actor", 1, 1)], "cpu", cluster.nodes())
-    actor = await RayGroup.create(cluster, await cluster.reserve(plan, PATIENCE), "actor", NodeReporter, timeout=PATIENCE)
+    actor = await RayGroup.create(cluster, await cluster.reserve(plan, PATIENCE), "actor", GroupSettings(PATIENCE), NodeReporter)
     print(json.dumps(await actor.call("directory")))
     await actor.close()
     cluster.close()

@@ -18,7 +18,7 @@ import ray
 from openrl.cluster.group import LocalGroup, WorkerContext, WorkerDied, WorkerTimeout
 from openrl.cluster.planner import RoleRequest, plan_placement
 from openrl.cluster.ray_cluster import start_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_group import GroupSettings, RayGroup
 from openrl.errors import UserError
 from tests.patience import PATIENCE
 
@@ -132,7 +132,12 @@ def cluster(tmp_path_factory):
 
 async def create(cluster, reservation, worker_class, *args, **options) -> RayGroup:
     return await RayGroup.create(
-        cluster, reservation, "tester", worker_class, *args, timeout=PATIENCE, **options
+        cluster,
+        reservation,
+        "tester",
+        GroupSettings(PATIENCE, **options),
+        worker_class,
+        *args,
     )
 
 

@@ -21,6 +21,7 @@ from openrl.cli.run import command
 from openrl.cli.supervised import supervised_command
 from openrl.config.commands import DPOConfig, MergeConfig, RMConfig
 from openrl.config.model import ModelFlags
+from openrl.models.causal_lm import Loading
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.trainer.planning.dry_run import size
 from tests.e2e.runs import metrics, run
@@ -104,7 +105,7 @@ def test_the_reward_model_is_one_for_transformers_and_for_the_reward_role(task, 
     texts = [p["prompt"] + p[key] + "<eos>" for p in PAIRS for key in ("chosen", "rejected")]
     batch = tokenizer(texts, padding=True, return_tensors="pt", padding_side="right")
     theirs = AutoModelForSequenceClassification.from_pretrained(out, pad_token_id=PAD)
-    ours = load_scalar_model(RewardModel, str(out), flags, "cpu", "score")
+    ours = load_scalar_model(RewardModel, str(out), Loading(flags, "cpu"), "score")
     with torch.no_grad():
         rewards = ours(batch.input_ids, batch.attention_mask.bool())[0]
         expected = theirs(input_ids=batch.input_ids, attention_mask=batch.attention_mask).logits[

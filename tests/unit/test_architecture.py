@@ -52,12 +52,22 @@ def test_the_way_of_a_prompt_to_its_gradient():
         assert name in defined(ROOT / file), f"{file} has no {name}"
 
 
-def test_no_constructor_takes_more_than_eight():
+LONG = {  # signatures that others have set, and what a flag may say about itself
+    ("openrl/models/attention.py", "varlen_attention"),
+    ("openrl/models/logprobs.py", "forward"),
+    ("openrl/flags/schema.py", "flag"),
+}
+
+
+def test_no_function_takes_more_than_eight():
     for path in (ROOT / "openrl").rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
-                names = [*node.args.posonlyargs, *node.args.args[1:], *node.args.kwonlyargs]
-                assert len(names) <= 8, f"{path.relative_to(ROOT)}:{node.lineno}"
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                given = node.args
+                names = {a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+                short = len(names - {"self", "cls"}) <= 8
+                assert short or (name, node.name) in LONG, f"{name}:{node.lineno}"
 
 
 def test_lines_of_a_hundred_columns():

@@ -48,7 +48,7 @@ async def _ray_group(
     from openrl.cluster.life import LogSpec
     from openrl.cluster.planner import RoleRequest  # Ray is heavy, and only some runs need it
     from openrl.cluster.ray_cluster import open_cluster
-    from openrl.cluster.ray_group import RayGroup
+    from openrl.cluster.ray_group import GroupSettings, RayGroup
 
     flags = config.ranks
     with stage("start"):
@@ -58,17 +58,13 @@ async def _ray_group(
     try:
         with stage("start"):
             reservation = await cluster.reserve(plan, flags.placement_timeout)
-            group = await RayGroup.create(
-                cluster,
-                reservation,
-                ROLE,
-                ModelWorker,
-                spec,
-                timeout=flags.rpc_timeout,
-                plugins=config.debug.plugin,
-                ranks_per_shard=spec.parallel.ranks_per_shard,
+            settings = GroupSettings(
+                flags.rpc_timeout,
+                spec.parallel.ranks_per_shard,
+                config.debug.plugin,
                 logs=LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
             )
+            group = await RayGroup.create(cluster, reservation, ROLE, settings, ModelWorker, spec)
         try:
             yield group
         finally:

@@ -15,7 +15,7 @@ from openrl.cluster.model_worker import ModelWorker
 from openrl.cluster.placement import PlacementPlan
 from openrl.cluster.planner import RoleRequest, role_requests
 from openrl.cluster.ray_cluster import RayCluster, Reservation, open_cluster
-from openrl.cluster.ray_group import RayGroup
+from openrl.cluster.ray_group import GroupSettings, RayGroup
 from openrl.cluster.rollout_worker import RolloutWorker
 from openrl.config import derived
 from openrl.config.commands import PPOConfig
@@ -303,18 +303,14 @@ async def _start(
     worker_class: type,
     *args: Any,
 ) -> WorkerGroup:
-    group = await RayGroup.create(
-        cluster,
-        reservation,
-        role,
-        worker_class,
-        *args,
-        timeout=config.placement.rpc_timeout,
-        plugins=config.debug.plugin,
-        env=derived.process_environment(config.placement),
-        ranks_per_shard=1 if role == ENGINES else config.parallel.ranks_per_shard,
-        logs=LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
+    settings = GroupSettings(
+        config.placement.rpc_timeout,
+        1 if role == ENGINES else config.parallel.ranks_per_shard,
+        config.debug.plugin,
+        derived.process_environment(config.placement),
+        LogSpec(str(logging_directory(config)), config.faults.stall_timeout),
     )
+    group = await RayGroup.create(cluster, reservation, role, settings, worker_class, *args)
     await group.call("start")
     return group
 

@@ -20,9 +20,11 @@ from openrl.errors import UserError
 from openrl.inference import serve, server
 from openrl.inference.scoring import ModelScorer, Scalar, load_reward_model
 from openrl.inference.server import build_app
+from openrl.models.causal_lm import Loading
 from openrl.models.lora import keep_differentiable, nf4
 from tests.tiny import tiny_reward_model_dir
 
+FP32 = LoadFlags(param_dtype="fp32")
 TEXTS = [
     "a",
     "12+3=15<eos>",
@@ -41,7 +43,7 @@ def checkpoint(tmp_path_factory):
 
 def text_model(checkpoint, packing=False, **settings):
     rm = RewardModelFlags(**({"max_len": 64} | settings))
-    return load_reward_model(checkpoint, rm, LoadFlags(param_dtype="fp32"), "cpu", packing=packing)
+    return load_reward_model(checkpoint, rm, Loading(FP32, "cpu", packing))
 
 
 def scorer_of(function, **settings):
@@ -126,8 +128,8 @@ def test_scores_are_the_models_own_however_they_are_batched(tmp_path, head_name,
 
 def test_4_bit_weights_give_the_scores_that_transformers_gets_from_them(checkpoint):
     rm, flags = RewardModelFlags(max_len=64), LoadFlags(param_dtype="bf16")
-    packed = load_reward_model(checkpoint, rm, flags, "cpu", load_in_4bit=True)
-    whole = load_reward_model(checkpoint, rm, flags, "cpu")
+    packed = load_reward_model(checkpoint, rm, Loading(flags, "cpu", load_in_4bit=True))
+    whole = load_reward_model(checkpoint, rm, Loading(flags, "cpu"))
     theirs = AutoModelForSequenceClassification.from_pretrained(
         checkpoint, dtype=torch.bfloat16, quantization_config=nf4(torch.bfloat16)
     )
@@ -173,12 +175,10 @@ def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
 
 def test_normalised_scores(checkpoint, tmp_path):
     with pytest.raises(UserError, match="--normalize_reward"):
-        load_reward_model(
-            checkpoint, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True
-        )
+        load_reward_model(checkpoint, RewardModelFlags(), Loading(FP32, "cpu"), normalize=True)
     with_moments = str(tiny_reward_model_dir(tmp_path, mean=0.5, std=4.0))
     shifted = load_reward_model(
-        with_moments, RewardModelFlags(), LoadFlags(param_dtype="fp32"), "cpu", normalize=True
+        with_moments, RewardModelFlags(), Loading(FP32, "cpu"), normalize=True
     )
     for a, b in zip(text_model(checkpoint)(TEXTS), shifted(TEXTS), strict=True):
         assert b.value == pytest.approx((a.value - 0.5) / 4.0, abs=1e-6)

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from openrl.config.model import LoadFlags, WeightFlags
 from openrl.errors import UserError
 from openrl.models.adapters import merge_adapter
+from openrl.models.causal_lm import Loading
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from tests.tiny import tiny_model_dir, tiny_reward_model_dir
 
@@ -93,7 +94,10 @@ def test_a_merged_reward_model_has_the_scores_of_base_and_adapter(tmp_path, head
 
     merge_adapter(str(source), str(adapter), tmp_path / "merged", FP32, "score")
     merged = load_scalar_model(
-        RewardModel, str(tmp_path / "merged"), LoadFlags(param_dtype="fp32"), "cpu", "score"
+        RewardModel,
+        str(tmp_path / "merged"),
+        Loading(LoadFlags(param_dtype="fp32"), "cpu"),
+        "score",
     )
     with torch.no_grad():
         found = merged(IDS, torch.ones_like(IDS, dtype=torch.bool))[0]

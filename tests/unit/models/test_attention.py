@@ -21,7 +21,7 @@ from openrl.models.attention import (
     pack_attention,
     varlen_attention,
 )
-from openrl.models.causal_lm import load_pretrained
+from openrl.models.causal_lm import Loading, load_pretrained
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from tests.experience import engine_spec, ragged_batch
@@ -91,7 +91,7 @@ def test_what_packed_rows_run(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     flags = LoadFlags(param_dtype=dtype, attn_implementation=asked)
     hf = load_pretrained(
-        AutoModelForCausalLM, str(tiny_model_dir(tmp_path, arch=arch)), flags, "cpu"
+        AutoModelForCausalLM, str(tiny_model_dir(tmp_path, arch=arch)), Loading(flags, "cpu")
     )
     assert hf.config._attn_implementation == "sdpa"
     pack_attention(hf, flags, device)

@@ -1,6 +1,8 @@
 """A vision-language model as policy and critic: what it computes of rows with and without images,
 padded and packed, held against transformers' own forward of each row alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoTokenizer
@@ -8,7 +10,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer
 from openrl.config.lora import LoRAFlags
 from openrl.config.model import LoadFlags
 from openrl.config.vision import VisionFlags
-from openrl.models.causal_lm import load_causal_lm
+from openrl.models.causal_lm import Loading, load_causal_lm
 from openrl.models.lora import add_adapters, check_targets
 from openrl.models.scalar_model import ValueModel, load_scalar_model
 from openrl.models.towers import tower_parameters
@@ -17,7 +19,7 @@ from openrl.vision.processor import VisionProcessor, media_tokens
 from tests.tiny_vision import ARCHITECTURES, picture, tiny_vision_dir
 
 FP32 = LoadFlags(param_dtype="fp32")
-SEES = VisionFlags(max_images_per_prompt=2)
+SEEING = Loading(FP32, "cpu", vision=VisionFlags(max_images_per_prompt=2))
 TEXTS = ("no image", "<image>one", "two <image> and<image>:", "7")
 SHOWN = ((), (1,), (2, 3), ())
 
@@ -81,7 +83,7 @@ def test_log_probs_are_those_of_each_row_alone(tmp_path, arch, packing):
     checkpoint = str(tiny_vision_dir(tmp_path, arch=arch))
     processor = VisionProcessor(checkpoint, {})
     rows = rows_of(checkpoint, processor)
-    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, packing, vision=SEES)
+    model = load_causal_lm(checkpoint, replace(SEEING, packing=packing), 1.0, 16)
     assert model.vision is not None
     media = model.vision.read([placed for _, placed in rows])
     found = model(*padded(rows), media=media)[0]
@@ -97,9 +99,7 @@ def test_log_probs_are_those_of_each_row_alone(tmp_path, arch, packing):
 
 @torch.no_grad()
 def test_values_see_the_images(checkpoint, rows):
-    critic = load_scalar_model(
-        ValueModel, checkpoint, FP32, "cpu", "score", fresh_head_seed=0, vision=SEES
-    )
+    critic = load_scalar_model(ValueModel, checkpoint, SEEING, "score", fresh_head_seed=0)
     ids, mask = padded(rows)
     images = [placed for _, placed in rows]
     swapped = [tuple(reversed(placed)) for placed in images]
@@ -123,7 +123,7 @@ def gradients(model, rows, shown):
 def test_rows_without_images_give_the_tower_a_gradient_of_zero(checkpoint, rows):
     """Ranks reduce gradients together: the same parameters have one, whatever a rank's rows
     show."""
-    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=SEES)
+    model = load_causal_lm(checkpoint, SEEING, 1.0, 16)
     tower = {f"hf.{name}" for name in tower_parameters(model.hf)}
     assert tower and all("vision_model" in name or "connector" in name for name in tower)
     seen = gradients(model, rows, [placed for _, placed in rows])
@@ -137,14 +137,14 @@ def test_rows_without_images_give_the_tower_a_gradient_of_zero(checkpoint, rows)
 
 @pytest.mark.parametrize("flags", [VisionFlags(), VisionFlags(freeze_visual_encoder=True)])
 def test_a_tower_that_is_not_asked_to_learn_is_frozen(checkpoint, flags):
-    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=flags)
+    model = load_causal_lm(checkpoint, replace(SEEING, vision=flags), 1.0, 16)
     frozen = {n.removeprefix("hf.") for n, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {*tower_parameters(model.hf)}
 
 
 @pytest.mark.parametrize("exclude", [None, r".*\.text_model\..*"])
 def test_adapters_leave_the_tower_out_unless_asked(checkpoint, exclude):
-    model = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=SEES)
+    model = load_causal_lm(checkpoint, SEEING, 1.0, 16)
     flags = LoRAFlags(lora_rank=2, lora_exclude_modules=exclude)
     check_targets(flags, checkpoint, trust_remote_code=False)
     adapters = add_adapters(model.hf, flags, checkpoint, 0)
@@ -157,16 +157,9 @@ def test_adapters_leave_the_tower_out_unless_asked(checkpoint, exclude):
 def test_a_model_in_four_bits_sees_and_trains_its_adapters(checkpoint, rows):
     ids, mask = padded(rows)
     shown = [placed for _, placed in rows]
-    whole = load_causal_lm(checkpoint, FP32, "cpu", 1.0, 16, vision=SEES)
-    small = load_causal_lm(
-        checkpoint,
-        LoadFlags(param_dtype="bf16"),
-        "cpu",
-        1.0,
-        16,
-        load_in_4bit=True,
-        vision=SEES,
-    )
+    whole = load_causal_lm(checkpoint, SEEING, 1.0, 16)
+    four_bits = replace(SEEING, flags=LoadFlags(param_dtype="bf16"), load_in_4bit=True)
+    small = load_causal_lm(checkpoint, four_bits, 1.0, 16)
     add_adapters(small.hf, LoRAFlags(lora_rank=2, load_in_4bit=True), checkpoint, 0)
     found = small(ids, mask, media=small.vision.read(shown))[0]
     expected = whole(ids, mask, media=whole.vision.read(shown))[0]

@@ -42,7 +42,7 @@ from openrl.data.preference import (
     with_reference,
 )
 from openrl.data.supervised import SupervisedBuilder, collate_rows
-from openrl.models.causal_lm import load_causal_lm
+from openrl.models.causal_lm import Loading, load_causal_lm
 from openrl.models.scalar_model import RewardModel, load_scalar_model
 from openrl.training.preference_updates import PairRewardUpdate, PreferenceUpdate
 from openrl.training.updates import SupervisedUpdate
@@ -125,7 +125,7 @@ def ours(builder, rows, **changes):
 def models(places):
     def load(path):
         flags = ModelFlags(pretrain=str(path), param_dtype="fp32")
-        return load_causal_lm(str(path), flags, "cpu", temperature=1.0, chunk_size=7)
+        return load_causal_lm(str(path), Loading(flags, "cpu"), temperature=1.0, chunk_size=7)
 
     return SimpleNamespace(policy=load(places.policy), reference=load(places.reference))
 
@@ -204,7 +204,7 @@ def test_reward_model(places, reward_model_dir, margin):
         RewardTrainer, RewardConfig, places, rows, model=str(reward_model_dir)
     )
     flags = ModelFlags(pretrain=str(reward_model_dir), param_dtype="fp32")
-    model = load_scalar_model(RewardModel, str(reward_model_dir), flags, "cpu", "score")
+    model = load_scalar_model(RewardModel, str(reward_model_dir), Loading(flags, "cpu"), "score")
     batch = collate_preferences(ours(MarginBuilder if margin else PairBuilder, PAIRS), PAD)
     found = loss_of(PairRewardUpdate("sigmoid", margin), model, batch, plan_pairs(batch, 1, 3))
     assert found == pytest.approx(expected, abs=1e-5)
