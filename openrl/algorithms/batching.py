@@ -62,8 +62,8 @@ def plan_steps(
     Every epoch shuffles all trajectories anew with ``generator`` (None keeps their order) and
     trains each exactly once. Which trajectories share a step depends neither on their rows nor on
     ``dp_size`` and ``micro_batch_size``. Within a step, rows are dealt to ranks by ``cost``
-    (Karmarkar-Karp): ranks get equally many rows where micro-batches count rows, and any number
-    where they count tokens. Where siblings share a prefix (``cost.shared``), they stay together.
+    (Karmarkar-Karp): ranks get equal numbers of rows if micro-batches count rows, and any number if
+    they count tokens. If siblings share a prefix (``cost.shared``), they stay together.
 
     A rank receives the rows that it trains in any step, each once. With one epoch every row
     therefore travels to one rank. A later epoch deals anew, and a row travels again only if it
@@ -74,7 +74,7 @@ def plan_steps(
     rows runs ``[-1]``, a dummy row. Raises UserError for a row that does not fit into a
     ``TokenCap``.
 
-    No rank gets the rows outside ``computed`` (B,) bool: those without a gradient. They keep their
+    Rows outside ``computed`` (B,) bool, those without a gradient, go to no rank. They keep their
     places in the steps, and a step's counts include them.
     """
     sizes, index = RowSizes.of(batch, cost), Trajectories.of(batch).index.tolist()
@@ -192,7 +192,7 @@ def _indexed(
     """Turn bundles, [step][rank][micro-batch], into each rank's shard and,
     [step][rank][micro-batch], indices into the shard.
 
-    In a step all ranks run equally many micro-batches. A rank that runs out of rows runs
+    In a step all ranks run the same number of micro-batches. A rank that runs out of rows runs
     ``nothing``, which is also the shard of a rank without any row.
     """
     counts = [max(1, *map(len, ranks)) for ranks in steps]

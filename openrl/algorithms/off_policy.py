@@ -179,7 +179,7 @@ class MismatchTotals:
     maxima: dict[str, float]
     tokens: float
     rows: float
-    value: None = None  # it is no single figure
+    value: None = None  # the totals have no single figure
 
     def merge(self, other: MismatchTotals) -> MismatchTotals:
         return MismatchTotals(

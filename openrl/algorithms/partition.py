@@ -35,8 +35,8 @@ def balanced_parts(
     differencing method (Karmarkar and Karp 1982, https://apps.dtic.mil/sti/citations/ADA119205).
 
     The method keeps merging the two most uneven candidate deals, the largest part of one with the
-    smallest of the other. With ``equal_counts`` the parts also have equally many members, give or
-    take one: of every ``parts`` similar costs, each part gets one.
+    smallest of the other. With ``equal_counts`` the parts also have the same number of members,
+    give or take one: of every ``parts`` similar costs, each part gets one.
     """
     falling = sorted(range(len(costs)), key=lambda i: -costs[i])
     if parts == 1:

@@ -14,7 +14,7 @@ ENGINES = "vllm"
 """The role of the rollout engines."""
 
 MOST_PLACES = 100_000
-"""The most GPUs of a cluster; a larger number is a typing error."""
+"""The most GPUs that a cluster may have; a larger number is a typing error."""
 
 FLAG_NAMES = {
     "actor": "actor",

@@ -79,7 +79,7 @@ class SeededOrder:
 
     def load_state(self, state: OrderState) -> None:
         """Continue where ``state`` was taken. Raises UserError if rows, seed or shuffling differ,
-        which makes it another order."""
+        because the order would be a different one."""
         differ = [key for key, now in self._identity().items() if state[key] != now]
         if differ:
             facts = [

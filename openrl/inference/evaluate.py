@@ -163,8 +163,8 @@ def prompt_figures(
 
 
 def table(figures: dict[str, dict[str, Any]], title: str) -> Table:
-    """Return a table of figures and data sources, the longer of both downwards, so that it fits
-    the terminal; a single source appears only as "all"."""
+    """Return a table of figures and data sources. The longer list runs downwards, so that the table
+    fits the terminal; a single source appears only as "all"."""
     sources = [name for name in figures if len(figures) > 2 or name == ALL]
     names = list(figures[ALL])
     cells = [[_cell(figures[source].get(name)) for source in sources] for name in names]

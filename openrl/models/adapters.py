@@ -29,8 +29,8 @@ def merge_adapter(
     base: str, adapter: str, output: Path, flags: WeightFlags, head_prefix: str | None
 ) -> PreTrainedModel:
     """Merge base and adapter, write the result as one model with the base's tokenizer, and return
-    it. It is a reward model with a head of the name ``head_prefix``, or a causal language model if
-    that is None.
+    it. It is a reward model with the head ``head_prefix``, or a causal language model if that is
+    None.
 
     The sum is computed in fp32 and rounded once, to --param_dtype. The directory appears whole or
     not at all. Raises UserError if the adapter does not fit the base or ``output`` is not empty.

@@ -180,7 +180,8 @@ def check_layers(path: str, config: PretrainedConfig) -> None:
 
 @torch.no_grad()
 def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Trial) -> None:
-    """Raise UserError if a packing model gives a row another result beside other rows than alone.
+    """Raise UserError if a model that packs gives a row a different result beside other rows than
+    alone.
 
     ``run`` is the model on its device: (b, T) token ids and attention mask -> its column. The gap
     between the two results is compared with how much the first row changes the second as its
@@ -200,8 +201,8 @@ def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Tri
 
 @torch.no_grad()
 def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
-    """Raise UserError if rows that share their prefix get another result than rows packed without
-    sharing.
+    """Raise UserError if rows that share their prefix get a different result than rows packed
+    without sharing.
 
     ``run`` is as for ``check_packing`` and also takes groups (b,). The gap is compared with what
     another prefix changes.
