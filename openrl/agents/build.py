@@ -1,4 +1,4 @@
-"""From flags to the agent that plays the episodes of one engine."""
+"""Builds the agent that plays the episodes of one engine from flags."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from openrl.types import Prompt
 
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
 """Of --agent_func_path, before the address of a server."""
-PROGRAM_TIMEOUT = 3600.0  # seconds of an episode of a program, which could else hang for ever
+PROGRAM_TIMEOUT = 3600.0  # seconds for an episode of a program, which could hang forever
 
 
 @dataclass(frozen=True)
 class AgentSetup:
-    """What is told to those who start agents."""
+    """What a process needs to know to build its agent."""
 
     flags: AgentFlags
     environments: EnvironmentTagFlags
@@ -52,8 +52,8 @@ async def open_agent(
     rank: int = 0,
     images: RowImages | None = None,
 ) -> AsyncIterator[Agent]:
-    """The agent of the engine ``rank``; processes and servers that it has end with the context.
-    Without ``images`` conversations are text."""
+    """Open the agent of the engine ``rank``. Its processes and servers end with the context.
+    Without ``images``, conversations hold only text."""
     flags, play = setup.flags, play_of(setup, tokenizer, images)
     async with AsyncExitStack() as stack:
         if flags.agent_command is not None:
@@ -73,7 +73,7 @@ async def open_agent(
 
 
 async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitStack) -> Agent:
-    """What --agent_func_path names."""
+    """Open the agent that --agent_func_path names."""
     given, endpoint = str(flags.agent_func_path), None
     if given.startswith(OPENENV):
         return OpenEnvAgent(await find_server(given.removeprefix(OPENENV)), play)
@@ -95,7 +95,8 @@ async def _of_others(flags: AgentFlags, play: Play, rank: int, stack: AsyncExitS
 def play_of(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, images: RowImages | None = None
 ) -> Play:
-    """How the flags say that episodes are played. Raises UserError for an unknown --tool_parser."""
+    """Return how the flags want episodes to be played. Raises UserError for an unknown
+    --tool_parser."""
     flags, templates = setup.flags, setup.templates
     programs = flags.agent_command is not None or flags.agent_endpoint
     limits = TurnLimits(
@@ -115,12 +116,13 @@ def play_of(
 
 
 def endpoint_port(flags: AgentFlags, rank: int) -> int:
-    """0: a free one."""
+    """Return the port of the engine's endpoint; 0 means any free port."""
     return flags.agent_endpoint_port and flags.agent_endpoint_port + rank
 
 
 def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
-    """Of --tool_parser, else of the chat template. Raises UserError for a name that is none."""
+    """Return the parser of tool calls that --tool_parser names, else the one that fits the chat
+    template. Raises UserError for an unknown name."""
     if flags.tool_parser is None and not writes_calls(tokenizer.chat_template or ""):
         return reads_no_calls
     return parser_for(flags.tool_parser, tokenizer.chat_template)
@@ -130,8 +132,8 @@ def call_parser(flags: AgentFlags, tokenizer: PreTrainedTokenizerBase) -> Parse:
 
 
 def environment_maker(flags: EnvironmentTagFlags) -> Callable[[Prompt], Environment]:
-    """Makes the environment of a prompt's tag, by --env_config. Raises UserError for settings that
-    one of them does not know."""
+    """Return a function that makes the environment of a prompt's tag, with the settings in
+    --env_config. Raises UserError for a setting that its environment does not know."""
     settings = read_env_config(flags.env_config, flags.env_tags) if flags.env_config else {}
     for tag in flags.env_tags:
         make_environment(tag, settings.get(tag, {}))

@@ -1,4 +1,4 @@
-"""Chats as text and tokens: by a chat template, or for models without one as plain text."""
+"""Turns chats into text and tokens: by a chat template, or as plain text for models without one."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from openrl.data.images import RowImages
 
 Schemas = Sequence[Mapping[str, Any]]
-_BEFORE = 4  # tokens in front of those that are decoded: how a token reads depends on the last ones
+_BEFORE = 4  # tokens to decode along with those that follow, whose text depends on them
 
 
 class TemplateError(Exception):
-    """The chat template refuses these messages."""
+    """The chat template refuses the messages."""
 
 
 class ChatFormat:
-    """Without ``chat`` the text of a chat is that of its messages, one behind the other."""
+    """The format of a model's chats. Without ``chat``, the text of a chat is the concatenation of
+    its messages."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class ChatFormat:
         kwargs: Mapping[str, Any],
         images: RowImages | None = None,
     ) -> None:
-        """``kwargs`` are the chat template's. Without ``images`` chats are text."""
+        """``kwargs`` go to the chat template. Without ``images``, chats hold only text."""
         self.tokenizer, self.chat, self.kwargs, self.images = tokenizer, chat, kwargs, images
         self._leading = [] if chat else leading_ids(tokenizer)
         added = tokenizer.added_tokens_decoder
@@ -43,8 +44,8 @@ class ChatFormat:
     def render(
         self, messages: Sequence[Message], tools: Schemas | None = None, to_reply: bool = True
     ) -> str:
-        """The text up to where the assistant begins to write; without ``to_reply`` to the end of
-        the last message. Raises TemplateError."""
+        """Return the text of a chat up to where the assistant begins to write or, without
+        ``to_reply``, up to the end of the last message. Raises TemplateError."""
         if not self.chat:
             return "".join(message["content"] for message in messages)
         try:
@@ -55,7 +56,7 @@ class ChatFormat:
                 add_generation_prompt=to_reply,
                 **self.kwargs,
             )
-        except Exception as error:  # templates raise what they like, e.g. that roles must alternate
+        except Exception as error:  # templates raise anything, e.g. because roles must alternate
             raise TemplateError(f"the chat template refuses it: {error}") from error
 
     @property
@@ -64,8 +65,8 @@ class ChatFormat:
         return self.images is not None and self.images.processor is not None
 
     def seen(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with their images as engine and trainer get them. Raises BadRow for one that
-        cannot be used, and UserError if the policy reads text alone."""
+        """Return the messages with their images as engine and trainer get them. Raises BadRow for
+        an image that cannot be used, and UserError if the policy only reads text."""
         return [
             {**message, "content": list(map(self._seen, message["content"]))}
             if isinstance(message["content"], list)
@@ -84,15 +85,16 @@ class ChatFormat:
     def place(
         self, token_ids: list[int], images: Sequence[Image], start: int
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
-        """Token ids with those of the images among them, which begin at ``start`` of a row. Raises
-        BadRow."""
+        """Expand the placeholders of ``images`` in tokens that begin at ``start`` of a row. Return
+        all tokens, and where the images are in the row. Raises BadRow."""
         if self.images is None:
             return token_ids, ()
         expanded, placed = self.images.place(token_ids, images)
         return expanded, tuple(image.moved(start) for image in placed)
 
     def images_in(self, messages: Sequence[Message]) -> list[Image]:
-        """Of a chat that was ``seen``. Raises UserError if they are more than the engine takes."""
+        """Return the images of a chat that ``seen`` returned. Raises UserError if there are more
+        than the engine takes."""
         chats = [m["content"] for m in messages if isinstance(m["content"], list)]
         found = [part["image"] for parts in chats for part in parts if part["type"] == "image"]
         most = self.images.flags.max_images_per_prompt if self.images else 0
@@ -102,36 +104,37 @@ class ChatFormat:
         return found
 
     def template(self, tools: Schemas | None = None) -> str:
-        """The text of the chat template; "" without one."""
+        """Return the source of the chat template; "" without one."""
         if not self.chat:
             return ""
         return self.tokenizer.get_chat_template(tools=list(tools) if tools else None)
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text that begins a row."""
+        """Return the tokens of a text that begins a row."""
         return self._leading + self.tokenizer(text, add_special_tokens=False).input_ids
 
     def encode_after(self, before: list[int], text: str) -> list[int]:
-        """The tokens of a text that goes on behind ``before``. Tokenizers treat the start of a text
-        in their own ways, so a special token stands in front: the last one if it is special, for
-        some swallow the spaces behind them."""
+        """Return the tokens of a text that follows the tokens ``before``. Tokenizers treat the
+        start of a text in a special way, so a special token is put in front of it: the last one of
+        ``before`` if that is special, because some special tokens swallow the spaces that
+        follow."""
         special = before[-1] if before[-1] in self._special else self.tokenizer.eos_token_id
         anchor = self.tokenizer.convert_ids_to_tokens(special)
         return self.tokenizer(anchor + text, add_special_tokens=False).input_ids[1:]
 
     def decode_after(self, before: list[int], ids: list[int]) -> str:
-        """The text of ``ids``, special tokens included, where they follow ``before``."""
+        """Return the text of ``ids`` after the tokens ``before``, special tokens included."""
         context = before[-_BEFORE:]
         return self._decode(context + ids)[len(self._decode(context)) :]
 
     def said(self, before: list[int], ids: list[int]) -> str:
-        """What an assistant said by these tokens: without the special token that ends its turn."""
+        """Return what the assistant said, without the special token that ends its turn."""
         ends = bool(ids) and ids[-1] in self._special
         return self.decode_after(before, ids[:-1] if ends else ids)
 
     def message(self, before: list[int], ids: list[int]) -> Message:
-        """As it goes into the chat. A template ends the turn itself; without one the text ends as
-        it was sampled."""
+        """Return a reply as a message of the chat. A template ends the turn itself; without one,
+        the text ends as it was sampled."""
         text = self.said(before, ids) if self.chat else self.decode_after(before, ids)
         return {"role": "assistant", "content": text}
 

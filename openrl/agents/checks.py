@@ -1,4 +1,4 @@
-"""What can be known of agents before anything starts."""
+"""Checks of agents, made before anything starts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from openrl.vision.parts import with_pictures
 def check_agents(
     setup: AgentSetup, tokenizer: PreTrainedTokenizerBase, source: str | None
 ) -> list[str]:
-    """What the chat template makes of several turns, in sentences. ``source`` is the flag of a
-    source of rewards, if there is one.
+    """Check the agent that the flags choose. Return sentences about what the chat template makes of
+    several turns. ``source`` is the flag of a reward source, if there is one.
 
-    Loads the file of an agent in a process, and the tools. Raises UserError for what cannot be
-    played."""
+    This loads an agent's file in a separate process, and the tools. Raises UserError for anything
+    that cannot be played."""
     flags, chat, schemas = setup.flags, play_of(setup, tokenizer).chat, None
     given = flags.agent_func_path
     if given is not None and given.startswith((OPENENV, VERIFIERS)) and source is not None:
@@ -53,14 +53,14 @@ def check_agents(
 
 
 def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int) -> None:
-    """Raises UserError for settings that an environment does not know or cannot begin a game with,
-    and for a first observation that the chat template refuses or that the policy cannot see."""
+    """Raise UserError for settings that an environment does not know or cannot begin a game with,
+    and for a first observation that the chat template refuses or the policy cannot see."""
     make = environment_maker(flags)
     for tag in flags.env_tags:
         prompt = Prompt(tag, [], "", source=tag)
         try:
             first = asyncio.run(make(prompt).reset(0, prompt))
-        except Exception as error:  # the environment's own
+        except Exception as error:  # whatever the environment raises
             message = f"--env_tags {tag}: it begins no game: {type(error).__name__}: {error}"
             raise UserError(message, "other settings for it in --env_config") from error
         messages = as_messages(first)
@@ -77,13 +77,14 @@ def check_tags(flags: EnvironmentTagFlags, chat: ChatFormat, most_images: int) -
 
 
 def check_openenv(url: str) -> None:
-    """Raises UserError if no server of environments is there, or its actions cannot be written."""
+    """Raise UserError if there is no server of environments, or a policy cannot write its
+    actions."""
     ActionReader.of(asyncio.run(find_server(url)).action)
 
 
 def check_file(setup: AgentSetup, chat: ChatFormat, source: str | None) -> Schemas:
-    """The tools that the file brings. Raises UserError as ``recognise``, and for a class that this
-    run cannot play."""
+    """Return the tools that the file brings. Raises UserError for a file that ``recognise`` refuses
+    and for a class that this run cannot play."""
     flags, file = setup.flags, agent_file(str(setup.flags.agent_func_path))
     facts = recognise(file)
     if facts.kind == "trl":

@@ -1,4 +1,4 @@
-"""The end of what an episode holds."""
+"""Closes what an episode holds."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ log = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def closing(close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Closes on every way out. What failed first counts: a ``close`` that fails as well hides
-    neither a cancellation nor the reason why the episode failed."""
+    """Call ``close`` on every way out of the context. The first error counts: if ``close`` fails as
+    well, it hides neither a cancellation nor the reason why the episode failed."""
     try:
         yield
     except BaseException:

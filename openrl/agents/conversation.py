@@ -1,8 +1,8 @@
 """The token rows of an episode. What was sampled is never tokenised again.
 
-A row is a text and its tokens. The next turn's chat is rendered as a whole; if its text begins with
-that of a row, the rest is tokenised and appended to the row. If it does not (a template that drops
-earlier reasoning, a context that was compacted), the turn starts a row of its own: a fork."""
+A row is a text and its tokens. For each turn, the whole chat is rendered. If its text begins with
+that of a row, the rest is tokenised and appended to the row. If not (the template drops earlier
+reasoning, or the context was compacted), the turn starts a row of its own: a fork."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Play:
     """How every episode of a run is played."""
 
     chat: ChatFormat
-    parse: Parse = reads_no_calls  # of tools, in what was sampled
+    parse: Parse = reads_no_calls  # finds tool calls in what was sampled
     limits: TurnLimits = TurnLimits()
     row_per_turn: bool = False
     """Every turn has a row of its own, whose earlier turns are context."""
@@ -59,28 +59,28 @@ class Reply:
 
 @dataclass(frozen=True)
 class _Context:
-    """What is added to a row."""
+    """A text and its tokens, which are added to a row."""
 
-    text: str  # with one mark for each image
+    text: str  # with one placeholder for each image
     token_ids: list[int]
     images: tuple[PlacedImage, ...] = ()
 
 
 @dataclass(eq=False)
 class _Row:
-    """A segment that grows."""
+    """A segment that grows, and its text."""
 
     text: str = ""
     segment: Segment = field(default_factory=lambda: Segment([], [], []))
-    rewards: dict[int, float] = field(default_factory=dict)  # by the last token of a turn
-    busy: bool = False  # a reply is sampled from it now
+    rewards: dict[int, float] = field(default_factory=dict)  # by index of a turn's last token
+    busy: bool = False  # a reply to it is being sampled
 
     @property
     def images(self) -> list[Image]:
         return [placed.image for placed in self.segment.images]
 
     def begins(self, text: str, images: Sequence[Image]) -> bool:
-        """Whether a chat of this text and these images goes on from the row."""
+        """Whether a chat with this text and these images continues the row."""
         known = self.images
         return text.startswith(self.text) and list(images[: len(known)]) == known
 
@@ -96,7 +96,7 @@ class _Row:
             row.versions = (*row.versions, moved)
 
     def as_context(self) -> _Row:
-        """A row that begins with the tokens of this one, none of them to be trained."""
+        """Return a row that begins with the tokens of this one, none of which is trained."""
         ids, images = self.segment.token_ids, self.segment.images
         nothing = [False] * len(ids)
         return _Row(self.text, Segment(ids[:], nothing, [0.0] * len(ids), images=images))
@@ -105,9 +105,9 @@ class _Row:
 class Conversation:
     """Asks the policy for replies and keeps the rows of an episode.
 
-    ``sampling.max_tokens`` bounds all that follows the first turn's prompt, and ``max_len`` every
-    row; with ``any_prompt``, where chats begin as they like, ``max_tokens`` bounds what is sampled
-    alone."""
+    ``sampling.max_tokens`` limits all tokens after the first turn's prompt, and ``max_len`` limits
+    every row. With ``any_prompt``, where each chat may begin differently, ``max_tokens`` limits
+    only the sampled tokens."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class Conversation:
         self.turns, self.forks = 0, 0
         self._asking = 0  # turns that are being sampled
         self._rows: list[_Row] = []
-        self._last: _Row | None = None  # of the last turn
-        self._longest = sampling.max_len or 2**31  # tokens of a row
+        self._last: _Row | None = None  # the row of the last turn
+        self._longest = sampling.max_len or 2**31  # most tokens of a row
 
     async def reply(
         self,
@@ -134,9 +134,9 @@ class Conversation:
         max_tokens: int | None = None,
         stop: tuple[str, ...] = (),
     ) -> Reply:
-        """The policy's answer to a chat that ends with somebody else's message. ``state`` is the
-        key of what the policy sees, for a row that begins with this turn. ``max_tokens`` and
-        ``stop`` are further bounds of this turn.
+        """Return the policy's reply to a chat that ends with somebody else's message. ``state`` is
+        the key of what the policy sees, used if the turn starts a row. ``max_tokens`` and ``stop``
+        are further limits of this turn.
 
         Raises EpisodeOver if there is no room for a token or a turn, and TemplateError."""
         text, images = self.chat.render(messages, tools), self.chat.images_in(messages)
@@ -150,7 +150,7 @@ class Conversation:
     async def reply_to_tokens(
         self, token_ids: list[int], max_tokens: int | None = None, stop: tuple[str, ...] = ()
     ) -> Reply:
-        """The policy's answer to a chat that is tokens already. Raises EpisodeOver."""
+        """Return the policy's reply to a chat that is already tokens. Raises EpisodeOver."""
 
         def is_held(row: _Row) -> bool:
             held = row.segment.token_ids
@@ -166,7 +166,7 @@ class Conversation:
     async def _turn(
         self, row: _Row, context: _Context, sampling: Sampling, state: str | None = None
     ) -> Reply:
-        """Samples behind the row and ``context``."""
+        """Sample a reply after the row and ``context``, and add both to the row."""
         held = row.segment.token_ids
         asked, row.busy = [*held, *context.token_ids], True
         images = (*row.segment.images, *context.images)
@@ -189,7 +189,7 @@ class Conversation:
         return Reply(said, message, asked, completion)
 
     def goes_on(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
-        """Whether these messages go on from the row of the last turn: the next turn would not
+        """Whether the messages continue the row of the last turn, so that the next turn would not
         fork."""
         try:
             text = self.chat.render(messages, tools)
@@ -200,7 +200,7 @@ class Conversation:
     def choose(
         self, chats: Sequence[Sequence[Message]], tools: Schemas | None = None
     ) -> list[Message]:
-        """The first chat that goes on from the row of the last turn, else the first that can be
+        """Return the first chat that continues the row of the last turn, else the first that can be
         rendered, else the last."""
         for chat in chats:
             if self.goes_on(chat, tools):
@@ -214,7 +214,7 @@ class Conversation:
         return list(chats[-1])
 
     def _row_for(self, is_held: Callable[[_Row], bool]) -> _Row:
-        """The longest row that the turn goes on from, or a new one."""
+        """Return the longest row that the turn continues, or a new one."""
         fitting = [row for row in self._rows if not row.busy and is_held(row)]
         if not fitting:
             return _Row()
@@ -222,11 +222,12 @@ class Conversation:
         return row.as_context() if self.row_per_turn else row
 
     def _sampling(self, asked: int, max_tokens: int | None, stop: tuple[str, ...]) -> Sampling:
-        """Of the next turn, which follows ``asked`` tokens. Raises EpisodeOver if there is none."""
+        """Return the sampling of the next turn, which follows ``asked`` tokens. Raises EpisodeOver
+        if there is no room for it."""
         if self.turns + self._asking >= (self.limits.max_turns or 2**31):
             raise EpisodeOver(End.MAX_TURNS)
         if not self._rows and not self.any_prompt:
-            # a second call at the same time may be the first one, too
+            # several concurrent calls may be the first turn
             self._longest = min(self._longest, asked + self.sampling.max_tokens)
         left = min(self.sampling.max_tokens - self.sampled, self._longest - asked)
         if left < 1:
@@ -241,24 +242,24 @@ class Conversation:
 
     @property
     def sampled(self) -> int:
-        """Tokens of all turns."""
+        """The number of sampled tokens of all turns."""
         return sum(sum(row.segment.loss_mask) for row in self._rows)
 
     @property
     def is_full(self) -> bool:
-        """The episode has no room for another token."""
+        """Whether the episode has no room for another token."""
         longest = max((len(row.segment.token_ids) for row in self._rows), default=0)
         return self.sampled >= self.sampling.max_tokens or longest >= self._longest
 
     def require_room_after(self, reply: Reply) -> None:
-        """Raises EpisodeOver if the engine failed, or cut the last turn because the episode is
+        """Raise EpisodeOver if the engine failed, or cut the last turn because the episode is
         full."""
         end = reply.completion.end
         if end.is_failure or (end is End.LENGTH and self.is_full):
             raise EpisodeOver(end)
 
     def credit(self, reward: float) -> None:
-        """What the last turn has earned, on its last token."""
+        """Credit a reward to the last token of the last turn."""
         assert self._last is not None, "no turn to credit"
         at = len(self._last.segment.token_ids) - 1
         self._last.rewards[at] = self._last.rewards.get(at, 0.0) + reward
@@ -266,7 +267,8 @@ class Conversation:
     def trajectory(
         self, end: End, score: Score | None = None, metrics: Mapping[str, float] | None = None
     ) -> Trajectory:
-        """What was played. ``score`` takes the turns' rewards with it."""
+        """Return the episode as a trajectory. After several turns, ``score`` also gets the rewards
+        credited to them, as token rewards."""
         nothing = Segment.answer(self.prompt.token_ids, [], images=self.prompt.images)
         rows = self._rows or [_Row("", nothing)]
         if score is not None and any(row.rewards for row in rows) and self.turns > 1:
@@ -276,7 +278,7 @@ class Conversation:
             score = replace(score, token_rewards=earned)
         counted = {"turns": float(self.turns), "forked_segments": float(self.forks)}
         prompt = self.prompt
-        if not prompt.token_ids and self._rows:  # a seed: this is what came of it
+        if not prompt.token_ids and self._rows:  # it is a seed: show what the episode began with
             first = rows[0].segment
             ids = first.token_ids[: first.context_length]
             images = tuple(image for image in first.images if image.end <= len(ids))
@@ -293,7 +295,8 @@ class Conversation:
         )
 
     def _text(self) -> str:
-        """From the first reply on, environment included; of later rows what they add."""
+        """Return the text from the first reply on, including the environment's, and of later rows
+        only what they add."""
         parts, said = [], ""
         for row in self._rows:
             if said and row.text.startswith(said):  # a turn with the turns before it as context
@@ -304,7 +307,7 @@ class Conversation:
         return "".join(parts)
 
     def _after_context(self, row: Segment) -> str:
-        """From the first sampled token on; of later images their marks."""
+        """Return the text from the first sampled token on, with a placeholder for each image."""
         first = row.context_length
         later = [image.moved(-first) for image in row.images if image.start >= first]
         ids = unexpanded(row.token_ids[first:], later)

@@ -1,4 +1,4 @@
-"""A limit on the time of an episode or of a part of it."""
+"""Limits on the time of an episode or of a part of it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from openrl.types import End
 
 
 def deadline(seconds: float) -> AbstractAsyncContextManager[None]:
-    """Ends the episode after so many seconds; 0: never."""
+    """End the episode after this many seconds; 0 means never."""
     return within(seconds, EpisodeOver(End.TIMEOUT))
 
 
 @asynccontextmanager
 async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
-    """Gives up and raises ``late`` after so many seconds; 0: never."""
+    """Cancel the block and raise ``late`` after this many seconds; 0 means never."""
     limit = asyncio.timeout(seconds or None)
     try:
         async with limit:
@@ -29,7 +29,8 @@ async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
 
 
 async def end_of(turns: Awaitable[End], seconds: float) -> End:
-    """How an episode ends that has so many seconds, ``EpisodeOver`` included."""
+    """Return how an episode ends that may take this many seconds, whether it returns or raises
+    ``EpisodeOver``."""
     try:
         async with deadline(seconds):
             return await turns

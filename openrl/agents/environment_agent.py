@@ -20,26 +20,28 @@ from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajector
 from openrl.vision.parts import Content
 
 LONGEST_OBSERVATION = 1_000_000  # characters
-_SHOWN_ACTIONS = 1000  # characters of the actions that a failure names
+_SHOWN_ACTIONS = 1000  # characters of the actions in an error message
 
 T = TypeVar("T")
 See = Callable[[Sequence[Message]], list[Message]]
 
 
 class EnvironmentFailure(Exception):
-    """The environment broke its promises: the episode cannot be judged."""
+    """The environment failed or broke its interface, so the episode cannot be judged."""
 
 
 class EnvironmentAgent:
-    """Plays the environment that ``make`` gives for a prompt.
+    """Plays the environment that ``make`` returns for a prompt.
 
-    ``prompt.meta`` may hold "seed", that of its environment, equal for all its samples."""
+    ``prompt.meta`` may hold the "seed" of the environment, which all samples of the prompt
+    share."""
 
     def __init__(self, make: Callable[[Prompt], Environment], play: Play) -> None:
         self.make, self.how = make, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises EnvironmentFailure if the environment fails, hangs or breaks the protocol."""
+        """Play the episode. Raises EnvironmentFailure if the environment fails, hangs or breaks its
+        interface."""
         conversation, limits = Conversation(self.how, prompt, generate, sampling), self.how.limits
         game = _Guarded(self.make(prompt), prompt, limits.step_timeout, self.how.chat.seen)
         episode = _Episode(conversation, game)
@@ -49,10 +51,10 @@ class EnvironmentAgent:
 
 
 class _Guarded:
-    """An environment whose failures say which episode it was."""
+    """An environment whose errors name the episode."""
 
     def __init__(self, environment: Environment, prompt: Prompt, timeout: float, see: See) -> None:
-        """``see`` reads the images of messages."""
+        """``see`` loads the images of messages."""
         self.environment, self.prompt, self.timeout = environment, prompt, timeout
         self.see = see
         self.seed = prompt.meta.get("seed", seed_of(prompt.id))
@@ -63,7 +65,7 @@ class _Guarded:
         return self._messages(first)
 
     async def step(self, action: str) -> tuple[Step, list[Message]]:
-        """What came of it, and what the policy is told next."""
+        """Take an action. Return its result, and the messages that the policy reads next."""
         self.actions.append(action)
         step = await self._call(self.environment.step(action))
         if step.passed is not None and not 0 <= step.passed <= 1:
@@ -134,7 +136,8 @@ class _Episode:
     async def _turn(
         self, chat: list[Message], new: list[Message], state: str
     ) -> tuple[Step, Message, list[Message]]:
-        """One action, and what came of it. Raises EpisodeOver if there is none to take."""
+        """Play one turn and return the result, the policy's message and the messages that follow.
+        Raises EpisodeOver if there is no action to take."""
         await self._show(new)
         reply = await self.conversation.reply(chat, state=state)
         self._show_action(reply.text)
@@ -156,7 +159,7 @@ class _Episode:
 
     def trajectory(self, end: End) -> Trajectory:
         if self.passed is None and end.is_truncated:
-            self.passed = 0.0  # cut before any verdict
+            self.passed = 0.0  # cut off before there was a verdict
         reward = math.fsum(step.reward for step in self.steps)
         trajectory = self.conversation.trajectory(end, Score(reward, self.passed), self._metrics())
         trajectory.seed, trajectory.shown = self.game.seed, tuple(self.shown)
@@ -179,5 +182,6 @@ def as_messages(observation: Content | Sequence[Message]) -> list[Message]:
 
 
 def _state(given: str | None, new: list[Message]) -> str:
-    """The key of the state that the policy now sees: as given, else the text that it is shown."""
+    """Return the key of the state that the policy now sees: the given one, else the text that it is
+    shown."""
     return given if given is not None else str(new[-1]["content"])

@@ -1,4 +1,4 @@
-"""One attempt at an episode: what the policy did, or what failed around it."""
+"""One attempt at an episode, which gives what the policy did, or what failed around it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from openrl.types import Completion, End, PlacedImage, Prompt, Sampling, Segment
 
 
 class EngineError(RuntimeError):
-    """A request failed for reasons that are not the policy's."""
+    """A request to the engine failed for reasons other than the policy."""
 
 
 class UnequalStart(RuntimeError):
@@ -30,8 +30,9 @@ Starts = dict[str, Start]
 async def play_episode(
     agent: Agent, prompt: Prompt, generate: Generate, sampling: Sampling, starts: Starts
 ) -> list[Trajectory]:
-    """A trajectory of each agent; one without a token if the infrastructure failed, with the reason
-    in ``failure``. Raises UserError for what a user has to mend."""
+    """Play an episode and return a trajectory of each agent. If the infrastructure fails, return
+    one trajectory without sampled tokens, with the reason in ``failure``. Raises UserError for what
+    the user has to fix."""
     try:
         played = await agent.run(prompt, with_seeds(generate), sampling)
         played = played if isinstance(played, list) else [played]
@@ -49,8 +50,9 @@ async def play_episode(
 
 
 def with_seeds(generate: Generate) -> Generate:
-    """Draws each reply of the episode by a seed of its own: with one for all a policy repeats
-    itself, and agents of one episode say the same. The first one's is that of the episode."""
+    """Return a ``generate`` that samples each reply of the episode with a seed of its own. With one
+    seed for all, a policy would repeat itself, and the agents of an episode would say the same.
+    The first reply takes the seed of the episode."""
     numbers = itertools.count()
 
     async def seeded(
@@ -65,8 +67,8 @@ def with_seeds(generate: Generate) -> Generate:
 
 
 def check_start(trajectory: Trajectory, starts: Starts) -> None:
-    """Raises UnequalStart if an environment shows an agent something else than its siblings were
-    shown: they could not be compared. The first of them to end says what that is."""
+    """Raise UnequalStart if an environment showed an agent something else than its siblings, which
+    could then not be compared. ``starts`` holds what the first sibling to end was shown."""
     first, seed = trajectory.segments[0], trajectory.seed
     if seed is None or not trajectory.response_length:
         return

@@ -1,14 +1,13 @@
-"""Classes with gym's ``reset`` and ``step`` as environments: Gymnasium's 5-tuples, the old
-4-tuples, GEM's games, ours; their methods may be async.
+"""Makes environments from classes with gym's ``reset`` and ``step``: Gymnasium's 5-tuples, the old
+4-tuples, GEM's games, and ours. Their methods may be async.
 
-An observation is text, a picture (of PIL, or an array of uint8, height x width x 3), or a list of
-texts and pictures. Of ``info`` are read "action_is_valid", "success", "state", "metrics" {name:
+An observation is text, a picture (a PIL image, or a uint8 array of height x width x 3), or a list
+of texts and pictures. ``info`` may hold "action_is_valid", "success", "state", "metrics" {name:
 number} and, from ``reset``, "env_instruction", which becomes a system message. A class attribute
-``reductions`` {metric: mean | sum | min | max | first | last} says how metrics of steps become one
-of the episode.
+``reductions`` {metric: mean | sum | min | max | first | last} says how a metric of the steps
+becomes one of the episode.
 
-Methods that are not async run in place, and nothing else meanwhile: what takes long belongs in a
-process of its own."""
+Methods that are not async block the event loop, so slow ones belong in a separate process."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from openrl.flags.settings import read_settings
 from openrl.vision.parts import Content, as_content
 from openrl.vision.pictures import is_picture
 
-if TYPE_CHECKING:  # processes of environments have no need of torch
+if TYPE_CHECKING:  # processes of environments do not need torch
     from openrl.types import Message, Prompt
 
 
 def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
-    """The registered environment ``name``. Raises UserError for a name or settings that nobody
-    knows, and for a class that is no environment."""
+    """Make the registered environment ``name``. Raises UserError for unknown names and settings,
+    and for a class that is not an environment."""
     try:
         entry = environments[name]
     except KeyError as error:
@@ -40,7 +39,7 @@ def make_environment(name: str, settings: Mapping[str, Any]) -> Environment:
 
 
 def _check_methods(game: Any, name: str) -> None:
-    """Raises UserError if an object has not the methods of gym."""
+    """Raise UserError if an object lacks gym's methods."""
     for call, arguments, named in (("reset(seed)", [], {"seed": 0}), ("step(action)", [""], {})):
         try:
             method = getattr(game, call.partition("(")[0])
@@ -54,7 +53,7 @@ def _check_methods(game: Any, name: str) -> None:
 
 
 class GymEnvironment:
-    """An ``openrl.agents.base.Environment`` made of a gym class's object."""
+    """An ``openrl.agents.base.Environment`` that wraps an object with gym's methods."""
 
     def __init__(self, game: Any) -> None:
         name = type(game).__name__
@@ -95,7 +94,7 @@ class GymEnvironment:
     async def frame(self) -> Any | None:
         render = getattr(self._game, "render", None)
         frame = await _result(render()) if render else None
-        return frame if is_picture(frame) else None  # gym's may be text
+        return frame if is_picture(frame) else None  # gym's ``render`` may return text
 
     async def close(self) -> None:
         if close := getattr(self._game, "close", None):

@@ -1,8 +1,8 @@
-"""What a chat template makes of several turns, found out before a run starts.
+"""Finds out what a chat template makes of several turns, before a run starts.
 
-A turn starts a row of its own where the template does not repeat what the policy has written.
-Nothing is wrong with these rows, but each is computed and trained with all that stands before it.
-What a policy writes is taken to be what its template writes for the last message of a chat."""
+A turn starts a row of its own where the template does not repeat what the policy wrote. These rows
+are correct, but each is computed and trained with everything that comes before it. The policy is
+assumed to write what its template writes for the last message of a chat."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _ID, _OTHER_ID = "000000001", "000000002"
 
 
 def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
-    """A sentence for all that starts a row of its own or is refused; none if all turns of an
-    episode are one row."""
+    """Return a sentence for each kind of turn that starts a row of its own or is refused; none if
+    all turns of an episode share one row."""
     if not chat.chat:
         return []
     try:
@@ -37,7 +37,7 @@ def probe(chat: ChatFormat, tools: Schemas | None = None) -> list[str]:
 
 
 def require_tools(chat: ChatFormat, tools: Schemas) -> None:
-    """Raises UserError if the policy would not see the tools or their results."""
+    """Raise UserError if the policy would not see the tools or their results."""
     if not chat.chat:
         raise UserError("--tools: a chat template describes tools", "--apply_chat_template")
     remedy = "a template that does, by --tokenizer_chat_template FILE"
@@ -62,7 +62,7 @@ def require_tools(chat: ChatFormat, tools: Schemas) -> None:
 
 
 def _thought(chat: ChatFormat, tools: Schemas | None) -> str:
-    """Reasoning as the policy writes it; "" if it is not to reason."""
+    """Return reasoning as the policy writes it; "" if the template forbids it to reason."""
     asked = chat.render([_ASKS], tools).rstrip()
     if asked.endswith("</think>"):
         return ""
@@ -85,7 +85,7 @@ def _user_after(chat: ChatFormat, content: str, after: str, tools: Schemas | Non
 
 
 def _written(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
-    """The chat up to the end of the reply, as the policy writes it."""
+    """Return the chat up to the end of the reply, as the policy writes it."""
     asked = chat.render([_ASKS], tools)
     whole = chat.render([_ASKS, reply], tools, to_reply=False)
     said = [part for part in (_REASONING, _ANSWER) if part in reply["content"]]
@@ -97,7 +97,7 @@ def _written(chat: ChatFormat, reply: Message, tools: Schemas | None) -> str:
 def _result_after_call(chat: ChatFormat, tools: Schemas) -> str | None:
     thought = _thought(chat, tools) if "</think>" in chat.template(tools) else ""
     asked, refused = chat.render([_ASKS], tools), ""
-    # ids differ, for the policy cannot know which it will be given
+    # the ids differ, because the policy cannot know which one its call will be given
     forms = zip(_calls(tools, thought, _ID), _calls(tools, thought, _OTHER_ID), strict=True)
     for written, kept in forms:
         try:
@@ -115,7 +115,7 @@ def _result_after_call(chat: ChatFormat, tools: Schemas) -> str | None:
 
 
 def _calls(tools: Schemas, content: str, call_id: str) -> Iterator[Message]:
-    """A structured call of the first tool, in the forms that templates know."""
+    """Yield a structured call of the first tool, in each of the forms that templates know."""
     call = ToolCall(tools[0]["function"]["name"], {"text": "two and two"})
     *structured, _ = message_forms({}, ParsedReply(content, (call,)), [call_id])
     yield from structured

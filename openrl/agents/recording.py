@@ -1,5 +1,5 @@
-"""What running episodes have sampled so far, so that a resumed run can take their turns again
-without an engine: the environment gets the same actions, and the policy the same tokens."""
+"""Records what running episodes have sampled so far. A resumed run repeats their turns without an
+engine: the environment gets the same actions, and the policy the same tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from openrl.types import Completion, End, PlacedImage, Sampling, VersionSpan
 
 @dataclass(frozen=True)
 class Turn:
-    """A request of an agent, by its tokens' digest, and the engine's reply."""
+    """An agent's request, as a digest of its tokens and images, and the engine's reply."""
 
     asked: str
     completion: Completion
@@ -22,8 +22,8 @@ class Turn:
 
 @dataclass(eq=False)
 class Recording:
-    """``generate`` of one episode: replays ``known`` turns where the agent asks for them again, and
-    asks the engine for the rest."""
+    """The ``generate`` of one episode. It replays ``known`` turns when the agent asks for them
+    again, and asks the engine for all others."""
 
     engine: Generate
     known: list[Turn] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""How the metrics of an episode's steps become those of the episode."""
+"""Reduces the metrics of an episode's steps to those of the episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
 def reduce_metrics(
     steps: Sequence[Mapping[str, float]], reductions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Each metric over the steps that have it; the mean where ``reductions`` does not name it."""
+    """Reduce each metric over the steps that have it, by the mean if ``reductions`` does not name
+    it."""
     names = dict.fromkeys(name for step in steps for name in step)
     return {
         name: float(REDUCTIONS[reductions.get(name, "mean")]([s[name] for s in steps if name in s]))

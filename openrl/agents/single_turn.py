@@ -10,7 +10,7 @@ from openrl.vision.parts import prompt_messages
 
 
 class SingleTurn:
-    """``decode`` turns response tokens into text, special tokens included."""
+    """Asks for one reply. ``decode`` turns response tokens into text, special tokens included."""
 
     def __init__(self, decode: Callable[[list[int]], str]) -> None:
         self.decode = decode

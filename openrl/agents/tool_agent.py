@@ -28,8 +28,8 @@ MOST_PARSE_ERRORS = 3  # in a row
 class ToolAgent:
     """Plays until a reply calls no tool. ``open_tools`` makes the tools of an episode.
 
-    A call that fails is a result that says why, and so is a reply whose calls cannot be read; three
-    of these in a row end the episode."""
+    If a call fails, its result tells the policy why. The same goes for a reply whose calls cannot
+    be read, but three of these in a row end the episode."""
 
     def __init__(self, open_tools: Callable[[], Toolbox], play: Play) -> None:
         self.open_tools, self.how = open_tools, play
@@ -72,7 +72,7 @@ class _Episode:
         return End.MAX_TURNS
 
     def _parsed(self, reply: Reply) -> ParsedReply:
-        """Raises EpisodeOver if there is no reply to go on with."""
+        """Parse a reply. Raises EpisodeOver if the episode cannot go on after it."""
         self.conversation.require_room_after(reply)
         parsed = self.parse(reply.text, self.tools.schemas)
         self.parse_errors += parsed.error is not None
@@ -80,7 +80,7 @@ class _Episode:
         return parsed
 
     async def _results(self, parsed: ParsedReply) -> list[Message]:
-        """Of all calls, made at the same time."""
+        """Make all calls of a reply at the same time, and return their results as messages."""
         ids = call_ids(self.calls + 1, len(parsed.calls) or 1)
         if parsed.error:
             return [result_message("error", ids[0], f"This call cannot be read: {parsed.error}")]
@@ -88,7 +88,7 @@ class _Episode:
         try:
             async with asyncio.TaskGroup() as group:
                 results = [group.create_task(self._result(call)) for call in parsed.calls]
-        except ExceptionGroup as failed:  # the other calls have been given up
+        except ExceptionGroup as failed:  # the other calls have been cancelled
             raise failed.exceptions[0] from None
         messages = [
             result_message(call.name, i, result.result())
@@ -97,7 +97,8 @@ class _Episode:
         return self.conversation.chat.seen(messages)
 
     async def _result(self, call: ToolCall) -> Content:
-        """Images are only named to a policy that reads text alone."""
+        """Make a call and return its result, or its error. For a policy that only reads text, an
+        image becomes "[image]"."""
         try:
             result = await self.tools.call(call.name, call.arguments)
             return result if self.conversation.chat.sees else content_text(result)
@@ -108,7 +109,8 @@ class _Episode:
     def _forms(
         self, reply: Reply, parsed: ParsedReply, after: list[Message]
     ) -> list[list[Message]]:
-        """What may stand in the chat for a reply and what came of it, best first."""
+        """Return the messages that may represent a reply and its results in the chat, best
+        first."""
         if parsed.error:
             as_user = {"role": "user", "content": after[0]["content"]}
             return [[reply.message, *after], [reply.message, as_user]]
@@ -116,7 +118,8 @@ class _Episode:
         return [[form, *after] for form in message_forms(reply.message, parsed, ids)]
 
     async def trajectory(self, end: End) -> Trajectory:
-        """Raises ValueError if the tools' reward is no number."""
+        """Return the episode as a trajectory. Raises ValueError if the reward of the tools is not
+        finite."""
         reward = None if end.is_failure else await self.tools.reward()
         if reward is not None and not math.isfinite(reward):
             raise ValueError(f"the reward of the tools is {reward}")
@@ -134,7 +137,8 @@ class _Episode:
 
 
 def opening(prompt: Prompt, addition: str) -> list[Message]:
-    """The chat before the first turn; ``addition`` stands behind what the user says last."""
+    """Return the chat before the first turn, with ``addition`` appended to the last message of the
+    user."""
     messages = prompt_messages(prompt)
     users = [message for message in messages if message["role"] == "user"]
     if addition and users:

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, with the ids and log-probs that vLLM adds when it is asked."""
+"""OpenAI's chat completions API, with the token ids and log-probs that vLLM adds on request."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ def usage(answer: Answer) -> Json:
 
 
 def events(body: Json, reply: Json) -> Iterator[Json]:
-    """The whole reply in one chunk, its end in another; the usage in a third if it is wanted."""
+    """Yield the whole reply as one chunk, its end as another, and the usage as a third if the
+    client wants it."""
     head = {key: reply[key] for key in ("id", "created", "model")}
     head["object"] = "chat.completion.chunk"
     (choice,) = reply["choices"]

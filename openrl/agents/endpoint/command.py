@@ -1,15 +1,16 @@
-"""The agent that is a program: it is started for each episode and plays against the endpoint.
+"""The agent that is a program, started for each episode, which plays against the endpoint.
 
-Its exit ends the episode; with it all that it started ends. It finds in its variables
+The exit of the program ends the episode, and everything that the program started. The program finds
+these environment variables:
 
     OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL              the endpoint, for OpenAI's clients
-    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL     and for Anthropic's
+    ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL     the same for Anthropic's clients
     OPENRL_REWARD_URL        where it may POST {"reward": 1.0} with OPENAI_API_KEY as bearer token
-    OPENRL_PROMPT            the prompt: its last message, if it is a chat
-    OPENRL_MESSAGES          all its messages, as JSON
+    OPENRL_PROMPT            the prompt, or its last message if it is a chat
+    OPENRL_MESSAGES          all messages of the prompt, as JSON
     OPENRL_ROW               {"id", "source", "meta": other columns of the data}, as JSON
 
-The label is not among them: it belongs to the rewards."""
+The label is not among them, because it is only for rewards."""
 
 from __future__ import annotations
 
@@ -38,22 +39,24 @@ LAST_WORDS = 2000  # bytes of a program's output that an error quotes
 MOST_OUTPUT = 64 * 2**20  # bytes that a program may print
 WATCH_INTERVAL = 1.0  # seconds between looks at a program
 AT_ONCE = 64
-MEMORY = 8 * 2**30  # bytes of a program
-THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")  # go with other keys
+MEMORY = 8 * 2**30  # bytes of a program and what it started
+# variables that programs do not inherit, because they belong to other keys
+THEIRS = ("ANTHROPIC_AUTH_TOKEN", "OPENAI_ORG_ID", "OPENAI_PROJECT_ID")
 
 
 class AgentCommand:
     def __init__(
         self, command: str, endpoint: Endpoint, at_once: int = AT_ONCE, memory: int = MEMORY
     ) -> None:
-        """``at_once`` is the most programs that run; other episodes wait. ``memory`` is in bytes of
-        one program and what it started. Raises UserError for what cannot be started."""
+        """At most ``at_once`` programs run at a time; other episodes wait. ``memory`` limits the
+        bytes of one program and what it started. Raises UserError for a command that cannot be
+        started."""
         self.command, self.endpoint, self.memory = split_command(command), endpoint, memory
         self._places = asyncio.Semaphore(at_once)
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises RuntimeError with the last lines of a program that failed or asked for nothing,
-        and for one that takes too much memory or prints too much."""
+        """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,
+        with the end of its output, and if it takes too much memory or prints too much."""
         async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
             with tempfile.TemporaryFile() as output:
                 code = await self._exit_code(variables(prompt, opened), output)
@@ -68,7 +71,8 @@ class AgentCommand:
         return session.trajectory(End.TIMEOUT if code is None else None)
 
     async def _exit_code(self, environment: dict[str, str], output: IO[bytes]) -> int | None:
-        """None if it had to be killed because its time was over. Whatever it started has ended."""
+        """Run the program and return its exit code; None if it was killed because its time was
+        over. Everything that it started has ended by then."""
         mark = uuid4().hex
         inherited = {name: value for name, value in os.environ.items() if name not in THEIRS}
         process = subprocess.Popen(
@@ -92,7 +96,7 @@ class AgentCommand:
         return code if ended else None
 
     async def _look(self, pid: int, output: IO[bytes]) -> None:
-        """Raises RuntimeError if it takes or prints too much."""
+        """Raise RuntimeError if the program takes too much memory or prints too much."""
         used = await asyncio.to_thread(resident_bytes, pid)
         if used > self.memory:
             raise RuntimeError(
@@ -106,7 +110,8 @@ class AgentCommand:
 
 
 def split_command(command: str) -> list[str]:
-    """Its words, as a shell would split them. Raises UserError."""
+    """Return the words of a command, as a shell would split it. Raises UserError if there is no
+    such program."""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -117,7 +122,7 @@ def split_command(command: str) -> list[str]:
 
 
 def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
-    """What the program finds of its episode."""
+    """Return the environment variables that tell a program about its episode."""
     messages = list(prompt.messages) or [{"role": "user", "content": prompt.text}]
     row = {"id": prompt.id, "source": prompt.source, "meta": prompt.meta}
     local = ",".join(filter(None, [os.environ.get("NO_PROXY"), HOST]))
@@ -138,12 +143,12 @@ def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
 
 
 def _text(content: str | list[dict[str, str]]) -> str:
-    """Without its images, if it has any."""
+    """Return the text of a message's content, without its images."""
     return content if isinstance(content, str) else "".join(p.get("text", "") for p in content)
 
 
 async def _exited(pid: int, seconds: float) -> bool:
-    """Whether the process ends within so many seconds; it is still to be waited for."""
+    """Whether the process ends within this many seconds. The caller must still wait for it."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
     process = os.pidfd_open(pid)
     loop.add_reader(process, ended.set)

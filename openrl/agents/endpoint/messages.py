@@ -1,4 +1,4 @@
-"""Anthropic's messages."""
+"""Anthropic's messages API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from openrl.agents.endpoint.records import (
 from openrl.types import Message
 
 _KINDS = {400: "invalid_request_error", 401: "authentication_error", 413: "request_too_large"}
-_HIDDEN = ("thinking", "redacted_thinking")  # blocks that others' models write, and no template has
+_HIDDEN = ("thinking", "redacted_thinking")  # blocks of other models, which no template can show
 
 
 def read(body: Json) -> Ask:
@@ -46,7 +46,8 @@ def read(body: Json) -> Ask:
 
 
 def read_message(message: Json) -> Iterator[Message]:
-    """The results of tools, which come in a user's message, as messages of their own."""
+    """Yield the messages that one message becomes. Tool results, which come inside a user's
+    message, become messages of their own."""
     role, content = take(message, "role", str), message.get("content")
     if isinstance(content, str):
         yield {"role": role, "content": content}
@@ -111,7 +112,7 @@ def events(body: Json, reply: Json) -> Iterator[Json]:
 
 
 def _in_two(block: Json) -> tuple[Json, Json]:
-    """A block as it begins, and what is then added."""
+    """Split a block into its empty beginning and the delta that fills it."""
     if block["type"] == "text":
         return {**block, "text": ""}, {"type": "text_delta", "text": block["text"]}
     written = json.dumps(block["input"], ensure_ascii=False)
@@ -121,7 +122,7 @@ def _in_two(block: Json) -> tuple[Json, Json]:
 def error(refusal: Refusal) -> Json:
     message = refusal.message
     if refusal.code == CONTEXT_LENGTH:
-        message = f"prompt is too long: {message}"  # the words that its clients look for
+        message = f"prompt is too long: {message}"  # the words that Anthropic's clients look for
     kind: Any = _KINDS.get(
         refusal.status, "invalid_request_error" if refusal.status < 500 else "api_error"
     )

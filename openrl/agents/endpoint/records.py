@@ -1,4 +1,5 @@
-"""What a client asks and what it gets, in no dialect; and how to read JSON that others wrote."""
+"""What a client asks and what it gets, in no particular dialect, and functions that read the JSON
+of clients."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _DISTRIBUTION = (
 
 
 class Refusal(Exception):
-    """A request that gets no reply of the policy: why, with a status of HTTP and a code."""
+    """A request gets no reply from the policy: the reason, with an HTTP status and a code."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)
@@ -41,7 +42,7 @@ def ended() -> Refusal:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a tool that the policy wrote."""
+    """A tool call that the policy wrote."""
 
     id: str
     name: str
@@ -54,13 +55,13 @@ class Ask:
 
     messages: list[Message]
     token_ids: list[int] | None = None
-    tools: list[Json] | None = None  # as chat templates take them
-    tools_left_out: int = 0  # those that only their vendor can run
+    tools: list[Json] | None = None  # in the form that chat templates take
+    tools_left_out: int = 0  # tools that only their vendor can run
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
-    distribution: Json = field(default_factory=dict)  # the sampling values that it names
-    after: str | None = None  # id of the answer whose chat ``messages`` go on from
-    instructions: str = ""  # what the system says first; no part of the chat that others go on from
+    distribution: Json = field(default_factory=dict)  # the sampling values that the request names
+    after: str | None = None  # id of the answer whose chat ``messages`` continue
+    instructions: str = ""  # a first system message, which is not kept with the chat
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Answer:
 
     id: str  # 32 hexadecimal digits
     created: int  # seconds since 1970
-    content: str  # without the calls
+    content: str  # the text without the calls
     calls: tuple[Call, ...]
     prompt_ids: list[int]
     completion: Completion
@@ -81,19 +82,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Dialect:
-    """One API that clients speak."""
+    """One API that clients use."""
 
     path: str
     read: Callable[[Json], Ask]  # raises Refusal
     write: Callable[[Json, Answer], Json]  # the request's body and its answer -> the reply's body
     error: Callable[[Refusal], Json]
-    # the bodies of request and reply -> the reply as the events of a stream; None: no streams
+    # the bodies of request and reply -> the events of a streamed reply; None: there are no streams
     events: Callable[[Json, Json], Iterator[Json]] | None = None
-    closing: str = ""  # what a stream ends with
+    closing: str = ""  # the last text of a stream
 
 
 def take(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED) -> Any:
-    """``body[name]``, or the default if it is missing or null. Raises Refusal."""
+    """Return ``body[name]``, or the default if it is missing or null. Raises Refusal if it is of
+    the wrong type, or missing without a default."""
     value = body.get(name)
     if value is None and default is not _REQUIRED:
         return default
@@ -103,7 +105,7 @@ def take(body: Mapping[str, Any], name: str, kind: Any, default: Any = _REQUIRED
 
 
 def objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> list[Json]:
-    """A list of JSON objects. Raises Refusal."""
+    """Return ``body[name]``, which must be a list of JSON objects. Raises Refusal."""
     items = take(body, name, list, default)
     if not all(isinstance(item, dict) for item in items):
         raise Refusal(400, f"{name!r} must hold objects")
@@ -111,7 +113,7 @@ def objects(body: Mapping[str, Any], name: str, default: Any = _REQUIRED) -> lis
 
 
 def most_tokens(body: Mapping[str, Any], *names: str) -> int | None:
-    """The first limit that is given. Raises Refusal."""
+    """Return the first of these limits that the body holds; None without any. Raises Refusal."""
     for name in names:
         limit = take(body, name, int, None)
         if limit is not None and limit < 1:
@@ -130,7 +132,8 @@ def stop_texts(body: Mapping[str, Any], name: str = "stop") -> tuple[str, ...]:
 
 
 def text_of(content: Any) -> str:
-    """The text of a message: a string, or a list of parts that are texts. Raises Refusal."""
+    """Return the text of a message, whose content is a string or a list of text parts. Raises
+    Refusal."""
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
@@ -142,8 +145,8 @@ def text_of(content: Any) -> str:
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:
-    """The arguments of a call that a client sends back: as an object if they are the text of one,
-    as chat templates want them."""
+    """Return the arguments of a call that a client sends back. JSON text is parsed, because chat
+    templates want an object."""
     arguments = call.get("arguments")
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
@@ -152,7 +155,7 @@ def arguments_of(call: Mapping[str, Any]) -> Any:
 
 
 def function_schema(tool: Mapping[str, Any], parameters: str = "parameters") -> Json:
-    """A tool as chat templates take it. Raises Refusal."""
+    """Return a tool in the form that chat templates take. Raises Refusal."""
     function = {
         "name": take(tool, "name", str),
         "description": take(tool, "description", str, ""),
@@ -162,14 +165,14 @@ def function_schema(tool: Mapping[str, Any], parameters: str = "parameters") -> 
 
 
 def distribution(body: Mapping[str, Any], tool_choice: Any = None) -> Json:
-    """The values in a request that would change what the policy samples."""
+    """Return the values of a request that would change the distribution that is sampled from."""
     named = {name: body[name] for name in _DISTRIBUTION if body.get(name) is not None}
     return named | ({"tool_choice": tool_choice} if tool_choice is not None else {})
 
 
 def logprob_items(answer: Answer) -> list[Json]:
-    """The sampled tokens as vLLM gives them: ``token`` is its form up to 0.31, ``token_id`` that of
-    later ones."""
+    """Return the sampled tokens in vLLM's format: versions up to 0.31 have ``token``, later ones
+    have ``token_id``."""
     sampled = zip(answer.completion.token_ids, answer.completion.logprobs, strict=True)
     return [
         {

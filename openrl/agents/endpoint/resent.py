@@ -1,8 +1,8 @@
-"""What the policy sampled, for the messages that clients send back.
+"""Restores what the policy sampled in the messages that clients send back.
 
 A client never sees the sampled text: it gets content and calls, and sends these back in a form of
-its own. Rows go on only from the text itself, so that a message which renders to it takes the
-place of the client's."""
+its own. But a row continues only from the sampled text itself, so the client's message is replaced
+by one that renders to that text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ Choose = Callable[[Sequence[Sequence[Message]]], list[Message]]
 
 class SampledMessages:
     def __init__(self) -> None:
-        self._forms: dict[str, list[Message]] = {}  # best first; one alone once it is chosen
+        self._forms: dict[str, list[Message]] = {}  # best first; only one once it is chosen
         self._tools: dict[str, str] = {}  # id of a call -> the tool's name
 
     def keep(self, answer: Answer, sampled: Message) -> Message:
-        """The answer as clients send it back; ``sampled`` is its text as it goes into the chat."""
+        """Remember an answer, and return it as clients send it back. ``sampled`` is the message
+        with the sampled text."""
         self._tools |= {call.id: call.name for call in answer.calls}
         calls = tuple(ToolCall(call.name, call.arguments) for call in answer.calls)
         parsed = ParsedReply(answer.content, calls)
@@ -32,8 +33,8 @@ class SampledMessages:
         return forms[0]
 
     def restore(self, messages: Sequence[Message], choose: Choose) -> list[Message]:
-        """The chat with assistants' messages as they were sampled, where they were, and tools'
-        messages with the names of the tools."""
+        """Return the chat with the assistant's messages as they were sampled, where they were, and
+        with the names of tools in their messages."""
         restored: list[Message] = []
         for at, message in enumerate(messages):
             names = list(_names(message)) if message["role"] == "assistant" else []
@@ -52,7 +53,8 @@ class SampledMessages:
 
 
 def _names(message: Message) -> Iterator[str]:
-    """Two for each message: as it was given, and without what some clients change."""
+    """Yield two keys of a message: one of its exact form, and one without what some clients
+    change."""
     calls = [(call["id"], call["function"]) for call in message.get("tool_calls", [])]
     functions = [[function["name"], function["arguments"]] for _, function in calls]
     ids = [id_ for id_, _ in calls]

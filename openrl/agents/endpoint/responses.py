@@ -1,4 +1,4 @@
-"""OpenAI's responses."""
+"""OpenAI's responses API."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def _answer_id(response: str) -> str | None:
 
 
 def read_items(items: list[Json]) -> list[Message]:
-    """The chat that they make; what an assistant wrote and called in a row is one message."""
+    """Return the chat that the items form. An assistant's text and the calls that follow it become
+    one message."""
     messages: list[Message] = []
     for item in items:
         message = _read_item(item)
@@ -78,7 +79,7 @@ def _read_item(item: Json) -> Message | None:
     if kind == "function_call_output":
         called = take(item, "call_id", str)
         return {"role": "tool", "tool_call_id": called, "content": text_of(item.get("output"))}
-    if kind == "reasoning":  # that of others' models: no template has a place for it
+    if kind == "reasoning":  # written by another model; no template has a place for it
         return None
     raise Refusal(400, f"items of the type {kind!r} are not known")
 

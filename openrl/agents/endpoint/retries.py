@@ -1,7 +1,7 @@
-"""Requests that are sent twice get one reply.
+"""Gives a request that is sent twice only one reply.
 
-SDKs repeat a request whose reply does not come in time. The reply is then sampled already, or will
-be: a second one would be a turn that nobody plays on from."""
+SDKs repeat a request whose reply does not come in time. That reply has been sampled by then, or
+will be, so a second one would be a turn that nobody continues."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Exchange:
     """A request and its reply, which is sampled even if the client leaves."""
 
     reply: asyncio.Task[Answer]
-    waiting: int = 1  # requests that wait for it
+    waiting: int = 1  # requests that wait for the reply
     delivered: bool = False
 
     @property
     def abandoned(self) -> bool:
-        """Everybody left before the reply was there."""
+        """Whether all clients left before the reply was there."""
         return not self.waiting and not self.delivered
 
     @property
@@ -34,10 +34,10 @@ class Exchange:
 
 @dataclass(frozen=True)
 class Sender:
-    """What a request says about being the same as an earlier one."""
+    """What a request says about whether it repeats an earlier one."""
 
     name: str  # equal for requests that may be the same
-    repeats: bool  # says that it is
+    repeats: bool  # the request says that it is a repetition
 
     @classmethod
     def of(cls, path: str, body: bytes, headers: Mapping[str, str]) -> Sender:
@@ -56,10 +56,11 @@ class Exchanges:
         self.replays = 0
 
     def take(self, sender: Sender, answering: Coroutine[Any, Any, Answer]) -> Exchange:
-        """The earlier exchange if it is asked for again, else a new one, which runs ``answering``.
+        """Return the earlier exchange that the request repeats, or else a new one, which runs
+        ``answering``.
 
-        A request without a word about it repeats one that its client has given up; a request that
-        equals one whose reply arrived wants another reply."""
+        A request that does not call itself a repetition repeats an equal one that its client has
+        abandoned. If the reply to the equal one arrived, the client wants another reply."""
         exchanges = self._all.setdefault(sender.name, [])
         usable = [exchange for exchange in exchanges if not exchange.failed]
         again = [exchange for exchange in usable if exchange.abandoned]
@@ -71,13 +72,13 @@ class Exchanges:
             again[0].waiting += 1
             return again[0]
         reply = asyncio.ensure_future(answering)
-        # a failure that nobody waits for any more is no news
+        # reads the exception, so that asyncio does not log one that nobody waits for
         reply.add_done_callback(lambda reply: reply.cancelled() or reply.exception())
         exchanges.append(Exchange(reply))
         return exchanges[-1]
 
     async def cancel(self) -> None:
-        """Ends what is still sampled."""
+        """Cancel the replies that are still being sampled."""
         running = [e.reply for of_one in self._all.values() for e in of_one if not e.reply.done()]
         for reply in running:
             reply.cancel()

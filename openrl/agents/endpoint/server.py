@@ -1,7 +1,7 @@
-"""The HTTP server beside the engine, for agents that nobody wrote for us.
+"""The HTTP server next to the engine, for agents that were not written for openrl.
 
-A rollout has a key of its own, which its agent sends as any key of these APIs, or in the path:
-``/s/<key>/v1/...``. Nobody beyond this machine is answered."""
+Every rollout has a key of its own, which its agent sends as the API key or in the path:
+``/s/<key>/v1/...``. The server answers nobody beyond this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from openrl.types import Prompt, Sampling
 
 HOST = "127.0.0.1"
 MAX_BODY = 64 * 2**20  # bytes
-KEEP_ALIVE = 3600  # seconds without a request, in which an agent may do other things
+KEEP_ALIVE = 3600  # seconds between two requests, in which an agent may do other things
 BODY_TIMEOUT = 60.0  # seconds for a client to send its request
 DIALECTS = (CHAT_COMPLETIONS, RESPONSES, MESSAGES, TOKENS)
 
@@ -41,26 +41,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Opened:
-    """An open session, and where a client finds it."""
+    """An open session, and the URLs where a client finds it."""
 
     session: Session
-    root: str  # for the clients of Anthropic, which add /v1 themselves
+    root: str  # base URL for Anthropic's clients, which add /v1 themselves
     key: str
 
     @property
     def base_url(self) -> str:
-        """For the clients of OpenAI."""
+        """The base URL for OpenAI's clients."""
         return f"{self.root}/v1"
 
     @property
     def keyed_root(self) -> str:
-        """For clients that cannot be given a key; their base URL is this and /v1."""
+        """The root for clients that cannot be given a key; their base URL is this plus /v1."""
         return f"{self.root}/s/{self.key}"
 
 
 @asynccontextmanager
 async def serve(play: Play, port: int = 0) -> AsyncIterator[Endpoint]:
-    """An endpoint that answers until the context ends. Raises UserError if the port is taken."""
+    """Open an endpoint that answers until the context ends. Raises UserError if the port is
+    taken."""
     endpoint = Endpoint(play, port)
     await endpoint.start()
     try:
@@ -73,7 +74,7 @@ class Endpoint:
     """Opens sessions, and answers their clients between ``start`` and ``close``."""
 
     def __init__(self, play: Play, port: int = 0) -> None:
-        """Port 0 is any free one. Raises UserError if the port is taken."""
+        """Port 0 means any free one. Raises UserError if the port is taken."""
         self.play, self._sessions = play, dict[str, Session]()
         self._listener = _bind(port)
         config = uvicorn.Config(
@@ -106,8 +107,9 @@ class Endpoint:
     async def open(
         self, prompt: Prompt, generate: Generate, sampling: Sampling, key: str | None = None
     ) -> AsyncIterator[Opened]:
-        """A session for one playing of the prompt, of a random key if none is given. At its end
-        whoever still asks is refused, and what is still sampled for it is given up."""
+        """Open a session for one playing of the prompt, with a random key if none is given. When
+        the context ends, replies that are still being sampled are cancelled, and later requests
+        are refused."""
         session, key = Session(self.play, prompt, generate, sampling), key or secrets.token_hex(16)
         self._sessions[key] = session
         try:
@@ -166,8 +168,8 @@ class Endpoint:
         return JSONResponse({"object": "list", "data": [one]})
 
     def _session(self, request: Request) -> Session:
-        """Raises Refusal."""
-        if "origin" in request.headers:  # what a browser could be made to send by a foreign page
+        """Return the session whose key the request holds. Raises Refusal."""
+        if "origin" in request.headers:  # a foreign page could make a browser send this
             raise Refusal(403, "no pages of browsers are answered")
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         named = request.path_params.get("key")
@@ -179,7 +181,7 @@ class Endpoint:
 
 
 async def _wait(request: Request, exchange: Exchange) -> Answer:
-    """The reply. If the client leaves, it is sampled to its end all the same. Raises Refusal."""
+    """Wait for the reply, which is sampled to its end even if the client leaves. Raises Refusal."""
     left = asyncio.create_task(_disconnected(request))
     try:
         await asyncio.wait({exchange.reply, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -200,7 +202,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _read_body(request: Request) -> bytes:
-    """Raises Refusal if it is too large or does not come."""
+    """Read the body of a request. Raises Refusal if it is too large or arrives too late."""
     body = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -214,7 +216,7 @@ async def _read_body(request: Request) -> bytes:
 
 
 def _parse(raw: bytes) -> Json:
-    """Raises Refusal."""
+    """Parse the body of a request. Raises Refusal if it is not a JSON object."""
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -225,7 +227,7 @@ def _parse(raw: bytes) -> Json:
 
 
 def _line(event: Json) -> str:
-    """One event of a stream; those that have a type are named by it, too."""
+    """Return an event as text of a stream, named by its type if it has one."""
     name = f"event: {event['type']}\n" if "type" in event else ""
     return f"{name}data: {json.dumps(event)}\n\n"
 
@@ -244,7 +246,7 @@ def _bind(port: int) -> socket.socket:
 
 
 class _Server(uvicorn.Server):
-    """Says when it answers, and leaves signals to the process that it is a part of."""
+    """A server that says when it is ready, and leaves signals to the process it runs in."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)

@@ -1,4 +1,4 @@
-"""One rollout that a client plays: its conversation, and what its trajectory will say."""
+"""One rollout that a client plays: its conversation, and what goes into its trajectory."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ _NEUTRAL: Json = {
 
 
 class Session:
-    """Rows may begin with any prompt, so that ``sampling.max_len`` alone bounds them; without it
-    as many tokens as the prompt has, and ``sampling.max_tokens``."""
+    """A rollout that a client plays. Its rows may begin with any prompt, so only
+    ``sampling.max_len`` limits them; without it, they may hold as many tokens as the prompt plus
+    ``sampling.max_tokens``."""
 
     def __init__(self, play: Play, prompt: Prompt, generate: Generate, sampling: Sampling) -> None:
         self.play, self.prompt, self.sampling = play, prompt, sampling
@@ -45,24 +46,24 @@ class Session:
         bounded = replace(sampling, max_len=longest)
         self.conversation = Conversation(play, prompt, generate, bounded, any_prompt=True)
         self.exchanges = Exchanges()
-        self.score: Score | None = None  # as the client gave it
+        self.score: Score | None = None  # given by the client
         self.over: End | None = None  # why the last request was refused
         self.overrides, self.left_out, self.unreadable = 0, 0, 0  # requests, requests, replies
         self._closed = False
-        self._calls = 0  # of tools
-        self._failures: dict[str, Exception] = {}  # of requests that were not repeated with success
+        self._calls = 0  # tool calls so far
+        self._failures: dict[str, Exception] = {}  # by request, until a repetition succeeds
         self._sampled, self._shown = SampledMessages(), list[Shown]()
-        self._chats: dict[str, list[Message]] = {}  # by the id of the answer that they end with
+        self._chats: dict[str, list[Message]] = {}  # by the id of the answer at their end
 
     def ask(self, ask: Ask, sender: Sender) -> Exchange:
-        """Begins to sample the answer, or finds it if the request is a repetition. Raises
+        """Begin to sample the answer, or find it if the request repeats an earlier one. Raises
         Refusal."""
-        if self._closed:  # while the request was read
+        if self._closed:  # the session ended while the request was read
             raise ended()
         return self.exchanges.take(sender, self._answer(ask, sender))
 
     async def _answer(self, ask: Ask, sender: Sender) -> Answer:
-        """Raises Refusal."""
+        """Sample an answer. Raises Refusal."""
         self.overrides += _differs(ask.distribution, self.sampling)
         self.left_out += ask.tools_left_out > 0
         messages = [*self._earlier(ask.after), *ask.messages]
@@ -94,7 +95,7 @@ class Session:
         return await self.conversation.reply(chat, ask.tools, **limits)
 
     def _show(self, messages: list[Message], reply: Reply) -> None:
-        """The turn, for people: what is new in it, and the reply."""
+        """Keep the turn for people: the messages that are new in it, and the reply."""
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         new = messages[said[-1] + 1 :] if said else messages
         self._shown.append(Shown(tuple(new), action=reply.text))
@@ -111,7 +112,7 @@ class Session:
         return self._chats[answer] if answer is not None else []
 
     def _read(self, reply: Reply, ask: Ask) -> Answer:
-        """The reply as clients understand it, up to the first of the client's stop texts."""
+        """Return the reply as clients understand it, up to the first of the client's stop texts."""
         found = [at for at in map(reply.text.find, ask.stop) if at >= 0]
         text = reply.text[: min(found)] if found else reply.text
         parsed = self.play.parse(text, ask.tools) if ask.tools else ParsedReply(text)
@@ -133,8 +134,9 @@ class Session:
         )
 
     def reward(self, body: Json) -> None:
-        """{"reward": number, "scores": in [0, 1], "extra_logs": {name: number}}, as reward servers
-        reply for one answer. The last one counts. Raises Refusal."""
+        """Take the score of the rollout, in the form of a reward server's reply for one answer:
+        {"reward": number, "scores": in [0, 1], "extra_logs": {name: number}}. A later score
+        replaces an earlier one. Raises Refusal."""
         reply: Json = {"rewards": [take(body, "reward", (int, float))]}
         if body.get("scores") is not None:
             reply["scores"] = [take(body, "scores", (int, float))]
@@ -148,22 +150,23 @@ class Session:
         self.score = score
 
     async def close(self) -> None:
-        """Answers no request any more, and gives up what is still sampled."""
+        """Refuse all further requests, and cancel the replies that are still being sampled."""
         self._closed = True
         await self.exchanges.cancel()
 
     @property
     def is_idle(self) -> bool:
-        """Nothing was asked that could be answered."""
+        """Whether the client has asked for nothing that could be answered."""
         return not self.conversation.turns and self.over is None
 
     def raise_failures(self) -> None:
-        """Raises what failed and left the client without a reply."""
+        """Raise the first error that left the client without a reply, if there is one."""
         for failure in self._failures.values():
             raise failure
 
     def trajectory(self, end: End | None = None) -> Trajectory:
-        """What was played. ``end`` None: the agent ended it, or the room for tokens did."""
+        """Return the rollout as a trajectory. ``end`` None means that the agent ended it, or that
+        there is no room for another token."""
         full = End.LENGTH if self.conversation.is_full else End.STOP
         counted = {
             "sampling_overrides": float(self.overrides),
@@ -178,7 +181,7 @@ class Session:
 
 
 def _differs(named: Json, sampling: Sampling) -> bool:
-    """Whether these values are another distribution than the run's, which is sampled from."""
+    """Whether a request names another distribution than that of the run, which is sampled from."""
     return any(
         value != getattr(sampling, name, _NEUTRAL.get(name)) for name, value in named.items()
     )

@@ -1,4 +1,4 @@
-"""vLLM's tokens in, tokens out."""
+"""vLLM's API for tokens in, tokens out."""
 
 from __future__ import annotations
 

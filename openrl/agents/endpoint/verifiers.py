@@ -1,8 +1,8 @@
-"""Environments of the verifiers package, which run in their own server and ask the endpoint.
+"""Environments of the verifiers package, which run in a server of their own and ask the endpoint.
 
     --agent_func_path verifiers:tcp://127.0.0.1:5000
 
-The server plays the episode and gives its reward; what was sampled is taken from the endpoint."""
+The server plays the episode and gives its reward. The sampled tokens come from the endpoint."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from openrl.errors import UserError
 from openrl.types import End, Prompt, Sampling, Score, Trajectory
 
 START_TIMEOUT = 120.0  # seconds; the server may still load its environment
-PATIENCE = 60.0  # seconds without a reply after which the server is asked whether it lives
+PATIENCE = 60.0  # seconds without a reply before the server is asked whether it is alive
 
 
 @asynccontextmanager
 async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[VerifiersAgent]:
-    """The agent of the server at ``tcp://HOST:PORT``. Raises UserError if none answers there."""
+    """Open the agent of the server at ``tcp://HOST:PORT``. Raises UserError if none answers
+    there."""
     check_address(address)
     server = EnvironmentServer(address)
     try:
@@ -44,7 +45,8 @@ async def open_verifiers(address: str, endpoint: Endpoint) -> AsyncIterator[Veri
 
 
 def check_address(address: str) -> None:
-    """Raises UserError if nothing listens there, or if it could not ask the endpoint."""
+    """Raise UserError if nothing listens at the address, or if a server there could not reach the
+    endpoint."""
     try:
         where = urlparse(address)
         host, port = where.hostname, where.port
@@ -69,12 +71,12 @@ def check_address(address: str) -> None:
 class VerifiersAgent:
     def __init__(self, server: EnvironmentServer, endpoint: Endpoint) -> None:
         self.server, self.endpoint = server, endpoint
-        # Of sessions that have ended and were not given up. Servers keep a client for each base
-        # URL that they were ever given, so that keys are used again.
+        # Keys of sessions that ended in time. They are used again, because a server keeps a client
+        # for every base URL that it was ever given.
         self._keys: list[str] = []
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises RuntimeError if the environment failed."""
+        """Play an episode. Raises RuntimeError if the environment fails."""
         key = self._keys.pop() if self._keys else secrets.token_hex(16)
         async with self.endpoint.open(prompt, generate, sampling, key) as opened:
             outcome = await self._outcome(prompt, opened, sampling)
@@ -104,14 +106,15 @@ class _Request:
 
 
 class EnvironmentServer:
-    """The client of one server. Requests run at the same time."""
+    """The client of one server. Its requests run concurrently."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._requests: dict[bytes, _Request] = {}
 
     async def start(self) -> None:
-        """Connects, and finds out which wire the server speaks. Raises UserError."""
+        """Connect, and find out which wire format the server speaks. Raises UserError if no server
+        answers."""
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         for option in (zmq.LINGER, zmq.SNDHWM, zmq.RCVHWM):
@@ -122,7 +125,7 @@ class EnvironmentServer:
         done, late = await asyncio.wait(
             pings, timeout=START_TIMEOUT, return_when=asyncio.FIRST_COMPLETED
         )
-        for ping in late:  # a server does not answer what it does not understand
+        for ping in late:  # a server does not answer a ping that it does not understand
             ping.cancel()
         await asyncio.gather(*late, return_exceptions=True)
         if not done:
@@ -139,8 +142,8 @@ class EnvironmentServer:
         self._context.destroy()
 
     async def run(self, prompt: Prompt, base_url: str, sampling: Sampling) -> Outcome:
-        """One episode against ``base_url``. It is cancelled over there if it is here. Raises
-        RuntimeError if the server is gone or refuses."""
+        """Let the server play one episode against ``base_url``. Cancelling this call cancels the
+        episode in the server. Raises RuntimeError if the server is gone or refuses."""
         id_ = _new_id()
         request = await self._send(id_, self._wire.run(prompt, base_url, sampling))
         try:
@@ -185,12 +188,12 @@ class EnvironmentServer:
         while True:
             id_, *frames = await self._socket.recv_multipart()
             request = self._requests.get(id_)
-            if request is None or request.reply.done():  # given up
+            if request is None or request.reply.done():  # nobody waits for this reply
                 continue
             try:
                 *kind, data = frames
                 told = unpack(data)
-            except Exception as error:  # of msgpack or of the frames; other requests go on
+            except Exception as error:  # bad frames or bad msgpack; other requests go on
                 failed = RuntimeError(f"the environment server's reply cannot be read: {error!r}")
                 request.reply.set_exception(failed)
                 continue

@@ -1,7 +1,7 @@
-"""What environment servers of the verifiers package read and write: msgpack in frames of ZMQ.
+"""The wire formats of environment servers of the verifiers package: msgpack in ZMQ frames.
 
-A request is ``[id, *frames]``. Its reply is ``[id, data]``, from 0.4 on ``[id, b"reply", data]``
-behind any number of ``[id, b"delta", data]``. A server answers only pings of its own wire."""
+A request is ``[id, *frames]``. Its reply is ``[id, data]``, or from 0.4 on ``[id, b"reply", data]``
+after any number of ``[id, b"delta", data]``. A server answers only pings in its own format."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import msgpack
 from openrl.agents.endpoint.records import MODEL, Json
 from openrl.types import Message, Prompt, Sampling
 
-KEY_VARIABLE = "OPENRL_API_KEY"  # a name that servers ask for; the key stands in the path
+KEY_VARIABLE = "OPENRL_API_KEY"  # servers want the name of a variable; the key is in the path
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an episode gave."""
+    """The result of an episode."""
 
     reward: float
     metrics: dict[str, float] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Wire:
-    """Frames behind the id of a request, and what its reply says."""
+    """The frames that follow the id of a request, and how to read its reply."""
 
     health: list[bytes]
     run: Callable[[Prompt, str, Sampling], list[bytes]]  # row, base URL, sampling
@@ -110,7 +110,7 @@ def _cancel_task(id_: bytes) -> list[bytes]:
 
 
 def _read_episode(reply: Json, deltas: list[Json]) -> Outcome:
-    """The sum over the traces of all agents. 0.3 sends them in the reply, 0.4 as deltas."""
+    """Sum over the traces of all agents. Version 0.3 sends them in the reply, 0.4 as deltas."""
     head = reply.get("head") or reply.get("episode") or {}
     traces: dict[str, Json] = {str(i): trace for i, trace in enumerate(head.get("traces", []))}
     for delta in deltas:
