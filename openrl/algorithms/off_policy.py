@@ -193,7 +193,7 @@ class MismatchTotals:
     def figures(self) -> dict[str, float]:
         """Return the figures to show; none without a sampled token.
 
-        kl and k3_kl are in nats per token, from the engine's policy to the trainer's; ppl_ratio is
+        kl and k3_kl are in nats per token, of the engine's policy to the trainer's; ppl_ratio is
         the trainer's perplexity divided by the engine's, averaged over rows; chi2 exists for tokens
         and for rows; ess, in (0, 1], is the effective share of samples under weights rho.
         """

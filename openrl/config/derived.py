@@ -75,7 +75,7 @@ def steps_ahead(config: PPOConfig) -> int:
 
 
 def carries_over(config: PPOConfig) -> bool:
-    """Return whether groups that are unfinished when a training step is complete continue in a
+    """Return whether groups that are unfinished when a training step has its groups continue in a
     later one."""
     return config.asynchrony.partial_rollout or config.asynchrony.async_train
 
