@@ -25,7 +25,8 @@ class BanditOptions(GameOptions):
 
 @environments.register("bandit", options=BanditOptions)
 class Bandit(Game[BanditOptions]):
-    """One pull. What the arm gives is the reward; success is the arm with the larger mean."""
+    """One pull, whose reward is what the arm pays. Success is to choose the arm with the larger
+    mean."""
 
     rules = (
         "Two machines pay by rules of their own. Choose one; what it pays is your reward. Say its"

@@ -1,4 +1,4 @@
-"""A game in text, with gym's ``reset`` and ``step``, registered by name:
+"""A text game with gym's ``reset`` and ``step``, registered by name:
 
     @environments.register("coin", options=GameOptions)
     class Coin(Game[GameOptions]):
@@ -15,10 +15,11 @@
                 raise Unreadable("heads or tails?")
             return Turn(float(said == self.side), done=True, success=said == self.side)
 
-``reset(seed)`` returns the first observation and ``info``; ``step(action)``, which takes all that
-the policy wrote, the observation, the reward, whether the game is over, whether it was given up,
-and ``info``: "action_is_valid", "success", "state" and "metrics"; of ``reset`` "state" and
-"env_instruction". Equal seeds make equal games, in every process."""
+``reset(seed)`` returns the first observation and ``info``. ``step(action)`` takes all the text that
+the policy wrote, and returns the observation, the reward, whether the game is over, whether it was
+given up, and ``info``. The ``info`` of ``step`` holds "action_is_valid", "success", "state" and
+"metrics"; that of ``reset`` holds "state" and "env_instruction". Equal seeds give equal games, in
+every process."""
 
 from __future__ import annotations
 
@@ -54,12 +55,12 @@ O = TypeVar("O", bound=GameOptions)  # noqa: E741
 
 
 class Unreadable(Exception):
-    """What was said is no action of the game; the message is what the policy reads."""
+    """What the policy said is not an action of the game. The policy reads the message."""
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What an action did. ``text`` is said before the new state is shown."""
+    """The result of an action. The policy is told ``text`` before it is shown the new state."""
 
     reward: float = 0.0
     done: bool = False
@@ -79,19 +80,20 @@ class Game(Generic[O]):
         self.options = options
 
     def begin(self) -> None:
-        """Draws a new game from ``self.random``."""
+        """Draw a new game from ``self.random``."""
         raise NotImplementedError
 
     def look(self) -> str:
-        """What the policy sees now."""
+        """Return what the policy sees now."""
         raise NotImplementedError
 
     def play(self, tag: str, said: str) -> Turn:
-        """Raises Unreadable, and has changed nothing, if ``said`` is no action."""
+        """Take an action. Raises Unreadable, without changing anything, if ``said`` is not an
+        action."""
         raise NotImplementedError
 
     def render(self) -> Any | None:
-        """The state as a picture, uint8 (height, width, 3); None if there is none."""
+        """Return the state as a picture, uint8 (height, width, 3); None if there is none."""
         return None
 
     def reset(self, seed: int) -> tuple[Any, dict[str, Any]]:
@@ -103,7 +105,7 @@ class Game(Generic[O]):
         return self._show(), {"state": self.look(), "env_instruction": rules}
 
     def _show(self, said: str = "") -> Any:
-        """What the policy is told: ``said``, and the state."""
+        """Return what the policy is told: ``said``, and the state."""
         if not self.options.pictures:
             return f"{said}\n{self.look()}" if said else self.look()
         drawn = self.render()
@@ -130,8 +132,8 @@ class Game(Generic[O]):
 
 
 def read_action(text: str, tags: tuple[str, ...], *, think: bool = False) -> tuple[str, str]:
-    """The tag and the content of the first action behind the thinking. What a policy writes after
-    it was written without seeing its result. Raises Unreadable.
+    """Return the tag and the content of the first action after the thinking. The policy wrote
+    whatever follows it without seeing its result. Raises Unreadable.
 
     >>> read_action("<think>left?</think> <answer> Up </answer>", ("answer",))
     ('answer', 'Up')

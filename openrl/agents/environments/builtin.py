@@ -1,5 +1,5 @@
-"""The built-in environments: importing this module registers them all. It loads the standard
-library only."""
+"""The built-in environments. Importing this module registers all of them, and loads no library but
+the standard one."""
 
 # ruff: noqa: F401
 from openrl.agents.environments import (

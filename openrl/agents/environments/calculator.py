@@ -31,7 +31,7 @@ class CalculatorOptions(GameOptions):
 
 @environments.register("calculator", options=CalculatorOptions)
 class Calculator(Game[CalculatorOptions]):
-    """1 for the right answer, 0 for a wrong one, which ends the game."""
+    """1 for the right answer, 0 for a wrong one; either ends the game."""
 
     rules = (
         "Work out the value. A calculator knows whole numbers, + - * / and parentheses; ask it like"

@@ -33,7 +33,8 @@ class CountdownGameOptions(GameOptions):
 @environments.register("countdown", options=CountdownGameOptions)
 class Countdown(Game[CountdownGameOptions]):
     """1 for an expression that uses every number once and equals the target, as the verifier
-    ``countdown`` reads it; after a miss the policy is told what its expression makes."""
+    ``countdown`` reads it. After a miss, the policy is told the value of its expression, or its
+    numbers if these are wrong."""
 
     rules = (
         "Make the target from the numbers, each used once, with + - * / and parentheses. Say the"
@@ -68,7 +69,7 @@ def _mistake(expression: str, numbers_right: bool) -> str:
 
 
 def _problem(drawn: random.Random, given: CountdownGameOptions) -> tuple[list[int], int]:
-    """Numbers and a target that some of their expressions reach."""
+    """Return numbers, and a target that some expression of them equals."""
     for _ in range(_ATTEMPTS):
         numbers = [drawn.randint(1, given.largest_number) for _ in range(given.numbers)]
         terms = [*numbers]

@@ -1,4 +1,4 @@
-"""FrozenLake: cross the ice to the goal and fall into no hole."""
+"""FrozenLake: cross the ice to the goal without falling into a hole."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What games on a grid share: moves, cells and pictures."""
+"""The moves, cells and pictures that games on a grid share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TILE = 24  # pixels
 
 
 def read_move(said: str) -> Cell:
-    """Raises Unreadable."""
+    """Return the step of the move that was said. Raises Unreadable."""
     step = MOVES.get(said.capitalize())
     if step is None:
         raise Unreadable(INVALID)
@@ -27,7 +27,7 @@ def beyond(cell: Cell, step: Cell, times: int = 1) -> Cell:
 
 
 def reachable(start: Cell, free: Iterable[Cell]) -> set[Cell]:
-    """The cells of ``free`` that one can walk to."""
+    """Return ``start`` and the cells of ``free`` that one can walk to from there."""
     open_cells, seen, edge = set(free), {start}, [start]
     while edge:
         cell = edge.pop()
@@ -39,7 +39,7 @@ def reachable(start: Cell, free: Iterable[Cell]) -> set[Cell]:
 
 
 def draw(rows: list[str], colours: Mapping[str, Colour]) -> Any:
-    """uint8 (height, width, 3): a square of its colour for each character."""
+    """Draw a square of its colour for each character, as uint8 (height, width, 3)."""
     import numpy as np
 
     cells = np.array([[colours[mark] for mark in row] for row in rows], dtype=np.uint8)

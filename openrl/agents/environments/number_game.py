@@ -9,7 +9,7 @@ from openrl.agents.environments.base import INVALID, Game, GameOptions, Turn, Un
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
 
-RANKS = {"RED": 0, "YELLOW": 1, "GREEN": 2}  # light -> the place of the right card by its size
+RANKS = {"RED": 0, "YELLOW": 1, "GREEN": 2}  # light -> the right card's place in the sorted cards
 COLOURS = {"RED": (214, 69, 65), "YELLOW": (240, 200, 60), "GREEN": (90, 180, 90)}
 SIZE = (84, 56)  # pixels of a picture: width and height
 
@@ -23,8 +23,8 @@ class NumberGameOptions(GameOptions):
 
 @environments.register("number_game", options=NumberGameOptions)
 class NumberGame(Game[NumberGameOptions]):
-    """1 / rounds for each right card and -1 / rounds for each wrong one; success if all were
-    right."""
+    """1 / rounds for each right card and -1 / rounds for each wrong one. Success means that all
+    cards were right."""
 
     rules = (
         "Three cards lie before you, at the positions 0, 1 and 2, under a light. GREEN: pick the"
@@ -44,7 +44,7 @@ class NumberGame(Game[NumberGameOptions]):
         return f"Light: {self.light}\nCards: {' '.join(map(str, self.cards))}"
 
     def render(self) -> Any:
-        """The cards under a strip in the colour of the light."""
+        """Draw the cards under a strip in the colour of the light."""
         import numpy as np
         from PIL import Image, ImageDraw, ImageFont
 

@@ -1,4 +1,4 @@
-"""Any task of https://github.com/open-thought/reasoning-gym as a game of one attempt or a few."""
+"""Any task of https://github.com/open-thought/reasoning-gym as a game of one or a few attempts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class ReasoningGymOptions(GameOptions):
             raise ValueError(f"reasoning-gym has no task {self.task!r}")
         try:
             library().create_dataset(self.task, seed=0, size=1, **self.config)
-        except Exception as error:  # configurations assert what they want of their fields
+        except Exception as error:  # a task's configuration checks its fields with asserts
             raise ValueError(f"config: {type(error).__name__}: {error}") from None
 
 
 @environments.register("reasoning_gym", options=ReasoningGymOptions)
 class ReasoningGym(Game[ReasoningGymOptions]):
-    """The task's own score of the last attempt, as the verifier ``reasoning_gym`` gives it; the
+    """The task's own score of the last attempt, as the verifier ``reasoning_gym`` gives it. The
     full score ends the game."""
 
     rules = "Solve the problem and say the solution like this: <answer>SOLUTION</answer>"

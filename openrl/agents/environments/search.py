@@ -1,4 +1,4 @@
-"""Questions that take two look-ups in a small corpus."""
+"""Questions whose answers take two look-ups in a small corpus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from openrl.agents.environments.search_corpus import world
 from openrl.extension_points import environments
 from openrl.flags.schema import flag
 
-LONGEST = 200  # characters of a query or an answer; more is no action
+LONGEST = 200  # characters of a query or an answer; anything longer is not an action
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SearchOptions(GameOptions):
 
 @environments.register("search", options=SearchOptions)
 class Search(Game[SearchOptions]):
-    """1 for the right answer, 0 for a wrong one, which ends the game."""
+    """1 for the right answer, 0 for a wrong one; either ends the game."""
 
     rules = (
         "Answer the question. Search a library for it, as often as you need, like this:"

@@ -11,7 +11,7 @@ from openrl.flags.schema import flag
 
 STEP, BOX_ON, BOX_OFF, FINISHED = -0.1, 1.0, -1.0, 10.0  # rewards
 _ATTEMPTS = 1000
-_PULLS = 0.7  # share of the moves in reverse that pull a box where one can be pulled
+_PULLS = 0.7  # share of the reverse moves that pull a box, where one can be pulled
 
 COLOURS: dict[str, Colour] = {
     "#": (90, 90, 100),
@@ -35,8 +35,9 @@ class SokobanOptions(GameOptions):
 
 @environments.register("sokoban", options=SokobanOptions)
 class Sokoban(Game[SokobanOptions]):
-    """-0.1 for each move, 1 for a box pushed onto a target, -1 for one pushed off, 10 for the last
-    one. A room is played backwards from its solution, so that it has one."""
+    """-0.1 for each move, 1 for a box pushed onto a target, -1 for one pushed off, and 10 more once
+    all are on targets. A room is made by playing backwards from its solution, so that it has
+    one."""
 
     rules = (
         "You are in a room with boxes. P is you, # is a wall, _ is floor, O is a target, X is a"
@@ -68,7 +69,7 @@ class Sokoban(Game[SokobanOptions]):
         return not self.boxes & self.targets
 
     def _move_back(self) -> None:
-        """One move in reverse: a step away from a box pulls it along."""
+        """Make one move in reverse: a step away from a box pulls it along."""
         steps = [s for s in MOVES.values() if self._is_free(beyond(self.player, s))]
         pulls = [s for s in steps if beyond(self.player, s, -1) in self.boxes]
         if not steps:
@@ -112,7 +113,7 @@ class Sokoban(Game[SokobanOptions]):
         )
 
     def _move(self, step: Cell) -> bool:
-        """Walk or push; False if something stands in the way."""
+        """Walk or push. Return False if something is in the way."""
         to, behind = beyond(self.player, step), beyond(self.player, step, 2)
         if to in self.boxes and self._is_free(behind):
             self.boxes = (self.boxes - {to}) | {behind}

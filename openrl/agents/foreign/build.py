@@ -1,4 +1,4 @@
-"""From a file to the agent that plays what it brings."""
+"""Opens the agent that plays what a user's file brings."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from openrl.processes.child import ChildProcess, Limits
 from openrl.processes.pool import ProcessPool
 from openrl.processes.worker import load_module
 
-SIZE = 64  # processes of one engine's worker, if nobody says how many
+SIZE = 64  # processes of one engine's worker, unless the flags say how many
 MEMORY = 8 * 2**30  # bytes of one process
 
 
 def agent_file(given: str) -> AgentFile:
-    """Of --agent_func_path PATH.py[:CLASS]."""
+    """Read the value of --agent_func_path, PATH.py[:CLASS]."""
     path, name = split_agent_path(given)
     return AgentFile(Path(path).expanduser().absolute(), name)
 
 
 def recognise(file: AgentFile) -> Facts:
-    """What the file brings; it is loaded in a process of its own. Raises UserError if it does not
-    load, or has no class that can be played."""
+    """Load the file in a separate process and return what it brings. Raises UserError if it does
+    not load, or has no class that can be played."""
     process = ChildProcess(file, process_limits(TurnLimits()), "agent")
     try:
         process.start()
@@ -60,8 +60,8 @@ async def open_file_agent(
     memory: int = MEMORY,
     endpoint: Endpoint | None = None,
 ) -> AsyncIterator[Agent]:
-    """The agent of one engine, with up to ``size`` processes; ``endpoint`` is for a class that
-    speaks to one. Raises UserError as ``recognise``, and for a class without what it needs."""
+    """Open the agent of one engine, with up to ``size`` processes. ``endpoint`` is for a class that
+    asks one. Raises UserError like ``recognise``, and for such a class without an endpoint."""
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
     pool = ProcessPool(file, size, process_limits(play.limits, memory), "agent", threads)
     try:
@@ -77,7 +77,7 @@ async def open_file_agent(
         elif facts.kind == "executor":
             yield ExecutorAgent(pool, play)
         elif facts.kind == "agent":
-            await pool.close()  # it plays here, and what waits there must await
+            await pool.close()  # the agent plays in this process, and must not block it
             made = find_class(load_module(file.path, "agent_file"), file.class_name).made
             yield OwnAgent(made(play), play.limits.episode_timeout)
         elif facts.kind == "trl":

@@ -1,6 +1,7 @@
-"""What is said between an agent and the process that runs somebody's file.
+"""The messages between an agent and the process that runs a user's file.
 
-Standard library only: the process imports no torch that the file does not import."""
+This module uses the standard library only, so that the process does not import torch unless the
+file does."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Call:
-    """Call the player's method of that name."""
+    """A call of the player's method with this name."""
 
     method: str
     arguments: tuple[Any, ...] = ()
@@ -35,20 +36,20 @@ class Call:
 class Facts:
     """What a file brings."""
 
-    kind: str  # of ``recognise``
+    kind: str  # name of a ``recognise.Kind``
     class_name: str
-    schemas: Sequence[Mapping[str, Any]] = ()  # of tools
-    rewards: bool | None = None  # whether it gives rewards; None: that shows when it plays
+    schemas: Sequence[Mapping[str, Any]] = ()  # of its tools
+    rewards: bool | None = None  # whether it gives rewards; None: this shows only when it plays
 
 
 @dataclass(frozen=True)
 class TokenizerAsked:
-    """Question of an executor, once for each process."""
+    """An executor's question for the tokenizer, asked once per process."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Question of an executor: what follows these tokens."""
+    """An executor's question for a completion of these tokens."""
 
     token_ids: list[int]
     max_tokens: int | None
@@ -57,7 +58,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Generated:
-    """The answer."""
+    """The answer to ``Generation``."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -67,23 +68,24 @@ class Generated:
 
 @dataclass(frozen=True)
 class Played:
-    """What an executor or a program says of its episode."""
+    """What an executor or a program says about its episode."""
 
     reward: float | None
     passed: float | None = None
     metrics: Mapping[str, float] | None = None
     truncated: bool = False
-    token_ids: list[int] | None = None  # of an executor: all that the episode was made of
-    action_ranges: list[tuple[int, int]] | None = None  # [start, end) of what was sampled
+    token_ids: list[int] | None = None  # from an executor: all tokens of the episode
+    action_ranges: list[tuple[int, int]] | None = None  # [start, end) of the sampled tokens
 
 
 async def result(value: Any) -> Any:
-    """Of a function that may be a coroutine."""
+    """Return the result of a function that may be a coroutine."""
     return await value if inspect.isawaitable(value) else value
 
 
 def scalar(value: Any, name: str) -> float:
-    """A number, a tensor of one number, or a list of one."""
+    """Return a number as a float. It may also be a tensor or a list that holds one number. Raises
+    TypeError."""
     if isinstance(value, (list, tuple)) and len(value) == 1:
         value = value[0]
     try:
@@ -93,13 +95,13 @@ def scalar(value: Any, name: str) -> float:
 
 
 def verdict(value: Any) -> float | None:
-    """``scores`` as in [0, 1]; None if it is something else."""
+    """Return ``scores`` as a verdict; None if it is not in [0, 1]."""
     number = None if value is None else scalar(value, "the score")
     return number if number is not None and 0 <= number <= 1 else None
 
 
 def numbers(values: Mapping[str, Any] | None) -> dict[str, float]:
-    """Those that are numbers."""
+    """Return the values that are numbers."""
     found = {}
     for name, value in (values or {}).items():
         try:

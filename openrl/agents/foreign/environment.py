@@ -1,5 +1,5 @@
-"""Environments from files, each episode in a process of its own: what blocks, hangs, crashes or
-eats memory there costs its episode."""
+"""Environments from files. Each episode runs in a process of its own, so that code which blocks,
+hangs, crashes or eats memory costs only its episode."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from openrl.types import Message, Prompt, Sampling, Trajectory
 
 
 class ProcessEnvironment:
-    """The environment of one episode, in a process that is lent for it."""
+    """The environment of one episode, in a process that is lent to it."""
 
     def __init__(self, process: Lease, sampling: Sampling) -> None:
         self._process, self._sampling = process, sampling
@@ -46,13 +46,13 @@ class ProcessEnvironment:
 
 
 class FileAgent:
-    """Plays the environment of a file. The episode's time begins when its process is there."""
+    """Plays the environment of a file. An episode's time begins once it has a process."""
 
     def __init__(self, pool: ProcessPool, play: Play) -> None:
         self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises EnvironmentFailure, and UserError for a file that does not load."""
+        """Play an episode. Raises EnvironmentFailure, and UserError if the file does not load."""
         async with self.pool.lease() as process:
             await process.start()
             environment = ProcessEnvironment(process, sampling)
@@ -61,11 +61,11 @@ class FileAgent:
 
 
 class RawText(ChatFormat):
-    """Texts one behind the other, as OpenRLHF's agents write and read them: what an assistant said
-    ends with the special token that it sampled."""
+    """A chat as the concatenation of its texts, which OpenRLHF's agents write and read. The text of
+    an assistant ends with the special token that it sampled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, templated: bool) -> None:
-        """``templated``: a chat template has written the prompts, special tokens included."""
+        """``templated`` means that a chat template wrote the prompts, special tokens included."""
         super().__init__(tokenizer, chat=False, kwargs={})
         if templated:
             self._leading = []

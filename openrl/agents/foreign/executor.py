@@ -1,5 +1,5 @@
 """OpenRLHF's ``AgentExecutor`` with an ``execute`` of its own, in the process of the file. Its
-engine asks ours, which alone says how tokens are drawn."""
+engine asks ours, which alone decides how tokens are sampled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Executor:
         self._tokenizer: Any = None
 
     async def prepare(self, ask: Ask) -> None:
-        """Once for each process: what tokenizers import takes seconds."""
+        """Get the tokenizer, once per process, because what tokenizers import takes seconds."""
         self._tokenizer = await asyncio.wrap_future(ask(TokenizerAsked()))
 
     async def play(self, prompt: Row, max_length: int, ask: Ask) -> Played:
@@ -48,8 +48,8 @@ class Executor:
 
 
 class Engine:
-    """``await generate(token_ids, sampling_params)``, and ``generate.remote`` with the same, from
-    any thread and event loop. What comes has the shape of vLLM's outputs."""
+    """An engine with ``await generate(token_ids, sampling_params)``, and ``generate.remote`` with
+    the same arguments, from any thread and event loop. Results have the form of vLLM's outputs."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask, self._ids = ask, itertools.count()
@@ -90,7 +90,7 @@ class Engine:
 
 
 class _Remote:
-    """A method that may be called as that of a Ray actor."""
+    """A method that can also be called like that of a Ray actor."""
 
     def __init__(self, method: Any) -> None:
         self._method = method
@@ -102,7 +102,7 @@ class _Remote:
 
 
 def read(found: Any) -> Played:
-    """What ``execute`` returned. Raises TypeError for what has another shape."""
+    """Read what ``execute`` returned. Raises TypeError if it has another form."""
     if not isinstance(found, Mapping) or not {"observation_tokens", "action_ranges"} <= {*found}:
         raise TypeError(
             "execute returned no dict with observation_tokens and action_ranges, but"

@@ -1,5 +1,5 @@
-"""OpenRLHF's ``AgentExecutor`` as an agent: it plays in its process, and what it says that was
-sampled is compared with what was."""
+"""OpenRLHF's ``AgentExecutor`` as an agent. It plays in its process, and the tokens that it reports
+as sampled are compared with those that were."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from openrl.types import End, Prompt, Sampling, Score, Segment, Trajectory
 
 
 class NotSampled(Exception):
-    """An executor wants tokens to be trained that the engine has not sampled there."""
+    """An executor wants to train tokens that the engine did not sample at that place."""
 
 
 class ExecutorAgent:
-    """Plays what a file's ``execute`` plays."""
+    """Lets the ``execute`` of a file play."""
 
     def __init__(self, pool: ProcessPool, play: Play) -> None:
         self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises what the engine raised, CallFailed and NotSampled. An executor whose time is over,
-        or that could not go on without another token, leaves what was sampled."""
+        """Play an episode. If its time is over, or there is no room for another token, return what
+        was sampled so far. Raises what the engine raised, CallFailed and NotSampled."""
         longest = len(prompt.token_ids) + sampling.max_tokens
         longest = min(longest, sampling.max_len or longest)
         conversation = Conversation(self.how, prompt, generate, sampling)
@@ -53,7 +53,7 @@ class ExecutorAgent:
 
 
 class _Engine:
-    """Answers what executors ask."""
+    """Answers the questions of an executor."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -89,7 +89,7 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Turn:
-    """Tokens [start, end) of a row, which a reply begins with."""
+    """Tokens [start, end) of a row, which are the beginning of a reply."""
 
     start: int
     end: int
@@ -99,8 +99,8 @@ class _Turn:
 def trajectory(
     prompt: Prompt, played: Played, replies: list[Reply], chat: ChatFormat
 ) -> Trajectory:
-    """What an executor returned, log-probs and versions from the engine's own record. Raises
-    NotSampled."""
+    """Return what an executor played as a trajectory, with log-probs and versions from the engine's
+    own record. Raises NotSampled."""
     assert played.token_ids is not None and played.action_ranges is not None
     turns = _turns(played.token_ids, played.action_ranges, replies)
     row = Segment(played.token_ids, [False] * len(played.token_ids), [0.0] * len(played.token_ids))

@@ -1,4 +1,4 @@
-"""Agents of ours from a file, which play beside the engine."""
+"""Agents with openrl's own interface, from a file, which play next to the engine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from openrl.types import Prompt, Sampling, Trajectory
 
 
 class OwnAgent:
-    """Gives up what takes longer than ``timeout`` seconds, 0: never. Only the agent knows what it
-    has played by then, so that such an episode has failed."""
+    """Gives up an episode after ``timeout`` seconds; 0 means never. The episode has then failed,
+    because only the agent knows what it has played so far."""
 
     def __init__(self, agent: Agent, timeout: float) -> None:
         self.agent, self.timeout = agent, timeout
@@ -17,7 +17,7 @@ class OwnAgent:
     async def run(
         self, prompt: Prompt, generate: Generate, sampling: Sampling
     ) -> Trajectory | list[Trajectory]:
-        """Raises RuntimeError for an episode that takes too long, and what the agent raises."""
+        """Play an episode. Raises RuntimeError if it takes too long, and what the agent raises."""
         late = RuntimeError(f"the agent did not end within {self.timeout:g} s (--episode_timeout)")
         async with within(self.timeout, late):
             return await self.agent.run(prompt, generate, sampling)

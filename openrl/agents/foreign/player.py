@@ -1,5 +1,5 @@
-"""What a process does with somebody's file: it plays one episode after the other. Standard library
-only."""
+"""Plays a user's file in its process, one episode after the other. This module uses the standard
+library only."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from openrl.agents.foreign.recognise import EXECUTOR, GYM, PROGRAM, SKYRL, TRL, 
 from openrl.agents.foreign.shims import install_shims
 from openrl.processes.worker import Ask, Loaded, load_module
 
-_MAY_REWARD = ("agent", "program")  # kinds of classes that give rewards or do not
+_MAY_REWARD = ("agent", "program")  # kinds of classes that may or may not give rewards
 
 
 @dataclass(frozen=True)
 class AgentFile:
-    """A Python file and the class in it; None looks for one that is known."""
+    """A Python file and the name of the class in it; None means one of a known kind."""
 
     path: Path  # absolute
     class_name: str | None = None
@@ -30,7 +30,7 @@ class AgentFile:
         return f"--agent_func_path {self.path}" + (f":{self.class_name}" if self.class_name else "")
 
     def load(self) -> Loaded:
-        """The fact is ``Facts``."""
+        """Load the file. What it says about itself is a ``Facts``."""
         install_shims()
         found = find_class(load_module(self.path, "agent_file"), self.class_name)
         name, made = found.kind.name, found.made
@@ -45,18 +45,18 @@ class AgentFile:
 
 
 class Player:
-    """Its methods are what ``calls.Call`` names."""
+    """Plays the episodes of a class. ``calls.Call`` names its methods."""
 
     def __init__(self, found: Found) -> None:
         self._found = found
-        self._runner = asyncio.Runner()  # one event loop: what a file keeps may be tied to it
-        self._playing: Any = None  # the environment of an episode, or what plays all of them
+        self._runner = asyncio.Runner()  # one event loop, which the file's objects may be tied to
+        self._playing: Any = None  # the environment of an episode, or the player of all episodes
 
     def call(self, asked: Call, ask: Ask) -> Any:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments, ask))
 
     async def reset(self, seed: int, prompt: Any, ask: Ask) -> tuple[Any, Mapping[str, str]]:
-        """The first observation, and how metrics are reduced."""
+        """Begin an episode. Return the first observation, and how metrics are reduced."""
         seed_everything(seed)
         self._playing = _environment(self._found)
         return await self._playing.reset(seed, prompt), self._playing.reductions
@@ -72,19 +72,20 @@ class Player:
         await playing.close()
 
     async def prepare(self, ask: Ask) -> None:
-        """Before an episode of an executor or a program."""
+        """Prepare an executor or a program before its episodes."""
         if self._playing is None:
             playing = await _whole(self._found)
             await playing.prepare(ask)
             self._playing = playing
 
     async def play(self, prompt: Any, *rest: Any) -> Any:
-        """A whole episode."""
+        """Play a whole episode."""
         return await self._playing.play(prompt, *rest)
 
 
 def seed_everything(seed: int) -> None:
-    """Code that draws from what it shares with everybody draws the same in every sibling."""
+    """Seed the global random generators, so that code which uses them draws the same numbers in
+    every sibling."""
     random.seed(seed)
     for name, setter in {"numpy": "random.seed", "torch": "manual_seed"}.items():
         module: Any = sys.modules.get(name)
@@ -95,7 +96,7 @@ def seed_everything(seed: int) -> None:
 
 
 def _environment(found: Found) -> Any:
-    """Each kind is imported where it is played."""
+    """Make the environment of an episode. Each kind is imported only where it is played."""
     if found.kind is GYM:
         from openrl.agents.gym import GymEnvironment
 

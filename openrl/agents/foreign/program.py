@@ -1,5 +1,5 @@
-"""Agents that speak to the chat endpoint, in the process of the file: ``run(data, base_url,
-api_key)``, and Molt's ``ChatAgent.run(ctx)``."""
+"""Agents that ask the chat endpoint, in the process of the file: ``run(data, base_url, api_key)``,
+and Molt's ``ChatAgent.run(ctx)``."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ class Program:
         self._class = made
 
     async def prepare(self, ask: Ask) -> None:
-        """Each episode has an object of its own."""
+        """Do nothing: each episode has an object of its own."""
 
     async def play(self, prompt: Row, root: str, key: str, max_length: int, ask: Ask) -> Played:
-        """``root`` is the endpoint's, without /v1; ``key`` the rollout's."""
+        """Play an episode. ``root`` is the endpoint's root, without /v1; ``key`` is the
+        rollout's."""
         agent = await construct(self._class)
         messages = [dict(m) for m in prompt.messages] or [{"role": "user", "content": prompt.text}]
         if takes(agent.run, "base_url"):
@@ -46,7 +47,8 @@ class Program:
 
 
 def read(found: Any) -> Played:
-    """None, a number, {"reward", "scores"?, "extra_logs"?}, or Molt's Result."""
+    """Read what ``run`` returned: None, a number, {"reward", "scores"?, "extra_logs"?}, or Molt's
+    Result."""
     if found is None:
         return Played(None)
     if isinstance(found, Mapping):

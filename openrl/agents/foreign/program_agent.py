@@ -1,4 +1,4 @@
-"""Agents of a file that speak to the chat endpoint."""
+"""Agents from a file that ask the chat endpoint."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from openrl.types import End, Prompt, Sampling, Score, Trajectory
 
 
 class ProgramAgent:
-    """Plays what a file's ``run`` plays against the endpoint."""
+    """Lets the ``run`` of a file play against the endpoint."""
 
     def __init__(self, pool: ProcessPool, endpoint: Endpoint) -> None:
         self.pool, self.endpoint = pool, endpoint
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises what the engine raised, CallFailed, and RuntimeError for an agent that asked for
-        nothing."""
+        """Play an episode. Raises what the engine raised, CallFailed, and RuntimeError if the agent
+        asks for nothing."""
         async with self.pool.lease() as process:
             await process.start()
             await process.call(Call("prepare"), timeout=START_TIMEOUT)
@@ -49,4 +49,4 @@ class ProgramAgent:
             opened.session.raise_failures()
             if opened.session.over is None:
                 raise
-            return None, Played(None)  # it could not go on without a reply
+            return None, Played(None)  # the agent failed because it got no further reply

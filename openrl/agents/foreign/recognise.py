@@ -1,4 +1,4 @@
-"""What a user's file holds, told by the methods of its classes. Runs in the file's process."""
+"""Recognises what a user's file holds by the methods of its classes. Runs in the file's process."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from typing import Any
 from openrl.agents.foreign.shims import WRAPPED, AgentInstanceBase, Env
 from openrl.processes.worker import NotUsable
 
-ENTRIES = ("AgentExecutor", "AgentRunner", "AgentInstance")  # of OpenRLHF's and Molt's files
-GIVEN = ("env_config", "extras")  # what constructors may ask for: SkyRL's
+ENTRIES = ("AgentExecutor", "AgentRunner", "AgentInstance")  # main classes of OpenRLHF and Molt
+GIVEN = ("env_config", "extras")  # arguments that constructors may ask for, as SkyRL's do
 EXECUTE = ("prompt", "label", "sampling_params", "max_length", "hf_tokenizer", "llm_engine")
-_ENDINGS = ("AgentExecutor", "EnvRunner", "AgentRunner")  # of their base classes
+_ENDINGS = ("AgentExecutor", "EnvRunner", "AgentRunner")  # of the names of their base classes
 _STATES = ("states", "state", "state_dict")
 
 
 @dataclass(frozen=True)
 class Signature:
-    """How a method is called."""
+    """One way to call a method."""
 
     positional: int = 0
     keywords: tuple[str, ...] = ()
 
     def refuses(self, function: Callable[..., Any]) -> bool:
         try:
-            given = [None] * (self.positional + 1)  # the object itself, too
+            given = [None] * (self.positional + 1)  # one more for the object itself
             inspect.signature(function).bind(*given, **dict.fromkeys(self.keywords))
         except TypeError:
             return True
@@ -40,9 +40,9 @@ class Kind:
     has."""
 
     name: str
-    shape: str  # for people
+    shape: str  # shown to people
     methods: Mapping[str, tuple[Signature, ...]]  # name -> the ways to call it, one of which fits
-    takes_states: bool = False  # dicts, by the name of step's parameter
+    takes_states: bool = False  # ``step`` takes a dict, as the name of its parameter tells
 
     def has(self, made: type) -> bool:
         if not all(callable(getattr(made, name, None)) for name in self.methods):
@@ -50,7 +50,7 @@ class Kind:
         return not self.takes_states or _takes_states(made)
 
     def problem(self, made: type) -> str | None:
-        """Why its methods cannot be called; None if they can."""
+        """Say why the methods of a class cannot be called; None if they can."""
         for name, signatures in self.methods.items():
             function = getattr(made, name)
             if all(signature.refuses(function) for signature in signatures):
@@ -106,7 +106,8 @@ class NotKnown(NotUsable):
 
 
 def find_class(module: ModuleType, name: str | None) -> Found:
-    """The class of that name; without one the file's entry, or its only class of a known kind.
+    """Return the class of that name or, without a name, the file's main class or else its only
+    class of a known kind.
 
     Raises NotKnown."""
     own = {
@@ -116,7 +117,7 @@ def find_class(module: ModuleType, name: str | None) -> Found:
     }
     if name is not None and name not in own:
         raise NotKnown(f"it has no class {name}, but {_listed(own)}")
-    # an early version's entry runs nothing: then the next one counts
+    # in early versions a main class may run nothing; then the next one counts
     entries = [found for n in ENTRIES if n in own and (found := _kind_of(own[n]))]
     fitting = [found for n in ([name] if name else own) if (found := _kind_of(own[n]))]
     if entries and not name:
@@ -134,8 +135,8 @@ def find_class(module: ModuleType, name: str | None) -> Found:
 
 
 def _lacking(found: Found) -> str | None:
-    """Why no object of the class can be made; None if one can."""
-    if found.kind is AGENT:  # it is given what agents need
+    """Say why no object of the class can be made; None if one can."""
+    if found.kind is AGENT:  # its constructor gets what agents need
         return None
     parameters = list(inspect.signature(found.made.__init__).parameters.values())[1:]
     asked = [
@@ -149,19 +150,19 @@ def _lacking(found: Found) -> str | None:
 
 
 def _kind_of(made: Any) -> Found | None:
-    """Of the class, or of the one that it runs."""
+    """Return the kind of the class, or of the class that it runs."""
     if _is_trl(made):
         return Found(made, TRL)
     kind = next((kind for kind in KINDS if kind.has(made)), None)
     if kind is PROGRAM and AGENT.problem(made) is None:
-        kind = AGENT  # both have a method run; its parameters tell
+        kind = AGENT  # both have a method ``run``, whose parameters tell them apart
     if kind is EXECUTOR and made.execute.__module__ != made.__module__:
-        kind = None  # that of the other system's package, which plays what the class names
+        kind = None  # ``execute`` is the other system's, which plays what the class names
     if kind is not None or not any(base.__name__.endswith(_ENDINGS) for base in made.__mro__[1:]):
         return Found(made, kind) if kind else None
     try:
         runner = made()
-    except TypeError:  # early runners are given what they need
+    except TypeError:  # in early versions runners have parameters
         return None
     run = next((vars(runner)[name] for name in WRAPPED if name in vars(runner)), None)
     return _kind_of(run) if run else None

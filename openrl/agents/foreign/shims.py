@@ -1,5 +1,6 @@
-"""The modules that agent files of other systems import, for where these are not installed: base
-classes that say what a class is for. They replace nothing that is installed."""
+"""Stand-ins for the modules that agent files of other systems import, where these systems are not
+installed. They hold base classes, which tell what a class is for, and replace nothing that is
+installed."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class AgentInstanceBase:
 
 
 class AgentExecutorBase:
-    """Its subclasses have ``execute``."""
+    """The base of classes with ``execute``."""
 
 
 class MultiTurnAgentExecutor(AgentExecutorBase):
@@ -32,7 +33,7 @@ class MultiTurnAgentExecutor(AgentExecutorBase):
 
 
 class SingleTurnAgentExecutor(AgentExecutorBase):
-    """Plays one turn; subclasses go on from there."""
+    """Plays one turn. Subclasses build on it."""
 
     def __init__(self, remote_rm_url: Any = None) -> None:
         assert not remote_rm_url, "rewards come from --remote_rm_url or from the executor itself"
@@ -94,7 +95,7 @@ class ChatAgent:
 
 
 class Runner:
-    """Its subclasses name what they would run."""
+    """The base of classes that name what they would run."""
 
 
 class StepEnvRunner(Runner):
@@ -109,7 +110,7 @@ class ChatAgentRunner(Runner):
 
 @dataclass
 class ChatContext:
-    """What ``ChatAgent.run`` is given."""
+    """The argument of ``ChatAgent.run``."""
 
     messages: list[Any]
     tools: list[Any] | None
@@ -173,13 +174,13 @@ WRAPPED = ("agent_instance_cls", "env_cls", "agent_cls")
 
 
 def install_shims(modules: Mapping[str, Mapping[str, Any]] = _MODULES) -> None:
-    """Put the modules of systems that are not installed in their places."""
+    """Install the stand-ins of systems that are not installed."""
     tops = {name.split(".")[0] for name in modules}
     missing = {t for t in tops if t not in sys.modules and importlib.util.find_spec(t) is None}
     for name, contents in modules.items():
         if name.split(".")[0] in missing:
             module = ModuleType(name)
-            module.__path__ = []  # so that modules may lie below it
+            module.__path__ = []  # makes it a package, which can have submodules
             vars(module).update(contents)
             sys.modules[name] = module
             parent, _, own = name.rpartition(".")

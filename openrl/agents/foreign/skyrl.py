@@ -12,7 +12,7 @@ from openrl.agents.foreign.text_turns import construct
 
 
 class SkyRLEnvironment:
-    """An ``openrl.agents.base.Environment`` made of the class."""
+    """An ``openrl.agents.base.Environment`` that wraps the class."""
 
     def __init__(self, made: type) -> None:
         self._class = made

@@ -1,5 +1,5 @@
-"""OpenRLHF's ``AgentInstance`` and Molt's ``Env`` as an environment: ``reset`` and ``step`` take
-dicts, and texts stand one behind the other as they are. Runs in the file's process.
+"""OpenRLHF's ``AgentInstance`` and Molt's ``Env`` as an environment. Their ``reset`` and ``step``
+take dicts, and texts are concatenated as they are. Runs in the file's process.
 
 OpenRLHF  step(states) -> {"rewards", "environment_feedback", "done", "scores"?, "extra_logs"?,
           "sampling_params"?}
@@ -16,16 +16,16 @@ from typing import Any
 from openrl.agents.base import Step
 from openrl.agents.foreign.calls import Row, numbers, result, scalar, verdict
 
-IGNORED = "sampling_params_ignored"  # metric: turns that asked for other values of sampling
+IGNORED = "sampling_params_ignored"  # metric: turns that asked for other sampling values
 
 
 class TextTurns:
-    """An ``openrl.agents.base.Environment`` made of the class."""
+    """An ``openrl.agents.base.Environment`` that wraps the class."""
 
     def __init__(self, made: type) -> None:
         self._class = made
         self._agent: Any = None
-        self.reductions: dict[str, str] = {IGNORED: "sum"}  # of theirs the last step counts
+        self.reductions: dict[str, str] = {IGNORED: "sum"}  # the class's own take the last step
 
     async def reset(self, seed: int, prompt: Row) -> str:
         self._agent = await construct(self._class)
@@ -62,8 +62,8 @@ class TextTurns:
 
 
 async def construct(made: Any, **offered: Any) -> Any:
-    """An object of the class, made with what of ``offered`` its ``__init__`` takes; that may be a
-    coroutine."""
+    """Make an object of the class with those of ``offered`` that its ``__init__`` takes, which may
+    be a coroutine."""
     agent = made.__new__(made)
     if made.__init__ is not object.__init__:
         given = {name: value for name, value in offered.items() if takes(agent.__init__, name)}
@@ -72,13 +72,13 @@ async def construct(made: Any, **offered: Any) -> Any:
 
 
 def takes(function: Any, name: str) -> bool:
-    """Whether it takes a keyword argument of that name."""
+    """Whether a function takes a keyword argument of that name."""
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _read(found: Any) -> tuple[Step, Any]:
-    """What came of an action, and the values of sampling that it asks for."""
+    """Return the result of an action, and the sampling values that it asks for."""
     if isinstance(found, Mapping):
         step = Step(
             _text(_value(found, "environment_feedback", "step")),

@@ -1,4 +1,4 @@
-"""TRL's environments as tools of an agent, each episode in a process of its own."""
+"""TRL's environments as the tools of an agent, with each episode in a process of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from openrl.vision.parts import Content
 
 
 class ProcessTools(Toolset):
-    """The tools of one episode, in a process that is lent for it: one call after the other."""
+    """The tools of one episode, in a process that is lent to it and runs one call at a time."""
 
     def __init__(
         self, process: Lease, schemas: Sequence[Mapping[str, Any]], sampling: Sampling
@@ -31,7 +31,7 @@ class ProcessTools(Toolset):
         return await self._process.call(Call("start", (row_of(prompt, self._sampling),)))
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        """Raises ToolError, and CallFailed once the process has ended."""
+        """Call a tool. Raises ToolError, and CallFailed once the process has ended."""
         said, failed = await self._ask("use", name, dict(arguments))
         if failed:
             raise ToolError(said)
@@ -48,13 +48,13 @@ class ProcessTools(Toolset):
 
 
 class FileToolAgent:
-    """Plays with the tools of a file. The episode's time begins when its process is there."""
+    """Plays with the tools of a file. An episode's time begins once it has a process."""
 
     def __init__(self, pool: ProcessPool, play: Play) -> None:
         self.pool, self.how = pool, play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises CallFailed, and UserError for a file that does not load."""
+        """Play an episode. Raises CallFailed, and UserError if the file does not load."""
         async with self.pool.lease() as process:
             await process.start()
             tools = ProcessTools(process, self.pool.facts.schemas, sampling)

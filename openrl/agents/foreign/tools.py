@@ -14,13 +14,13 @@ from openrl.vision.parts import Content
 
 
 class ToolPlayer:
-    """Its methods are what ``calls.Call`` names."""
+    """Runs the tools of a class. ``calls.Call`` names its methods."""
 
     def __init__(self, made: type) -> None:
         self._environment = TrlEnvironment(made)
         self.schemas = self._environment.schemas
         self._runner = asyncio.Runner()
-        self._tools: TrlTools | None = None  # of the episode
+        self._tools: TrlTools | None = None  # those of the episode
 
     def call(self, asked: Call, ask: Ask) -> Any:
         return self._runner.run(getattr(self, asked.method)(*asked.arguments))
@@ -30,7 +30,7 @@ class ToolPlayer:
         return await self._tools.start(prompt)
 
     async def use(self, name: str, arguments: Mapping[str, Any]) -> tuple[Content, bool]:
-        """What the tool says, and whether it failed."""
+        """Call a tool. Return what it says, and whether it failed."""
         assert self._tools is not None
         try:
             return await self._tools.call(name, arguments), False

@@ -1,5 +1,5 @@
-"""Environments on OpenEnv's servers. What the policy writes becomes an action by the server's
-schema; one that does not fit it leaves the environment as it is, and the policy is told."""
+"""Environments on OpenEnv's servers. The server's schema says how the policy's text becomes an
+action. Text that does not fit leaves the environment as it is, and the policy is told so."""
 
 from __future__ import annotations
 
@@ -16,24 +16,25 @@ from openrl.errors import UserError
 from openrl.types import Prompt, Sampling, Trajectory
 
 _READ = {"integer": int, "number": float, "string": str}
-_OURS = ("metadata",)  # fields of every action that are nobody's to write
+_OURS = ("metadata",)  # fields of every action that the policy does not write
 
 
 class InvalidAction(Exception):
-    """The policy wrote none; the message is what it reads."""
+    """The policy wrote something that is not an action. The policy reads the message."""
 
 
 @dataclass(frozen=True)
 class ActionReader:
-    """Text of the policy to the fields of an action."""
+    """Turns the policy's text into the fields of an action."""
 
-    field: str | None  # the only one to fill; None: the text is a JSON object of fields
+    field: str | None  # the only field to fill; None: the text is a JSON object of fields
     kind: str = "string"
     names: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, schema: Mapping[str, Any]) -> ActionReader:
-        """Raises UserError for a schema without fields."""
+        """Return the reader for a schema of actions. Raises UserError for a schema without
+        fields."""
         fields = {k: v for k, v in schema.get("properties", {}).items() if k not in _OURS}
         required = [name for name in schema.get("required", []) if name in fields]
         if not fields:
@@ -44,7 +45,7 @@ class ActionReader:
         return cls(None, names=tuple(fields))
 
     def __call__(self, text: str) -> dict[str, Any]:
-        """Raises InvalidAction."""
+        """Return the fields of the action. Raises InvalidAction."""
         if self.field is None:
             return self._object(text)
         try:
@@ -72,7 +73,7 @@ class OpenEnvEnvironment:
 
     async def reset(self, seed: int, prompt: Prompt) -> str:
         row = {**prompt.meta, "seed": seed, "episode_id": prompt.id}
-        told = await self._connection.ask("reset", row)  # servers take what they know
+        told = await self._connection.ask("reset", row)  # a server takes the fields it knows
         return text_of(told["observation"])
 
     async def step(self, action: str) -> Step:
@@ -95,11 +96,12 @@ class OpenEnvEnvironment:
         return None
 
     async def close(self) -> None:
-        """Its connection ends it."""
+        """Do nothing: the environment ends with its connection."""
 
 
 def text_of(observation: Any) -> str:
-    """Text as it is, also if it is all that an observation says; else its JSON."""
+    """Return an observation as text: text as it is, also if it is the only field that says
+    something; anything else as JSON."""
     if isinstance(observation, Mapping):
         said = [v for k, v in observation.items() if k not in _OURS and v not in (None, "", [], {})]
         observation = said[0] if len(said) == 1 and isinstance(said[0], str) else observation
@@ -107,15 +109,16 @@ def text_of(observation: Any) -> str:
 
 
 class OpenEnvAgent:
-    """Plays the environments of a server. The episode's time begins when the server has room."""
+    """Plays the environments of a server. An episode's time begins once the server has room."""
 
     def __init__(self, server: Server, play: Play) -> None:
-        """Raises UserError for actions that cannot be written."""
+        """Raises UserError if a policy cannot write the server's actions."""
         self.connections, self.read = Connections(server), ActionReader.of(server.action)
         self.how = play
 
     async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Raises EnvironmentFailure, ServerFull, and OSError without a server."""
+        """Play an episode. Raises EnvironmentFailure, ServerFull, and OSError if the server is
+        gone."""
         async with self.connections.open() as (connection, waits):
             environment = OpenEnvEnvironment(connection, self.read)
             agent = EnvironmentAgent(lambda _: environment, self.how)

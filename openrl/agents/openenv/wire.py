@@ -1,10 +1,10 @@
-"""What OpenEnv's environment servers understand.
+"""The protocols of OpenEnv's environment servers.
 
-WebSocket  <server>/ws, one episode a connection: {"type": "reset" | "step" | "state" | "close",
+WebSocket  <server>/ws, one episode per connection: {"type": "reset" | "step" | "state" | "close",
            "data": {...}} is answered by {"type": "observation" | "state" | "error", "data": {...}}.
-HTTP       POST /reset {seed}, POST /step {"action": {...}}. Such a server keeps one environment for
-           all who ask, so one episode at a time is played there. It is the way to servers without
-           /ws alone: those that have it may make a new environment for every HTTP request.
+HTTP       POST /reset {seed}, POST /step {"action": {...}}. The server keeps one environment for
+           all clients, so only one episode at a time is played there. HTTP is used only if there is
+           no /ws: servers with /ws may make a new environment for every HTTP request.
 
 An observation is {"observation": {...}, "reward": number or null, "done": bool}."""
 
@@ -29,9 +29,9 @@ from tenacity import (
 from openrl.agents.deadline import within
 from openrl.errors import UserError
 
-TIMEOUT = 20.0  # seconds for a connection, and for what says what a server is
+TIMEOUT = 20.0  # seconds to connect, and for the requests that tell what a server is
 LARGEST = 64 * 2**20  # bytes of a message
-WAIT_FOR_ROOM = 1800.0  # seconds; others' episodes end some time
+WAIT_FOR_ROOM = 1800.0  # seconds; the episodes of other clients end at some time
 LONGEST_PAUSE = 5.0  # seconds between attempts
 NO_ROOM, INVALID = "CAPACITY_REACHED", "VALIDATION_ERROR"
 
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 
 class ServerError(Exception):
-    """The server's own error; ``code`` is one of OpenEnv's."""
+    """An error that the server reports; ``code`` is one of OpenEnv's."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(f"{code}: {message}")
@@ -54,7 +54,7 @@ class Connection(Protocol):
     """Carries one episode."""
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
-        """The "data" of the answer. Raises ServerError."""
+        """Send a message and return the "data" of the answer. Raises ServerError."""
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,13 @@ class Server:
 
 
 async def find_server(url: str) -> Server:
-    """What answers at ``url``, whose scheme is http, https, ws or wss. Raises UserError."""
+    """Return the server at ``url``, whose scheme is http, https, ws or wss. Raises UserError if
+    there is none."""
     root = url.replace("ws", "http", 1) if url.startswith("ws") else url
     root = root.rstrip("/").removesuffix("/ws")
     remedy = "--agent_func_path openenv:ws://HOST:PORT of a server that runs"
     try:
-        _ = urlsplit(root).port  # ValueError for what is none; httpx would take it
+        _ = urlsplit(root).port  # raises ValueError for a bad port, which httpx would take
         async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client:
             found = await client.get(f"{root}/schema")
             schema = found.raise_for_status().json()
@@ -90,15 +91,16 @@ async def find_server(url: str) -> Server:
 
 
 class Connections:
-    """Opens one for each episode. Lives in one event loop."""
+    """Opens a connection for each episode. Lives in one event loop."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._alone = asyncio.Lock()  # for who speaks HTTP
+        self._alone = asyncio.Lock()  # held by the one episode that runs over HTTP
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[tuple[Connection, int]]:
-        """A connection, and how often the server had no room for it. Raises ServerFull."""
+        """Open a connection. The context gives it, and how often the server had no room for it.
+        Raises ServerFull."""
         if not self.server.has_websocket:
             async with self._alone, httpx.AsyncClient(timeout=None, trust_env=False) as client:
                 yield _Http(client, self.server.root), 0
@@ -126,7 +128,8 @@ class Connections:
         raise AssertionError("it is tried until the time is over")
 
     async def _enter(self, socket: websockets.ClientConnection) -> None:
-        """A full server refuses every request. Raises ServerFull."""
+        """Find out whether the server has room: a full one refuses every request. Raises
+        ServerFull."""
         try:
             await _WebSocket(socket).ask("state", {})
         except ServerError as error:
@@ -150,7 +153,7 @@ class _WebSocket:
 
     async def ask(self, kind: str, data: Mapping[str, Any]) -> Json:
         asked = {"type": kind} if kind == "state" else {"type": kind, "data": data}
-        with suppress(websockets.ConnectionClosed):  # what it said before may wait to be read
+        with suppress(websockets.ConnectionClosed):  # its last message may still be unread
             await self._socket.send(json.dumps(asked, default=str))
         answer = json.loads(await self._socket.recv())
         told = answer["data"]

@@ -1,4 +1,4 @@
-"""From --tools to the tools of an episode."""
+"""Builds the tools of an episode from --tools."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ OpenToolset = Callable[[], Toolset]
 
 
 async def open_toolbox(tools: str, timeout: float) -> Callable[[], Toolbox]:
-    """What makes the tools of an episode, of --tools: files, URLs and names with commas between.
-    ``timeout`` is in seconds of one call.
+    """Return a function that makes the tools of an episode. ``tools`` is the value of --tools:
+    files, URLs and names, separated by commas. ``timeout`` is the seconds for one call.
 
-    Raises UserError for what cannot be had, and for two tools of one name."""
+    Raises UserError for tools that cannot be opened, and for two tools of the same name."""
     sources = [source for part in tools.split(",") for source in await toolsets(part.strip())]
     return toolbox_of(sources, timeout)
 
 
 def toolbox_of(sources: Sequence[OpenToolset], timeout: float) -> Callable[[], Toolbox]:
-    """As ``open_toolbox``, of toolsets that are there."""
+    """Return a function that makes the tools of an episode, as ``open_toolbox`` does, from sources
+    that are open already."""
 
     def make() -> Toolbox:
         return Toolbox([source() for source in sources], timeout)
 
-    make()  # says whether names clash
+    make()  # raises if names clash
     return make
 
 
 async def toolsets(part: str) -> list[OpenToolset]:
-    """Of one of the parts of --tools. Raises UserError."""
+    """Return the toolsets of one part of --tools. Raises UserError."""
     if part == "python":
         return [_shared([python])]
     if part.startswith(("http://", "https://")):
@@ -56,7 +57,8 @@ async def toolsets(part: str) -> list[OpenToolset]:
 
 
 def _of_file(path: Path) -> list[OpenToolset]:
-    """verl's classes in a Python file, and its functions; beside classes only those marked."""
+    """Return verl's classes and the functions in a Python file. If there are classes, functions
+    count only if they are marked as tools."""
     module = load_file(path)
     classes, functions = tools_of_module(module), functions_of(module)
     if classes:
@@ -68,5 +70,5 @@ def _of_file(path: Path) -> list[OpenToolset]:
 
 
 def _shared(functions: Sequence[Callable[..., object]]) -> OpenToolset:
-    toolset = FunctionTools(functions)  # functions remember nothing of an episode
+    toolset = FunctionTools(functions)  # functions keep no state, so all episodes share them
     return lambda: toolset

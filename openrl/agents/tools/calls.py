@@ -1,4 +1,4 @@
-"""Calls of tools: what a policy's reply asks for, and how it goes back into the chat."""
+"""Tool calls: what a policy's reply asks for, and how it goes back into the chat."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ParsedReply:
-    """A reply without an error and without calls is an answer."""
+    """A reply and its calls. Without calls and without an error, it is an answer."""
 
-    content: str  # what is written before the calls, reasoning included
+    content: str  # the text before the calls, reasoning included
     calls: tuple[ToolCall, ...] = ()
-    error: str | None = None  # why a call cannot be read; then there are none
+    error: str | None = None  # why a call cannot be read; then ``calls`` is empty
 
 
 Parse = Callable[[str, Schemas], ParsedReply]
@@ -32,22 +32,22 @@ Parse = Callable[[str, Schemas], ParsedReply]
 
 
 def reads_no_calls(text: str, schemas: Schemas) -> ParsedReply:
-    """For models whose chat template has no place for calls."""
+    """Return a reply as an answer, for models whose chat template has no place for calls."""
     return ParsedReply(text)
 
 
 def call_ids(first: int, count: int) -> list[str]:
-    """Ids of the calls ``first``, ``first + 1``, ...: nine letters or digits, as Mistral's
-    templates demand."""
+    """Return the ids of the calls ``first``, ``first + 1``, ...: nine letters or digits, as
+    Mistral's templates demand."""
     return [f"call{number:05d}" for number in range(first, first + count)]
 
 
 def message_forms(sampled: Message, parsed: ParsedReply, ids: Sequence[str]) -> list[Message]:
-    """The message of a reply with calls in the forms that chat templates know, best first:
+    """Return the message of a reply with calls in the forms that chat templates know, best first:
     structured, structured with arguments as JSON text (DeepSeek, OpenAI), and as it was sampled.
 
-    Templates write structured calls in their own way, which may not be what was sampled:
-    ``Conversation.goes_on`` tells."""
+    Templates write structured calls in their own way, which may differ from what was sampled.
+    ``Conversation.goes_on`` tells whether it does."""
     as_objects = [dict(call.arguments) for call in parsed.calls]
     as_text = [json.dumps(arguments, ensure_ascii=False) for arguments in as_objects]
     forms: list[Message] = []

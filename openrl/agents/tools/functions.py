@@ -27,7 +27,7 @@ SHAPE = 'def f(text: str) -> str with """What it does.  Args:  text: What it is.
 
 @dataclass(frozen=True)
 class ToolMark:
-    """What a function that is marked as a tool says of itself, as its attribute ``tool_mark``."""
+    """What a function marked as a tool says about itself, in its attribute ``tool_mark``."""
 
     name: str | None = None
     description: str | None = None
@@ -35,10 +35,10 @@ class ToolMark:
 
 
 class FunctionTools(Toolset):
-    """Functions; coroutines are awaited, others run in a thread."""
+    """Functions as tools. Coroutines are awaited; other functions run in a thread."""
 
     def __init__(self, functions: Sequence[Function]) -> None:
-        """Raises UserError for one whose signature and docstring make no schema."""
+        """Raises UserError for a function whose signature and docstring make no schema."""
         self.schemas = [schema_of(function) for function in functions]
         names = [schema["function"]["name"] for schema in self.schemas]
         self._functions = dict(zip(names, functions, strict=True))
@@ -48,8 +48,8 @@ class FunctionTools(Toolset):
 
 
 async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content:
-    """What a tool returns, as text where it is no picture. Raises ToolError if it raises
-    anything."""
+    """Call a tool and return its value, as text unless it holds a picture. Raises ToolError for
+    anything that the tool raises."""
     try:
         value = await call(function, **arguments)
         return with_pictures(value) or as_text(value)
@@ -60,7 +60,7 @@ async def result_of(function: Function, arguments: Mapping[str, Any]) -> Content
 
 
 def load_file(path: Path) -> ModuleType:
-    """Raises UserError if there is no such file or it fails."""
+    """Load a file of tools. Raises UserError if it does not exist or fails."""
     if not path.expanduser().is_file():
         raise UserError(f"--tools: there is no file {path}")
     try:
@@ -70,7 +70,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def functions_of(module: ModuleType) -> list[Function]:
-    """The functions that it marks as tools, else the public ones that it defines."""
+    """Return the functions that a module marks as tools, else the public ones that it defines."""
     own: list[Function] = [
         value
         for value in vars(module).values()
@@ -81,7 +81,8 @@ def functions_of(module: ModuleType) -> list[Function]:
 
 
 def schema_of(function: Function) -> dict[str, Any]:
-    """As chat templates take it. Raises UserError that names what is missing."""
+    """Return the schema of a function in the form that chat templates take. Raises UserError that
+    names what is missing."""
     mark: ToolMark = getattr(function, "tool_mark", ToolMark())
     if mark.schema is not None:
         return dict(mark.schema)
@@ -96,7 +97,7 @@ def _schema_from_types(function: Function) -> dict[str, Any]:
     try:
         reason = _unfit_parameter(function)
         schema: dict[str, Any] = {} if reason else get_json_schema(function)
-    except Exception as error:  # of transformers, or of annotations that do not resolve
+    except Exception as error:  # from transformers, or from annotations that do not resolve
         reason = str(error.args[0]) if error.args else type(error).__name__
     if reason:
         raise UserError(
@@ -107,12 +108,12 @@ def _schema_from_types(function: Function) -> dict[str, Any]:
 
 
 def _unfit_parameter(function: Function) -> str | None:
-    """What is wrong with the types of its parameters."""
+    """Say what is wrong with the types of a function's parameters; None if nothing is."""
     hints = get_type_hints(function)
     for name, parameter in inspect.signature(function).parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             return f"{parameter} stands for any number of arguments"
-        if name == "self" and name not in hints:  # of a method
+        if name == "self" and name not in hints:  # a method
             continue
         if name not in hints:
             return f"the parameter {name} has no type"
@@ -122,7 +123,8 @@ def _unfit_parameter(function: Function) -> str | None:
 
 
 def _is_json(hint: Any) -> bool:
-    """transformers would call a class that it does not know an object."""
+    """Whether a type has a form in JSON. transformers would describe any class that it does not
+    know as an object."""
     if get_origin(hint) is Literal:
         return True
     if parts := get_args(hint):
@@ -131,8 +133,8 @@ def _is_json(hint: Any) -> bool:
 
 
 async def call(function: Function, *args: Any, **kwargs: Any) -> Any:
-    """What a function or coroutine returns. A thread that is not waited for any more ends by
-    itself or with the process: no pool can fill with those that hang."""
+    """Call a function or coroutine and return its value. Each function gets a thread of its own,
+    which ends by itself or with the process, so threads that hang cannot fill a pool."""
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     future: Future[Any] = Future()
@@ -142,7 +144,7 @@ async def call(function: Function, *args: Any, **kwargs: Any) -> Any:
         try:
             future.set_result(function(*args, **kwargs))
         except BaseException as error:
-            # the loop would end with a SystemExit, and takes no StopIteration
+            # a SystemExit would end the event loop, and a future cannot hold a StopIteration
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             future.set_exception(error if plain else RuntimeError(repr(error)))
 
@@ -151,5 +153,5 @@ async def call(function: Function, *args: Any, **kwargs: Any) -> Any:
 
 
 def as_text(value: Any) -> str:
-    """Text as it is, all else as JSON."""
+    """Return text as it is, and anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,7 +1,7 @@
 """Tools of an MCP server, over its streamable HTTP transport.
 
-One POST carries one JSON-RPC message; the reply is JSON or a stream of events that ends with it.
-Each episode has a session of its own with the server, opened by its first call."""
+One POST carries one JSON-RPC message. The reply is JSON, or a stream of events that ends with the
+answer. Each episode has a session of its own with the server, which its first call opens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CLIENT = {"name": "openrl", "version": "1"}
 
 
 class McpFailed(RuntimeError):
-    """The server is not there or does not follow the protocol; no fault of the policy."""
+    """The server is gone or does not follow the protocol, which is not the policy's fault."""
 
 
 class McpServer:
@@ -37,7 +37,7 @@ class McpServer:
 
     @classmethod
     async def find(cls, url: str) -> McpServer:
-        """Raises UserError that names the URL."""
+        """Return the server at ``url`` with its tools. Raises UserError that names the URL."""
         session = McpSession(url)
         try:
             async with asyncio.timeout(TIMEOUT):
@@ -66,7 +66,8 @@ class McpTools(Toolset):
         self._opening = asyncio.Lock()
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        """Raises ToolError for what the server says is wrong, McpFailed if it fails itself."""
+        """Call a tool. Raises ToolError for an error that the server reports, and McpFailed if the
+        server itself fails."""
         async with self._opening:
             if self._session is None:
                 self._session = await self._opened()
@@ -76,7 +77,7 @@ class McpTools(Toolset):
         session = McpSession(self.server.url)
         try:
             await session.open()
-        except BaseException:  # the time of the call may be over: the next one tries again
+        except BaseException:  # perhaps the call's time is over; the next call tries again
             await session.close()
             raise
         return session
@@ -87,12 +88,12 @@ class McpTools(Toolset):
 
 
 class McpSession:
-    """A client of one session. Methods raise McpFailed if the server is not there, and ToolError
-    with its message if it answers with an error."""
+    """The client of one session. Its methods raise McpFailed if the server is gone, and ToolError
+    with the server's message if it answers with an error."""
 
     def __init__(self, url: str) -> None:
         self.url = url
-        # calls of tools have the time limit of tools
+        # no limit for reading: the toolbox limits the time of a call
         limits = httpx.Timeout(TIMEOUT, read=None)
         self._http = httpx.AsyncClient(timeout=limits, verify=_certificates())
         self._headers = {"Accept": "application/json, text/event-stream"}
@@ -127,14 +128,14 @@ class McpSession:
         return [*shown, {"type": "text", "text": text}] if shown else text
 
     async def close(self) -> None:
-        """Ends the session, if the server still knows it."""
+        """End the session, if the server still knows it."""
         with suppress(httpx.HTTPError, TimeoutError):
             if "Mcp-Session-Id" in self._headers:
                 await self._http.delete(self.url, headers=self._headers, timeout=TIMEOUT)
         await self._http.aclose()
 
     async def _ask(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
-        """The result of a request."""
+        """Send a request and return its result."""
         message = {"id": next(self._ids), "method": method, "params": params}
         answer = await self._post(message)
         if answer is None:
@@ -144,7 +145,7 @@ class McpSession:
         return answer.get("result") or {}
 
     async def _post(self, message: dict[str, Any]) -> dict[str, Any] | None:
-        """The answer to a message; None if it has none."""
+        """Send a message and return the answer; None if there is none."""
         body = {"jsonrpc": "2.0", **message}
         try:
             async with self._http.stream(
@@ -162,7 +163,7 @@ class McpSession:
 
 
 async def _answer(reply: httpx.Response, wanted: int | None) -> dict[str, Any] | None:
-    """The message with the id ``wanted``, of a body or of a stream of events."""
+    """Return the message with the id ``wanted`` from a body or a stream of events."""
     if wanted is None:
         return None
     if reply.headers.get("Content-Type", "").startswith("text/event-stream"):
@@ -175,7 +176,7 @@ async def _answer(reply: httpx.Response, wanted: int | None) -> dict[str, Any] |
 
 
 async def _events(reply: httpx.Response) -> AsyncIterator[str]:
-    """The data of server-sent events."""
+    """Yield the data of server-sent events."""
     data: list[str] = []
     async for line in reply.aiter_lines():
         field, _, value = line.partition(":")
@@ -187,7 +188,7 @@ async def _events(reply: httpx.Response) -> AsyncIterator[str]:
 
 
 def _text(block: dict[str, Any]) -> str:
-    """A block of a result, as a policy can read it."""
+    """Return a block of a result as text that a policy can read."""
     if block.get("type") == "text":
         return str(block.get("text", ""))
     resource = block.get("resource", {})

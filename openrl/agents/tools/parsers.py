@@ -1,8 +1,8 @@
-"""What a reply calls, in the formats of families of models.
+"""Reads the calls in a reply, in the formats of several model families.
 
 ``parse(text, schemas)`` takes a whole reply without the token that ends it. Where a format writes
-arguments without saying their types, the tools' schemas do. What follows no format is an error that
-the policy is told; if one call of several cannot be read, none is made."""
+arguments without their types, the tools' schemas tell them. If a call does not follow the format,
+the policy is told about the error; if one of several calls cannot be read, none is made."""
 
 from __future__ import annotations
 
@@ -26,19 +26,20 @@ _JSON = json.JSONDecoder()
 
 @dataclass(frozen=True)
 class CallFormat:
-    """A parser and the marks by which a chat template of its family is known; with none it has to
-    be chosen by name."""
+    """A parser, and the marks by which a chat template of its family is recognised. A format
+    without marks has to be chosen by name."""
 
     parse: Parse
     marks: tuple[str, ...] = ()
 
 
 class Malformed(Exception):
-    """A call that cannot be read, and why."""
+    """A call cannot be read; the message says why."""
 
 
 def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
-    """The parser of that name; without one, that of the chat template. Raises UserError."""
+    """Return the parser of that name or, without a name, the one that fits the chat template.
+    Raises UserError if there is none."""
     chosen = name or detect(chat_template or "")
     try:
         return tool_parsers[chosen].component.parse
@@ -47,7 +48,7 @@ def parser_for(name: str | None, chat_template: ChatTemplate | None) -> Parse:
 
 
 def _fitting(chat_template: ChatTemplate) -> dict[str, int]:
-    """The formats whose marks the template has, and how many these are."""
+    """Return the formats whose marks are all in the template, with the number of their marks."""
     given = chat_template
     text = given if isinstance(given, str) else "\n".join(given.values())
     return {
@@ -58,12 +59,13 @@ def _fitting(chat_template: ChatTemplate) -> dict[str, int]:
 
 
 def writes_calls(chat_template: ChatTemplate) -> bool:
-    """Whether the template writes calls of tools in a format that is known here."""
+    """Whether the template writes tool calls in a known format."""
     return bool(_fitting(chat_template))
 
 
 def detect(chat_template: ChatTemplate) -> str:
-    """The name of the format that the template writes calls in. Raises UserError if it is none."""
+    """Return the name of the format in which the template writes calls. Raises UserError if it is
+    not a known one."""
     fitting = _fitting(chat_template)
     if not fitting:
         raise UserError(
@@ -74,7 +76,7 @@ def detect(chat_template: ChatTemplate) -> str:
 
 
 def call_format(name: str, *marks: str) -> Callable[[Reader], Reader]:
-    """Registers a function that reads calls behind the reasoning and raises Malformed."""
+    """Register a function that reads the calls after the reasoning and raises Malformed."""
 
     def add(read: Reader) -> Reader:
         def parse(text: str, schemas: Schemas = ()) -> ParsedReply:
@@ -131,7 +133,7 @@ def qwen3_coder(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
 
 @call_format("deepseek", "<｜tool▁calls▁begin｜>")
 def deepseek(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
-    """DeepSeek: R1 and V3 write a type, the name and a block of JSON; V3.1 the name and JSON."""
+    """DeepSeek: R1 and V3 write a type, a name and a block of JSON; V3.1 writes a name and JSON."""
     content, _, rest = text.partition("<｜tool▁calls▁begin｜>")
     _, blocks = _between(rest, "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     calls = []
@@ -149,8 +151,8 @@ def deepseek(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
 
 @call_format("mistral", "[TOOL_CALLS]")
 def mistral(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
-    """Mistral: ``[TOOL_CALLS] [{..}, ..]``, later ``[TOOL_CALLS]name{..}`` or ``name[ARGS]{..}``
-    for each call."""
+    """Mistral: ``[TOOL_CALLS] [{..}, ..]``; later models write ``[TOOL_CALLS]name{..}`` or
+    ``name[ARGS]{..}`` for each call."""
     content, *parts = text.split("[TOOL_CALLS]")
     named = re.compile(r"([^\s\[{]+)\s*(?:\[CALL_ID\]\s*\w+\s*)?(?:\[ARGS\])?\s*(\{.*)", re.DOTALL)
     calls = []
@@ -165,7 +167,7 @@ def mistral(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
 
 @call_format("llama", "<|start_header_id|>", '"parameters": ')
 def llama(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
-    """Llama 3: ``{"name": .., "parameters": ..}``, several with ``;`` between, perhaps behind
+    """Llama 3: ``{"name": .., "parameters": ..}``, several separated by ``;``, perhaps after
     ``<|python_tag|>``."""
     content, tag, rest = text.partition("<|python_tag|>")
     return (content, list(_objects(rest))) if tag else plain_json(text, schemas)
@@ -173,7 +175,7 @@ def llama(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
 
 @call_format("json")
 def plain_json(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
-    """``{"name": .., "arguments": ..}``, several in a list or one behind the other, perhaps in a
+    """``{"name": .., "arguments": ..}``, several in a list or one after the other, perhaps in a
     fenced block."""
     start = re.search(r'(?:```(?:json)?\s*)?(?:\[\s*)?\{\s*"name"\s*:', text)
     if not start:
@@ -183,13 +185,13 @@ def plain_json(text: str, schemas: Schemas) -> tuple[str, list[ToolCall]]:
 
 
 def _between(text: str, start: str, end: str) -> tuple[str, list[str]]:
-    """What stands before the first block, and the blocks; the last may be open."""
+    """Return the text before the first block, and the blocks. The last block may lack its end."""
     content, *blocks = text.split(start)
     return content, [block.partition(end)[0] for block in blocks]
 
 
 def _all(pattern: re.Pattern[str], text: str, form: str) -> list[tuple[str, str]]:
-    """The text as pairs."""
+    """Read the whole text as pairs. Raises Malformed."""
     pairs, at = [], 0
     while match := pattern.match(text, at):
         pairs.append((match[1].strip(), match[2]))
@@ -212,7 +214,7 @@ def _calls(value: Any) -> list[ToolCall]:
 
 
 def _call(value: Any) -> ToolCall:
-    """``value`` holds a name, and arguments as an object or as its JSON text."""
+    """Read a call from a dict that holds a name, and arguments as an object or as JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise Malformed(f'a call is {{"name": .., "arguments": {{..}}}}, not {_short(str(value))}')
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
@@ -224,7 +226,7 @@ def _call(value: Any) -> ToolCall:
 
 
 def _typed_call(name: str, pairs: list[tuple[str, str]], schemas: Schemas) -> ToolCall:
-    """Arguments that are written as text: strings as they are, others as JSON."""
+    """Return a call whose arguments are written as text: strings as they are, others as JSON."""
     if not name:
         raise Malformed("a call has no name")
     functions = (schema["function"] for schema in schemas)
@@ -244,7 +246,7 @@ def _typed(schema: dict[str, Any], text: str) -> Any:
 
 
 def _value(text: str) -> Any:
-    """The JSON value that the text is."""
+    """Read the whole text as one JSON value. Raises Malformed."""
     value, end = _decode(text, 0)
     if text[end:].strip():
         raise Malformed(f"behind the JSON stands {_short(text[end:])}")

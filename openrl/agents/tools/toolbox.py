@@ -1,5 +1,5 @@
-"""The tools of an episode in one place: arguments are checked, all that is awaited has a time limit
-and results have a longest length."""
+"""All tools of an episode in one place, which checks arguments, limits the time of everything it
+awaits, and limits the length of results."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """A toolset took longer than it may."""
+    """A toolset took longer than its time limit."""
 
 
 class Toolbox(Toolset):
-    """Several toolsets as one. ``timeout`` is in seconds of one call, 0: no limit. Whatever else
-    takes longer raises NoAnswer."""
+    """Several toolsets as one. ``timeout`` is the seconds for one call; 0 means no limit. The same
+    limit holds for all other methods, which raise NoAnswer when it is over."""
 
     def __init__(
         self, toolsets: Sequence[Toolset], timeout: float, longest: int = LONGEST_RESULT
     ) -> None:
-        """Raises UserError if two tools have one name."""
+        """Raises UserError if two tools have the same name."""
         self.toolsets, self.timeout, self.longest = toolsets, timeout, longest
         self.schemas = [schema for toolset in toolsets for schema in toolset.schemas]
         self.cut = 0  # results that were too long
@@ -53,7 +53,8 @@ class Toolbox(Toolset):
         return "".join(said)
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
-        """The result, its texts cut to the longest length. Raises ToolError."""
+        """Call a tool and return its result, with texts cut to ``longest`` characters. Raises
+        ToolError."""
         self._check(name, arguments)
         try:
             result = await self._within(name, self._homes[name].call(name, arguments))
@@ -70,7 +71,7 @@ class Toolbox(Toolset):
         return f"{text[: self.longest]}\n[cut: the result has {len(text)} characters]"
 
     async def reward(self) -> float | None:
-        """The sum over those that give one."""
+        """Return the sum of the rewards of the toolsets that give one; None if none does."""
         rewards = [await self._within("reward", toolset.reward()) for toolset in self.toolsets]
         given = [reward for reward in rewards if reward is not None]
         return sum(given) if given else None
@@ -104,8 +105,8 @@ class Toolbox(Toolset):
 
 
 def _strict(schema: Any) -> Any:
-    """The schema without arguments that it does not name, and with null where "nullable" says
-    so, which JSON schemas do not know."""
+    """Return the schema with all arguments forbidden that it does not name, and with null allowed
+    where it says "nullable", which is unknown to JSON Schema."""
     whole = _with_null(schema)
     return {"type": "object", "additionalProperties": False, **whole}
 

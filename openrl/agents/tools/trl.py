@@ -1,4 +1,5 @@
-"""TRL's environment classes: what an episode begins with, methods as tools, perhaps a reward."""
+"""TRL's environment classes: ``reset`` begins an episode, other methods are tools, and there may be
+a reward."""
 
 from __future__ import annotations
 
@@ -12,15 +13,16 @@ from openrl.agents.tools.functions import Function, call, result_of, schema_of
 from openrl.errors import UserError
 from openrl.vision.parts import Content
 
-if TYPE_CHECKING:  # processes of environments have no need of torch
+if TYPE_CHECKING:  # processes of environments do not need torch
     from openrl.types import Prompt
 
 _NOT_TOOLS = ("reset", "get_reward")
 
 
 def is_trl_environment(made: type) -> bool:
-    """It has ``reset(**row)``, and ``get_reward()`` or no other method than tools. Classes with
-    ``step`` and without ``get_reward`` are gym's."""
+    """Whether a class is TRL's: it has ``reset``, other methods as tools, and either
+    ``get_reward()``, or ``reset(**row)`` and only documented tools. Classes with ``step`` but
+    without ``get_reward`` are gym's."""
     methods = dict(inspect.getmembers(made, inspect.isfunction))
     if "reset" not in methods or not (tools := _tools(made)):
         return False
@@ -35,11 +37,11 @@ def is_trl_environment(made: type) -> bool:
 
 
 class TrlEnvironment:
-    """A class whose tools are known; each episode has an object of its own."""
+    """A class whose tools are known. Each episode has an object of its own."""
 
     def __init__(self, made: type) -> None:
-        """Makes one object, as a class may have its methods only then. Raises UserError for a
-        method that makes no tool."""
+        """Make one object, because a class may have its methods only after that. Raises UserError
+        for a method that cannot be a tool."""
         self.made = made
         tools = _tools(type(made()))
         if not tools:
@@ -59,10 +61,10 @@ class TrlTools(Toolset):
     def __init__(self, environment: TrlEnvironment) -> None:
         self.made, self.schemas = environment.made, environment.schemas
         self._object: Any = None
-        self._turn = asyncio.Lock()  # methods that are not coroutines share the object
+        self._turn = asyncio.Lock()  # methods that run in threads take turns with the object
 
     async def start(self, prompt: Prompt) -> str:
-        """What ``reset`` says."""
+        """Make the episode's object and return what its ``reset`` says."""
         self._object = await call(self.made)
         said = await call(self._object.reset, **_row(prompt, self._object.reset))
         if not isinstance(said, str | None):
@@ -92,7 +94,7 @@ def _tools(made: type) -> dict[str, Function]:
 
 
 def _row(prompt: Prompt, reset: Function) -> dict[str, Any]:
-    """The columns of the prompt's row, those that ``reset`` takes."""
+    """Return the columns of the prompt's row that ``reset`` takes."""
     asked = list(prompt.messages) or prompt.text
     row = {**prompt.meta, "prompt": asked, "label": prompt.label}
     parameters = inspect.signature(reset).parameters

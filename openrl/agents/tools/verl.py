@@ -1,8 +1,8 @@
-"""verl's tools: classes with ``create``, ``execute``, ``calc_reward`` and ``release``, by
-themselves or named in a YAML file, and functions with ``@function_tool``.
+"""verl's tools: classes with ``create``, ``execute``, ``calc_reward`` and ``release``, found in a
+Python file or named in a YAML file, and functions with ``@function_tool``.
 
-An episode has one instance of a class, from the first call to the end. What the tools say of
-rewards is counted; as in verl it is not the episode's score."""
+An episode has one instance of a class, from the first call to the end. The rewards of tools become
+metrics; as in verl, they are not the episode's score."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class VerlTools(Toolset):
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Sums over the episode, as tool/NAME/METRIC."""
+        """The sums over the episode, named tool/NAME/METRIC."""
         return dict(self._metrics)
 
     async def close(self) -> None:
@@ -91,7 +91,8 @@ class VerlTools(Toolset):
 
 
 def tools_of_config(path: Path) -> list[Any]:
-    """What a YAML file names: tools: [{class_name, config, tool_schema}]. Raises UserError."""
+    """Return the tools that a YAML file names, as tools: [{class_name, config, tool_schema}].
+    Raises UserError."""
     if not path.expanduser().is_file():
         raise UserError(f"--tools: there is no file {path}")
     sys.path[:0] = [str(path.expanduser().resolve().parent), str(Path.cwd())]
@@ -102,7 +103,7 @@ def tools_of_config(path: Path) -> list[Any]:
             module, _, name = row["class_name"].rpartition(".")
             made = getattr(importlib.import_module(module), name)
             tools.append(made(row.get("config") or {}, _schema(row.get("tool_schema"))))
-    except Exception as error:  # of the file, or of the user's code
+    except Exception as error:  # from the file, or from the user's code
         raise UserError(
             f"--tools: {path}: {type(error).__name__}: {error}",
             "verl's form: tools: [{class_name: module.Class, config: {}, tool_schema: {..}}]",
@@ -111,8 +112,8 @@ def tools_of_config(path: Path) -> list[Any]:
 
 
 def tools_of_module(module: ModuleType) -> list[Any]:
-    """The classes of tools that it defines, without a configuration. Raises UserError for one that
-    needs one."""
+    """Make the tools whose classes a module defines, without a configuration. Raises UserError for
+    a class that needs one."""
     classes = [
         value
         for value in vars(module).values()
@@ -130,7 +131,7 @@ def tools_of_module(module: ModuleType) -> list[Any]:
 
 
 def _schema(given: Any) -> Any:
-    schemas = importlib.import_module("verl.tools.schemas")  # its own, or ours in its place
+    schemas = importlib.import_module("verl.tools.schemas")  # verl's own, or our stand-in
     return None if given is None else schemas.OpenAIFunctionToolSchema.model_validate(given)
 
 
@@ -142,7 +143,8 @@ def _plain(schema: Any) -> dict[str, Any]:
 
 
 def _content(response: Any) -> Content:
-    """Of a text, a dictionary or a ToolResponse, which may hold images; a video is only named."""
+    """Return a response as content. It is a text, a dict or a ToolResponse, which may hold images;
+    a video becomes "[video]"."""
     if isinstance(response, str):
         return response
     held = response if isinstance(response, Mapping) else vars(response)

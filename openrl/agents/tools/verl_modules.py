@@ -1,4 +1,4 @@
-"""The modules that files with verl's tools import, for where verl is not installed."""
+"""Stand-ins for the modules that files with verl's tools import, where verl is not installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from openrl.agents.tools.functions import ToolMark
 
 
 class Schema(BaseModel, extra="allow"):
-    """Holds what JSON schemas may say."""
+    """Holds whatever a JSON schema may say."""
 
 
 class OpenAIFunctionPropertySchema(Schema):
@@ -69,7 +69,7 @@ class BaseTool:
 
 
 def function_tool(name: Any = None, *, description: str | None = None, schema: Any = None) -> Any:
-    """Marks a function as a tool; with or without arguments."""
+    """Mark a function as a tool. The decorator works with and without arguments."""
 
     def mark(function: Callable[..., Any]) -> Callable[..., Any]:
         given = schema.model_dump(exclude_none=True) if isinstance(schema, BaseModel) else schema
