@@ -62,7 +62,7 @@ def locked(directory: Path, flag: str) -> Iterator[None]:
         finally:
             over.set()
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # not empty
+            with suppress(OSError):  # the directory is not empty
                 if made:
                     directory.rmdir()
 

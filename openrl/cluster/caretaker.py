@@ -1,4 +1,4 @@
-"""A small process beside the driver that cleans up a cluster of our own, even if the driver is
+"""A small process next to the driver that cleans up a cluster of our own, even if the driver is
 killed: it kills Ray's processes, some of which would live on for minutes, and removes their files.
 
     python -I caretaker.py SESSION_DIRECTORY RAYLET_PID
@@ -27,7 +27,7 @@ def of_cluster(session: str, raylet: int) -> Iterator[int]:
     only reads a log does not belong."""
     mark = f"RAY_RAYLET_PID={raylet}".encode()
     for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             marked = mark in (process / "environ").read_bytes().split(b"\0")
             if marked or any(name.startswith(f"{session}/") for name in written_files(process)):
                 yield int(process.name)
@@ -37,7 +37,7 @@ def written_files(process: Path) -> Iterator[str]:
     """Yield the files that the process has open for writing. The fdinfo of timers and watches has
     further lines that mention flags, so only the line that starts with "flags:" counts."""
     for file in (process / "fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
+        with suppress(OSError):  # the file was closed meanwhile
             lines = (process / "fdinfo" / file.name).read_text().splitlines()
             (flags,) = (line.removeprefix("flags:") for line in lines if line.startswith("flags:"))
             if int(flags, 8) & os.O_ACCMODE != os.O_RDONLY:

@@ -175,6 +175,8 @@ class PlacementPlan:
         return found or self._scattered(cluster)
 
     def _scattered(self, cluster: Sequence[Node]) -> list[str]:
+        """Describe the first node group that finds no node, although the cluster has enough in
+        all; empty if all fit."""
         left = [{resource: node.free(resource) for resource in self.bundle} for node in cluster]
         main = UNIT[self.device]
         for group, size in sorted(enumerate(self.node_groups), key=lambda g: -g[1]):

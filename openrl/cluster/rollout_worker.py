@@ -254,7 +254,7 @@ class RolloutWorker:
                 raise EngineError(str(error)) from error
 
     async def check(self) -> None:
-        """Raises WorkerDied if a process of the engine died."""
+        """Raise WorkerDied if a process of the engine died."""
         try:
             await self.engine.check()
         except EngineDied as error:

@@ -102,6 +102,8 @@ class RLTrainer:
         return self.summary()
 
     async def train(self) -> None:
+        """Run the remaining steps and export the trained models. Raises Interrupted after a
+        signal."""
         self.stop.saves = True
         if self.settings.evaluation.eval_before_train and self.step == 0:
             self.trackers.log(0, await self.evaluate())
@@ -281,6 +283,7 @@ class RLTrainer:
         return self.totals.add(samples, sampled, laps) | pace
 
     async def evaluate(self) -> dict[str, float]:
+        """Evaluate and return the metrics; empty if the run is asked to stop meanwhile."""
         assert self.evaluation is not None  # a check refuses eval flags without --eval_dataset
         with self.progress.stage("evaluation") as tell:
             async with self.generating():
@@ -299,6 +302,7 @@ class RLTrainer:
     # -- leaving and returning ---------------------------------------------------------------------
 
     async def save(self, step: int, metric: float | None) -> None:
+        """Save a checkpoint after ``step``. A full disk is only noted, and training goes on."""
         state = {
             "step": step,
             "version": self.publisher.version,

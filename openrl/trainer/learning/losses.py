@@ -11,6 +11,8 @@ from openrl.training.updates import PolicyUpdate, RoleUpdate, ValueUpdate, balan
 
 @dataclass(frozen=True)
 class Losses:
+    """The losses of policy and critic, and which columns must be filled for them."""
+
     actor: PolicyUpdate
     critic: ValueUpdate
     old_logprobs: derived.OldLogprobs

@@ -31,7 +31,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "publish": ("actor.param", "vllm.weights"),
     "save": ("*.param", "*.optim"),
     "load": ("*.param", "*.optim"),
-    "export": ("*.param", "*.optim"),  # masters make room for a moving average
+    "export": ("*.param", "*.optim"),  # a moving average is exported by way of the masters
 }
 """The tenants that each stage needs; ``*`` stands for the role that enters the stage."""
 
