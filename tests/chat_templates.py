@@ -96,6 +96,14 @@ FAMILIES = {
     ),
 }  # fmt: skip
 
+
+def tool(name: str, **properties: dict) -> dict:
+    """The schema of a tool as chat templates and parsers get it."""
+    parameters = {"type": "object", "properties": properties}
+    function = {"name": name, "description": "A tool.", "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
 TOOLS = [
     {
         "type": "function",

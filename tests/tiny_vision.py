@@ -22,7 +22,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from tests.tiny import BOS, EOS, PAD, tiny_tokenizer
 
 SIDE, PATCH, SCALE = 56, 14, 2  # pixels of a tile and a patch; patches to a side of a token
-_TEXT = {
+TINY_TEXT = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -31,6 +31,8 @@ _TEXT = {
     "head_dim": 32,
     "max_position_embeddings": 512,
     "initializer_range": 0.2,
+}
+_TEXT = TINY_TEXT | {
     "pad_token_id": PAD,
     "bos_token_id": BOS,
     "eos_token_id": EOS,

@@ -7,29 +7,17 @@ import json
 import pytest
 
 from openrl.agents.tools.parsers import parser_for
-from tests.chat_templates import family_tokenizer
+from tests.chat_templates import family_tokenizer, tool
 
 pytest.importorskip("vllm")
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": "A tool.",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string"},
-                    "count": {"type": "integer"},
-                    "list": {"type": "array", "items": {"type": "number"}},
-                    "deep": {"type": "object"},
-                },
-            },
-        },
-    }
-    for name in ("find", "look_up")
-]
+PROPERTIES = {
+    "text": {"type": "string"},
+    "count": {"type": "integer"},
+    "list": {"type": "array", "items": {"type": "number"}},
+    "deep": {"type": "object"},
+}
+TOOLS = [tool(name, **PROPERTIES) for name in ("find", "look_up")]
 ARGUMENTS = [
     {"text": "plain"},
     {"text": 'naïve "quotes" \\ 猫 <b>', "count": -3},

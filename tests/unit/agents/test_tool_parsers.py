@@ -7,26 +7,13 @@ import pytest
 from openrl.agents.tools.calls import ToolCall, call_ids, message_forms
 from openrl.agents.tools.parsers import detect, parser_for
 from openrl.errors import UserError
-from tests.chat_templates import FAMILIES, TOOLS, TRL, chat_of
+from tests.chat_templates import FAMILIES, TOOLS, TRL, chat_of, tool
 
 ADD = ToolCall("add", {"a": 2, "b": 2})
 FIND = ToolCall("find", {"text": "7", "most": 3, "tags": ["x"]})
 SCHEMAS = [
     *TOOLS,
-    {
-        "type": "function",
-        "function": {
-            "name": "find",
-            "parameters": {
-                "type": "object",
-                "properties": {
-                    "text": {"type": "string"},
-                    "most": {"type": "integer"},
-                    "tags": {"type": "array"},
-                },
-            },
-        },
-    },
+    tool("find", text={"type": "string"}, most={"type": "integer"}, tags={"type": "array"}),
 ]
 
 

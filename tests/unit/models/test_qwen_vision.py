@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText, Qwen2VLImagePr
 from openrl.models.causal_lm import CausalLM
 from openrl.models.towers import tower_weights
 from openrl.models.vision import Vision
-from tests.tiny_vision import picture
+from tests.tiny_vision import TINY_TEXT, picture
 
 PATCH = {"qwen2_5_vl": 14, "qwen3_vl": 16}  # pixels; a token is two by two patches
 START, END, IMAGE, VIDEO = range(90, 94)
@@ -21,17 +21,6 @@ SIZES = {1: (80, 60), 2: (40, 90), 3: (64, 64)}
 
 
 def tiny_model(arch: str):
-    text = {
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
-        "head_dim": 32,
-        "vocab_size": 100,
-        "max_position_embeddings": 512,
-        "initializer_range": 0.2,
-    }
     tower = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 2}
     tower |= {"patch_size": PATCH[arch], "out_hidden_size": 64}
     rope = {"rope_type": "default", "rope_theta": 10_000.0}
@@ -43,7 +32,7 @@ def tiny_model(arch: str):
         tower |= {"window_size": 112, "fullatt_block_indexes": [1]}
     config = AutoConfig.for_model(
         arch,
-        text_config=text | {"rope_parameters": rope},
+        text_config=TINY_TEXT | {"vocab_size": 100, "rope_parameters": rope},
         vision_config=tower,
         tie_word_embeddings=False,
         vision_start_token_id=START,

@@ -2,26 +2,22 @@
 weights they answer."""
 
 import asyncio
-from io import StringIO
-from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from openrl.cluster.group import LocalGroup, WorkerDied
 from openrl.cluster.placement import PlacementPlan, Slot
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
-from openrl.data.prompts import PromptStream
-from openrl.tracking.progress import Progress
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency, ResidencyTable, Tenant
 from openrl.trainer.workers.roles import can_replace
-from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+from openrl.types import Sampling
+from tests.loops import Publisher, Trackers, numbered_prompts, scored, silent_progress
 
 STEPS = 4
 
@@ -62,8 +58,7 @@ class Engine:
         assert self.weights is not None
         self.answered += 1
         self.run.events.append(("played", self.rank, prompt.id, self.weights))
-        row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, self.weights),))
-        return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
+        return scored(prompt, self.weights)
 
     async def take(self, version):
         await self.check()
@@ -74,21 +69,13 @@ class Engine:
         return {}
 
 
-class Publisher:
+class Engines(Publisher):
     def __init__(self, run, group):
-        self.run, self.group = run, group
+        super().__init__(run)
+        self.group = group
 
-    @property
-    def version(self):
-        return self.run.version
-
-    async def remind(self):
-        pass
-
-    async def publish(self):
-        self.run.version += 1
+    async def send(self):
         await self.group.call("take", self.run.version)
-        return {}
 
     async def renew(self, ranks):
         for rank in ranks:
@@ -110,36 +97,32 @@ class Learner:
 
 async def trained(run, deaths, engines=2, learner=None):
     """(prompts of each step, metrics of each step) of a run that replaces ``deaths`` engines."""
-    group, logged = LocalGroup.create("vllm", engines, Engine, run), []
+    group, trackers = LocalGroup.create("vllm", engines, Engine, run), Trackers()
     learner = learner or Learner()
     await group.call("take", run.version)
-    stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
-    trackers = SimpleNamespace(
-        log=lambda step, values: logged.append(values), log_samples=lambda *args: None
-    )
     trainer = RLTrainer(
         Rollouts(
             group,
-            RolloutBuffer(stream, BufferLimits(4)),
+            RolloutBuffer(numbered_prompts(), BufferLimits(4)),
             Residency(),
             RolloutSettings(RolloutRequest(1, Sampling(1)), deaths=deaths),
         ),
         learner,
-        Publisher(run, group),
+        Engines(run, group),
         None,
         None,
         trackers,
-        Progress("test", STEPS, (), console=Console(file=StringIO())),
+        silent_progress(STEPS),
         RunSettings(RLCheckpointFlags(save_path="unused"), PromptEvalFlags(), 1, {}),
     )
     async for learned in trainer.steps():
         await trainer.report(learned)
-    return learner.steps, logged
+    return learner.steps, [metrics for _, metrics in trackers.logged]
 
 
 def first_prompts():
     """The prompts of each step, in the order of the data."""
-    stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
+    stream = numbered_prompts()
     return {step: [prompt.id for prompt in stream.take(4)] for step in range(1, STEPS + 1)}
 
 

@@ -1,16 +1,12 @@
 """--eval_only: the real loop, which publishes, evaluates once, and trains and writes nothing."""
 
 import asyncio
-from io import StringIO
 from types import SimpleNamespace
-
-from rich.console import Console
 
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.tracking.metrics import Mean
-from openrl.tracking.progress import Progress
 from openrl.trainer import rl_trainer
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.evaluation import PASS_RATE
@@ -18,26 +14,16 @@ from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency
 from openrl.types import Sampling
+from tests.loops import Publisher, Trackers, silent_progress
 
 
-class Publisher:
-    """Knows only what an evaluation may ask for; anything else is an AttributeError."""
-
-    way, warning, version = "nothing", "", 0
-
-    def __init__(self, asked):
-        self.asked = asked
-
-    async def publish(self):
-        self.asked.append("publish")
-        return {}
-
-    async def remind(self):
-        pass
+class Engines(Publisher):
+    async def send(self):
+        self.run.asked.append("publish")
 
 
 def test_an_evaluation_alone(tmp_path, monkeypatch):
-    logged, asked = [], []
+    trackers, asked = Trackers(), []
 
     async def check_sync(*args):
         asked.append("check_sync")
@@ -54,15 +40,11 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
                 RolloutSettings(RolloutRequest(1, Sampling(1))),
             ),
             SimpleNamespace(settings=SimpleNamespace(dtype="fp32")),
-            Publisher(asked),
+            Engines(SimpleNamespace(version=0, asked=asked)),
             SimpleNamespace(run=run, answered=()),
             SimpleNamespace(start_from=None, notes=()),
-            SimpleNamespace(
-                log=lambda step, values: logged.append((step, values)),
-                log_evaluated=lambda *row: None,
-                close=lambda: logged.append("closed"),
-            ),
-            Progress("test", 5, (), console=Console(file=StringIO())),
+            trackers,
+            silent_progress(5),
             RunSettings(
                 RLCheckpointFlags(save_path=str(tmp_path / "out")),
                 PromptEvalFlags(eval_only=True),
@@ -75,6 +57,6 @@ def test_an_evaluation_alone(tmp_path, monkeypatch):
     monkeypatch.setattr(rl_trainer, "check_sync", check_sync)
     summary = asyncio.run(scenario())
     assert asked == ["publish", "check_sync"]
-    assert logged == [(0, {PASS_RATE: 0.75}), "closed"]
+    assert trackers.logged == [(0, {PASS_RATE: 0.75})] and trackers.closed
     assert summary.steps == 0 and summary.eval_pass_after == 0.75
     assert not (tmp_path / "out").exists()

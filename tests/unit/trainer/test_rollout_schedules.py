@@ -8,11 +8,9 @@ import json
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
-from io import StringIO
 from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from benchmarks.virtual_clock import run_virtually
 from openrl.cluster.gate import Gate
@@ -21,13 +19,12 @@ from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
 from openrl.data.prompts import PromptStream
-from openrl.tracking.metrics import Last
-from openrl.tracking.progress import Progress
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer, Taken
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency
 from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+from tests.loops import Publisher, Trackers, silent_progress
 
 STEPS = 6
 PLENTY = 1000  # prompts that a filter may try instead
@@ -190,15 +187,6 @@ class Run:
         self.snapshot = took, version, json.dumps(self.buffer.state())
 
 
-class Unseen:
-    """Trackers that nobody reads."""
-
-    def ignore(self, *what):
-        pass
-
-    log = log_samples = log_evaluated = ignore
-
-
 class Trainer(RLTrainer):
     """The real one, whose learner, publisher, evaluation and checkpoints only take time."""
 
@@ -219,11 +207,11 @@ class Trainer(RLTrainer):
         super().__init__(
             Rollouts(LocalGroup.create("vllm", 2, Engine, run), run.buffer, Residency(), settings),
             Learner(run),
-            Publisher(run),
+            Engines(run),
             SimpleNamespace(run=evaluate, answered=()),
             SimpleNamespace(save=save),
-            Unseen(),
-            Progress("test", STEPS, (), console=Console(file=StringIO()), every=100),
+            Trackers(),
+            silent_progress(STEPS),
             RunSettings(
                 RLCheckpointFlags(save_path="unused", save_steps=schedule.save_steps),
                 PromptEvalFlags(eval_steps=schedule.eval_steps),
@@ -253,24 +241,15 @@ class Learner:
         return {}
 
 
-class Publisher:
+class Engines(Publisher):
     """The version changes in the middle of a sync."""
-
-    def __init__(self, run):
-        self.run = run
-
-    @property
-    def version(self):
-        return self.run.version
-
-    async def remind(self):
-        pass
 
     async def publish(self):
         await self.run.seconds("before a sync", self.run.version)
-        self.run.version += 1
+        return await super().publish()
+
+    async def send(self):
         await self.run.seconds("after a sync", self.run.version)
-        return {"perf/sync_bytes": Last(8.0)}
 
 
 def numbers(played):

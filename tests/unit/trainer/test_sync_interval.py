@@ -2,28 +2,23 @@
 when."""
 
 import asyncio
-from io import StringIO
-from types import SimpleNamespace
 
 import pytest
-from rich.console import Console
 
 from openrl.cluster.group import LocalGroup
 from openrl.cluster.rollout_worker import RolloutRequest
 from openrl.config.commands import PPOConfig
 from openrl.config.data import PromptEvalFlags
 from openrl.config.run import RLCheckpointFlags
-from openrl.data.prompts import PromptStream
 from openrl.errors import UserError
-from openrl.tracking.metrics import Last
-from openrl.tracking.progress import Progress
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
 from openrl.trainer.playing.engine_pool import EnginePool
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import RLTrainer, RunSettings
 from openrl.trainer.workers.residency import Residency
-from openrl.types import End, Group, Prompt, Sampling, Score, Segment, Trajectory, VersionSpan
+from openrl.types import Sampling
 from tests.flags import GRPO, settle
+from tests.loops import Publisher, Trackers, numbered_prompts, scored, silent_progress
 
 
 class Run:
@@ -31,7 +26,8 @@ class Run:
     got last."""
 
     def __init__(self, frozen=0):
-        self.frozen, self.weights, self.engines, self.events = frozen, 0, 0, []
+        self.frozen, self.weights, self.engines, self.version = frozen, 0, 0, 0
+        self.events = []
 
 
 class Engine:
@@ -40,8 +36,7 @@ class Engine:
 
     async def play(self, prompt, request):
         self.run.events.append(f"rollout by {self.run.engines}")
-        row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, self.run.engines),))
-        return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
+        return scored(prompt, self.run.engines)
 
     async def recorded(self):
         return {}
@@ -62,18 +57,10 @@ class Learner:
         return {}
 
 
-class Publisher:
-    def __init__(self, run):
-        self.run, self.version = run, 0
-
-    async def remind(self):
-        pass
-
-    async def publish(self):
+class Engines(Publisher):
+    async def send(self):
         self.run.events.append(f"send {self.run.weights}")
         self.run.engines = self.run.weights
-        self.version += 1
-        return {"perf/sync_bytes": Last(8.0)}
 
 
 class Evaluation:
@@ -97,33 +84,27 @@ class Checkpoints:
 
 async def steps(interval, count, frozen=0, eval_steps=-1, save_steps=-1):
     """(events, metrics of each step)"""
-    run, logged = Run(frozen), []
-    trainer = trainer_of(run, logged, interval, count, eval_steps, save_steps)
+    run, trackers = Run(frozen), Trackers()
+    trainer = trainer_of(run, trackers, interval, count, eval_steps, save_steps)
     async for learned in trainer.steps():
         await trainer.report(learned)
-    return run.events, logged
+    return run.events, [metrics for _, metrics in trackers.logged]
 
 
-def trainer_of(run, logged, interval=1, count=9, eval_steps=-1, save_steps=-1, learner=Learner):
-    stream = PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
-    trackers = SimpleNamespace(
-        log=lambda step, values: logged.append(values),
-        log_samples=lambda *args: None,
-        log_evaluated=lambda *args: None,
-    )
+def trainer_of(run, trackers, interval=1, count=9, eval_steps=-1, save_steps=-1, learner=Learner):
     return RLTrainer(
         Rollouts(
             LocalGroup.create("vllm", 1, Engine, run),
-            RolloutBuffer(stream, BufferLimits(1)),
+            RolloutBuffer(numbered_prompts(), BufferLimits(1)),
             Residency(),
             RolloutSettings(RolloutRequest(1, Sampling(1))),
         ),
         learner(run),
-        Publisher(run),
+        Engines(run),
         Evaluation(run),
         Checkpoints(run),
         trackers,
-        Progress("test", count, (), console=Console(file=StringIO())),
+        silent_progress(count),
         RunSettings(
             RLCheckpointFlags(save_path="unused", save_steps=save_steps),
             PromptEvalFlags(eval_steps=eval_steps),
@@ -181,7 +162,7 @@ def test_a_step_that_fails_leaves_no_task_behind():
 
     async def scenario():
         with pytest.raises(UserError, match="no finite gradient"):
-            async for _ in trainer_of(Run(), [], learner=Failing).steps():
+            async for _ in trainer_of(Run(), Trackers(), learner=Failing).steps():
                 pass
         return asyncio.all_tasks() - {asyncio.current_task()}
 
@@ -211,7 +192,7 @@ def test_an_error_of_an_engine_ends_a_step_that_is_being_trained():
 
     async def scenario():
         run = Run()
-        trainer = trainer_of(run, [], learner=Endless)
+        trainer = trainer_of(run, Trackers(), learner=Endless)
         limits = BufferLimits(1, 1, steps_ahead=2, max_staleness=2, carries_over=True)
         trainer.rollouts.buffer.limits = limits
         trainer.rollouts.pool = EnginePool(LocalGroup.create("vllm", 1, Breaking, run))

@@ -1,0 +1,66 @@
+"""What stands around the real loop of training in tests that write down what it asks for: a
+publisher, trackers and prompts that need no model."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from rich.console import Console
+
+from openrl.data.prompts import PromptStream
+from openrl.tracking.metrics import Last
+from openrl.tracking.progress import Progress
+from openrl.types import End, Group, Prompt, Score, Segment, Trajectory, VersionSpan
+
+
+class Publisher:
+    """Counts versions in ``run.version``; what a publish does is the subclass's ``send``."""
+
+    way, warning = "nothing", ""
+
+    def __init__(self, run):
+        self.run = run
+
+    @property
+    def version(self):
+        return self.run.version
+
+    async def remind(self):
+        pass
+
+    async def publish(self):
+        self.run.version += 1
+        await self.send()
+        return {"perf/sync_bytes": Last(8.0)}
+
+
+class Trackers:
+    """``logged`` has (step, metrics) of all that was logged."""
+
+    def __init__(self):
+        self.logged, self.closed = [], False
+
+    def log(self, step, metrics):
+        self.logged.append((step, metrics))
+
+    def ignore(self, *what):
+        pass
+
+    log_samples = log_evaluated = ignore
+
+    def close(self):
+        self.closed = True
+
+
+def numbered_prompts() -> PromptStream:
+    return PromptStream([Prompt(str(i), [1], "") for i in range(64)], seed=0)
+
+
+def silent_progress(steps: int) -> Progress:
+    return Progress("test", steps, (), console=Console(file=StringIO()), every=1000)
+
+
+def scored(prompt: Prompt, version: int) -> Group:
+    """One answer of one token, by the weights of ``version``."""
+    row = Segment.answer([1], [2], [-1.0], (VersionSpan(0, 1, version),))
+    return Group(prompt, [Trajectory(prompt, [row], End.STOP, score=Score(1.0))])
