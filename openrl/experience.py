@@ -50,7 +50,7 @@ class ExperienceBatch:
     ref_support: Tensor | None = None
     # (B, T, H) alternatively, for the whole distribution: the hidden state that predicts token t
     ref_hidden: Tensor | None = None
-    full_kl: Tensor | None = None  # (B, T) KL from the old policy's distribution to the reference's
+    full_kl: Tensor | None = None  # (B, T) KL of the old policy's distribution to the reference's
     values: Tensor | None = None  # (B, T) from the critic
     shaped: Tensor | None = None  # (B,) rewards after shaping, before any baseline
     scores: Tensor | None = None  # (B,) what the estimator computes from ``shaped``

@@ -68,7 +68,7 @@ class ModelWorker:
             engine.wake(*parts)
 
     def give_back(self) -> None:
-        """Return the memory that the allocator has cached from earlier batches to the device."""
+        """Give the memory that the allocator has cached from earlier batches back to the device."""
         give_back(torch.device(self.spec.device))
 
     def memory(self) -> MemoryUse:
@@ -133,7 +133,7 @@ class ModelWorker:
         return self._rendezvous.address, self._rendezvous.port
 
     def connect(self, route: Route) -> None:
-        """Prepare for weight syncs. Called once per run, before the first sync."""
+        """Prepare for weight syncs over ``route``. Must be called before the first of them."""
         device = torch.device("cuda", 0) if self.spec.device == "cuda" else torch.device("cpu")
         self._route = route
         self._sender = make_sender(

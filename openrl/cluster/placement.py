@@ -17,7 +17,7 @@ from rich.table import Table
 from openrl.config.placement import ParallelSizes
 
 UNIT = {"cpu": "CPU", "cuda": "GPU"}
-NAMED = 8  # the plan lists up to so many multi-bundle engines one by one
+NAMED = 8  # the plan lists up to this many multi-bundle engines one by one
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PlacementPlan:
         return any(len(self.groups_of(slots[i : i + size])) > 1 for i in range(0, len(slots), size))
 
     def joined_groups(self) -> list[tuple[int, ...]]:
-        """Partition the node groups so that those which one rank lies on are together: Ray must
+        """Partition the node groups. Groups that one rank spans belong together, since Ray must
         grant them as one placement group."""
         joined = [{group} for group in range(len(self.node_groups))]
         for role in self.sizes:

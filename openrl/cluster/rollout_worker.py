@@ -67,7 +67,8 @@ async def first_sound(
     episodes: Sequence[Coroutine[Any, Any, list[Trajectory]]], wanted: int
 ) -> list[Trajectory]:
     """Return the trajectories of the first ``wanted`` episodes to end without a failure, in the
-    order of ``episodes``, and cancel the others. If too few succeed, failed ones fill up."""
+    order of ``episodes``, and cancel the others. If too few succeed, failed ones make up the
+    number."""
     tasks = [asyncio.create_task(episode) for episode in episodes]
     sound: set[int] = set()
     try:

@@ -71,8 +71,8 @@ class RolloutEngine(Protocol):
         """Return where weights must be sent."""
 
     async def connect(self, route: Route, first_rank: int) -> None:
-        """Prepare for weight syncs. Called once per run, before the first sync. ``first_rank`` is
-        the engine's first rank in a broadcast."""
+        """Prepare for weight syncs over ``route``. Must be called before the first of them.
+        ``first_rank`` is the engine's first rank in a broadcast."""
 
     async def load_bucket(self, sent: SentBucket) -> None:
         """Accept one bucket of new weights. From here to ``finish_sync`` the engine must be paused

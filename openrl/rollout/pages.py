@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def free_pages(tensors: Iterable[Tensor]) -> int:
-    """Return the pages below these tensors to the system. Returns their size in bytes.
+    """Give the pages below these tensors back to the system. Returns their size in bytes.
 
     The tensors stay valid and read as zeros; the system allocates a page again when it is next
     touched. Pages at the ends that the tensors share with other data stay. Raises OSError if the

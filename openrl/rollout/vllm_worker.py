@@ -83,6 +83,6 @@ class WorkerExtension:
         return vars(memory_use(self.device.type))
 
     def openrl_free_cache(self) -> int:
-        """Return the pages of the key-value cache to the system, on a CPU. Returns their size in
+        """Give the pages of the key-value cache back to the system, on a CPU. Returns their size in
         bytes."""
         return free_pages(self.model_runner.kv_caches)

@@ -128,7 +128,7 @@ def load_model(spec: ModelSpec) -> HeadedModel:
 def compute_deterministically() -> None:
     """Make this process use deterministic kernels. An operation that has none warns and still
     runs."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS is deterministic only so
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by cuBLAS
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # no code reads such memory
 

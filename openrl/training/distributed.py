@@ -112,8 +112,8 @@ def own_group(members: list[list[int]], timeout: int) -> dist.ProcessGroup:
 
 
 def close_distributed() -> None:
-    """Leave the process group, if there is one. Otherwise a process of several ranks aborts at
-    random when it exits (SIGABRT), because the interpreter shuts down under the group's
+    """Leave the process group, if there is one. Ranks that exit without this abort at random
+    (SIGABRT) if there are several, because the interpreter shuts down under the group's
     threads."""
     _groups.clear()
     if dist.is_initialized():

@@ -211,7 +211,7 @@ class Sleep:
 
 
 def give_back(device: torch.device) -> None:
-    """Return freed memory from the allocator to the system. Unless asked, glibc keeps free memory
+    """Give the allocator's free memory back to the system. Unless asked, glibc keeps free memory
     that lies between blocks in use."""
     if device.type == "cuda":
         torch.cuda.empty_cache()

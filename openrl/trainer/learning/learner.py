@@ -213,7 +213,8 @@ class Learner:
 
     async def columns(self, request: ColumnRequest, batch: ExperienceBatch) -> dict[str, Tensor]:
         """Compute a column, returned as "column", and the further outputs under their own names. If
-        no row needs the column, it is filled with 0 without running the model."""
+        no row needs the column and nothing else is requested, the model does not run and the column
+        is 0."""
         assert request.group is not None
         scored = request.scored
         if scored is not None and not bool(scored.any()) and not request.also:

@@ -122,7 +122,7 @@ class RolloutBuffer:
         self._dropped = 0
         self._waiters: list[asyncio.Future[None]] = []
         self._error: BaseException | None = None
-        self._idle_since: float | None = None  # event-loop time at which the last prompt ended
+        self._idle_since: float | None = None  # event-loop time since which no prompt runs
         self._idle_seconds = 0.0
 
     @property

@@ -208,7 +208,7 @@ async def start_model(
     model: SupervisedModel, spec: ModelSpec, examples: Examples, stage: Stage
 ) -> Examples:
     """Start the trained model. If the loss needs a reference model, first start that one for a
-    single pass over all examples. Returns the examples, then with reference log-probs."""
+    single pass over all examples. Returns the examples, in that case with reference log-probs."""
     if model.task.reference is not None:
         changes = spec.changes if model.task.reference == spec.path else ModelChangeFlags()
         frozen = replace(

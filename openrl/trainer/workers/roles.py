@@ -287,7 +287,8 @@ async def start_roles(
 
 
 def waves(plan: PlacementPlan, table: ResidencyTable) -> list[list[str]]:
-    """Return the roles in waves: the roles of a wave start side by side, wave after wave."""
+    """Return the roles in waves. The roles of a wave start side by side, the waves one after the
+    other."""
     engines = [role for role in plan.rows if role == ENGINES]
     models = [role for role in plan.rows if role != ENGINES]
     if table.rows:
