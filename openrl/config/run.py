@@ -77,9 +77,10 @@ class CheckpointFlags:
 @group("Checkpoint")
 class RLCheckpointFlags(CheckpointFlags):
     best_metric_key: str = flag(
-        "eval/pass_rate",
+        "auto",
         "Metric of the evaluation whose best checkpoint is kept besides the newest; one counts if"
-        " both are due at a step. none: off.",
+        " both are due at a step. auto: eval/pass_rate, or eval/reward where no reward gives"
+        " verdicts. none: off.",
         only_if=EVALUATES,
     )
     save_value_network: bool = flag(

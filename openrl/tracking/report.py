@@ -19,7 +19,8 @@ from openrl.tracking.progress import duration
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """The figures of a run. Pass rates are in [0, 1], or None if nothing was evaluated."""
+    """The figures of a run. Pass rates are in [0, 1]; None means nothing was evaluated, or no
+    reward gave a verdict."""
 
     steps: int
     seconds_by_stage: Mapping[str, float]  # of this process; a resumed run counts from its resume
@@ -27,6 +28,8 @@ class RunSummary:
     tokens_per_second: float
     eval_pass_before: float | None = None
     eval_pass_after: float | None = None
+    eval_reward_before: float | None = None
+    eval_reward_after: float | None = None
     more: Mapping[str, Any] = field(default_factory=dict)  # further keys of summary.json
 
 
@@ -50,10 +53,12 @@ def summary_table(summary: RunSummary, artefacts: Mapping[str, Path]) -> Group:
 
 def _result_table(summary: RunSummary) -> Table:
     table = Table(title="Result", title_justify="left", show_header=False)
-    before, after = summary.eval_pass_before, summary.eval_pass_after
-    for label, value in (("evaluation before", before), ("evaluation after", after)):
+    passes = ("pass rate", summary.eval_pass_before, summary.eval_pass_after)
+    rewards = ("reward", summary.eval_reward_before, summary.eval_reward_after)
+    figure, before, after = rewards if summary.eval_pass_after is None else passes
+    for when, value in (("before", before), ("after", after)):
         if value is not None:
-            table.add_row(label, f"{value:.3f}")
+            table.add_row(f"evaluation {when}: {figure}", f"{value:.3f}")
     if before is not None and after is not None:
         table.add_row(
             "gain", f"{after - before:+.3f}", style="bold green" if after > before else "bold red"

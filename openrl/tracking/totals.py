@@ -18,6 +18,8 @@ class Totals:
     seconds: float = 0.0  # in steps: without start-up, evaluation before training and export
     eval_pass_before: float | None = None
     eval_pass_after: float | None = None
+    eval_reward_before: float | None = None
+    eval_reward_after: float | None = None
 
     def add(self, samples: int, tokens: int, laps: Mapping[str, float]) -> dict[str, float]:
         """Count one step and return its metrics: ``laps`` from ``Progress.lap``, and the
@@ -40,6 +42,8 @@ class Totals:
             tokens_per_second=self.tokens / self.seconds if self.seconds else 0.0,
             eval_pass_before=self.eval_pass_before,
             eval_pass_after=self.eval_pass_after,
+            eval_reward_before=self.eval_reward_before,
+            eval_reward_after=self.eval_reward_after,
         )
 
 

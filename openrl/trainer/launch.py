@@ -35,7 +35,7 @@ from openrl.trainer.planning.effective_flags import effective_flags, start_lines
 from openrl.trainer.planning.prepare import Inputs
 from openrl.trainer.planning.sleep import dropped_parts, lines_on_a_cpu
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.replay import NoEngines, Replay
 from openrl.trainer.playing.reward_models import RewardModels
@@ -278,9 +278,10 @@ def evaluation_sampling(config: PPOConfig) -> Sampling:
 def leave(run_dir: Path, name: str, summary: RunSummary, console: Console) -> None:
     """Write what a run leaves for people: summary.json, reward.png and a table on the console."""
     write_summary(run_dir / "summary.json", summary)
+    judged = summary.eval_pass_after is not None
     curve = {
         "value": ("rollout/reward", "Training reward"),
-        "evaluation": (PASS_RATE, "Evaluation"),
+        "evaluation": (PASS_RATE, "Pass rate") if judged else (REWARD, "Evaluation reward"),
     }
     plot_learning_curve(run_dir / "metrics.jsonl", run_dir / "reward.png", title=name, **curve)
     artefacts = {

@@ -24,7 +24,7 @@ from openrl.tracking.report import RunSummary
 from openrl.tracking.totals import Totals, due, throughput
 from openrl.trainer.learning.learner import Learner
 from openrl.trainer.playing.buffer import Taken
-from openrl.trainer.playing.evaluation import PASS_RATE, Evaluation
+from openrl.trainer.playing.evaluation import PASS_RATE, REWARD, Evaluation, best_metric
 from openrl.trainer.playing.filtering import DynamicFilter
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.replay import Replay
@@ -108,6 +108,7 @@ class RLTrainer:
         if self.settings.evaluation.eval_before_train and self.step == 0:
             self.trackers.log(0, await self.evaluate())
             self.totals.eval_pass_before = self.totals.eval_pass_after
+            self.totals.eval_reward_before = self.totals.eval_reward_after
         self.progress.lap()
         async with aclosing(self.steps()) as steps:
             async for learned in steps:
@@ -254,7 +255,7 @@ class RLTrainer:
         self.trackers.log_samples(step, learned.groups)
         if saves:
             with self.progress.stage("checkpoint"):
-                await self.save(step, values.get(checkpoint.best_metric_key))
+                await self.save(step, best_metric(values, checkpoint.best_metric_key))
         self.progress.advance(step, values)
 
     async def sync(self) -> dict[str, Metric]:
@@ -297,6 +298,7 @@ class RLTrainer:
         if self.settings.dump:
             self.settings.dump.evaluated(self.step, self.evaluation.answered)
         self.totals.eval_pass_after = values.get(PASS_RATE)
+        self.totals.eval_reward_after = values.get(REWARD)
         return values
 
     # -- leaving and returning ---------------------------------------------------------------------

@@ -21,7 +21,7 @@ def ends(values: list[float], count: int) -> tuple[float, float]:
 def main(out: Path) -> None:
     steps = [json.loads(line) for line in (out / "ppo/metrics.jsonl").read_text().splitlines()]
     rewards = [step["rollout/reward"] for step in steps if "rollout/reward" in step]
-    evaluated = [step["eval/pass_rate"] for step in steps if "eval/pass_rate" in step]
+    evaluated = [step["eval/reward"] for step in steps if "eval/reward" in step]
     friendly = [
         json.loads((out / f"{name}.json").read_text())["figures"]["all"]["mean@1"]
         for name in ("sft", "ppo")

@@ -266,7 +266,7 @@ def check_best_metric(config: PPOConfig, eval_prompts: list[Prompt]) -> None:
     checkpoint would ever be the best."""
     key = config.checkpoint.best_metric_key
     known = metric_names(eval_prompts, config.evaluation.eval_n_samples_per_prompt)
-    if eval_prompts and key not in (*known, "none"):
+    if eval_prompts and key not in (*known, "auto", "none"):
         near = get_close_matches(key, known, 1) or known
         raise UserError(
             f"--best_metric_key: the evaluation has no figure {key!r}, but {', '.join(known)}",

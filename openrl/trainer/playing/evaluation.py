@@ -1,8 +1,9 @@
-"""Evaluation: pass rates on a fixed set of prompts."""
+"""Evaluation: pass rates and rewards on a fixed set of prompts."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from openrl.trainer.playing.reward_failures import failed_rewards
 from openrl.trainer.playing.rollouts import Rollouts, Tell
 from openrl.types import Group, Prompt, Sampling
 
-PASS_RATE = "eval/pass_rate"  # over all sources; the metric that reports and plots show
+PASS_RATE = "eval/pass_rate"  # over all sources that give verdicts
+REWARD = "eval/reward"  # over all sources
 LENGTH = "eval/response_length"
 
 
@@ -61,59 +63,75 @@ class Evaluation:
 def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
     """Return the names of the metrics that an evaluation of these prompts may report."""
     sources = dict.fromkeys(prompt.source for prompt in prompts)
-    several = _of_prompt([None] * samples, [0.0] * samples) if samples > 1 else {}
-    figures = [f"mean@{samples}", *several]
-    return [PASS_RATE, LENGTH, *(_of_source(s, figure) for figure in figures for s in sources)]
+    figures = [
+        f"{kind}/{figure}"
+        for kind in ("acc", "reward")
+        for figure in _of_prompt(kind, [0.0] * samples, [None] * samples, samples)
+    ]
+    return [PASS_RATE, REWARD, LENGTH, *(f"val-core/{s}/{f}" for f in figures for s in sources)]
 
 
-def _of_source(source: str, figure: str) -> str:
-    return f"val-core/{source}/acc/{figure}"
+def best_metric(values: Mapping[str, float], key: str) -> float | None:
+    """What --best_metric_key ``key`` compares; None if the evaluation did not measure it."""
+    return values.get(PASS_RATE, values.get(REWARD)) if key == "auto" else values.get(key)
 
 
 def _of_prompt(
-    votes: list[str | None], verdicts: list[float], samples: int | None = None
-) -> dict[str, float]:
-    """Return the metrics of a prompt with several answers. ``samples`` answers were requested; some
-    of them may have failed."""
-    samples = samples or len(verdicts)
-    at_k = figures_at(powers_of_two(samples), votes, verdicts, threshold=1.0)
-    majorities = {name for name in at_k if name.startswith("maj@")} - {f"maj@{samples}"}
-    best = {f"best@{samples}": max(verdicts)}
-    return best | {name: value for name, value in at_k.items() if name not in majorities}
+    kind: str, values: list[float], votes: list[str | None], samples: int
+) -> dict[str, list[float]]:
+    """Return the metrics of a prompt, each with the values to be averaged. ``values`` are the
+    verdicts of its answers, or their rewards unless ``kind`` is acc. ``samples`` answers were
+    requested; some of them may have failed."""
+    figures = {f"mean@{samples}": values}
+    if samples > 1 and values:
+        figures[f"best@{samples}"] = [max(values)]
+    if samples > 1 and values and kind == "acc":
+        at_k = figures_at(powers_of_two(samples), votes, values, threshold=1.0)
+        majorities = {name for name in at_k if name.startswith("maj@")} - {f"maj@{samples}"}
+        figures |= {name: [value] for name, value in at_k.items() if name not in majorities}
+    return figures
 
 
 def eval_metrics(groups: list[Group]) -> dict[str, Metric]:
-    """Return the mean verdict and length over all answers and, for each source under
-    val-core/<source>/acc/, ``mean@N``. For N > 1 there are also means over prompts: ``best@N`` is
-    the verdict of the best answer, ``pass@k`` whether k answers include a right one, and ``maj@N``
-    the verdict of the most frequent answer, if answers can be compared.
+    """Return the mean verdict ``eval/pass_rate``, the mean reward ``eval/reward`` and the mean
+    length over all answers and, for each source under val-core/<source>/acc/, ``mean@N``. For N > 1
+    there are also means over prompts: ``best@N`` is the verdict of the best answer, ``pass@k``
+    whether k answers include a right one, and ``maj@N`` the verdict of the most frequent answer, if
+    answers can be compared.
 
-    If several agents share an episode, each counts as answering a prompt of its own. A
-    trajectory's verdict is ``Score.passed``, or its reward if it has no verdict. Failed
-    trajectories are counted but left out."""
+    A verdict is ``Score.passed``; answers without one are left out of all that is made of verdicts.
+    A source without any verdict has ``mean@N`` and ``best@N`` of its rewards instead, under
+    val-core/<source>/reward/. If several agents share an episode, each counts as answering a prompt
+    of its own. Failed trajectories are counted but left out."""
     of_agents = [of_one for group in groups for of_one in group.of_agents]
     samples = max((len(g.trajectories) for g in of_agents), default=0)
+    scored = [
+        (g.prompt.source, [(t.score, t.text) for t in g.trajectories if t.score and not t.failed])
+        for g in of_agents
+    ]
+    rewards = [score.reward for _, answers in scored for score, _ in answers]
+    verdicts: list[float] = []
     figures: dict[str, list[float]] = defaultdict(list)
-    everything: list[float] = []
     compared = False
-    for group in of_agents:
-        scored = [(t.score, t.text) for t in group.trajectories if t.score and not t.failed]
-        verdicts = [score.reward if score.passed is None else score.passed for score, _ in scored]
-        votes = [vote(text) for _, text in scored]
-        everything += verdicts
-        compared |= any(answer is not None for answer in votes)
-        source = group.prompt.source
-        figures[_of_source(source, f"mean@{samples}")] += verdicts
-        if samples > 1 and verdicts:
-            for name, value in _of_prompt(votes, verdicts, samples).items():
-                figures[_of_source(source, name)].append(value)
+    judged = {source for source, answers in scored for s, _ in answers if s.passed is not None}
+    for source, answers in scored:
+        if source in judged:
+            right = [(s.passed, vote(text)) for s, text in answers if s.passed is not None]
+            kind, values, votes = "acc", [v for v, _ in right], [answer for _, answer in right]
+            verdicts += values
+            compared |= any(answer is not None for answer in votes)
+        else:
+            kind, values, votes = "reward", [s.reward for s, _ in answers], []
+        for name, of_prompt in _of_prompt(kind, values, votes, samples).items():
+            figures[f"val-core/{source}/{kind}/{name}"] += of_prompt
     lengths = [t.response_length for group in groups for t in group.trajectories]
     metrics: dict[str, Metric] = {
         name: Mean(sum(values), len(values))
         for name, values in figures.items()
         if compared or not name.endswith(f"/maj@{samples}")
     }
-    metrics[PASS_RATE] = Mean(sum(everything), len(everything))
+    metrics[PASS_RATE] = Mean(sum(verdicts), len(verdicts))
+    metrics[REWARD] = Mean(sum(rewards), len(rewards))
     metrics[LENGTH] = Mean(sum(lengths), len(lengths))
     metrics["eval/reward_failures"] = Sum(len(failed_rewards(groups)))
     played = agent_metrics([t for group in groups for t in group.trajectories])

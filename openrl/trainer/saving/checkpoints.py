@@ -31,7 +31,7 @@ from openrl.trainer.saving.integrity import MANIFEST, damage, fingerprints, seal
 from openrl.trainer.saving.uploads import Uploads
 from openrl.training.state import StateParts
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 """Increased whenever the layout of a checkpoint or of its state changes. A checkpoint with another
 version is refused, never half read."""
 

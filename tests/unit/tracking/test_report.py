@@ -1,5 +1,6 @@
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ SUMMARY = RunSummary(
     tokens_per_second=2100.0,
     eval_pass_before=0.28125,
     eval_pass_after=0.625,
+    eval_reward_after=2.5,
     more={"seed": 1},
 )
 
@@ -35,6 +37,8 @@ def test_summary_holds_the_promised_keys(tmp_path):
         "tokens_per_second": 2100.0,
         "eval_pass_before": 0.28125,
         "eval_pass_after": 0.625,
+        "eval_reward_before": None,
+        "eval_reward_after": 2.5,
         "seed": 1,
     }
     assert [p.name for p in tmp_path.iterdir()] == ["summary.json"]
@@ -51,6 +55,13 @@ def test_table_shows_gain_shares_and_places(tmp_path):
     for shown in ("0.281", "0.625", "+0.344", "1:30", "75%", "25%", "model"):
         assert shown in text, shown
     assert text.index("collect") < text.index("update"), "longest stage first"
+
+
+def test_table_shows_rewards_where_there_are_no_pass_rates():
+    rewarded = {"eval_pass_before": None, "eval_pass_after": None, "eval_reward_before": -1.25}
+    text = render(replace(SUMMARY, **rewarded), {})
+    assert "before: reward" in text and "-1.250" in text and "+3.750" in text
+    assert "pass rate" not in text
 
 
 def test_table_without_evaluation_claims_none():

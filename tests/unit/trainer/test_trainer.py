@@ -18,7 +18,7 @@ from openrl.extension_points import advantage_estimators
 from openrl.tracking.metrics import Mean, Sum, to_floats
 from openrl.trainer.learning.credit import Credit
 from openrl.trainer.playing.buffer import BufferLimits, RolloutBuffer
-from openrl.trainer.playing.evaluation import eval_metrics, metric_names
+from openrl.trainer.playing.evaluation import best_metric, eval_metrics, metric_names
 from openrl.trainer.playing.metrics import rollout_metrics
 from openrl.trainer.playing.rollouts import Rollouts, RolloutSettings
 from openrl.trainer.rl_trainer import due
@@ -89,37 +89,52 @@ def test_what_nobody_measured_is_absent():
 
 
 def test_eval_metrics():
-    """By source and over all answers; a reward stands in where there is no verdict."""
+    """By source and over all answers. Rewards stand under their own name, never as a pass rate."""
     groups = [
         group("a", 1, (2, Score(9.0, 1.0)), (4, Score(9.0, 0.0)), source="easy"),
         group("b", 1, (6, Score(0.0, 1.0)), (8, Score(0.0, 1.0)), source="easy"),
-        group("c", 1, (5, Score(0.5)), (5, None), source="hard"),
+        group("c", 1, (5, Score(7.5)), (5, None), source="hard"),
     ]
     measured = to_floats(eval_metrics(groups))
     names = {*metric_names([g.prompt for g in groups], 2)}
-    majorities = {f"val-core/{source}/acc/maj@2" for source in ("easy", "hard")}
-    assert names - measured.keys() == majorities | {"val-core/hard/acc/pass@2"}, "nothing votes"
+    assert names - measured.keys() == {
+        "val-core/easy/acc/maj@2",  # nothing votes
+        *(f"val-core/hard/acc/{figure}@2" for figure in ("mean", "best", "pass", "maj")),
+        "val-core/hard/acc/pass@1",
+        *(f"val-core/easy/reward/{figure}@2" for figure in ("mean", "best")),
+    }
     assert measured.keys() - names == {"eval/reward_failures"}
     assert measured == {
         "val-core/easy/acc/mean@2": 0.75,
-        "val-core/hard/acc/mean@2": 0.5,
+        "val-core/hard/reward/mean@2": 7.5,
         "val-core/easy/acc/best@2": 1.0,  # each prompt's best: 1 and 1
-        "val-core/hard/acc/best@2": 0.5,  # the other answer failed
+        "val-core/hard/reward/best@2": 7.5,  # the other answer failed
         "val-core/easy/acc/pass@1": 0.75,  # 1/2 and 1
         "val-core/easy/acc/pass@2": 1.0,
-        "val-core/hard/acc/pass@1": 0.0,
-        "eval/pass_rate": pytest.approx(3.5 / 5),
+        "eval/pass_rate": 0.75,
+        "eval/reward": (9 + 9 + 0 + 0 + 7.5) / 5,
         "eval/response_length": 5,
         "eval/reward_failures": 0,
     }
 
 
+def test_without_verdicts_no_pass_rate():
+    """The best checkpoint is then that of the highest reward."""
+    rated = group("a", 1, (2, Score(-3.0)), (2, Score(5.0)))
+    measured = to_floats(eval_metrics([rated]))
+    assert measured["eval/reward"] == 1 and "eval/pass_rate" not in measured
+    assert not [name for name in measured if "/acc/" in name]
+    assert best_metric(measured, "auto") == 1 and best_metric(measured, "eval/pass_rate") is None
+    judged = to_floats(eval_metrics([rated, group("b", 1, (2, Score(9.0, 0.5)))]))
+    assert best_metric(judged, "auto") == judged["eval/pass_rate"] == 0.5
+
+
 def test_majorities_are_counted_where_answers_can_be_compared():
     """Two of four say 7, which is right; of the other prompt nobody gives an answer."""
-    votes = group("a", 1, *[(1, Score(float(verdict))) for verdict in (1, 1, 0, 0)])
+    votes = group("a", 1, *[(1, Score(0.0, verdict)) for verdict in (1.0, 1.0, 0.0, 0.0)])
     for row, text in zip(votes.trajectories, ("7", "it is 7", "8", "9"), strict=True):
         row.text = text
-    silent = group("b", 1, *[(1, Score(0.0))] * 4)
+    silent = group("b", 1, *[(1, Score(0.0, 0.0))] * 4)
     measured = to_floats(eval_metrics([votes, silent]))
     assert measured["val-core/default/acc/maj@4"] == 0.5
     assert measured["val-core/default/acc/pass@2"] == pytest.approx(5 / 6 / 2)
