@@ -27,6 +27,9 @@ TOLERANCE = 1e-9  # relative, for decimals
 _LEAD = re.compile(r"^(?:(?:the|final|answer|result|value|it|is)\b[\s:]*)+", re.IGNORECASE)
 _CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
+MOST_TERMS = 500  # of an answer, multiplied out
+MOST_NESTED = 12  # brackets in brackets of an answer
+_BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 
 
 @verifiers.register("math_verify")
@@ -160,8 +163,8 @@ def _read_label(text: str) -> Label:
 
 def same(label: Label, text: str, *, marked: bool = True) -> bool:
     """Whether an answer equals the label. If it is ``marked``, it is all of ``text``; otherwise it
-    is what the end of ``text`` says. An answer that cannot be understood, or that takes more than
-    ``SECONDS``, is not equal."""
+    is what the end of ``text`` says. An answer that cannot be understood, that is too large to be
+    worked out, or that takes more than ``SECONDS``, is not equal."""
     if len(text) > LONGEST:
         return False
     said = plain(text if marked else text.strip().rpartition("\n")[2])
@@ -175,6 +178,8 @@ def same(label: Label, text: str, *, marked: bool = True) -> bool:
     word = same_word((_LEAD if marked else _CLAIM).sub("", said), label.plain)
     if word is not None and (marked or word):
         return word
+    if _slow_to_read(text):
+        return False
     _library()
     try:
         with processor_time(SECONDS):
@@ -189,13 +194,39 @@ def same(label: Label, text: str, *, marked: bool = True) -> bool:
 def _equal(label: Label, found: list[Any]) -> bool:
     if not found or any(_digits(item) > MOST_DIGITS for item in found):
         return False
-    if not _library().verify(label.parsed, found, timeout_seconds=None):
+    found, wanted = _with_i(found), _with_i(label.parsed)
+    if max(_terms(found[0]), _terms(wanted[0])) > MOST_TERMS:
+        return bool(_in_order(found[0]) == _in_order(wanted[0]))
+    if not _library().verify(wanted, found, timeout_seconds=None):
         return False
-    ours, theirs = _value(found[0]), _value(label.parsed[0])
+    ours, theirs = _value(found[0]), _value(wanted[0])
     if ours is None or theirs is None:
         return True
     # the library rounds to six decimals, which makes all small numbers equal
     return math.isclose(ours, theirs, rel_tol=TOLERANCE)
+
+
+def _with_i(parsed: list[Any]) -> list[Any]:
+    """Return ``parsed`` with the value of a number in which the library took i for a variable."""
+    import sympy
+
+    symbols = getattr(parsed[0], "free_symbols", ())
+    if not isinstance(parsed[0], sympy.Expr) or {symbol.name for symbol in symbols} != {"i"}:
+        return parsed
+    number = parsed[0].subs(dict.fromkeys(symbols, sympy.I))
+    return [sympy.expand(number), *parsed[1:]]
+
+
+def _in_order(expression: Any) -> Any:
+    """Return ``expression`` with its terms and factors in sympy's own order; the library leaves them
+    as they were written."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic):
+        return expression
+    return expression.replace(
+        lambda part: isinstance(part, (sympy.Add, sympy.Mul)), lambda part: part.func(*part.args)
+    )
 
 
 def _value(expression: Any) -> float | None:
@@ -225,6 +256,38 @@ def _library() -> Any:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that they are off
     return math_verify
+
+
+def _slow_to_read(text: str) -> bool:
+    """Whether the library would take long to parse it: because of brackets within brackets, or of
+    large binomial coefficients, which it computes while it parses."""
+    nested = deepest = 0
+    for letter in text:
+        nested += (letter in "{([") - (letter in "})]")
+        deepest = max(deepest, nested)
+    digits = (  # at most; of numbers of n digits
+        min(int(k), abs(int(n) - int(k))) * len(n) for n, k in _BINOMIAL.findall(text)
+    )
+    return deepest > MOST_NESTED or max(digits, default=0) > MOST_DIGITS
+
+
+def _terms(expression: Any) -> float:
+    """Return how many terms ``expression`` has if it is multiplied out; inf beyond MOST_TERMS."""
+    import sympy
+
+    if not isinstance(expression, sympy.Basic) or not expression.args:
+        return 1.0
+    parts = [_terms(argument) for argument in expression.args]
+    if max(parts) > MOST_TERMS:
+        return math.inf
+    if isinstance(expression, sympy.Add):
+        return sum(parts)
+    if isinstance(expression, sympy.Mul):
+        return math.prod(parts)
+    if isinstance(expression, sympy.Pow) and expression.exp.is_Integer and parts[0] > 1:
+        terms, power = int(parts[0]), abs(int(expression.exp))
+        return math.comb(power + terms - 1, terms - 1) if power <= MOST_TERMS else math.inf
+    return max(parts)
 
 
 def _digits(expression: Any) -> float:

@@ -72,7 +72,7 @@ def metric_names(prompts: list[Prompt], samples: int) -> list[str]:
 
 
 def best_metric(values: Mapping[str, float], key: str) -> float | None:
-    """What --best_metric_key ``key`` compares; None if the evaluation did not measure it."""
+    """Return the value that --best_metric_key ``key`` names; None if it was not measured."""
     return values.get(PASS_RATE, values.get(REWARD)) if key == "auto" else values.get(key)
 
 

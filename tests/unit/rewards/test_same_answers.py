@@ -4,6 +4,7 @@ understood is wrong, and that a list of alternatives is no answer."""
 import contextlib
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,7 @@ NOT_THE_MARKED = [
 # Right or wrong, and Math-Verify or we cannot tell: (answer, label, reward). Better is welcome.
 UNDECIDED = [
     (r"1 \text{ or } 2", r"\{1,2\}", 0.0), (r"0.\overline{3}", "1/3", 0.0),
-    (r"e^{i\pi}", "-1", 0.0), (r"x \ge 3", r"[3,\infty)", 0.0), ("3<x<5", "(3,5)", 0.0),
+    (r"e^{i\pi}", "-1", 1.0), (r"x \ge 3", r"[3,\infty)", 0.0), ("3<x<5", "(3,5)", 0.0),
     (r"\tan 45^\circ", "1", 0.0), ("1, 2", "(1,2)", 1.0), (r"7 \pmod{12}", "7", 0.0),
 ]
 # fmt: on
@@ -207,6 +208,43 @@ for answer in SLOW:
 """
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", program], cwd=root, check=True, timeout=300)
+
+
+LARGE = [
+    r"\binom{1000000000}{500000000}",
+    r"\binom{1000000}{500000}",
+    "e^{" * 300 + "x" + "}" * 300,
+    "e^{" * 100 + "x" + "}" * 100,
+    "(" * 100 + "1" + ")" * 100,
+    r"(x+y+z+w)^{50}",
+    r"(x+1)^{1000}",
+    r"(1+i)^{2024}",
+]
+
+
+@pytest.mark.parametrize("label", ["5", "x^2+1", r"2^{1011}"])
+def test_what_is_too_large_is_seen_before_it_is_worked_out(label):
+    """Worked out, each takes the second that it is given, or more."""
+    reward("math_verify", r"\boxed{x+2}", label)  # what the first answer loads
+    before = time.process_time()
+    assert not any(reward("math_verify", f"\\boxed{{{answer}}}", label) for answer in LARGE)
+    assert time.process_time() - before < 1.5
+
+
+@pytest.mark.parametrize(
+    ("answer", "label"),
+    [
+        (r"(1+i)^{2024}", "2^{1012}"),
+        ("2i", "(1+i)^2"),
+        (r"(1+x)^{1000}", "(x+1)^{1000}"),
+        (r"(w+x+y+z)^{50}", "(x+y+z+w)^{50}"),
+        (r"\binom{1000000}{2}", "499999500000"),
+        (r"(x+1)^{20}-x^{20}", "(1+x)^{20}-x^{20}"),
+        ("(x+1)^2(x-1)^2", "x^4-2x^2+1"),
+    ],
+)
+def test_what_only_looks_large_is_right(answer, label):
+    assert reward("math_verify", f"\\boxed{{{answer}}}", label) == 1
 
 
 def test_processor_time_ends_a_loop_that_catches_exceptions():
