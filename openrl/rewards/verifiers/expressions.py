@@ -218,8 +218,8 @@ def _with_i(parsed: list[Any]) -> list[Any]:
 
 
 def _in_order(expression: Any) -> Any:
-    """Return ``expression`` with terms and factors in sympy's order; the library leaves them as they
-    were written."""
+    """Return ``expression`` with terms and factors in sympy's order; the library leaves them as
+    they were written."""
     import sympy
 
     if not isinstance(expression, sympy.Basic):
