@@ -82,6 +82,16 @@ class ChatFormat:
             raise UserError(message, "--max_images_per_prompt N, and a vision-language model")
         return {"type": "image", "image": self.images.read(part)}
 
+    def read_image(self, held: Any) -> Image:
+        """Read an image as a row may hold it, for a policy that ``sees``. Raises BadRow."""
+        assert self.images is not None
+        return self.images.read(held)
+
+    def places(self, token_ids: list[int]) -> int:
+        """Count the images in token ids with one placeholder per image."""
+        processor = self.images.processor if self.images else None
+        return processor.places(token_ids) if processor else 0
+
     def place(
         self, token_ids: list[int], images: Sequence[Image], start: int
     ) -> tuple[list[int], tuple[PlacedImage, ...]]:
@@ -93,15 +103,20 @@ class ChatFormat:
         return expanded, tuple(image.moved(start) for image in placed)
 
     def images_in(self, messages: Sequence[Message]) -> list[Image]:
-        """Return the images of a chat that ``seen`` returned. Raises UserError if there are more
-        than the engine takes."""
+        """Return the images of a chat that ``seen`` returned. Raises UserError as ``allowed``."""
         chats = [m["content"] for m in messages if isinstance(m["content"], list)]
-        found = [part["image"] for parts in chats for part in parts if part["type"] == "image"]
+        return self.allowed(
+            [part["image"] for parts in chats for part in parts if part["type"] == "image"]
+        )
+
+    def allowed(self, images: list[Image]) -> list[Image]:
+        """Return the images of an episode. Raises UserError if there are more than the engine
+        takes."""
         most = self.images.flags.max_images_per_prompt if self.images else 0
-        if len(found) > most:
-            message = f"an episode shows {len(found)} images, more than --max_images_per_prompt"
-            raise UserError(f"{message} {most}", f"--max_images_per_prompt {len(found)}")
-        return found
+        if len(images) > most:
+            message = f"an episode shows {len(images)} images, more than --max_images_per_prompt"
+            raise UserError(f"{message} {most}", f"--max_images_per_prompt {len(images)}")
+        return images
 
     def template(self, tools: Schemas | None = None) -> str:
         """Return the source of the chat template; "" without one."""

@@ -55,6 +55,7 @@ class Reply:
     message: Message  # as it goes into the chat
     prompt_ids: list[int]  # what the engine was given
     completion: Completion
+    images: tuple[PlacedImage, ...] = ()  # in their order in ``prompt_ids``
 
 
 @dataclass(frozen=True)
@@ -148,18 +149,26 @@ class Conversation:
         return await self._turn(row, context, sampling, state)
 
     async def reply_to_tokens(
-        self, token_ids: list[int], max_tokens: int | None = None, stop: tuple[str, ...] = ()
+        self,
+        token_ids: list[int],
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        images: Sequence[Image] = (),
     ) -> Reply:
-        """Return the policy's reply to a chat that is already tokens. Raises EpisodeOver."""
+        """Return the policy's reply to a chat that is already tokens, one for each of ``images``.
+        Raises EpisodeOver, and BadRow if the images are more or fewer."""
+        images = self.chat.allowed(list(images))
+        token_ids, placed = self.chat.place(token_ids, images, 0)
 
         def is_held(row: _Row) -> bool:
-            held = row.segment.token_ids
-            return token_ids[: len(held)] == held
+            held, known = row.segment.token_ids, row.images
+            return token_ids[: len(held)] == held and images[: len(known)] == known
 
         row = self._row_for(is_held)
         held = row.segment.token_ids
-        added = token_ids[len(held) :]
-        context = _Context(self.chat.decode_after(held, added), added)
+        added, shown = token_ids[len(held) :], placed[len(row.images) :]
+        marked = unexpanded(added, [image.moved(-len(held)) for image in shown])
+        context = _Context(self.chat.decode_after(held, marked), added, shown)
         sampling = self._sampling(len(token_ids), max_tokens, stop)
         return await self._turn(row, context, sampling)
 
@@ -186,7 +195,7 @@ class Conversation:
         self.turns += 1
         self._last = row
         said, message = self.chat.said(asked, ids), self.chat.message(asked, ids)
-        return Reply(said, message, asked, completion)
+        return Reply(said, message, asked, completion, images)
 
     def goes_on(self, messages: Sequence[Message], tools: Schemas | None = None) -> bool:
         """Whether the messages continue the row of the last turn, so that the next turn would not

@@ -149,6 +149,7 @@ class SupervisedConfig:
     changes: ModelChangeFlags = part(ModelChangeFlags)
     data: AnswerDataFlags = part(AnswerDataFlags)
     templates: TemplateFlags = part(TemplateFlags)
+    vision: VisionFlags = part(VisionFlags)
     order: OrderFlags = part(OrderFlags)
     device: DeviceFlags = part(DeviceFlags)
     ranks: RankFlags = part(RankFlags)
@@ -175,7 +176,6 @@ class SFTConfig(SupervisedConfig):
     mixture: MixtureFlags = part(MixtureFlags)
     data: SupervisedDataFlags = part(SupervisedDataFlags, max_len=2048)
     templates: DialogueTemplateFlags = part(DialogueTemplateFlags, only_if=absent("pretrain_mode"))
-    vision: VisionFlags = part(VisionFlags)
     learning_rate: LearningRateFlags = part(LearningRateFlags, learning_rate=5e-6)
     checkpoint: CheckpointFlags = part(CheckpointFlags, ckpt_path="./ckpt/checkpoints_sft")
 

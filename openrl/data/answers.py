@@ -25,6 +25,7 @@ from openrl.data.shapes import binary_columns
 from openrl.data.templates import Templates
 from openrl.errors import UserError
 from openrl.types import Image, Message, PlacedImage
+from openrl.vision.placing import spread
 
 Example = TypeVar("Example")
 
@@ -278,13 +279,7 @@ class ExampleBuilder(ABC, Generic[Example]):
         if self.images is None:
             return row
         token_ids, placed = self.images.place(row.token_ids, images)
-        mask: list[bool] = []
-        taken = 0  # tokens of the original row
-        for image in placed:
-            text = image.start - len(mask)
-            mask += row.loss_mask[taken : taken + text] + [False] * (image.end - image.start)
-            taken += text + len(image.placeholder)
-        return SupervisedRow(token_ids, mask + row.loss_mask[taken:], placed)
+        return SupervisedRow(token_ids, spread(row.loss_mask, placed, False), placed)
 
     def _cut(self, row: SupervisedRow) -> tuple[SupervisedRow, bool]:
         """Cut the row on the right to at most --max_len tokens, never inside an image; also say

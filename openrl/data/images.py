@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,9 @@ from openrl.vision.processor import VisionProcessor
 
 MARK = "<image>"
 """Marks the place of the next image in a row's text."""
+
+SMALL, LARGE = 32 * 32, 2048 * 2048
+"""Pixels of the images that the budget is told for, without limits of the user's."""
 
 _OF_PARTS = ("image", "image_url", "url", "path")  # keys under which a part holds its image
 
@@ -112,6 +116,36 @@ def row_images(flags: ImageFlags, model: ModelFlags) -> RowImages:
         kwargs = flags.mm_processor_kwargs
         processor = VisionProcessor(model.pretrain, kwargs, model.trust_remote_code)
     return RowImages(flags, processor)
+
+
+@dataclass(frozen=True)
+class ImageBudget:
+    """What images may take of the tokens of a prompt, as told before the start."""
+
+    pixels: int  # of a large image
+    tokens: int  # of that image
+    most: int  # images in a prompt
+    limit: int  # tokens of a prompt
+
+    def line(self) -> str:
+        taken = self.tokens * self.most
+        text = f"images: {self.tokens} tokens each at {self.pixels} pixels; {self.most} would take"
+        text += f" {taken} of the {self.limit} tokens of a prompt"
+        return text + (", more than there are" if taken > self.limit else "")
+
+
+def image_budget(images: RowImages | None, limit: int, flag: str) -> list[ImageBudget]:
+    """Return the account of a run that shows images, whose prompts have at most ``limit`` tokens by
+    ``flag``. Raises UserError if no image fits."""
+    if images is None or images.processor is None:
+        return []
+    flags, tokens_of = images.flags, images.processor.tokens_of
+    least = tokens_of(flags.image_min_pixels or SMALL)
+    if least > limit:
+        message = f"--{flag} {limit}: an image takes {least} tokens or more"
+        raise UserError(message, f"--{flag} {2 * least}, or a smaller --image_min_pixels")
+    pixels = flags.image_max_pixels or LARGE
+    return [ImageBudget(pixels, tokens_of(pixels), flags.max_images_per_prompt, limit)]
 
 
 def _cells(value: Any) -> list[Any]:

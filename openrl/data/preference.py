@@ -20,6 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.data import PreferenceDataFlags, TemplateFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
+from openrl.data.images import RowImages
 from openrl.data.rows import BadRow, as_chat, as_messages, as_text, column, value_of
 from openrl.data.supervised import collate_rows
 from openrl.errors import UserError
@@ -50,8 +51,9 @@ class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
         templates: TemplateFlags,
         tokenizer: PreTrainedTokenizerBase,
         workers: int = 1,
+        images: RowImages | None = None,
     ) -> None:
-        super().__init__(flags, templates, tokenizer, workers)
+        super().__init__(flags, templates, tokenizer, workers, images)
         self.flags = flags
 
     def answer(self, row: dict[str, Any], key: str) -> MarkedText:
@@ -114,9 +116,10 @@ class RatedBuilder(PreferenceBuilder):
         templates: TemplateFlags,
         tokenizer: PreTrainedTokenizerBase,
         workers: int = 1,
+        images: RowImages | None = None,
         label_key: str = "label",
     ) -> None:
-        super().__init__(flags, templates, tokenizer, workers)
+        super().__init__(flags, templates, tokenizer, workers, images)
         self.label_key = label_key
 
     def columns(self) -> dict[str, str | None]:
@@ -166,8 +169,8 @@ def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[Supervise
     """
     order = list(range(len(answers)))
     random.Random(0).shuffle(order)
-    prompts = [tuple(row.token_ids[: row.loss_mask.index(True)]) for row in answers]
-    if len(set(prompts)) < 2:
+    prompts = [(row.token_ids[: row.loss_mask.index(True)], row.images) for row in answers]
+    if all(prompt == prompts[0] for prompt in prompts):
         raise UserError(
             "--loss kto estimates a KL divergence from answers to other prompts, and all prompts"
             " are equal"
@@ -177,8 +180,10 @@ def mismatched(answers: Sequence[SupervisedRow], max_len: int) -> list[Supervise
         around = (order[(place + step) % len(order)] for step in range(1, len(order)))
         other = answers[next(i for i in around if prompts[i] != prompts[row])]
         tokens = other.token_ids[other.loss_mask.index(True) :]
-        ids = [*prompts[row], *tokens][:max_len]
-        result[row] = SupervisedRow(ids, [i >= len(prompts[row]) for i in range(len(ids))])
+        prompt, images = prompts[row]
+        ids = [*prompt, *tokens][:max_len]
+        mask = [i >= len(prompt) for i in range(len(ids))]
+        result[row] = SupervisedRow(ids, mask, images)
     return result
 
 

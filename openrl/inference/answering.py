@@ -26,7 +26,7 @@ from openrl.config.placement import ParallelSizes
 from openrl.config.reward import bearer_token, split
 from openrl.config.reward_plan import FLAG, RewardPlan, reward_plan
 from openrl.data.environments import EVALUATED_SEEDS, environment_prompts
-from openrl.data.images import row_images
+from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, Report, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered
@@ -117,6 +117,7 @@ def read_inputs(config: Config, reward_models: str | None, limit: int) -> Inputs
         images = row_images(config.vision, config.model)
         builder = PromptBuilder(config.data, config.templates, tokenizer, limit, images=images)
         prompts, reports = read_prompts(config, builder)
+        reports = [*reports, *image_budget(images, limit, "prompt_max_len")]
     gathered.raise_all()
     check_prompts(plan, prompts)
     check_labels(config.reward, plan, prompts, config.debug.plugin)

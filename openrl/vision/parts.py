@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from openrl.types import Message, Prompt
-from openrl.vision.pictures import is_picture
+from openrl.vision.pictures import data_url, is_picture
 
 Part = dict[str, Any]
 """{"type": "text", "text": ...} or {"type": "image", "image": ...}."""
@@ -73,3 +73,19 @@ def prompt_messages(prompt: Prompt) -> list[Message]:
                 for part in message["content"]
             ]
     return messages or [{"role": "user", "content": prompt.text}]
+
+
+def messages_for_clients(prompt: Prompt) -> list[Message]:
+    """Return the prompt as a chat that OpenAI's clients can send unchanged."""
+    return [
+        {**m, "content": list(map(_for_clients, m["content"]))}
+        if isinstance(m["content"], list)
+        else m
+        for m in prompt_messages(prompt)
+    ]
+
+
+def _for_clients(part: Part) -> Part:
+    if part["type"] != "image":
+        return part
+    return {"type": "image_url", "image_url": {"url": data_url(part["image"])}}

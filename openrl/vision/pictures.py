@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import math
@@ -71,6 +72,13 @@ def open_image(image: Image) -> Picture.Image:
     with Picture.open(io.BytesIO(image.data)) as opened:
         opened.load()
         return opened
+
+
+def data_url(image: Image) -> str:
+    """Return the file as a ``data:`` URL."""
+    with Picture.open(io.BytesIO(image.data)) as opened:
+        kind = opened.get_format_mimetype()
+    return f"data:{kind};base64,{base64.b64encode(image.data).decode()}"
 
 
 def image_size(image: Image) -> tuple[int, int]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+from PIL import Image as Picture
 from torch import Tensor
 from transformers import AutoConfig, AutoProcessor
 
 from openrl.errors import UserError
 from openrl.types import Image, PlacedImage
-from openrl.vision.pictures import image_size, open_image
+from openrl.vision.pictures import image_size, open_image, png_image
 
 OF_TOKENS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
 """What processors return beside the tensors of images."""
@@ -60,7 +62,7 @@ class VisionProcessor:
         """Expand the placeholders in ``token_ids``, one per image. Return the row with all tokens
         of the images, and where each image stands. Raises ValueError if there are more or fewer
         placeholders than images."""
-        found = sum(token == self.placeholder_id for token in token_ids)
+        found = self.places(token_ids)
         if found != len(images):
             raise ValueError(f"{found} places for images in the text, and {len(images)} images")
         expanded: list[int] = []
@@ -75,6 +77,10 @@ class VisionProcessor:
             placed.append(PlacedImage(image, start, len(expanded), (token,)))
         return expanded, tuple(placed)
 
+    def places(self, token_ids: Sequence[int]) -> int:
+        """Count the images in token ids with one placeholder per image."""
+        return sum(token == self.placeholder_id for token in token_ids)
+
     def _tokens(self, image: Image) -> list[int]:
         """Return the tokens of an image by itself; they depend on its size alone."""
         size = image_size(image)
@@ -82,6 +88,11 @@ class VisionProcessor:
             found = self._call(self.placeholder, [image])["input_ids"][0]
             self._tokens_by_size[size] = found.tolist()
         return self._tokens_by_size[size]
+
+    def tokens_of(self, pixels: int) -> int:
+        """Return how many tokens a square image of so many pixels takes."""
+        side = math.isqrt(pixels)
+        return len(self._tokens(png_image(Picture.new("RGB", (side, side)))))
 
     def check(self, text: str, token_ids: Sequence[int], images: Sequence[Image]) -> None:
         """Check that the processor turns a text with its images into the tokens that ``place``

@@ -4,6 +4,8 @@ say of their tokens is what the trainer says, before and after a step."""
 from __future__ import annotations
 
 import asyncio
+import shlex
+import sys
 from dataclasses import replace
 
 import pytest
@@ -193,6 +195,74 @@ def test_engine_and_trainer_agree_on_what_an_environment_shows(checkpoint, tmp_p
     last = [t.segments[-1] for g in groups for t in g.trajectories]  # a turn may begin a row anew
     assert [len(row.images) for row in last] == [3] * len(last)
     assert gap(worker, groups) < CLOSE
+
+
+def rows_in(groups: list[Group]) -> list[Segment]:
+    played = [trajectory for group in groups for trajectory in group.trajectories]
+    assert [trajectory.failure for trajectory in played] == [None] * len(played)
+    return [row for trajectory in played for row in trajectory.segments]
+
+
+EXECUTOR = """
+class AgentExecutor:
+    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images):
+        tokens = hf_tokenizer(prompt, add_special_tokens=False)["input_ids"]
+        said = (await llm_engine.generate(tokens, sampling_params)).outputs[0].token_ids
+        return {
+            "observation_tokens": tokens + said,
+            "action_ranges": [(len(tokens), len(tokens) + len(said))],
+            "reward": float(len(images or [])),
+        }
+"""
+PROGRAM = """
+import json, os, urllib.request
+body = json.dumps({"messages": json.load(open(os.environ["OPENRL_MESSAGES_FILE"]))}).encode()
+head = {"content-type": "application/json", "authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, head)
+urllib.request.urlopen(request, timeout=60)
+"""
+
+
+def test_agents_of_others_leave_the_rows_of_ours(checkpoint, prompts, tmp_path):
+    """The policy answering once, an executor of a file and a program that speaks to the endpoint:
+    the same tokens, images and log-probs, and they are the trainer's."""
+    executor, program = tmp_path / "executor.py", tmp_path / "program.py"
+    executor.write_text(EXECUTOR)
+    program.write_text(PROGRAM)
+    policy, worker = policy_of(checkpoint, TRAINED, packing=True)
+
+    async def played(agents: AgentFlags) -> list[Group]:
+        setup = AgentSetup(agents, EnvironmentTagFlags(), CHAT, TRAINED)
+        engines = engines_of(checkpoint, "hf", False, setup)
+        publisher = Publisher(Roles(policy, engines), EngineFlags(check_weight_sync=True))
+        await engines.call("start")
+        await publisher.publish()
+        (player,) = engines._workers
+        asked = RolloutRequest(2, Sampling(12, ignore_eos=True), seed=(1, 0, 0), scored=False)
+        groups = [await player.play(prompt, asked) for prompt in prompts]
+        await engines.close()
+        return [with_pixels(group, p) for group, p in zip(groups, prompts, strict=True)]
+
+    command = shlex.join([sys.executable, str(program)])
+    ours, files, programs = (
+        asyncio.run(played(flags))
+        for flags in (
+            AgentFlags(),
+            AgentFlags(agent_func_path=str(executor)),
+            AgentFlags(agent_command=command),
+        )
+    )
+    rows = rows_in(ours)
+    for groups in (files, programs):
+        for row, theirs in zip(rows, rows_in(groups), strict=True):
+            assert (theirs.token_ids, theirs.loss_mask) == (row.token_ids, row.loss_mask)
+            assert (theirs.images, theirs.versions) == (row.images, row.versions)
+            pixels = [placed.image.data for placed in row.images]
+            assert [placed.image.data for placed in theirs.images] == pixels
+            assert theirs.rollout_logprobs == pytest.approx(row.rollout_logprobs, abs=CLOSE)
+    assert [t.score.reward for g in files for t in g.trajectories] == [0.0, 0.0, 1.0, 1.0, 2.0, 2.0]
+    for groups in (ours, files, programs):
+        assert gap(worker, groups) < CLOSE
 
 
 def test_a_prompt_is_not_what_it_is_without_its_image(checkpoint, prompts):

@@ -4,6 +4,7 @@ PPO with a critic and a reference."""
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +15,9 @@ from datasets import Dataset, Features, List, Value
 from datasets import Image as ImageFeature
 from safetensors.torch import load_file
 
+from openrl.cli.supervised import supervised_command
 from openrl.cluster.group import LocalGroup
+from openrl.config.commands import DPOConfig, RMConfig
 from openrl.config.placement import ENGINES
 from openrl.errors import UserError
 from openrl.trainer.launch import train
@@ -51,7 +54,7 @@ def task(tmp_path_factory) -> Path:
     return folder
 
 
-def supervised_flags(task: Path, out: Path) -> list[str]:
+def supervised_flags(task: Path, out: Path, **others: object) -> list[str]:
     flags = {
         "pretrain": task / "model",
         "dataset": task / "rows.parquet",
@@ -67,8 +70,9 @@ def supervised_flags(task: Path, out: Path) -> list[str]:
         "save_path": out,
         "ckpt_path": out / "checkpoints",
         "max_images_per_prompt": 2,
-    }
-    return [word for n, v in flags.items() for word in (f"--{n}", str(v))] + [
+    } | others
+    given = {name: value for name, value in flags.items() if value is not None}
+    return [word for n, v in given.items() for word in (f"--{n}", str(v))] + [
         "--apply_chat_template"
     ]
 
@@ -154,6 +158,53 @@ def test_images_cross_processes(task, supervised, tmp_path):
     assert any(
         "vision_model" in name for name in before if not torch.equal(before[name], after[name])
     )
+
+
+PAIRS = {
+    "input_key": None,
+    "output_key": None,
+    "prompt_key": "problem",
+    "chosen_key": "answer",
+    "rejected_key": "wrong",
+    "train_batch_size": 24,
+    "max_steps": 30,
+}
+
+
+@pytest.fixture(scope="module")
+def pairs(task) -> Path:
+    """Rows of which the image alone says what is right."""
+    rows = [
+        {"problem": "<image>", "images": [picture(n % 2)], "answer": said, "wrong": other}
+        for n in range(24)
+        for said, other in [("ab"[n % 2], "ba"[n % 2])]
+    ]
+    kinds = Features(
+        {"problem": Value("string"), "images": List(ImageFeature())}
+        | {"answer": Value("string"), "wrong": Value("string")}
+    )
+    Dataset.from_list(rows, features=kinds).to_parquet(task / "pairs.parquet")
+    return task / "pairs.parquet"
+
+
+@pytest.fixture(scope="module")
+def reward_model(task, pairs, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("rm")
+    words = supervised_flags(task, out, **PAIRS, dataset=pairs, eval_dataset=pairs)
+    assert supervised_command(RMConfig, prog="train_rm", description="", argv=words) == 0
+    return out
+
+
+def test_a_reward_model_learns_what_the_image_alone_says(reward_model):
+    assert metrics(reward_model)[-1]["accuracy"] == 1.0
+    assert json.loads((reward_model / "config.json").read_text())["std"] > 0
+    assert (reward_model / "processor_config.json").is_file()
+
+
+def test_dpo_learns_what_the_image_alone_says(task, pairs, tmp_path):
+    words = supervised_flags(task, tmp_path, **PAIRS, dataset=pairs)
+    assert supervised_command(DPOConfig, prog="train_dpo", description="", argv=words) == 0
+    assert metrics(tmp_path)[-1]["accuracy"] == 1.0
 
 
 def test_a_reward_model_that_reads_text_is_refused_before_the_start(task, tmp_path):

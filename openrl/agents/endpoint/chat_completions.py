@@ -15,6 +15,7 @@ from openrl.agents.endpoint.records import (
     Json,
     Refusal,
     arguments_of,
+    content_of,
     distribution,
     function_schema,
     logprob_items,
@@ -42,10 +43,10 @@ def read(body: Json) -> Ask:
 
 
 def read_message(message: Json) -> Message:
-    role = take(message, "role", str)
+    role, content = take(message, "role", str), message.get("content")
     read: Message = {
         "role": "system" if role == "developer" else role,
-        "content": text_of(message.get("content")),
+        "content": text_of(content) if role == "assistant" else content_of(content),
     }
     if calls := objects(message, "tool_calls", []):
         read["tool_calls"] = [_read_call(call) for call in calls]

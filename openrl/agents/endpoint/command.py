@@ -7,7 +7,8 @@ these environment variables:
     ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL     the same for Anthropic's clients
     OPENRL_REWARD_URL        where it may POST {"reward": 1.0} with OPENAI_API_KEY as bearer token
     OPENRL_PROMPT            the prompt, or its last message if it is a chat
-    OPENRL_MESSAGES          all messages of the prompt, as JSON
+    OPENRL_MESSAGES          all messages of the prompt, as JSON, without the pixels of images
+    OPENRL_MESSAGES_FILE     a file with the same messages, whose images are data: URLs
     OPENRL_ROW               {"id", "source", "meta": other columns of the data}, as JSON
 
 The label is not among them, because it is only for rewards."""
@@ -21,7 +22,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import IO
 from uuid import uuid4
 
@@ -34,6 +36,7 @@ from openrl.errors import UserError
 from openrl.processes.child import ending
 from openrl.processes.family import MARK, kill_family, resident_bytes
 from openrl.types import End, Prompt, Sampling, Trajectory
+from openrl.vision.parts import messages_for_clients
 
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
 MOST_OUTPUT = 64 * 2**20  # bytes that a program may print
@@ -58,8 +61,9 @@ class AgentCommand:
         """Run the program for one episode. Raises RuntimeError if it fails or asks for nothing,
         with the end of its output, and if it takes too much memory or prints too much."""
         async with self._places, self.endpoint.open(prompt, generate, sampling) as opened:
-            with tempfile.TemporaryFile() as output:
-                code = await self._exit_code(variables(prompt, opened), output)
+            with tempfile.TemporaryFile() as output, _chat_file(prompt) as chat:
+                given = {**variables(prompt, opened), "OPENRL_MESSAGES_FILE": chat.name}
+                code = await self._exit_code(given, output)
                 said = _last_words(output)
         session = opened.session
         if code and session.over is None:
@@ -140,6 +144,16 @@ def variables(prompt: Prompt, opened: Opened) -> dict[str, str]:
         "NO_PROXY": local,
         "no_proxy": local,
     }
+
+
+@contextmanager
+def _chat_file(prompt: Prompt) -> Iterator[IO[str]]:
+    """Open a file with the prompt's messages as JSON. With images they exceed what an environment
+    variable may hold."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(messages_for_clients(prompt), file, ensure_ascii=False)
+        file.flush()
+        yield file
 
 
 def _text(content: str | list[dict[str, str]]) -> str:

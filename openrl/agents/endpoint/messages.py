@@ -14,6 +14,7 @@ from openrl.agents.endpoint.records import (
     Dialect,
     Json,
     Refusal,
+    content_of,
     distribution,
     function_schema,
     most_tokens,
@@ -56,12 +57,13 @@ def read_message(message: Json) -> Iterator[Message]:
     for block in blocks:
         if block.get("type") == "tool_result":
             called = take(block, "tool_use_id", str)
-            text = text_of(block.get("content"))
-            yield {"role": "tool", "tool_call_id": called, "content": text}
+            result = content_of(block.get("content"))
+            yield {"role": "tool", "tool_call_id": called, "content": result}
     calls = [_read_call(block) for block in blocks if block.get("type") == "tool_use"]
-    texts = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
-    if texts or calls or not blocks:
-        said: Message = {"role": role, "content": text_of(texts)}
+    others = [b for b in blocks if b.get("type") not in ("tool_result", "tool_use")]
+    if others or calls or not blocks:
+        shown = text_of(others) if role == "assistant" else content_of(others)
+        said: Message = {"role": role, "content": shown}
         yield said | ({"tool_calls": calls} if calls else {})
 
 

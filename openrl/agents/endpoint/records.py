@@ -15,6 +15,8 @@ CONTEXT_LENGTH = "context_length_exceeded"
 MODEL = "policy"
 _REQUIRED = object()
 _TEXT_PARTS = ("text", "input_text", "output_text")
+_IMAGE_PARTS = ("image_url", "input_image", "image")  # of chats, of responses, of Anthropic's
+_URLS = ("data:", "http://", "https://")
 _DISTRIBUTION = (
     "temperature",
     "top_p",
@@ -140,8 +142,34 @@ def text_of(content: Any) -> str:
         raise Refusal(400, "the content of a message must be text or a list of parts")
     for part in content:
         if not (isinstance(part, dict) and part.get("type") in _TEXT_PARTS):
-            raise Refusal(400, "the content of messages can be text only")
+            raise Refusal(400, "the content of this message can be text only")
     return "".join(take(part, "text", str) for part in content)
+
+
+def content_of(content: Any) -> str | list[Json]:
+    """Return the content of a message that may show images: text, or parts if it shows any. Raises
+    Refusal."""
+    parts = content if isinstance(content, list) else []
+    if not any(isinstance(part, dict) and part.get("type") in _IMAGE_PARTS for part in parts):
+        return text_of(content)
+    return [
+        _image(part)
+        if isinstance(part, dict) and part.get("type") in _IMAGE_PARTS
+        else {"type": "text", "text": text_of([part])}
+        for part in parts
+    ]
+
+
+def _image(part: Json) -> Json:
+    """Return {"type": "image", "image": URL}. Raises Refusal for anything but a URL, because a path
+    would be one of this machine."""
+    held = take(part, "source" if part["type"] == "image" else "image_url", (str, dict))
+    if isinstance(held, dict) and held.get("type") == "base64":
+        held = f"data:{take(held, 'media_type', str)};base64,{take(held, 'data', str)}"
+    url = take(held, "url", str) if isinstance(held, dict) else held
+    if not url.startswith(_URLS):
+        raise Refusal(400, f"an image is a URL that begins with {', '.join(_URLS)}")
+    return {"type": "image", "image": url}
 
 
 def arguments_of(call: Mapping[str, Any]) -> Any:

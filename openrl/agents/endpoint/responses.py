@@ -15,6 +15,7 @@ from openrl.agents.endpoint.records import (
     Json,
     Refusal,
     arguments_of,
+    content_of,
     distribution,
     function_schema,
     most_tokens,
@@ -69,16 +70,16 @@ def read_items(items: list[Json]) -> list[Message]:
 def _read_item(item: Json) -> Message | None:
     kind = item.get("type", "message")
     if kind == "message":
-        role = take(item, "role", str)
-        content = text_of(item.get("content"))
-        return {"role": "system" if role == "developer" else role, "content": content}
+        role, content = take(item, "role", str), item.get("content")
+        shown = text_of(content) if role == "assistant" else content_of(content)
+        return {"role": "system" if role == "developer" else role, "content": shown}
     if kind == "function_call":
         function = {"name": take(item, "name", str), "arguments": arguments_of(item)}
         call = {"id": take(item, "call_id", str), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
         called = take(item, "call_id", str)
-        return {"role": "tool", "tool_call_id": called, "content": text_of(item.get("output"))}
+        return {"role": "tool", "tool_call_id": called, "content": content_of(item.get("output"))}
     if kind == "reasoning":  # written by another model; no template has a place for it
         return None
     raise Refusal(400, f"items of the type {kind!r} are not known")

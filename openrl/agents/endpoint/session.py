@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 from dataclasses import replace
@@ -24,6 +25,7 @@ from openrl.agents.endpoint.records import (
 from openrl.agents.endpoint.resent import SampledMessages
 from openrl.agents.endpoint.retries import Exchange, Exchanges, Sender
 from openrl.agents.tools.calls import ParsedReply, call_ids
+from openrl.data.rows import BadRow
 from openrl.rewards.protocol import BadReply, Failure, read_reply
 from openrl.types import End, Message, Prompt, Sampling, Score, Shown, Trajectory
 
@@ -66,12 +68,12 @@ class Session:
         """Sample an answer. Raises Refusal."""
         self.overrides += _differs(ask.distribution, self.sampling)
         self.left_out += ask.tools_left_out > 0
-        messages = [*self._earlier(ask.after), *ask.messages]
+        messages = [*self._earlier(ask.after), *await self._seen(ask.messages)]
         try:
             reply = await self._sample(ask, messages)
         except EpisodeOver as over:
             raise self._refuse(over.end) from over
-        except TemplateError as error:
+        except (TemplateError, BadRow) as error:
             raise Refusal(400, str(error)) from error
         except Exception as error:
             self._failures[sender.name] = error
@@ -83,6 +85,19 @@ class Session:
         self._chats[answer.id] = [*messages, self._sampled.keep(answer, reply.message)]
         self._show(messages, reply)
         return answer
+
+    async def _seen(self, messages: list[Message]) -> list[Message]:
+        """Return the messages with the images that their URLs name. Raises Refusal."""
+        chat = self.play.chat
+        if not any(isinstance(message["content"], list) for message in messages):
+            return messages
+        if not chat.sees:
+            message = "the policy reads text only (--max_images_per_prompt)"
+            raise Refusal(400, message)
+        try:
+            return await asyncio.to_thread(chat.seen, messages)
+        except BadRow as error:
+            raise Refusal(400, str(error)) from error
 
     async def _sample(self, ask: Ask, messages: list[Message]) -> Reply:
         limits: dict[str, Any] = {"max_tokens": ask.max_tokens, "stop": ask.stop}

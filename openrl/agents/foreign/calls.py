@@ -8,7 +8,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from openrl.types import Image
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Row:
     source: str
     meta: Mapping[str, Any]
     sampling: Mapping[str, Any]
+    images: Sequence[Image] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class Generation:
     token_ids: list[int]
     max_tokens: int | None
     stop: tuple[str, ...]
+    images: list[Any] | None = None  # those of its own, or numbers among the row's; None: the row's
 
 
 @dataclass(frozen=True)

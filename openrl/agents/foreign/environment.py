@@ -15,6 +15,7 @@ from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Call, Row
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import Message, Prompt, Sampling, Trajectory
+from openrl.vision.parts import messages_for_clients
 
 
 class ProcessEnvironment:
@@ -79,8 +80,9 @@ def row_of(prompt: Prompt, sampling: Sampling) -> Row:
         id=prompt.id,
         text=prompt.text,
         label=prompt.label,
-        messages=prompt.messages,
+        messages=messages_for_clients(prompt) if prompt.images else prompt.messages,
         source=prompt.source,
         meta=prompt.meta,
         sampling={**vars(sampling), "stop": list(sampling.stop), "logprobs": 1},
+        images=[placed.image for placed in prompt.images],
     )

@@ -20,7 +20,7 @@ from openrl.agents.foreign.calls import (
     scalar,
     verdict,
 )
-from openrl.agents.foreign.text_turns import takes
+from openrl.agents.foreign.text_turns import pictures, takes
 from openrl.processes.worker import Ask
 
 
@@ -34,25 +34,30 @@ class Executor:
         self._tokenizer = await asyncio.wrap_future(ask(TokenizerAsked()))
 
     async def play(self, prompt: Row, max_length: int, ask: Ask) -> Played:
+        images = pictures(prompt)
         given: dict[str, Any] = {
             "prompt": prompt.text,
             "label": prompt.label,
             "sampling_params": SimpleNamespace(**prompt.sampling),
             "max_length": max_length,
             "hf_tokenizer": self._tokenizer,
-            "llm_engine": Engine(ask),
+            "llm_engine": Engine(ask, images),
         }
         if takes(self._executor.execute, "images"):
-            given["images"] = prompt.meta.get("images")
+            given["images"] = images or None
         return read(await result(self._executor.execute(**given)))
 
 
 class Engine:
-    """An engine with ``await generate(token_ids, sampling_params)``, and ``generate.remote`` with
-    the same arguments, from any thread and event loop. Results have the form of vLLM's outputs."""
+    """An engine with ``await generate(token_ids, sampling_params, multi_modal_data=None)``, and
+    ``generate.remote`` with the same arguments, from any thread and event loop. Results have the
+    form of vLLM's outputs.
 
-    def __init__(self, ask: Ask) -> None:
-        self._ask, self._ids = ask, itertools.count()
+    ``token_ids`` have one placeholder for each image. The images are those of the row, unless
+    ``multi_modal_data`` {"image": [...]} has others."""
+
+    def __init__(self, ask: Ask, images: list[Any]) -> None:
+        self._ask, self._images, self._ids = ask, images, itertools.count()
 
     @property
     def generate(self) -> Any:
@@ -61,13 +66,19 @@ class Engine:
     generate_from_tokens = generate_request = generate
 
     async def _generate(
-        self, prompt_token_ids: Any, sampling_params: Any, *others: Any, **kwargs: Any
+        self,
+        prompt_token_ids: Any,
+        sampling_params: Any,
+        multi_modal_data: Any = None,
+        *others: Any,
+        **kwargs: Any,
     ) -> Any:
         stop = getattr(sampling_params, "stop", None) or ()
         asked = Generation(
             [int(i) for i in prompt_token_ids],
             getattr(sampling_params, "max_tokens", None),
             (stop,) if isinstance(stop, str) else tuple(stop),
+            None if multi_modal_data is None else list(map(self._named, _shown(multi_modal_data))),
         )
         generated: Generated = await asyncio.wrap_future(self._ask(asked))
         pairs = zip(generated.token_ids, generated.logprobs, strict=True)
@@ -87,6 +98,18 @@ class Engine:
             outputs=[completion],
             finished=True,
         )
+
+    def _named(self, picture: Any) -> Any:
+        """Return the number of a picture of the row; another picture as it is."""
+        return next((n for n, own in enumerate(self._images) if own is picture), picture)
+
+
+def _shown(multi_modal_data: Any) -> list[Any]:
+    """Return the images of a request in vLLM's form, which has one or a list."""
+    found = multi_modal_data.get("image")
+    if found is None:
+        return []
+    return list(found) if isinstance(found, list | tuple) else [found]
 
 
 class _Remote:

@@ -14,7 +14,8 @@ from openrl.agents.foreign.calls import Call, Generated, Generation, Played, Tok
 from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed
 from openrl.processes.pool import ProcessPool
-from openrl.types import End, Prompt, Sampling, Score, Segment, Trajectory
+from openrl.types import End, Image, Prompt, Sampling, Score, Segment, Trajectory
+from openrl.vision.placing import unexpanded
 
 
 class NotSampled(Exception):
@@ -66,8 +67,9 @@ class _Engine:
             return self._conversation.chat.tokenizer
         assert isinstance(asked, Generation)
         try:
+            images = self._images(asked)
             reply = await self._conversation.reply_to_tokens(
-                asked.token_ids, asked.max_tokens, asked.stop
+                asked.token_ids, asked.max_tokens, asked.stop, images
             )
         except EpisodeOver as over:
             self.over = over.end
@@ -86,10 +88,18 @@ class _Engine:
             "length" if said.end is End.LENGTH else "stop",
         )
 
+    def _images(self, asked: Generation) -> list[Image]:
+        """Return the images of a request. Raises BadRow for one that cannot be used."""
+        chat = self._conversation.chat
+        own = [placed.image for placed in self._conversation.prompt.images]
+        if asked.images is None:
+            return own[: chat.places(asked.token_ids)]
+        return [own[i] if isinstance(i, int) else chat.read_image(i) for i in asked.images]
+
 
 @dataclass(frozen=True)
 class _Turn:
-    """Tokens [start, end) of a row, which are the beginning of a reply."""
+    """Tokens [start, end) of a whole row, images expanded, which are the beginning of a reply."""
 
     start: int
     end: int
@@ -100,10 +110,13 @@ def trajectory(
     prompt: Prompt, played: Played, replies: list[Reply], chat: ChatFormat
 ) -> Trajectory:
     """Return what an executor played as a trajectory, with log-probs and versions from the engine's
-    own record. Raises NotSampled."""
+    own record, and with all tokens of its images. Raises NotSampled, and BadRow for images that no
+    turn was shown."""
     assert played.token_ids is not None and played.action_ranges is not None
     turns = _turns(played.token_ids, played.action_ranges, replies)
-    row = Segment(played.token_ids, [False] * len(played.token_ids), [0.0] * len(played.token_ids))
+    images = [placed.image for placed in turns[-1].reply.images]
+    ids, placed = chat.place(played.token_ids, images, 0)
+    row = Segment(ids, [False] * len(ids), [0.0] * len(ids), images=placed)
     for turn in turns:
         here, length = slice(turn.start, turn.end), turn.end - turn.start
         row.loss_mask[here] = [True] * length
@@ -114,13 +127,13 @@ def trajectory(
             if s.start < length
         )
     ends = turns[-1].reply.completion.end
-    first = row.context_length
+    first = played.action_ranges[0][0]
     metrics = {f"env/{prompt.source}/{k}": v for k, v in (played.metrics or {}).items()}
     return Trajectory(
         prompt,
         [row],
         End.LENGTH if played.truncated else ends,
-        text=chat.decode_after(row.token_ids[:first], row.token_ids[first:]),
+        text=chat.decode_after(played.token_ids[:first], played.token_ids[first:]),
         turns=len(turns),
         score=None if played.reward is None else Score(played.reward, played.passed),
         metrics={
@@ -136,7 +149,8 @@ def _turns(
 ) -> list[_Turn]:
     if not ranges:
         raise NotSampled("its action_ranges are empty")
-    turns, last = [], 0
+    turns: list[_Turn] = []
+    last = 0
     for start, end in ranges:
         if not last <= start < end <= len(token_ids):
             raise NotSampled(
@@ -147,7 +161,8 @@ def _turns(
             (
                 r
                 for r in replies
-                if r.prompt_ids == before and r.completion.token_ids[: len(said)] == said
+                if unexpanded(r.prompt_ids, r.images) == before
+                and r.completion.token_ids[: len(said)] == said
             ),
             None,
         )
@@ -156,5 +171,8 @@ def _turns(
                 f"tokens {start} to {end} of observation_tokens are not what the engine sampled"
                 " behind the tokens before them"
             )
-        turns.append(_Turn(start, end, reply))
+        if turns and reply.images[: len(turns[-1].reply.images)] != turns[-1].reply.images:
+            raise NotSampled(f"the turn of tokens {start} to {end} was shown other images")
+        begins = len(reply.prompt_ids)
+        turns.append(_Turn(begins, begins + end - start, reply))
     return turns

@@ -9,7 +9,7 @@ from typing import Any
 
 from openrl.agents.foreign.calls import Played, Row, numbers, result, scalar, verdict
 from openrl.agents.foreign.shims import ChatContext
-from openrl.agents.foreign.text_turns import construct, takes
+from openrl.agents.foreign.text_turns import construct, pictures, takes
 from openrl.processes.worker import Ask
 
 
@@ -29,12 +29,13 @@ class Program:
             data = {**prompt.meta, "messages": messages, "prompt": prompt.text}
             data["label"] = prompt.label
             return read(await result(agent.run(data, base_url=f"{root}/v1", api_key=key)))
+        last = messages[-1]["content"]
         context = ChatContext(
             messages=messages,
             tools=prompt.meta.get("tools"),
-            prompt=messages[-1]["content"],
+            prompt=last if isinstance(last, str) else "".join(p.get("text", "") for p in last),
             label=prompt.label,
-            images=prompt.meta.get("images"),
+            images=pictures(prompt) or None,
             base_url=f"{root}/s/{key}/v1",  # its clients send no key
             session_url=f"{root}/s/{key}",
             model_name="policy",

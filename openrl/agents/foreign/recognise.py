@@ -63,7 +63,7 @@ EXECUTOR, TURNS, SKYRL, GYM, PROGRAM, AGENT = KINDS = (
     Kind(
         "executor",
         f"OpenRLHF's AgentExecutor: async execute({', '.join(EXECUTE)}[, images])",
-        {"execute": (Signature(keywords=EXECUTE),)},
+        {"execute": (Signature(keywords=EXECUTE), Signature(keywords=(*EXECUTE, "images")))},
     ),
     Kind(
         "turns",

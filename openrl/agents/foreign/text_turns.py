@@ -77,6 +77,15 @@ def takes(function: Any, name: str) -> bool:
     return any(p.name == name or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
+def pictures(prompt: Row) -> list[Any]:
+    """Return the row's images as pictures of PIL."""
+    if not prompt.images:
+        return []
+    from openrl.vision.pictures import open_image  # rows of text have no need of PIL
+
+    return [open_image(image) for image in prompt.images]
+
+
 def _read(found: Any) -> tuple[Step, Any]:
     """Return the result of an action, and the sampling values that it asks for."""
     if isinstance(found, Mapping):

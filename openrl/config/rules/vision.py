@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from openrl.config.commands import BatchInferenceConfig, EvaluateConfig, PPOConfig, SFTConfig
-from openrl.config.derived import agents_of, shares_prefixes
+from openrl.config.commands import (
+    SUPERVISED,
+    BatchInferenceConfig,
+    EvaluateConfig,
+    PPOConfig,
+    SupervisedConfig,
+)
+from openrl.config.derived import shares_prefixes
+from openrl.config.rules.agents import SERVERS
 from openrl.flags.checks import Given, Problem, Problems, check
 
-Shown = PPOConfig | SFTConfig | EvaluateConfig | BatchInferenceConfig
-Seeing = PPOConfig | SFTConfig
+Shown = PPOConfig | SupervisedConfig | EvaluateConfig | BatchInferenceConfig
+Seeing = PPOConfig | SupervisedConfig
 
 
-@check(PPOConfig, SFTConfig, EvaluateConfig, BatchInferenceConfig)
+@check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig)
 def images_stand_in_chats(config: Shown, given: Given) -> Problems:
     if config.vision.max_images_per_prompt and not config.templates.apply_chat_template:
         message = "the model's chat template writes where an image stands"
@@ -18,7 +25,7 @@ def images_stand_in_chats(config: Shown, given: Given) -> Problems:
         yield Problem(flags, message, "--apply_chat_template")
 
 
-@check(PPOConfig, SFTConfig, EvaluateConfig, BatchInferenceConfig)
+@check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig)
 def pixels_have_a_range(config: Shown, given: Given) -> Problems:
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
@@ -26,7 +33,7 @@ def pixels_have_a_range(config: Shown, given: Given) -> Problems:
         yield Problem(flags, f"{least} is more than {most}", f"--image_max_pixels {least}")
 
 
-@check(PPOConfig, SFTConfig)
+@check(PPOConfig, *SUPERVISED)
 def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
     if not config.vision.max_images_per_prompt:
         return
@@ -41,11 +48,11 @@ def rows_with_images_stay_whole(config: Seeing, given: Given) -> Problems:
 
 
 @check(PPOConfig, EvaluateConfig)
-def programs_show_no_images(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
-    for name in agents_of(config) if config.vision.max_images_per_prompt else ():
-        if name in ("agent_func_path", "agent_command"):
-            message = "agents of others are given text: images of prompts would be lost"
-            yield Problem((name, "max_images_per_prompt"), message, "leave one out")
+def servers_are_told_texts(config: PPOConfig | EvaluateConfig, given: Given) -> Problems:
+    address = config.agents.agent_func_path or ""
+    if config.vision.max_images_per_prompt and address.startswith(SERVERS):
+        message = "environments on servers are given text: images of prompts would be lost"
+        yield Problem(("agent_func_path", "max_images_per_prompt"), message, "leave one out")
 
 
 @check(PPOConfig)

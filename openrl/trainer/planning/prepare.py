@@ -22,7 +22,7 @@ from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.blend import Report
 from openrl.data.difficulty import with_difficulty
 from openrl.data.environments import EVALUATED_SEEDS, MOST_SEEDS, environment_prompts
-from openrl.data.images import row_images
+from openrl.data.images import image_budget, row_images
 from openrl.data.prompts import PromptBuilder, load_eval_prompts, load_prompts
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import Gathered, UserError
@@ -171,11 +171,14 @@ def read_data(config: PPOConfig, device: Device) -> Inputs:
             count = config.evaluation.eval_max_samples or EVALUATED_SEEDS
             eval_prompts = seed_prompts(config, count, "eval")
     with gathered:
+        lengths, plays = config.sampling.lengths, config.environments.env_tags
+        room = lengths.both if plays else lengths.prompt  # an episode shows more as it goes on
+        budget = image_budget(builder.images, room, "prompt_max_len")
+    with gathered:
         ptx_rows, ptx_reports = load_ptx(config, tokenizer)
     gathered.raise_all()
-    return Inputs(
-        device, tokenizer, prompts, eval_prompts, [*reports, *eval_reports, *ptx_reports], ptx_rows
-    )
+    told = [*reports, *eval_reports, *budget, *ptx_reports]
+    return Inputs(device, tokenizer, prompts, eval_prompts, told, ptx_rows)
 
 
 def check_agent(config: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[str]:

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from openrl.algorithms.partition import RowCost
 from openrl.cluster.address import check_address
 from openrl.config import derived
-from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedConfig
+from openrl.config.commands import DPOConfig, RMConfig, SupervisedConfig
 from openrl.config.model import ModelChangeFlags
 from openrl.config.rollout import RankFlags
 from openrl.config.rules.parallel import shards_divide
@@ -244,7 +244,7 @@ def model_spec(config: SupervisedConfig, task: Task, device: Device, steps: int)
         fp32_head=task.fp32_head,
         lora=config.lora,
         changes=config.changes,
-        vision=config.vision if isinstance(config, SFTConfig) else None,
+        vision=config.vision,
     )
 
 

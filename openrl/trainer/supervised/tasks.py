@@ -19,7 +19,7 @@ from openrl.config.commands import DPOConfig, RMConfig, SFTConfig, SupervisedCon
 from openrl.config.lora import LoRAFlags
 from openrl.data.answers import ExampleBuilder, load_answers, load_held_out
 from openrl.data.blend import Report
-from openrl.data.images import row_images
+from openrl.data.images import image_budget, row_images
 from openrl.data.preference import MarginBuilder, PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.experience import ExperienceBatch, PreferenceBatch
@@ -80,9 +80,7 @@ def sft_task(config: SFTConfig, tokenizer: PreTrainedTokenizerBase) -> Task:
         name="sft",
         kind="logprobs",
         update=_balanced(config, SupervisedUpdate()),
-        builder=SupervisedBuilder(
-            **_reading(config, tokenizer), images=row_images(config.vision, config.model)
-        ),
+        builder=SupervisedBuilder(**_reading(config, tokenizer)),
         columns=(),
         from_evaluation=lambda values: {"perplexity": math.exp(min(values["loss"], 700.0))},
     )
@@ -159,6 +157,7 @@ def _reading(config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         "templates": config.templates,
         "tokenizer": tokenizer,
         "workers": workers,
+        "images": row_images(config.vision, config.model),
     }
 
 
@@ -187,4 +186,5 @@ def load_examples(config: SupervisedConfig, task: Task) -> Examples:
     train, reports = load_answers(config.data, task.builder, derived.data_seed(config))
     flags = config.evaluation
     evaluation, more = load_held_out(flags.eval_dataset, flags.eval_split, task.builder)
-    return Examples(train, evaluation, [*reports, *more])
+    budget = image_budget(task.builder.images, config.data.max_len, "max_len")
+    return Examples(train, evaluation, [*reports, *more, *budget])

@@ -14,16 +14,22 @@ from datasets import Image as ImageFeature
 from PIL import Image as Picture
 
 from openrl.config.commands import PPOConfig
-from openrl.config.data import PromptDataFlags, SupervisedDataFlags, TemplateFlags
+from openrl.config.data import (
+    PreferenceDataFlags,
+    PromptDataFlags,
+    SupervisedDataFlags,
+    TemplateFlags,
+)
 from openrl.config.vision import VisionFlags
 from openrl.data.fetch import FetchError, fetch
-from openrl.data.images import RowImages
+from openrl.data.images import RowImages, image_budget
 from openrl.data.loading import RowSource, load_rows
+from openrl.data.preference import PairBuilder, RatedBuilder, collate_preferences
 from openrl.data.prompts import PromptBuilder
 from openrl.data.supervised import SupervisedBuilder, collate_rows
 from openrl.data.tokenizer import load_tokenizer
 from openrl.errors import UserError
-from openrl.vision.pictures import open_image
+from openrl.vision.pictures import make_image, open_image
 from openrl.vision.placing import unexpanded
 from openrl.vision.processor import VisionProcessor
 from tests.flags import GRPO, said
@@ -207,6 +213,47 @@ def test_answers_after_an_image(checkpoint, processor, max_len, learned, shown, 
         kept = [t for t, mine in zip(found.token_ids, found.loss_mask, strict=True) if mine]
         assert tokenizer.decode(kept) == learned
         assert collate_rows([found], 0).images == [found.images]
+
+
+def test_the_budget_of_images_is_told_and_refused(processor):
+    """To this model every square is five tiles of four tokens, each with its marks."""
+    square, _ = processor.place([processor.placeholder_id], [make_image(png(picture(1, (60, 60))))])
+    assert len(square) == 34
+
+    def budget(limit, **flags):
+        images = RowImages(VisionFlags(max_images_per_prompt=2, **flags), processor)
+        return [report.line() for report in image_budget(images, limit, "prompt_max_len")]
+
+    assert budget(100, image_max_pixels=3600) == [
+        "images: 34 tokens each at 3600 pixels; 2 would take 68 of the 100 tokens of a prompt"
+    ]
+    assert budget(60)[0].startswith("images: 34 tokens each at 4194304 pixels")
+    assert budget(60)[0].endswith("68 of the 60 tokens of a prompt, more than there are")
+    with pytest.raises(UserError, match="--prompt_max_len 20: an image takes 34 tokens or more"):
+        budget(20)
+    assert image_budget(RowImages(VisionFlags(), None), 20, "prompt_max_len") == []
+
+
+@pytest.mark.parametrize("builder", [PairBuilder, RatedBuilder])
+def test_answers_that_are_compared_see_the_images_of_their_prompt(checkpoint, processor, builder):
+    """Two prompts of the same tokens are different prompts if their images are."""
+    images = RowImages(VisionFlags(max_images_per_prompt=1), processor)
+    flags = PreferenceDataFlags(dataset="d", prompt_key="prompt", max_len=64)
+    one, other = (
+        {"prompt": "<image>", "chosen": "yes", "rejected": "no", "label": True, "images": [image]}
+        for image in (A, png(picture(7)))
+    )
+    reader = builder(flags, CHAT, load_tokenizer(checkpoint), images=images)
+    source = RowSource("rows", "default", Dataset.from_list([one, other]))
+    (examples,), _ = reader.build([source])
+    first, second = ([row.images for row in example.rows] for example in examples)
+    assert first == [first[0]] * 2 and second == [second[0]] * 2 and first != second
+    (placed,) = first[0]
+    for example in examples:
+        for row in example.rows:
+            assert row.token_ids[placed.start : placed.end] == processor._tokens(placed.image)
+            assert row.loss_mask.index(True) > placed.end
+    assert collate_preferences(examples, 0).images == [*first, *second]
 
 
 @pytest.fixture
