@@ -1,5 +1,5 @@
-"""Atomic file writes: no reader ever sees half a file, and no run that dies leaves one behind.
-Standard library only."""
+"""Atomic file writes: no reader ever sees half a file, even if the writing run dies. Standard
+library only."""
 
 from __future__ import annotations
 
