@@ -29,8 +29,8 @@ from openrl.processes.family import MARK, kill_family, resident_bytes
 from openrl.processes.worker import Answer, Failed, Question, Reply, Target
 
 START_TIMEOUT = 120.0  # seconds; the file may import large libraries
-WATCH_INTERVAL = 0.2  # seconds between looks at the memory
-_MAIN = (  # not -m: what is pickled must not live in __main__
+WATCH_INTERVAL = 0.2  # seconds between checks of the memory
+_MAIN = (  # not -m, because classes that are pickled must not live in __main__
     "from openrl.processes.worker import main; main()"
 )
 

@@ -27,7 +27,7 @@ CACHED = 64  # images whose tensors are kept, for siblings and for the other pas
 
 
 class VisionProcessor:
-    """The processor of one model. ``kwargs`` are further arguments for the model's own one."""
+    """The processor of one model. ``kwargs`` are further arguments of the model's own processor."""
 
     def __init__(
         self, path: str, kwargs: Mapping[str, Any], trust_remote_code: bool = False

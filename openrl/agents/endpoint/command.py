@@ -40,7 +40,7 @@ from openrl.vision.parts import messages_for_clients
 
 LAST_WORDS = 2000  # bytes of a program's output that an error quotes
 MOST_OUTPUT = 64 * 2**20  # bytes that a program may print
-WATCH_INTERVAL = 1.0  # seconds between looks at a program
+WATCH_INTERVAL = 1.0  # seconds between checks of a program
 AT_ONCE = 64
 MEMORY = 8 * 2**30  # bytes of a program and what it started
 # variables that programs do not inherit, because they belong to other keys

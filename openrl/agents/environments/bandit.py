@@ -1,4 +1,4 @@
-"""A bandit with two arms: a small certain win against a large one now and then."""
+"""A bandit with two arms: a small win that is certain against a large one now and then."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The built-in environments. Importing this module registers all of them, and loads no library but
-the standard one."""
+"""The built-in environments. Importing this module registers all of them, and loads no third-party
+library."""
 
 # ruff: noqa: F401
 from openrl.agents.environments import (

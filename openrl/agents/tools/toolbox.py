@@ -26,8 +26,8 @@ class NoAnswer(Exception):
 
 
 class Toolbox(Toolset):
-    """Several toolsets as one. ``timeout`` is the seconds for one call; 0 means no limit. The same
-    limit holds for all other methods, which raise NoAnswer when it is over."""
+    """Several toolsets as one. ``timeout`` is the seconds for one call; 0 means no limit. It also
+    limits ``start``, ``reward`` and ``close``, which raise NoAnswer when it is over."""
 
     def __init__(
         self, toolsets: Sequence[Toolset], timeout: float, longest: int = LONGEST_RESULT

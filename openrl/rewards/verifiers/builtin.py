@@ -1,5 +1,5 @@
-"""The built-in verifiers. Importing this module registers all of them, and loads no library but
-the standard one."""
+"""The built-in verifiers. Importing this module registers all of them, and loads no third-party
+library."""
 
 # ruff: noqa: F401
 from openrl.rewards.verifiers import (

@@ -37,7 +37,7 @@ LONGEST_MESSAGE = 300  # bytes of standard error
 
 @dataclass(frozen=True)
 class Limits:
-    seconds: float  # wall time and processor time
+    seconds: float  # of wall time, and of processor time
     memory: int  # bytes of address space
     output: int  # bytes of one file, standard output included
 

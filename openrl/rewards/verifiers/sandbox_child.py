@@ -81,7 +81,7 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 ALLOW, REFUSE = 0x7FFF0000, 0x00050001  # SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO | EPERM
 # ENOSYS: the C library falls back from clone3 to clone, whose flags can be read
 ABSENT = 0x00050026
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # of the packet filter
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # opcodes of the filter
 NUMBER, ARCH, ARGUMENT = 0, 4, (16, 24, 32)  # offsets in struct seccomp_data
 
 
@@ -250,7 +250,7 @@ def encode(value: object, refs: list[object]) -> object:
         if isinstance(value, kind):
             items = value.items() if isinstance(value, dict) else value
             return {kind.__name__: [encode(item, refs) for item in items]}
-    if hasattr(value, "tolist"):  # of numpy
+    if hasattr(value, "tolist"):  # a number or an array of numpy
         return encode(value.tolist(), refs)
     refs.append(value)
     return {"theirs": len(refs) - 1}
