@@ -1,4 +1,4 @@
-"""Builds the agent that plays the episodes of one engine from flags."""
+"""Builds, from flags, the agent that plays the episodes of one engine."""
 
 from __future__ import annotations
 

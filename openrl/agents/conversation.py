@@ -74,7 +74,7 @@ class _Row:
     text: str = ""
     segment: Segment = field(default_factory=lambda: Segment([], [], []))
     rewards: dict[int, float] = field(default_factory=dict)  # by index of a turn's last token
-    busy: bool = False  # a reply to it is being sampled
+    busy: bool = False  # a reply that continues the row is being sampled
 
     @property
     def images(self) -> list[Image]:

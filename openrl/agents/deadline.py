@@ -29,8 +29,8 @@ async def within(seconds: float, late: Exception) -> AsyncIterator[None]:
 
 
 async def end_of(turns: Awaitable[End], seconds: float) -> End:
-    """Return how an episode ends that may take this many seconds, whether it returns or raises
-    ``EpisodeOver``."""
+    """Give an episode this many seconds, and return how it ends, whether ``turns`` returns its end
+    or raises ``EpisodeOver``."""
     try:
         async with deadline(seconds):
             return await turns

@@ -1,7 +1,7 @@
 """The agent that is a program, started for each episode, which plays against the endpoint.
 
-The exit of the program ends the episode, and everything that the program started. The program finds
-these environment variables:
+When the program exits, the episode ends, and everything that the program started is killed. The
+program finds these environment variables:
 
     OPENAI_BASE_URL, OPENAI_API_KEY, OPENAI_MODEL              the endpoint, for OpenAI's clients
     ANTHROPIC_BASE_URL, ANTHROPIC_API_KEY, ANTHROPIC_MODEL     the same for Anthropic's clients

@@ -31,7 +31,7 @@ _DISTRIBUTION = (
 
 
 class Refusal(Exception):
-    """A request gets no reply from the policy: the reason, with an HTTP status and a code."""
+    """Refuses a request with a reason, an HTTP status and a code."""
 
     def __init__(self, status: int, message: str, code: str | None = None) -> None:
         super().__init__(message)

@@ -110,7 +110,7 @@ class Session:
         return await self.conversation.reply(chat, ask.tools, **limits)
 
     def _show(self, messages: list[Message], reply: Reply) -> None:
-        """Keep the turn for people: the messages that are new in it, and the reply."""
+        """Keep a turn for people to see: the messages that are new in it, and the reply."""
         said = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         new = messages[said[-1] + 1 :] if said else messages
         self._shown.append(Shown(tuple(new), action=reply.text))

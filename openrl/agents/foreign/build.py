@@ -60,8 +60,9 @@ async def open_file_agent(
     memory: int = MEMORY,
     endpoint: Endpoint | None = None,
 ) -> AsyncIterator[Agent]:
-    """Open the agent of one engine, with up to ``size`` processes. ``endpoint`` is for a class that
-    asks one. Raises UserError like ``recognise``, and for such a class without an endpoint."""
+    """Open the agent of one engine, with up to ``size`` processes. ``endpoint`` serves a class that
+    plays against one. Raises UserError like ``recognise``, and for such a class without an
+    endpoint."""
     threads = ThreadPoolExecutor(size, thread_name_prefix="agent")
     pool = ProcessPool(file, size, process_limits(play.limits, memory), "agent", threads)
     try:
