@@ -103,7 +103,7 @@ class ChatFormat:
         return expanded, tuple(image.moved(start) for image in placed)
 
     def images_in(self, messages: Sequence[Message]) -> list[Image]:
-        """Return the images of a chat that ``seen`` returned. Raises UserError as ``allowed``."""
+        """Return the images of a chat that ``seen`` returned. Raises UserError like ``allowed``."""
         chats = [m["content"] for m in messages if isinstance(m["content"], list)]
         return self.allowed(
             [part["image"] for parts in chats for part in parts if part["type"] == "image"]

@@ -155,8 +155,8 @@ class Conversation:
         stop: tuple[str, ...] = (),
         images: Sequence[Image] = (),
     ) -> Reply:
-        """Return the policy's reply to a chat that is already tokens, one for each of ``images``.
-        Raises EpisodeOver, and BadRow if the images are more or fewer."""
+        """Return the policy's reply to a chat that is already tokens, with one placeholder for each
+        of ``images``. Raises EpisodeOver, and BadRow if there are more or fewer images."""
         images = self.chat.allowed(list(images))
         token_ids, placed = self.chat.place(token_ids, images, 0)
 

@@ -90,7 +90,7 @@ class VisionProcessor:
         return self._tokens_by_size[size]
 
     def tokens_of(self, pixels: int) -> int:
-        """Return how many tokens a square image of so many pixels takes."""
+        """Return how many tokens a square image of this many pixels takes."""
         side = math.isqrt(pixels)
         return len(self._tokens(png_image(Picture.new("RGB", (side, side)))))
 

@@ -15,7 +15,7 @@ CONTEXT_LENGTH = "context_length_exceeded"
 MODEL = "policy"
 _REQUIRED = object()
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_IMAGE_PARTS = ("image_url", "input_image", "image")  # of chats, of responses, of Anthropic's
+_IMAGE_PARTS = ("image_url", "input_image", "image")  # of chats, responses, Anthropic's messages
 _URLS = ("data:", "http://", "https://")
 _DISTRIBUTION = (
     "temperature",

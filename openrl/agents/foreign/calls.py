@@ -58,7 +58,7 @@ class Generation:
     token_ids: list[int]
     max_tokens: int | None
     stop: tuple[str, ...]
-    images: list[Any] | None = None  # those of its own, or numbers among the row's; None: the row's
+    images: list[Any] | None = None  # its own images, or indices of the row's; None: the row's
 
 
 @dataclass(frozen=True)

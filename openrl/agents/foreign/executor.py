@@ -100,12 +100,12 @@ class Engine:
         )
 
     def _named(self, picture: Any) -> Any:
-        """Return the number of a picture of the row; another picture as it is."""
+        """Return the index of a picture of the row, and any other picture as it is."""
         return next((n for n, own in enumerate(self._images) if own is picture), picture)
 
 
 def _shown(multi_modal_data: Any) -> list[Any]:
-    """Return the images of a request in vLLM's form, which has one or a list."""
+    """Return the images of a request in vLLM's form, which holds one image or a list."""
     found = multi_modal_data.get("image")
     if found is None:
         return []

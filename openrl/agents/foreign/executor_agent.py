@@ -99,7 +99,8 @@ class _Engine:
 
 @dataclass(frozen=True)
 class _Turn:
-    """Tokens [start, end) of a whole row, images expanded, which are the beginning of a reply."""
+    """Tokens [start, end) of a row with all tokens of its images; they are the beginning of a
+    reply."""
 
     start: int
     end: int

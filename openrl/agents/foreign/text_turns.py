@@ -78,10 +78,10 @@ def takes(function: Any, name: str) -> bool:
 
 
 def pictures(prompt: Row) -> list[Any]:
-    """Return the row's images as pictures of PIL."""
+    """Return the row's images as PIL images."""
     if not prompt.images:
         return []
-    from openrl.vision.pictures import open_image  # rows of text have no need of PIL
+    from openrl.vision.pictures import open_image  # rows of text do not need PIL
 
     return [open_image(image) for image in prompt.images]
 

@@ -28,7 +28,7 @@ _LEAD = re.compile(r"^(?:(?:the|final|answer|result|value|it|is)\b[\s:]*)+", re.
 _CLAIM = re.compile(r"^.*(?: is| are|:|=)\s")
 MOST_DIGITS = 10_000  # of a number in an answer: 9^9^9 is never computed
 MOST_TERMS = 500  # of an answer, multiplied out
-MOST_NESTED = 12  # brackets in brackets of an answer
+MOST_NESTED = 12  # levels of brackets in an answer
 _BINOMIAL = re.compile(r"\\[dt]?binom\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}")
 
 
@@ -259,13 +259,13 @@ def _library() -> Any:
 
 
 def _slow_to_read(text: str) -> bool:
-    """Whether the library would take long to parse it: because of brackets within brackets, or of
-    large binomial coefficients, which it computes while it parses."""
+    """Whether the library would take long to parse the text, because of nested brackets or of large
+    binomial coefficients, which it computes while it parses."""
     nested = deepest = 0
     for letter in text:
         nested += (letter in "{([") - (letter in "})]")
         deepest = max(deepest, nested)
-    digits = (  # at most; of numbers of n digits
+    digits = (  # an upper bound: C(n, k) is at most n^min(k, n - k)
         min(int(k), abs(int(n) - int(k))) * len(n) for n, k in _BINOMIAL.findall(text)
     )
     return deepest > MOST_NESTED or max(digits, default=0) > MOST_DIGITS
