@@ -25,6 +25,12 @@ def printable(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda m: repr(m[0])[1:-1], text)
 
 
+def short(value: object) -> str:
+    """Return ``repr`` of a value for a message, cut off if it is long."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]} ..."
+
+
 class Interrupted(UserError):
     """A signal ended the run. The message says what was saved and how to continue."""
 

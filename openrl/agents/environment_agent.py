@@ -9,9 +9,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from openrl.agents.base import Environment, Generate, Step
-from openrl.agents.closing import closing
 from openrl.agents.conversation import Conversation, Play
-from openrl.agents.deadline import deadline, end_of
+from openrl.agents.ending import closing, deadline, end_of
 from openrl.agents.reductions import reduce_metrics
 from openrl.data.rows import BadRow
 from openrl.errors import UserError

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 
 from openrl.agents.base import Generate, ToolError
-from openrl.agents.closing import closing
 from openrl.agents.conversation import Conversation, Play, Reply
-from openrl.agents.deadline import deadline, end_of
+from openrl.agents.ending import closing, deadline, end_of
 from openrl.agents.tools.calls import (
     ParsedReply,
     ToolCall,

@@ -270,27 +270,26 @@ def this_machine() -> Node:
 
 
 def open_cluster(
-    flags: ClusterFlags, requests: Sequence[RoleRequest], device: str, log_to_driver: bool = False
+    flags: ClusterFlags, requests: Sequence[RoleRequest], device: str
 ) -> tuple[RayCluster, PlacementPlan]:
     """Join the cluster that the flags name, or start one on this machine, and place the roles on
     it. Returns the cluster and the plan."""
     address = cluster_address(flags)
     if address:
-        cluster = join_cluster(address, log_to_driver)
+        cluster = join_cluster(address)
         return cluster, plan_placement(requests, device, cluster.nodes())
     machine = this_machine()
     plan = plan_placement(requests, device, [machine])
     # Ray's CPUs are only bookkeeping: there may be more worker slots than cores
     cpus = max(int(plan.need["CPU"]), int(machine.cpus))
-    return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0, log_to_driver), plan
+    return start_cluster(cpus, int(machine.gpus) if device == "cuda" else 0), plan
 
 
-def start_cluster(num_cpus: int, num_gpus: int, log_to_driver: bool = False) -> RayCluster:
+def start_cluster(num_cpus: int, num_gpus: int) -> RayCluster:
     """Start a one-node Ray cluster that listens on 127.0.0.1 only and ends with this process."""
     on_child_end = signal.getsignal(signal.SIGCHLD)
     with _loopback_only():
         context = _init(
-            log_to_driver,
             address="local",
             num_cpus=num_cpus,
             num_gpus=num_gpus,
@@ -323,7 +322,7 @@ def remove_dead_sessions(home: Path) -> None:
                 shutil.rmtree(mark.parent, ignore_errors=True)
 
 
-def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
+def join_cluster(address: str) -> RayCluster:
     """Connect to the running cluster at ``address``: host:port, or "auto" for the one on this
     machine.
 
@@ -333,7 +332,7 @@ def join_cluster(address: str, log_to_driver: bool = False) -> RayCluster:
         if address != "auto":
             knock(address)
             _show_token(address)
-        context = _init(log_to_driver, address=address)
+        context = _init(address=address)
     except (OSError, ValueError) as error:  # Ray's ConnectionError among them
         raise UserError(
             f"--ray_address {address}: no Ray cluster answers there ({error})",
@@ -353,7 +352,7 @@ def _show_token(address: str) -> None:
         maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
 
 
-def _init(log_to_driver: bool, **options: Any) -> Any:
+def _init(**options: Any) -> Any:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     auto_init_hook.enable_auto_connect = False  # or a late call to Ray would start a new cluster
     with suppress(OSError):  # there is no token, or it belongs to another user
@@ -361,7 +360,7 @@ def _init(log_to_driver: bool, **options: Any) -> Any:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     context = ray.init(
         namespace=f"openrl-{uuid.uuid4().hex[:8]}",
-        log_to_driver=log_to_driver,
+        log_to_driver=False,
         logging_level="error",
         runtime_env={"env_vars": {"PYTHONPATH": os.pathsep.join(import_path())}},
         **options,

@@ -29,7 +29,7 @@ from uuid import uuid4
 
 from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
-from openrl.agents.deadline import deadline
+from openrl.agents.ending import deadline
 from openrl.agents.endpoint.records import MODEL
 from openrl.agents.endpoint.server import HOST, Endpoint, Opened
 from openrl.errors import UserError

@@ -21,7 +21,7 @@ import zmq.asyncio
 
 from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
-from openrl.agents.deadline import deadline
+from openrl.agents.ending import deadline
 from openrl.agents.endpoint.server import Endpoint, Opened
 from openrl.agents.endpoint.verifiers_wire import WIRES, Outcome, Wire, unpack
 from openrl.errors import UserError

@@ -9,7 +9,7 @@ from typing import Any
 from openrl.agents.base import Generate
 from openrl.agents.chat import ChatFormat
 from openrl.agents.conversation import Conversation, EpisodeOver, Play, Reply
-from openrl.agents.deadline import deadline
+from openrl.agents.ending import deadline
 from openrl.agents.foreign.calls import Call, Generated, Generation, Played, TokenizerAsked
 from openrl.agents.foreign.environment import row_of
 from openrl.processes.child import START_TIMEOUT, CallFailed

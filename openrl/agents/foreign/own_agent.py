@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from openrl.agents.base import Agent, Generate
-from openrl.agents.deadline import within
+from openrl.agents.ending import within
 from openrl.types import Prompt, Sampling, Trajectory
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from openrl.agents.base import Generate
 from openrl.agents.conversation import EpisodeOver
-from openrl.agents.deadline import deadline
+from openrl.agents.ending import deadline
 from openrl.agents.endpoint.server import Endpoint, Opened
 from openrl.agents.foreign.calls import Call, Played
 from openrl.agents.foreign.environment import row_of

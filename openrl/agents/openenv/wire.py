@@ -26,7 +26,7 @@ from tenacity import (
     wait_random_exponential,
 )
 
-from openrl.agents.deadline import within
+from openrl.agents.ending import within
 from openrl.errors import UserError
 
 TIMEOUT = 20.0  # seconds to connect, and for the requests that tell what a server is

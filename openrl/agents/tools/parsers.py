@@ -14,7 +14,7 @@ from typing import Any
 
 from openrl.agents.chat import Schemas
 from openrl.agents.tools.calls import Parse, ParsedReply, ToolCall
-from openrl.errors import UserError
+from openrl.errors import UserError, short
 from openrl.extension_points import tool_parsers
 
 ChatTemplate = str | Mapping[str, str]
@@ -197,7 +197,7 @@ def _all(pattern: re.Pattern[str], text: str, form: str) -> list[tuple[str, str]
         pairs.append((match[1].strip(), match[2]))
         at = match.end()
     if text[at:].strip():
-        raise Malformed(f"an argument is {form}, not {_short(text[at:])}")
+        raise Malformed(f"an argument is {form}, not {short(text[at:].strip())}")
     return pairs
 
 
@@ -216,7 +216,7 @@ def _calls(value: Any) -> list[ToolCall]:
 def _call(value: Any) -> ToolCall:
     """Read a call from a dict that holds a name, and arguments as an object or as JSON text."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        raise Malformed(f'a call is {{"name": .., "arguments": {{..}}}}, not {_short(str(value))}')
+        raise Malformed(f'a call is {{"name": .., "arguments": {{..}}}}, not {short(value)}')
     arguments: Any = next((value[key] for key in _ARGUMENTS if key in value), {})
     if isinstance(arguments, str):
         arguments = _value(arguments)
@@ -249,7 +249,7 @@ def _value(text: str) -> Any:
     """Read the whole text as one JSON value. Raises Malformed."""
     value, end = _decode(text, 0)
     if text[end:].strip():
-        raise Malformed(f"behind the JSON stands {_short(text[end:])}")
+        raise Malformed(f"behind the JSON stands {short(text[end:].strip())}")
     return value
 
 
@@ -258,9 +258,4 @@ def _decode(text: str, at: int) -> tuple[Any, int]:
     try:
         return _JSON.raw_decode(text, at)
     except (ValueError, RecursionError) as error:
-        raise Malformed(f"not JSON: {_short(text[at:])} ({error})") from None
-
-
-def _short(text: str, most: int = 80) -> str:
-    text = text.strip()
-    return repr(text if len(text) <= most else text[:most] + "...")
+        raise Malformed(f"not JSON: {short(text[at:].strip())} ({error})") from None

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from jsonschema import Draft202012Validator
 
 from openrl.agents.base import ToolError, Toolset
-from openrl.agents.deadline import within
+from openrl.agents.ending import within
 from openrl.errors import UserError
 from openrl.types import Prompt
 from openrl.vision.parts import Content

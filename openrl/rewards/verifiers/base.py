@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from openrl.errors import UserError
+from openrl.errors import UserError, short
 from openrl.extension_points import verifiers
 from openrl.flags.settings import read_settings
 
@@ -93,12 +93,6 @@ def label_data(answer: Answer) -> Any:
         return json.loads(answer.label)
     except (ValueError, RecursionError):
         raise BadRow(f"the label is no JSON: {short(answer.label)}") from None
-
-
-def short(value: Any, most: int = 80) -> str:
-    """Return ``repr`` of a value for a message, cut off if it is long."""
-    text = repr(value)
-    return text if len(text) <= most else f"{text[:most]} ..."
 
 
 def _without_end(text: str) -> str:

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data
 from openrl.rewards.verifiers.extract import last_tagged
 
 MAX_CHARACTERS = 256

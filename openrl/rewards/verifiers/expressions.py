@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any
 
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import after_thinking, last_boxed, marked_answer
 from openrl.rewards.verifiers.layout import follows_layout, has_boxed_answer
 from openrl.rewards.verifiers.numeric import Number, equal, whole_number

@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import REQUIRED, flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict
 
 TOKEN = "OPENRL_JUDGE_TOKEN"
 LAST = 20_000  # characters at the end of the reply that are searched

@@ -7,9 +7,10 @@ import string
 from dataclasses import dataclass
 from typing import Any
 
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict, label_text, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Unavailable, Verdict, label_text
 from openrl.rewards.verifiers.extract import (
     WHERE_HELP,
     Where,

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_text
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer, marked_answer
 from openrl.rewards.verifiers.plain_text import plain, units_differ, without_markup
 

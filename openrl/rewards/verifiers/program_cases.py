@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from openrl.rewards.verifiers.base import BadRow, short
+from openrl.errors import short
+from openrl.rewards.verifiers.base import BadRow
 
 _NAMES = ("fn_name", "func_name", "function")
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from openrl.errors import short
 from openrl.extension_points import verifiers
 from openrl.flags.schema import flag
-from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data, short
+from openrl.rewards.verifiers.base import Answer, BadRow, Verdict, label_data
 from openrl.rewards.verifiers.extract import WHERE_HELP, Where, final_answer
 from openrl.rewards.verifiers.time_limit import TooSlow, processor_time
 

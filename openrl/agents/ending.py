@@ -1,13 +1,16 @@
-"""Limits on the time of an episode or of a part of it."""
+"""How an episode ends: in time, and with everything closed that it holds."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from openrl.agents.conversation import EpisodeOver
 from openrl.types import End
+
+log = logging.getLogger(__name__)
 
 
 def deadline(seconds: float) -> AbstractAsyncContextManager[None]:
@@ -36,3 +39,18 @@ async def end_of(turns: Awaitable[End], seconds: float) -> End:
             return await turns
     except EpisodeOver as over:
         return over.end
+
+
+@asynccontextmanager
+async def closing(close: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+    """Call ``close`` on every way out of the context. The first error counts: if ``close`` fails as
+    well, it hides neither a cancellation nor the reason why the episode failed."""
+    try:
+        yield
+    except BaseException:
+        try:
+            await close()
+        except Exception:
+            log.warning("what an episode held could not be closed either", exc_info=True)
+        raise
+    await close()
