@@ -35,6 +35,9 @@ def _set_environment(spec: EngineSpec) -> None:
         defaults["VLLM_HOST_IP"] = "127.0.0.1"
     if on_cpu:
         defaults["GLOO_SOCKET_IFNAME"] = "lo"
+        # the model runs eagerly anyway; this leaves one helper that counts log-probs, and compiling
+        # it would take ten seconds of each start
+        defaults["TORCH_COMPILE_DISABLE"] = "1"
         # vLLM's own binding puts all engines of a machine on the same cores, so we set the number
         # of threads instead (Ray's default is 1). One core stays free for the other processes.
         if "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
