@@ -15,7 +15,7 @@ from openrl.weights.buckets import Bucket, pack
 from openrl.weights.transport import Rendezvous, Route, SentBucket, make_receiver, make_sender
 from tests.patience import PATIENCE
 
-LIMIT = 60  # seconds that a rank waits for the others
+LIMIT = 15  # seconds that a rank waits for the others
 CPU = torch.device("cpu")
 
 
@@ -25,6 +25,7 @@ def bucket_of() -> Bucket:
 
 def receive(connection: Connection, route: Route, rank: int, dies: bool) -> None:
     """Takes a bucket, and more of them unless it dies before."""
+    connection.send("up")
     receiver, bucket = make_receiver(route, rank, CPU), bucket_of()
     sent = SentBucket(bucket.manifest, {"size": bucket.data.numel()})
     connection.send(bool(torch.equal(receiver.open(sent), bucket.data)))
@@ -51,6 +52,8 @@ def test_a_receiver_that_dies_ends_the_wait_of_the_others(monkeypatch):
         process.start()
         ends.append(ours)
         receivers.append(process)
+    # a process may take longer to start than the ranks wait for each other
+    assert all(end.poll(PATIENCE) and end.recv() == "up" for end in ends)
     sender, bucket = make_sender(route, 0, CPU, rendezvous), bucket_of()
     sender.deliver(bucket)
     assert all(end.poll(PATIENCE) and end.recv() is True for end in ends)
