@@ -67,7 +67,7 @@ class Environment(Protocol):
     gym's ``reset`` and ``step``."""
 
     reductions: Mapping[str, str]
-    """How a metric of steps becomes one of the episode: mean, sum, min, max, first or last."""
+    """How each metric of the steps becomes the episode's: mean, sum, min, max, first or last."""
 
     async def reset(self, seed: int, prompt: Prompt) -> Content | Sequence[Message]:
         """Begin an episode and return the first observation, which is equal for equal seeds."""
@@ -90,8 +90,8 @@ class Toolset:
     """The tools of one episode."""
 
     schemas: Sequence[Mapping[str, Any]] = ()
-    """As chat templates take them: {"type": "function", "function": {"name", "description",
-    "parameters": JSON schema}}."""
+    """The tools in the form that chat templates take: {"type": "function", "function": {"name",
+    "description", "parameters": JSON schema}}."""
 
     async def start(self, prompt: Prompt) -> str:
         """Prepare the tools before the first turn. Return text to append to the user's request."""

@@ -31,7 +31,7 @@ from openrl.data.images import RowImages
 from openrl.types import Prompt
 
 OPENENV, VERIFIERS = "openenv:", "verifiers:"
-"""Of --agent_func_path, before the address of a server."""
+"""Prefixes of --agent_func_path that are followed by the address of a server."""
 PROGRAM_TIMEOUT = 3600.0  # seconds for an episode of a program, which could hang forever
 
 

@@ -44,7 +44,7 @@ class Play:
     parse: Parse = reads_no_calls  # finds tool calls in what was sampled
     limits: TurnLimits = TurnLimits()
     row_per_turn: bool = False
-    """Every turn has a row of its own, whose earlier turns are context."""
+    """Whether every turn gets a row of its own, with the earlier turns as context."""
 
 
 @dataclass(frozen=True)

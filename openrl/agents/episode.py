@@ -21,10 +21,10 @@ class UnequalStart(RuntimeError):
 
 
 Start = tuple[list[int], list[str]]
-"""Tokens, and hashes of images."""
+"""The tokens that an episode begins with, and the hashes of its images."""
 
 Starts = dict[str, Start]
-"""What each agent of a group was first shown: equal for all siblings."""
+"""What each agent of a group was shown first, by its name; it is equal for all siblings."""
 
 
 async def play_episode(

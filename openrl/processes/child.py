@@ -35,7 +35,7 @@ _MAIN = (  # not -m, because classes that are pickled must not live in __main__
 )
 
 Answers = Callable[[Any], "Future[Any]"]
-"""Answers what the code asks in the middle of a call."""
+"""Answers a question that the code asks during a call."""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from openrl.processes.child import CallFailed, ChildProcess, Limits
 from openrl.processes.worker import Target
 
 Answerer = Callable[[Any], Awaitable[Any]]
-"""Answers a question that the code asks in the middle of a call."""
+"""Answers a question that the code asks during a call."""
 
 
 class Lease:

@@ -60,7 +60,7 @@ class QuestionFailed(Exception):
 
 
 Ask = Callable[[Any], "Future[Any]"]
-"""Puts a question to the other end, from any thread; several may be open at a time."""
+"""Asks the other end a question, from any thread; several may be open at a time."""
 
 
 @dataclass(frozen=True)

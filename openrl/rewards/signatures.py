@@ -26,7 +26,7 @@ from openrl.rewards.reward_rows import RewardRows
 
 Function = Callable[..., Any]
 VERDICTS = ("acc", "accuracy_normalized", "accuracy")
-"""Keys of a row's dict that say whether the answer is right, if in [0, 1]; the first one counts."""
+"""Keys of a row's dict that may hold the verdict: the first with a value in [0, 1] counts."""
 
 
 @dataclass(frozen=True)

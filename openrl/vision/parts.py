@@ -13,7 +13,7 @@ Part = dict[str, Any]
 """{"type": "text", "text": ...} or {"type": "image", "image": ...}."""
 
 Content = str | list[Part]
-"""Of a message."""
+"""The content of a message: a text, or a list of parts."""
 
 
 def as_content(value: Any) -> Content | None:

@@ -14,7 +14,7 @@ from PIL import ImageOps, UnidentifiedImageError
 from openrl.types import Image
 
 MOST_PIXELS = 80_000_000
-"""Of a file that is decoded at all. A file of a few kilobytes can unpack to gigabytes."""
+"""Larger pictures are not decoded: a file of a few kilobytes can unpack to gigabytes."""
 
 
 class BadImage(Exception):

@@ -18,10 +18,10 @@ from openrl.types import Image, PlacedImage
 from openrl.vision.pictures import image_size, open_image, png_image
 
 OF_TOKENS = {"input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"}
-"""What processors return beside the tensors of images."""
+"""Keys of what processors return besides the tensors of images."""
 
 ROW_FIRST = {"idefics2", "idefics3", "smolvlm"}
-"""Models whose tensors of images begin with a dimension of rows, then of tiles."""
+"""Types of models whose image tensors have a dimension of rows before that of tiles."""
 
 CACHED = 64  # images whose tensors are kept, for siblings and for the other passes of a step
 

@@ -14,7 +14,7 @@ from openrl.agents.tools.calls import ParsedReply, ToolCall, message_forms
 from openrl.types import Message
 
 Choose = Callable[[Sequence[Sequence[Message]]], list[Message]]
-"""The best of several chats."""
+"""Picks the best of several chats."""
 
 
 class SampledMessages:

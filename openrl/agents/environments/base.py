@@ -72,9 +72,9 @@ class Turn:
 class Game(Generic[O]):
     rules: ClassVar[str]
     tags: ClassVar[tuple[str, ...]] = ("answer",)
-    """An action stands between <tag> and </tag> of one of them."""
+    """An action is the text between <tag> and </tag>, for one of these tags."""
     reductions: ClassVar[Mapping[str, str]] = {}
-    """How the metrics of steps become those of the episode; the mean of what is not named."""
+    """How the metrics of the steps become those of the episode; by default, their mean."""
 
     def __init__(self, options: O) -> None:
         self.options = options

@@ -170,7 +170,7 @@ _MODULES: dict[str, dict[str, Any]] = {
     "skyrl_gym.envs.base_text_env": _SKYRL,
 }
 WRAPPED = ("agent_instance_cls", "env_cls", "agent_cls")
-"""Attributes by which the runners of these systems name the class that they run."""
+"""Attributes in which the runners of these systems keep the class that they run."""
 
 
 def install_shims(modules: Mapping[str, Mapping[str, Any]] = _MODULES) -> None:

@@ -28,7 +28,7 @@ class ParsedReply:
 
 
 Parse = Callable[[str, Schemas], ParsedReply]
-"""A whole reply without the token that ends it, and the schemas of the tools that it may call."""
+"""Takes a whole reply without the token that ends it, and the schemas of the tools it may call."""
 
 
 def reads_no_calls(text: str, schemas: Schemas) -> ParsedReply:

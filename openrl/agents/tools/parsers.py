@@ -18,7 +18,7 @@ from openrl.errors import UserError, short
 from openrl.extension_points import tool_parsers
 
 ChatTemplate = str | Mapping[str, str]
-"""Some tokenizers have several by name, one of them for tools."""
+"""A chat template. Some tokenizers have several by name, one of them for tools."""
 Reader = Callable[[str, Schemas], tuple[str, list[ToolCall]]]
 _ARGUMENTS = ("arguments", "parameters")
 _JSON = json.JSONDecoder()
