@@ -23,7 +23,8 @@ class RewardModelFlags:
     )
     max_len: int = flag(
         2048,
-        "Tokens per scored text; longer ones lose tokens at the start and are counted.",
+        "Tokens per scored text, at most the model's context; longer ones lose tokens at the start"
+        " and are counted.",
         bounds="> 0",
         only_if=REWARD_MODEL,
     )

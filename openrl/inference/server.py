@@ -61,7 +61,7 @@ class ServerMetrics:
         for name, meaning, value in (
             ("texts", "Texts scored.", counts.texts),
             ("batches", "Forward passes, or calls of functions.", counts.batches),
-            ("cut_texts", "Texts longer than --max_len.", counts.cut),
+            ("cut_texts", "Texts longer than --max_len or the context.", counts.cut),
         ):
             yield CounterMetricFamily(f"openrl_rm_{name}", meaning, value=value)
         waiting = self.scorer.waiting

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import math
+import shutil
 import threading
 
 import httpx
@@ -151,14 +153,21 @@ def test_4_bit_weights_give_the_scores_that_transformers_gets_from_them(checkpoi
     )
 
 
-def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint):
+@pytest.mark.parametrize("flag", [True, False], ids=["--max_len", "the model's context"])
+def test_a_text_that_is_too_long_loses_its_beginning_and_is_counted(checkpoint, tmp_path, flag):
+    if not flag:
+        checkpoint = shutil.copytree(checkpoint, tmp_path / "short")
+        config = json.loads((checkpoint / "config.json").read_text())
+        config["max_position_embeddings"] = 6
+        (checkpoint / "config.json").write_text(json.dumps(config))
+
     async def conversation(client):
         reply = await client.post("/get_reward", json=request(["0123456789", "56789", "456789"]))
         cut, short, exact = reply.json()["rewards"]
         assert cut == pytest.approx(exact, abs=1e-5) and abs(cut - short) > 1e-3
         assert "openrl_rm_cut_texts_total 1.0" in (await client.get("/metrics")).text
 
-    talk(scorer_of(text_model(checkpoint, max_len=6)), conversation)
+    talk(scorer_of(text_model(str(checkpoint), max_len=6 if flag else 64)), conversation)
 
 
 def test_the_reply_has_the_shape_that_openrlhf_reads(checkpoint):
