@@ -8,6 +8,7 @@ a token."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -86,7 +87,7 @@ class ToolError(Exception):
     """The policy got a call wrong, or the tool failed. The policy reads the message."""
 
 
-class Toolset:
+class Toolset(ABC):
     """The tools of one episode."""
 
     schemas: Sequence[Mapping[str, Any]] = ()
@@ -97,9 +98,9 @@ class Toolset:
         """Prepare the tools before the first turn. Return text to append to the user's request."""
         return ""
 
+    @abstractmethod
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Content:
         """Call a tool and return its result. Raises ToolError."""
-        raise NotImplementedError
 
     async def reward(self) -> float | None:
         """Return what the episode has earned, after its last turn; None if others judge it."""
@@ -110,5 +111,5 @@ class Toolset:
         """The metrics of the episode."""
         return {}
 
-    async def close(self) -> None:
+    async def close(self) -> None:  # noqa: B027  (many have nothing to release)
         """Release resources. Called on every way out of an episode, even before ``start``."""

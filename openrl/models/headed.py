@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from openrl.models.sequence_parallel import Part, undivided
 from openrl.models.vision import Media, Vision, axes_of, run_backbone
 
 
-class HeadedModel(nn.Module):
+class HeadedModel(ABC, nn.Module):
     """Base of language and scalar models. ``hf`` keeps its parameter names. The attributes from
     ``shares`` to ``split`` are set after loading."""
 
@@ -38,19 +39,19 @@ class HeadedModel(nn.Module):
         return self.hf.config
 
     @property
+    @abstractmethod
     def architecture(self) -> str:
         """The class that config.json names."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_checkpoint(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename parameters from this module's names to those of a checkpoint and merge adapters
         into them. ``named`` holds one or more whole layers."""
-        raise NotImplementedError
 
+    @abstractmethod
     def to_adapter(self, named: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the parameters of adapters, and of what learns beside them, from this module's
         names to those of peft's files."""
-        raise NotImplementedError
 
     def arranged(
         self,

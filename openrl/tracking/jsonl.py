@@ -34,7 +34,11 @@ class JsonlWriter:
         self._file = open(path, "a", buffering=1, encoding="utf-8")  # noqa: SIM115
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._file.write(to_line(record))
+        """Raises OSError with the file's name if it cannot be written."""
+        try:
+            self._file.write(to_line(record))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, self._file.name) from error
         self.last_step = record["step"]
 
     def close(self) -> None:

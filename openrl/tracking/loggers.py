@@ -122,12 +122,14 @@ class Trackers:
     def _guard(self, name: str, action: Callable[..., None], *args: Any) -> None:
         try:
             action(*args)
-        except Exception:  # no failure of a tracker is worth stopping the training for
+        except Exception as error:  # no failure of a tracker is worth stopping the training for
             if not self.failures[name]:
+                a_file = getattr(error, "filename", None)  # then the message says it all
                 logger.warning(
-                    "%s failed; training goes on, later failures are only counted",
+                    "%s failed: %s; training goes on, later failures are only counted",
                     name,
-                    exc_info=True,
+                    error,
+                    exc_info=not a_file,
                 )
             self.failures[name] += 1
 

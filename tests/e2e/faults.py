@@ -17,7 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.e2e.runs import metrics, ppo_flags
+from openrl.tracking.jsonl import read_jsonl
+from tests.e2e.runs import ppo_flags
 from tests.patience import PATIENCE
 
 STEPS = 400  # far more than any of these runs gets to
@@ -111,7 +112,8 @@ def ended(run: Faulty, inject: Callable[[Faulty], None]) -> End:
     _, alive = psutil.wait_procs(run.children, timeout=60)  # Ray's agents look for their parent
     output = run.said.read_text()
     saved = [int(p.name[5:]) for p in (run.out / "checkpoints").glob("step_*")]
-    trained = [m["step"] for m in metrics(run.out)] if (run.out / "metrics.jsonl").exists() else []
+    log = run.out / "metrics.jsonl"  # a full disk tears the last one
+    trained = [m["step"] for m in read_jsonl(log)] if log.exists() else []
     left = [f"process {' '.join(p.cmdline()[:2])}" for p in alive]
     left += run.traces()
     lines = output.splitlines()

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -202,21 +203,55 @@ def test_a_second_start_is_refused(task, tmp_path):
     assert ended(first, send(signal.SIGTERM)).code == 143
 
 
+@contextmanager
+def small_disk(place, size):
+    place.mkdir(exist_ok=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", place]
+    if subprocess.run(mount, check=False, capture_output=True).returncode:
+        pytest.skip("only root may mount a small disk")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not FULL, reason="on demand")
-def test_a_full_disk_costs_checkpoints_and_not_the_run(task, tmp_path):
+@pytest.mark.parametrize(
+    ("size", "words"), [("600k", "No space left on device"), ("1500k", "needs about")]
+)
+def test_a_full_disk_costs_checkpoints_and_not_the_run(task, tmp_path, size, words):
     """A checkpoint takes 0.95 MB: on the first disk not one fits, on the second not two."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    for size, words in (("600k", "No space left on device"), ("1500k", "needs about")):
-        mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk]
-        if subprocess.run(mount, check=False, capture_output=True).returncode:
-            pytest.skip("only root may mount a small disk")
-        try:
-            flags = {"rollout_backend": "hf", "save_steps": 1, "ckpt_path": disk / "checkpoints"}
-            said = run("train_ppo_ray", ppo_flags(task, tmp_path / size, **flags))
-        finally:
-            subprocess.run(["umount", disk], check=True)
-        print(said)
-        assert words in said and "could not be written" in said and "training goes on" in said
-        assert (tmp_path / size / "model.safetensors").exists()
+    out = tmp_path / "out"
+    with small_disk(tmp_path / "disk", size) as disk:
+        flags = {"max_steps": 12, "save_steps": 1, "ckpt_path": disk / "checkpoints"}
+        end = ended(begun(task, out, after="metrics.jsonl", **flags), lambda run: None)
+    tell(f"disk of {size}", end)
+    assert end.code == 0 and words in end.output and "could not be written" in end.output
+    assert "training goes on" in end.output and "Traceback" not in end.output
+    assert (out / "model.safetensors").exists() and not end.left
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not FULL, reason="on demand")
+def test_a_full_disk_costs_log_lines_and_is_told_at_the_export(task, tmp_path):
+    """The checkpoints lie on another one, and a run goes on from them."""
+
+    def fill(run):
+        with suppress(OSError), open(run.out / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+
+    checkpoints = tmp_path / "checkpoints"
+    flags = {"max_steps": 40, "ckpt_path": checkpoints}
+    with small_disk(tmp_path / "out", "3m") as out:
+        end = ended(begun(task, out, after="../checkpoints/step_000002", **flags), fill)
+        tell("disk of logs and model full", end)
+        assert end.code == 1 and f"the model could not be written to {out}" in end.said
+        assert "jsonl failed: [Errno 28] No space left on device" in end.output
+        assert len(end.said.splitlines()) <= LINES and "Traceback" not in end.output
+        assert not end.left
+        (out / "filler").unlink()
+        flags |= {"num_episodes": 400, "rollout_backend": "hf", "load_checkpoint": True}
+        assert "resumed from" in run("train_ppo_ray", ppo_flags(task, out, **flags))
+        assert (out / "model.safetensors").exists()

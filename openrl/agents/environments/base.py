@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import random
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
@@ -69,7 +70,7 @@ class Turn:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class Game(Generic[O]):
+class Game(ABC, Generic[O]):
     rules: ClassVar[str]
     tags: ClassVar[tuple[str, ...]] = ("answer",)
     """An action is the text between <tag> and </tag>, for one of these tags."""
@@ -79,18 +80,18 @@ class Game(Generic[O]):
     def __init__(self, options: O) -> None:
         self.options = options
 
+    @abstractmethod
     def begin(self) -> None:
         """Draw a new game from ``self.random``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def look(self) -> str:
         """Return what the policy sees now."""
-        raise NotImplementedError
 
+    @abstractmethod
     def play(self, tag: str, said: str) -> Turn:
         """Take an action. Raises Unreadable, without changing anything, if ``said`` is not an
         action."""
-        raise NotImplementedError
 
     def render(self) -> Any | None:
         """Return the state as a picture, uint8 (height, width, 3); None if there is none."""

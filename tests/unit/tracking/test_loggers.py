@@ -1,6 +1,7 @@
 import json
 import logging
 import math
+import resource
 import sqlite3
 import subprocess
 import sys
@@ -93,6 +94,25 @@ def test_an_interrupted_rewrite_leaves_the_old_file(tmp_path, monkeypatch):
         JsonlWriter(path, keep_until=1)
     assert path.read_text() == '{"step": 1}\n{"step": 2}\n'
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_disk_that_is_full_is_told_once_with_the_file(tmp_path, caplog):
+    path = tmp_path / "metrics.jsonl"
+    trackers = Trackers(JsonlTracker(path))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        for step in range(1, 20):
+            trackers.log(step, {"reward": 0.5})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    (record,) = caplog.records
+    assert str(path) in record.getMessage() and "File too large" in record.getMessage()
+    assert not record.exc_info
+    trackers.log(20, {"reward": 0.5})  # there is room again
+    trackers.close()
+    assert [r["step"] for r in read_jsonl(path)][-1] == 20
+    assert lines(path)[-1]["tracking/jsonl_failures"] > 10
 
 
 def test_a_failing_tracker_is_reported_once_counted_and_harms_nobody(caplog):
@@ -221,7 +241,7 @@ def test_a_tracker_that_cannot_start_is_counted_and_stops_nothing(tmp_path, capl
     trackers.log(2, {"reward": 0.5})
     trackers.close()
     assert lines(tmp_path / "metrics.jsonl")[1]["tracking/tensorboard_failures"] == 1.0
-    assert "tensorboard failed; training goes on" in caplog.text
+    assert "tensorboard failed: [Errno 20] Not a directory" in caplog.text
 
 
 def test_a_plugin_brings_a_tracker_with_arguments(tmp_path):
