@@ -255,6 +255,8 @@ _MARKS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 _MARKS |= dict.fromkeys(_ROPE, (_QWEN, "<|vision_start|><|image_pad|><|vision_end|>"))
 ARCHITECTURES = tuple(_MAKERS)
+MARKS = {arch: mark for arch, (_, mark) in _MARKS.items()}
+"""What the chat template of a model writes for an image."""
 
 
 def picture(number: int, size: tuple[int, int] = (80, 60)) -> Picture.Image:

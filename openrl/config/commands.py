@@ -87,7 +87,7 @@ from openrl.config.run import (
 )
 from openrl.config.sampling import SamplingFlags
 from openrl.config.shaping import RewardShapingFlags
-from openrl.config.vision import ImageFlags, VisionFlags
+from openrl.config.vision import ImageFlags, PixelFlags, VisionFlags
 from openrl.flags.schema import absent, chosen_options, given, part
 
 
@@ -220,6 +220,7 @@ class ServeConfig:
     device: DeviceFlags = part(DeviceFlags)
     server: ServerFlags = part(ServerFlags)
     packing: PackingFlags = part(PackingFlags, only_if=given("reward_pretrain"))
+    vision: PixelFlags = part(PixelFlags, only_if=given("reward_pretrain"))
     debug: PluginFlags = part(PluginFlags)
     options: dict[str, Any] = chosen_options()
 

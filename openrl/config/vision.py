@@ -10,23 +10,14 @@ SEES = given("max_images_per_prompt")
 
 
 @group("Vision")
-class ImageFlags:
-    """Flags of commands that show images to a model."""
+class PixelFlags:
+    """Flags that bound what a model is shown."""
 
-    image_key: str = flag(
-        "images",
-        "Column with a row's images: paths, URLs, data: URLs, bytes or pictures of the data set,"
-        " one for each <image> in the prompt. Dots reach into nested columns.",
-        only_if=SEES,
-    )
     max_images_per_prompt: int = flag(
         0,
         "Most images in one prompt. 0: text only; training leaves the vision tower as it is.",
         bounds=">= 0",
         alias=("limit_mm_per_prompt",),
-    )
-    image_dir: str | None = flag(
-        None, "Directory put before relative paths of images.", only_if=SEES
     )
     image_min_pixels: int | None = flag(
         None,
@@ -47,6 +38,21 @@ class ImageFlags:
         'Further arguments of the model\'s processor, in engine and trainer, e.g. {"max_pixels":'
         " 200704}.",
         only_if=SEES,
+    )
+
+
+@group("Vision")
+class ImageFlags(PixelFlags):
+    """Flags of commands that show the images of rows to a model."""
+
+    image_key: str = flag(
+        "images",
+        "Column with a row's images: paths, URLs, data: URLs, bytes or pictures of the data set,"
+        " one for each <image> in the prompt. Dots reach into nested columns.",
+        only_if=SEES,
+    )
+    image_dir: str | None = flag(
+        None, "Directory put before relative paths of images.", only_if=SEES
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from openrl.config.inference import RewardModelFlags
 from openrl.config.model import LoadFlags
+from openrl.data.images import RowImages
+from openrl.data.rows import BadRow
 from openrl.data.tokenizer import load_tokenizer
 from openrl.inference.batcher import MicroBatcher, check_room
 from openrl.models.causal_lm import DTYPES, Loading
@@ -26,7 +28,7 @@ from openrl.rewards.combined import Weighing
 from openrl.rewards.protocol import Failure, ScoreRequest
 from openrl.rewards.reward_rows import RewardRows
 from openrl.rewards.sources import Source
-from openrl.types import Score
+from openrl.types import PlacedImage, Score
 
 DATASOURCE = "default"  # the source of rows that name none
 
@@ -38,6 +40,7 @@ class Counts:
     texts: int = 0
     batches: int = 0
     cut: int = 0  # texts that lost tokens
+    unseen: int = 0  # images for a model, or functions, that read only text
 
 
 class TextScorer(Protocol):
@@ -60,6 +63,7 @@ class Scalar:
 
     value: float  # NaN for a text without tokens
     cut: bool  # the text was longer than the model accepts
+    problem: str = ""  # why the model was not asked
 
 
 class TextRewardModel:
@@ -67,37 +71,77 @@ class TextRewardModel:
     with."""
 
     def __init__(
-        self, model: RewardModel, tokenizer: PreTrainedTokenizerBase, max_len: int
+        self,
+        model: RewardModel,
+        tokenizer: PreTrainedTokenizerBase,
+        max_len: int,
+        images: RowImages | None = None,
     ) -> None:
-        self.model, self.tokenizer = model, tokenizer
+        """Without ``images`` the model reads only text."""
+        self.model, self.tokenizer, self.images = model, tokenizer, images
         longest = (
             getattr(model.hf.config.get_text_config(), "max_position_embeddings", None) or max_len
         )
         self.max_len = min(max_len, longest)
 
-    def __call__(self, texts: list[str]) -> list[Scalar]:
+    def __call__(self, texts: list[str], images: Sequence[Sequence[Any]] = ()) -> list[Scalar]:
         """Score texts, tokenised exactly as written: the only special tokens are those in the text.
+        ``images`` are those of each text.
 
-        Texts of more than ``max_len`` tokens lose the first ones.
+        Texts of more than ``max_len`` tokens lose the first ones, and the images among them.
         """
-        rows = self.tokenizer(texts, add_special_tokens=False).input_ids
-        kept = [row[-self.max_len :] or [self.tokenizer.pad_token_id] for row in rows]
+        read = self.tokenizer(texts, add_special_tokens=False).input_ids
+        shown = images or [()] * len(texts)
+        rows = [self._row(ids, cells) for ids, cells in zip(read, shown, strict=True)]
+        kept = [row.token_ids or [self.tokenizer.pad_token_id] for row in rows]
         width = max(map(len, kept))
         ids = torch.tensor(
             [row + [self.tokenizer.pad_token_id] * (width - len(row)) for row in kept]
         )
         lengths = torch.tensor([[len(row)] for row in kept])
-        values = self.column(ids, torch.arange(width) < lengths).tolist()
+        placed = [row.images for row in rows]
+        values = self.column(ids, torch.arange(width) < lengths, placed).tolist()
         return [
-            Scalar(value if row else math.nan, len(row) > self.max_len)
+            Scalar(value, row.cut) if row.token_ids else Scalar(math.nan, row.cut, row.problem)
             for value, row in zip(values, rows, strict=True)
         ]
 
+    def _row(self, token_ids: list[int], cells: Sequence[Any]) -> _Row:
+        placed: tuple[PlacedImage, ...] = ()
+        if self.images is not None:
+            try:
+                images = self.images.of({self.images.top_column: list(cells)})
+                token_ids, placed = self.images.place(token_ids, images)
+            except BadRow as error:
+                return _Row([], problem=str(error))
+        cut = max(0, len(token_ids) - self.max_len)
+        start = max([cut, *(image.end for image in placed if image.start < cut)])
+        kept = tuple(image.moved(-start) for image in placed if image.start >= start)
+        return _Row(token_ids[start:], kept, cut > 0)
+
     @torch.inference_mode()
-    def column(self, token_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    def column(
+        self,
+        token_ids: Tensor,
+        attention_mask: Tensor,
+        images: Sequence[Sequence[PlacedImage]] | None = None,
+    ) -> Tensor:
         """Return the model's scores (b,) of right-padded tokens (b, T)."""
         device = next(self.model.parameters()).device
-        return self.model(token_ids.to(device), attention_mask.to(device))[0].cpu()
+        vision = self.model.vision
+        read = vision.read(images) if vision else {}
+        media = {name: tensor.to(device) for name, tensor in read.items()} or None
+        return self.model(token_ids.to(device), attention_mask.to(device), media=media)[0].cpu()
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A text as the model gets it."""
+
+    token_ids: list[int]
+    images: tuple[PlacedImage, ...] = ()
+    cut: bool = False
+    problem: str = "the text is empty"  # if there are no tokens
 
 
 def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
@@ -109,9 +153,14 @@ def reward_tokenizer(path: str, flags: LoadFlags) -> PreTrainedTokenizerBase:
 
 
 def load_reward_model(
-    path: str, rm: RewardModelFlags, loading: Loading, *, normalize: bool = False
+    path: str,
+    rm: RewardModelFlags,
+    loading: Loading,
+    *,
+    normalize: bool = False,
+    images: RowImages | None = None,
 ) -> TextRewardModel:
-    """Return the reward model at ``path`` with its tokenizer.
+    """Return the reward model at ``path`` with its tokenizer, and with ``images`` if it sees.
 
     Raises UserError if it has no head, cannot run packed rows, or lacks the moments that
     ``normalize`` needs.
@@ -121,7 +170,7 @@ def load_reward_model(
     assert isinstance(model, RewardModel)
     if normalize:
         model.mean, model.std = stored_moments(path, flags.trust_remote_code)
-    text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len)
+    text_model = TextRewardModel(model, reward_tokenizer(path, flags), rm.max_len, images)
     if loading.packing:
         check_layers(path, model.hf.config)
         trial = Trial.of(model.hf.config, DTYPES[flags.param_dtype])
@@ -135,23 +184,25 @@ class ModelScorer:
 
     def __init__(
         self,
-        model: Callable[[list[str]], list[Scalar]],
+        model: Callable[[list[str], list[Sequence[Any]]], list[Scalar]],
         *,
         batch_size: int,
         wait: float = 0.0,
         most_waiting: int = sys.maxsize,
         name: str = "model",
+        sees: bool = False,
     ) -> None:
-        self.name, self._model = name, model
+        """``model`` gets texts and the images of each: none unless it ``sees``."""
+        self.name, self._model, self._sees = name, model, sees
         self._batcher = MicroBatcher(
             self._compute, batch_size=batch_size, wait=wait, most_waiting=most_waiting
         )
         self.counts = Counts()
 
-    def _compute(self, texts: list[str]) -> list[Scalar]:
-        scalars = self._model(texts)
+    def _compute(self, items: list[tuple[str, Sequence[Any]]]) -> list[Scalar]:
+        scalars = self._model([text for text, _ in items], [images for _, images in items])
         self.counts.batches += 1
-        self.counts.texts += len(texts)
+        self.counts.texts += len(items)
         self.counts.cut += sum(s.cut for s in scalars)
         return scalars
 
@@ -160,12 +211,16 @@ class ModelScorer:
         return len(self._batcher)
 
     async def score(self, rows: ScoreRequest | RewardRows) -> list[Score | Failure]:
-        scalars = await self._batcher(rows.queries)
+        images = rows.images or [()] * len(rows)
+        if not self._sees:
+            self.counts.unseen += sum(map(len, images))
+            images = [()] * len(rows)
+        scalars = await self._batcher(list(zip(rows.queries, images, strict=True)))
         return [
             Score(scalar.value)
             if math.isfinite(scalar.value)
-            else Failure(f"the model's output is {scalar.value}" if text else "the text is empty")
-            for scalar, text in zip(scalars, rows.queries, strict=True)
+            else Failure(scalar.problem or f"the model's output is {scalar.value}")
+            for scalar in scalars
         ]
 
     async def close(self) -> None:
@@ -190,6 +245,7 @@ class FunctionScorer:
 
     async def score(self, request: ScoreRequest) -> list[Score | Failure]:
         count = len(request)
+        self.counts.unseen += sum(map(len, request.images))
         check_room(self.waiting, count, self.most_waiting)
         self.waiting += count
         try:

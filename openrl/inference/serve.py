@@ -18,6 +18,8 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from openrl.config.commands import ServeConfig
 from openrl.config.reward import bearer_token
 from openrl.config.reward_plan import RewardPlan, reward_sources, source_weights
+from openrl.config.vision import ImageFlags, VisionFlags
+from openrl.data.images import RowImages
 from openrl.errors import Gathered, UserError
 from openrl.inference.scoring import FunctionScorer, ModelScorer, TextScorer, load_reward_model
 from openrl.inference.server import build_app
@@ -27,6 +29,7 @@ from openrl.models.scalar_model import stored_moments
 from openrl.models.stored import check_head
 from openrl.rewards.build import check_reward_sources, process_sources
 from openrl.rewards.combined import Weighing
+from openrl.vision.processor import VisionProcessor
 
 HEAD_TIMEOUT = 15.0  # seconds that a client has to send the head of a request
 GRACE = 60  # seconds that running requests have after SIGTERM
@@ -41,6 +44,7 @@ class ServeInputs:
     device: Device
     listener: socket.socket  # bound; it accepts nobody before the model is loaded
     plan: RewardPlan
+    images: RowImages | None = None  # of a reward model that sees
 
 
 def prepare_server(config: ServeConfig) -> ServeInputs:
@@ -56,12 +60,24 @@ def prepare_server(config: ServeConfig) -> ServeInputs:
             check_head(path, config.rm.value_head_prefix, trusted)
             if config.reward.normalize_reward:
                 stored_moments(path, trusted)
+    images = None
+    with gathered:
+        images = shown_images(config)
     with gathered:
         listener = bind(config.server.host, config.server.port)
     gathered.raise_all()
-    return ServeInputs(
-        device, listener, RewardPlan(sources, source_weights(config.reward, sources))
-    )
+    plan = RewardPlan(sources, source_weights(config.reward, sources))
+    return ServeInputs(device, listener, plan, images)
+
+
+def shown_images(config: ServeConfig) -> RowImages | None:
+    """Return the reader of images in requests; None if the model is to read only text. Raises
+    UserError for a model that cannot see."""
+    path, flags = config.rm.reward_pretrain, config.vision
+    if path is None or not flags.max_images_per_prompt:
+        return None
+    processor = VisionProcessor(path, flags.mm_processor_kwargs, config.model.trust_remote_code)
+    return RowImages(ImageFlags(**vars(flags)), processor)
 
 
 async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
@@ -87,12 +103,22 @@ def build_scorer(config: ServeConfig, inputs: ServeInputs) -> TextScorer:
             inputs.device,
             config.packing.packing_samples,
             config.weights.load_in_4bit,
+            VisionFlags(**vars(config.vision)),
         )
         model = load_reward_model(
-            config.rm.reward_pretrain, config.rm, loading, normalize=reward.normalize_reward
+            config.rm.reward_pretrain,
+            config.rm,
+            loading,
+            normalize=reward.normalize_reward,
+            images=inputs.images,
         )
-        size, wait = server.batch_size, server.batch_wait_ms / 1000
-        return ModelScorer(model, batch_size=size, wait=wait, most_waiting=most_waiting)
+        return ModelScorer(
+            model,
+            batch_size=server.batch_size,
+            wait=server.batch_wait_ms / 1000,
+            most_waiting=most_waiting,
+            sees=inputs.images is not None,
+        )
     workers = reward.reward_num_workers
     executor = ThreadPoolExecutor(workers, thread_name_prefix="reward")
     sources = process_sources(reward, inputs.plan.sources, plugins, executor, workers)

@@ -15,6 +15,7 @@ from openrl.rewards.http_client import JsonClient, RequestFailed
 from openrl.rewards.protocol import REWARDS, SCORES, Failure, ScoreRequest, read_reply
 from openrl.rewards.reward_rows import RewardRows, join
 from openrl.rewards.sources import Results, retry_failed
+from openrl.vision.pictures import data_url
 
 CONNECTIONS = 8  # concurrent requests per URL
 ROWS_PER_REQUEST = 64  # also the limit of concurrent requests for single rows
@@ -111,7 +112,9 @@ class HttpSource:
                 return [Failure(str(failed), failed.attempts)]
 
     async def _ask(self, rows: RewardRows, *, alone: bool) -> Results:
-        body = ScoreRequest(rows.queries, rows.prompts, rows.labels).to_json()
+        shown = [[data_url(file) for file in files] for files in rows.images]
+        images = shown if any(shown) else []
+        body = ScoreRequest(rows.queries, rows.prompts, rows.labels, images).to_json()
         results, attempts = await self._client.post(body, reader(len(rows)), alone=alone)
         return [replace(result, attempts=attempts) for result in results]
 

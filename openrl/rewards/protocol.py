@@ -2,6 +2,8 @@
 
 Request   POST {"query": [...], "prompts": [...], "labels": [...]}: lists of equal length, one item
           per answer. ``query`` is prompt and answer as one text; labels are any JSON values.
+          The optional ``images`` hold a list for each answer: the images that the policy saw, as
+          data: URLs in the order of their marks in ``query``.
 Reply     {"rewards": [...], "scores": [...], "extra_logs": {"name": [...]}}: one item per answer,
           in their order. Advantages are computed from ``rewards``. The optional ``scores`` are
           verdicts in [0, 1], or the rewards again. The optional ``extra_logs`` is a dict of lists,
@@ -15,12 +17,12 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from openrl.types import Score
 
-QUERY, PROMPTS, LABELS = "query", "prompts", "labels"
+QUERY, PROMPTS, LABELS, IMAGES = "query", "prompts", "labels", "images"
 REWARDS, SCORES, EXTRA_LOGS = "rewards", "scores", "extra_logs"
 
 
@@ -47,12 +49,15 @@ class ScoreRequest:
     queries: list[str]  # prompt and answer as one text
     prompts: list[str]
     labels: list[Any]
+    # data: URLs for each answer; empty if no answer has any
+    images: list[list[str]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.queries)
 
     def to_json(self) -> dict[str, Any]:
-        return {QUERY: self.queries, PROMPTS: self.prompts, LABELS: self.labels}
+        shown = {IMAGES: self.images} if self.images else {}
+        return {QUERY: self.queries, PROMPTS: self.prompts, LABELS: self.labels, **shown}
 
 
 def read_request(body: Any) -> ScoreRequest:
@@ -71,7 +76,20 @@ def read_request(body: Any) -> ScoreRequest:
             raise BadRequest(f"{name!r} has {len(column)} items, {QUERY!r} has {len(queries)}")
         columns[name] = column
     _check_texts(columns[PROMPTS], PROMPTS)
-    return ScoreRequest(queries, columns[PROMPTS], columns[LABELS])
+    images = body.get(IMAGES) or []
+    _check_images(images, len(queries))
+    return ScoreRequest(queries, columns[PROMPTS], columns[LABELS], images)
+
+
+def _check_images(images: Any, count: int) -> None:
+    if not isinstance(images, list) or len(images) not in (0, count):
+        raise BadRequest(f"{IMAGES!r} must hold one list for each of {count} texts")
+    for urls in images:
+        # any other URL, or a path, would have the server read something for its client
+        if not isinstance(urls, list) or not all(
+            isinstance(url, str) and url.startswith("data:") for url in urls
+        ):
+            raise BadRequest(f"{IMAGES!r} must hold lists of data: URLs")
 
 
 def _check_texts(column: Any, name: str) -> None:

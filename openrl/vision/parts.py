@@ -88,4 +88,4 @@ def messages_for_clients(prompt: Prompt) -> list[Message]:
 def _for_clients(part: Part) -> Part:
     if part["type"] != "image":
         return part
-    return {"type": "image_url", "image_url": {"url": data_url(part["image"])}}
+    return {"type": "image_url", "image_url": {"url": data_url(part["image"].data)}}

@@ -74,11 +74,11 @@ def open_image(image: Image) -> Picture.Image:
         return opened
 
 
-def data_url(image: Image) -> str:
-    """Return the file as a ``data:`` URL."""
-    with Picture.open(io.BytesIO(image.data)) as opened:
+def data_url(file: bytes) -> str:
+    """Return an encoded picture as a data: URL."""
+    with Picture.open(io.BytesIO(file)) as opened:
         kind = opened.get_format_mimetype()
-    return f"data:{kind};base64,{base64.b64encode(image.data).decode()}"
+    return f"data:{kind};base64,{base64.b64encode(file).decode()}"
 
 
 def image_size(image: Image) -> tuple[int, int]:

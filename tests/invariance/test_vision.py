@@ -29,7 +29,7 @@ from openrl.vision.pictures import png_image
 from openrl.vision.processor import VisionProcessor
 from tests.experience import free_port
 from tests.patience import PATIENCE
-from tests.tiny_vision import picture, tiny_vision_dir
+from tests.tiny_vision import MARKS, picture, tiny_vision_dir
 
 pytestmark = pytest.mark.slow
 
@@ -59,15 +59,14 @@ def models_of(checkpoint: str) -> dict[str, CausalLM | ValueModel]:
 
 
 def whole_batch(checkpoint: str) -> ExperienceBatch:
+    mark = next(mark for arch, mark in MARKS.items() if Path(checkpoint).name == f"{arch}-0")
     processor, tokenizer = (
         VisionProcessor(checkpoint, {}),
         AutoTokenizer.from_pretrained(checkpoint),
     )
     groups = []
     for number, shown in enumerate(SHOWN):
-        ids = tokenizer(
-            "<image>" * len(shown) + f"how {number}", add_special_tokens=False
-        ).input_ids
+        ids = tokenizer(mark * len(shown) + f"how {number}", add_special_tokens=False).input_ids
         tokens, placed = processor.place(ids, [png_image(picture(n)) for n in shown])
         prompt = Prompt(f"p:{number}", tokens, "", images=placed)
         answers = [[7 + number] * (3 + i + number % 2) for i in range(2)]
@@ -121,9 +120,10 @@ def rank_of_two(rank: int, port: int, checkpoint: str, path: Path) -> None:
     close_distributed()
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return str(tiny_vision_dir(tmp_path_factory.mktemp("m")))
+@pytest.fixture(scope="module", params=["idefics3", "qwen2_5_vl", "qwen3_vl"])
+def checkpoint(request, tmp_path_factory):
+    """Those of Qwen count positions on three axes."""
+    return str(tiny_vision_dir(tmp_path_factory.mktemp("m"), arch=request.param))
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ from openrl.config.commands import (
     BatchInferenceConfig,
     EvaluateConfig,
     PPOConfig,
+    ServeConfig,
     SupervisedConfig,
 )
 from openrl.config.derived import shares_prefixes
@@ -25,8 +26,8 @@ def images_stand_in_chats(config: Shown, given: Given) -> Problems:
         yield Problem(flags, message, "--apply_chat_template")
 
 
-@check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig)
-def pixels_have_a_range(config: Shown, given: Given) -> Problems:
+@check(PPOConfig, *SUPERVISED, EvaluateConfig, BatchInferenceConfig, ServeConfig)
+def pixels_have_a_range(config: Shown | ServeConfig, given: Given) -> Problems:
     least, most = config.vision.image_min_pixels, config.vision.image_max_pixels
     if least is not None and most is not None and least > most:
         flags = ("image_min_pixels", "image_max_pixels")

@@ -58,7 +58,7 @@ class Gate:
     def __init__(self):
         self.open, self.running = threading.Event(), threading.Event()
 
-    def __call__(self, texts):
+    def __call__(self, texts, images):
         self.running.set()
         assert self.open.wait(30)
         return [Scalar(float(len(text)), cut=False) for text in texts]
@@ -199,7 +199,9 @@ def test_a_score_that_is_no_number_is_null_and_counted():
         assert reply.json()["rewards"] == [None, 2.0]
         assert "openrl_rm_failures_total 1.0" in (await client.get("/metrics")).text
 
-    talk(scorer_of(lambda texts: [Scalar(math.nan, False), Scalar(2.0, False)]), conversation)
+    talk(
+        scorer_of(lambda texts, images: [Scalar(math.nan, False), Scalar(2.0, False)]), conversation
+    )
 
 
 @pytest.mark.parametrize(
@@ -275,7 +277,7 @@ def test_what_a_browser_could_be_made_to_send_is_refused(headers, status):
         reply = await client.post("/get_reward", content=body, headers=headers)
         assert reply.status_code == status
 
-    talk(scorer_of(lambda texts: [Scalar(1.0, False)] * len(texts)), conversation)
+    talk(scorer_of(lambda texts, images: [Scalar(1.0, False)] * len(texts)), conversation)
 
 
 def test_a_text_without_tokens_has_no_score(checkpoint):
@@ -290,7 +292,7 @@ def serve_while(conversation, monkeypatch, head_timeout=15.0):
     """Run ``conversation(port)`` against the real server."""
     monkeypatch.setattr(serve, "HEAD_TIMEOUT", head_timeout)
     listener = serve.bind("127.0.0.1", 0)
-    app = build_app(scorer_of(lambda texts: [Scalar(1.0, False)] * len(texts)))
+    app = build_app(scorer_of(lambda texts, images: [Scalar(1.0, False)] * len(texts)))
 
     async def main():
         config = uvicorn.Config(app, http=serve.Connection, log_level="warning", access_log=False)
@@ -381,7 +383,7 @@ def test_a_full_queue_says_when_to_come_again():
 
 
 def test_a_model_that_fails_fails_its_request_alone():
-    def model(texts):
+    def model(texts, images):
         if "bad" in texts:
             raise RuntimeError("out of memory")
         return [Scalar(1.0, False)] * len(texts)

@@ -2,9 +2,11 @@
 rows. Time is not waited for: the pauses between attempts go to a clock that the tests hold."""
 
 import asyncio
+import base64
 import json
 import socket
 import struct
+from dataclasses import replace
 from email.utils import formatdate
 
 import pytest
@@ -15,6 +17,7 @@ from openrl.rewards.http_client import Endpoints, JsonClient, retry_after_second
 from openrl.rewards.protocol import Failure
 from openrl.rewards.reward_rows import RewardRows
 from openrl.types import Score
+from tests.tiny_vision import picture, png
 
 
 class Time:
@@ -196,6 +199,15 @@ def test_groups_that_wait_share_requests_and_connections():
     ]
     assert [len(body["query"]) for _, body in server.requests] == [4] * 8 + [64, 64]
     assert server.connections == http.CONNECTIONS
+
+
+def test_images_go_along_as_data_urls():
+    file, server = png(picture(1)), Server()
+    (results,), _ = ask([server], replace(rows(1, 2), images=[[file], []]))
+    assert rewards(results) == [1, 2]
+    ((_, body),) = server.requests
+    (first, second) = body["images"]
+    assert first == [f"data:image/png;base64,{base64.b64encode(file).decode()}"] and second == []
 
 
 def test_urls_take_turns():
