@@ -18,44 +18,44 @@ class TurnFlags:
     """Limits of an episode."""
 
     max_turns: int | None = flag(
-        None, "Most turns of a dialogue. None: until it is done or out of tokens.", bounds="> 0"
+        None, "Most turns in an episode. None: until it is done or out of tokens.", bounds="> 0"
     )
     max_tokens_per_turn: int | None = flag(
         None,
-        "Most new tokens in one turn. None: what --generate_max_len leaves, which bounds all tokens"
-        " after the first prompt, those of environment and tools included.",
+        "Most new tokens in one turn. None: whatever is left of --generate_max_len, which limits"
+        " all tokens after the first prompt, including those from environment and tools.",
         bounds="> 0",
     )
     turn_timeout: float = flag(
         0.0,
-        "Seconds one turn may take, reply and environment; 0: no limit. Agents that play the whole"
-        " episode themselves have --episode_timeout.",
+        "Seconds for one turn: the reply and the environment's step. 0: no limit. Agents that"
+        " play the whole episode themselves use --episode_timeout instead.",
         bounds=">= 0",
         only_if=(absent("agent_command"), absent("agent_endpoint")),
     )
     episode_timeout: float = flag(
         0.0,
-        "Seconds one episode may take, then it is cut; an agent of ours from a file has failed."
-        " 0: no limit, and an hour for programs that speak to the endpoint.",
+        "Seconds for one episode, after which it is cut; an openrl agent class from a file counts"
+        " as failed. 0: no limit, but one hour for programs that use the chat endpoint.",
         bounds=">= 0",
     )
     env_step_timeout: float = flag(
         300.0,
-        "Seconds one step of an environment may take; then it has failed, and the episode is played"
-        " again once. One call of a tool: then the policy is told. 0: no limit.",
+        "Seconds for one environment step, after which it counts as failed and the episode is"
+        " played once more; and for one tool call, after which the policy is told. 0: no limit.",
         bounds=">= 0",
     )
     env_memory_gb: float = flag(
         8.0,
-        "GiB of memory that an environment or agent from a file, or a program, and what it starts,"
-        " may take before it is killed.",
+        "GiB of memory that one environment, agent or program, including the processes it starts,"
+        " may use before it is killed.",
         bounds="> 0",
         only_if=given("agent_func_path") | given("agent_command"),
     )
     env_max_concurrency: int = flag(
         0,
-        "Environments and agents from files, each a process, or programs, that one engine's worker"
-        " keeps at a time; other episodes wait. 0: 64.",
+        "Most environments and agents from files (one process each), or agent programs, that run"
+        " at a time beside one engine; other episodes wait. 0: 64.",
         bounds=">= 0",
     )
 
@@ -64,51 +64,52 @@ class TurnFlags:
 class AgentFlags(TurnFlags):
     agent_func_path: str | None = flag(
         None,
-        "Agent or environment in a file: PATH.py[:CLASS] with a class of ours, OpenRLHF, TRL, Molt,"
-        " SkyRL or gym, recognised by its methods; or on a server: openenv:URL,"
-        " verifiers:tcp://HOST:PORT. None: one turn, --tools, --env_tags or --agent_command.",
+        "Agent or environment from a file, PATH.py[:CLASS], whose class follows openrl, OpenRLHF,"
+        " TRL, Molt, SkyRL or gym and is recognised by its methods; or from a server:"
+        " openenv:URL, verifiers:tcp://HOST:PORT. None: one turn, --tools, --env_tags or"
+        " --agent_command.",
     )
     agent_command: str | None = flag(
         None,
-        "Program that plays one episode against a chat endpoint on this machine; it finds the"
-        " endpoint in OPENAI_BASE_URL, OPENAI_API_KEY and ANTHROPIC_*, and its exit ends the"
-        " episode.",
+        "Program that plays one episode against a chat endpoint on this machine; OPENAI_BASE_URL,"
+        " OPENAI_API_KEY and ANTHROPIC_* point it there. The episode ends when the program exits.",
     )
     agent_endpoint: bool = flag(
         False,
-        "Give the class of --agent_func_path a chat endpoint on 127.0.0.1, which captures the"
-        " tokens of each rollout: its run(data, base_url, api_key) plays an episode."
-        " --agent_command and verifiers: have it anyway.",
+        "Give the class of --agent_func_path a chat endpoint on 127.0.0.1 that records the tokens"
+        " of each rollout; its run(data, base_url, api_key) plays one episode. --agent_command"
+        " and verifiers: always have one.",
         only_if=given("agent_func_path") | given("agent_command"),
     )
     agent_endpoint_port: int = flag(
         0,
-        "Port of the first engine's endpoint, the next one's is one higher; 0: free ports.",
+        "Port of the first engine's endpoint; each further engine uses the next port. 0: any free"
+        " ports.",
         bounds="[0, 65000]",
         only_if=given("agent_func_path") | given("agent_command"),
     )
     tools: str | None = flag(
         None,
-        "Tools of the agent: a Python file whose public, typed, documented functions they are, a"
-        " YAML file of verl's tools, the URL of an MCP server, or python, which runs programs in a"
-        " sandbox; commas separate them.",
+        "Tools of the agent, comma separated: a Python file (its public, typed, documented"
+        " functions), a YAML file of verl tools, the URL of an MCP server, or python, which runs"
+        " programs in a sandbox.",
     )
     tool_parser: str | None = flag(
         None,
-        "Syntax of tool calls: hermes, qwen3_coder, llama, mistral, glm, deepseek, json. None: as"
-        " the chat template writes them.",
+        "Syntax of tool calls: hermes, qwen3_coder, llama, mistral, glm, deepseek, json. None:"
+        " the one that the chat template writes.",
         only_if=given("tools") | given("agent_command") | given("agent_func_path"),
     )
     agent_sample_unit: Literal["trajectory", "step"] = flag(
         "trajectory",
-        "What a training row is: a whole trajectory, or one of its turns with the turns before it"
-        " as context, as gigpo and step_reinforce take them.",
+        "What one training row holds: a whole trajectory, or one turn with the turns before it as"
+        " context, as gigpo and step_reinforce need it.",
         only_if=AGENT,
     )
     render_save_dir: str | None = flag(
         None,
-        "Directory for the evaluated answers and episodes: a transcript, a page with the images"
-        " that the policy saw, and where an environment draws its state a GIF. None: none.",
+        "Directory for evaluated answers and episodes: a transcript, a page with the images that"
+        " the policy saw, and a GIF if the environment draws its state. None: not written.",
     )
 
 
@@ -117,12 +118,12 @@ class EnvironmentTagFlags:
     env_tags: tuple[str, ...] = flag(
         (),
         "Environments to play in: bandit, calculator, countdown, frozen_lake, number_game,"
-        " reasoning_gym, search, sokoban, or those of --plugin. They take the place of"
-        " --prompt_data: each prompt is a seed.",
+        " reasoning_gym, search, sokoban, or those of --plugin. They replace --prompt_data: each"
+        " prompt is a seed.",
     )
     env_config: str | None = flag(
         None,
-        "YAML or JSON file {tag: settings} of the environments. None: their defaults.",
+        "YAML or JSON file {tag: settings} for the environments. None: their defaults.",
         only_if=given("env_tags"),
     )
 
@@ -131,7 +132,7 @@ class EnvironmentTagFlags:
 class EnvironmentFlags(EnvironmentTagFlags):
     env_groups: int | None = flag(
         None,
-        "Groups of equal environments, --n_samples_per_prompt each, that run at a time. None:"
+        "Groups that run at a time; a group is --n_samples_per_prompt equal environments. None:"
         " --rollout_batch_size.",
         bounds="> 0",
     )
@@ -140,14 +141,14 @@ class EnvironmentFlags(EnvironmentTagFlags):
     )
     env_max_trajectories: int = flag(
         -1,
-        "Most trajectories that one environment plays for a training step, those of groups that"
-        " --dynamic_filtering turns down among them; -1: any number.",
+        "Most trajectories that one environment plays for a training step, including those of"
+        " groups that --dynamic_filtering rejects. -1: any number.",
         bounds="-1 or > 0",
     )
     env_group_redundancy: int = flag(
         0,
-        "Further environments in each group, which is complete with the first"
-        " --n_samples_per_prompt that end.",
+        "Extra environments in each group; the group is complete once --n_samples_per_prompt of"
+        " them have ended.",
         bounds=">= 0",
     )
 
@@ -169,7 +170,9 @@ def read_env_config(path: str, tags: tuple[str, ...]) -> dict[str, dict[str, Any
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     if not isinstance(table, dict) or not all(isinstance(row, dict) for row in table.values()):
-        raise UserError(f"{path} is no table of settings", "lines of the form  tag: {name: value}")
+        raise UserError(
+            f"{path} does not map tags to settings", "lines of the form  tag: {name: value}"
+        )
     if unknown := [tag for tag in table if tag not in tags]:
-        raise UserError(f"{path}: {unknown[0]} is none of --env_tags", f"one of {', '.join(tags)}")
+        raise UserError(f"{path}: {unknown[0]} is not in --env_tags", f"one of {', '.join(tags)}")
     return table

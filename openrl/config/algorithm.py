@@ -31,13 +31,13 @@ LossAggMode = Literal[
 class PairRewardFlags:
     loss: Literal["sigmoid", "logexp"] = flag(
         "sigmoid",
-        "Loss of a pair: -log sigmoid(chosen - rejected), or log(1 + exp(rejected - chosen)), the"
-        " same by another formula.",
+        "Loss of a pair: sigmoid is -log sigmoid(chosen - rejected); logexp, log(1 + exp(rejected"
+        " - chosen)), is the same value.",
     )
     margin_loss: bool = flag(False, "Subtract the row's margin column inside the loss.")
     compute_fp32_loss: bool = flag(
         False,
-        "Compute rewards, from the scalar head on, in fp32.",
+        "Compute the scalar head's output and the loss in fp32.",
         only_if=absent("param_dtype", "fp32"),
     )
 
@@ -49,7 +49,8 @@ class PreferenceFlags:
     )
     beta: float = flag(
         0.1,
-        "Pull to the reference (orpo: weight of the odds ratio; simpo: scale of rewards).",
+        "Strength of the pull towards the reference (orpo: weight of the odds ratio; simpo: scale"
+        " of rewards).",
         bounds="> 0",
     )
     nll_loss_coef: float = flag(
@@ -64,7 +65,7 @@ class PreferenceFlags:
 class AlgorithmFlags:
     algo_preset: str | None = flag(
         None,
-        f"Flags of a published recipe in the place of the defaults: {', '.join(PRESETS)}.",
+        f"Use the flags of a published recipe as defaults: {', '.join(PRESETS)}.",
         presets=PRESETS,
     )
     advantage_estimator: str = flag(
@@ -73,13 +74,13 @@ class AlgorithmFlags:
     policy_loss_type: str = flag("ppo", "Policy objective.", registry=policy_losses)
     loss_agg_mode: LossAggMode | None = flag(
         None,
-        "How token losses become one number, counted over the whole optimizer step on all ranks."
-        " None: as loss and estimator suggest, else token-mean.",
+        "How token losses are averaged, over the whole optimizer step on all ranks. None: as loss"
+        " or estimator suggest, else token-mean.",
     )
     whiten_advantages: bool | None = flag(
         None,
-        "Subtract mean and divide by std over all trained tokens of the rollout batch. None: as the"
-        " estimator suggests.",
+        "Subtract the mean and divide by the std over all trained tokens of the rollout batch."
+        " None: as the estimator suggests.",
     )
     no_advantage_std_norm: bool = flag(
         False, "Whitening subtracts the mean only.", only_if=WHITENED
@@ -93,16 +94,18 @@ class AlgorithmFlags:
     )
     rl_loss_coef: float = flag(
         1.0,
-        "Multiplies policy loss and KL loss, not the entropy and the supervised term.",
+        "Multiplies the policy loss and the KL loss, but not the entropy and supervised terms.",
         bounds=">= 0",
     )
     entropy_loss_coef: float = flag(
         0.0,
-        "Subtracts this times the entropy at the sampling temperature. 0: only logged, without"
-        " gradient.",
+        "Subtracts this times the entropy at the sampling temperature from the loss. 0: entropy"
+        " is only logged.",
     )
     sft_loss_coef: float = flag(
-        0.0, "Adds this times the negative log-likelihood of good samples. 0: off.", bounds=">= 0"
+        0.0,
+        "Adds this times the negative log-likelihood of good samples to the loss. 0: off.",
+        bounds=">= 0",
     )
     sft_pos_threshold: float = flag(
         0.0,
@@ -117,7 +120,7 @@ class AlgorithmFlags:
     )
     value_clip: float = flag(
         0.5,
-        "New values are clipped to old value +- this in the value loss; 0: off.",
+        "The value loss clips new values to old value +- this. 0: off.",
         bounds=">= 0",
         only_if=CRITIC,
     )
@@ -136,12 +139,14 @@ class MixtureFlags:
 class PtxFlags:
     ptx_data: str | None = flag(
         None,
-        "Rows with answers that join every optimizer step of the actor, as many as it has samples"
-        " (PPO-ptx); sources as for --prompt_data, prompts in --input_key.",
+        "Rows with answers for a supervised term: as many as samples in each optimizer step of"
+        " the actor (PPO-ptx). Sources as for --prompt_data; prompts in --input_key.",
     )
     output_key: str | None = flag(None, "Column of --ptx_data with the answer.")
     ptx_coef: float = flag(
-        0.05, "Adds this times the mean negative log-likelihood of these answers.", bounds="> 0"
+        0.05,
+        "Adds this times the mean negative log-likelihood of the --ptx_data answers.",
+        bounds="> 0",
     )
 
 
@@ -149,8 +154,8 @@ class PtxFlags:
 class KLFlags:
     init_kl_coef: float = flag(
         0.01,
-        "KL coefficient, start value with --kl_target: on the rewards, or on the loss with"
-        " --use_kl_loss. 0: no reference model, unless --kl_loss_coef or --log_ref_kl asks for"
+        "KL coefficient, applied to rewards, or to the loss with --use_kl_loss; with --kl_target"
+        " its start value. 0: no reference model, unless --kl_loss_coef or --log_ref_kl needs"
         " one.",
         bounds=">= 0",
         only_if=KL_STARTS,
@@ -160,7 +165,7 @@ class KLFlags:
     )
     kl_loss_coef: float | None = flag(
         None,
-        "Coefficient of the KL loss. None: init_kl_coef, adapted by --kl_target.",
+        "Coefficient of the KL loss. None: init_kl_coef, which --kl_target adapts.",
         bounds="> 0",
         only_if=(given("use_kl_loss"), RL_LOSS),
     )
@@ -168,8 +173,9 @@ class KLFlags:
         "k1", "k2", "k3", "abs", "full", "k1+", "k3+", "kl", "mse", "low_var_kl"
     ] = flag(
         "k1",
-        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL of"
-        " the distributions; k1+ and k3+ have the gradient of k2; kl is k1, mse k2, low_var_kl k3.",
+        "Per token, d = logp - ref_logp: k1 d, k2 d^2/2, k3 exp(-d)-1+d, abs |d|, full the KL"
+        " between whole distributions; k1+ and k3+ use the gradient of k2; kl is k1, mse k2,"
+        " low_var_kl k3.",
         only_if=(REFERENCE, KL_ESTIMATED),
     )
     kl_loss_estimator: (
@@ -181,25 +187,25 @@ class KLFlags:
     )
     add_token_level_kl: bool = flag(
         False,
-        "With --use_kl_loss: subtract init_kl_coef times the KL from the token rewards as well.",
+        "With --use_kl_loss: also subtract init_kl_coef times the KL from the token rewards.",
         only_if=(given("use_kl_loss"), given("init_kl_coef")),
     )
     kl_full_topk: int = flag(
         128,
-        "What full looks at: the reference's K likeliest tokens and all others as one; 8 K bytes a"
-        " token travel with the rollout. 0: the whole vocabulary, by hidden states of the reference"
-        " and a copy of its output head.",
+        "full compares the reference's K likeliest tokens and all others as one; each token"
+        " carries 8 K bytes. 0: the whole vocabulary, from hidden states of the reference and a"
+        " copy of its output head.",
         bounds=">= 0",
         only_if=FULL_KL,
     )
     log_ref_kl: bool = flag(
         False,
-        "Load the reference and log the KL to it although no term uses it.",
+        "Load the reference only to log the KL to it.",
         only_if=NO_KL_TERM,
     )
     kl_target: float | None = flag(
         None,
-        "KL that the adaptive controller steers to. None: the coefficient is fixed.",
+        "Target of the adaptive KL controller. None: the coefficient is fixed.",
         bounds="> 0",
         only_if=(KL_TERM, KL_CONTROLLED),
     )

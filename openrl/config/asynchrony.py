@@ -13,7 +13,7 @@ OFF_POLICY = given("async_train") | given("partial_rollout")
 class AsyncFlags:
     async_train: bool = flag(
         False,
-        "Generate the next rollouts while the last ones are trained on, by engines on places of"
+        "Generate the next rollouts while training on the last ones; the engines need GPUs of"
         " their own.",
     )
     async_queue_size: int = flag(
@@ -24,33 +24,33 @@ class AsyncFlags:
     )
     partial_rollout: bool = flag(
         False,
-        "A weight sync interrupts running answers, which go on under the new weights. Without"
-        " --async_train: what is unfinished when a rollout is complete goes on in the next.",
+        "A weight sync interrupts running answers, which continue under the new weights. Without"
+        " --async_train, answers unfinished when a rollout is complete continue in the next.",
     )
     partial_rollout_cache: Literal["refill", "keep"] = flag(
         "refill",
-        "After an interruption: compute keys and values again under the new weights, or keep the"
-        " old ones, which is cheaper and makes log-probs a mixture of two models.",
+        "After an interruption, refill recomputes the key-value cache under the new weights; keep"
+        " reuses the old one, which is cheaper but makes log-probs a mixture of two models.",
         only_if=given("partial_rollout"),
     )
     oversample_ratio: float = flag(
         1.0,
-        "Prompts that run at a time, as a multiple of --rollout_batch_size. What is unfinished when"
-        " a rollout is complete goes on with --partial_rollout or --async_train, and is given up"
-        " and counted without.",
+        "Prompts that run at a time, as a multiple of --rollout_batch_size. Those unfinished when"
+        " a rollout is complete continue with --partial_rollout or --async_train; otherwise they"
+        " are dropped and counted.",
         bounds=">= 1",
     )
     max_staleness: int | None = flag(
         None,
-        "Most weight syncs between the sampling of a token and its optimizer step. None:"
-        " --async_queue_size with --async_train, else 1 with --partial_rollout.",
+        "Most weight syncs between sampling a token and training on it. None: --async_queue_size"
+        " with --async_train, else 1 with --partial_rollout.",
         bounds=">= 0",
         only_if=OFF_POLICY,
     )
     staleness_policy: Literal["wait", "drop", "mask"] = flag(
         "wait",
-        "What keeps --max_staleness. wait: prompts start only if they will be trained in time."
-        " drop: what is too old is generated again, and counted. mask: tokens that are too old stay"
-        " as context and are not trained.",
+        "How --max_staleness is kept. wait: prompts start only if they will be trained in time."
+        " drop: answers that are too old are generated again and counted. mask: tokens that are"
+        " too old stay as context but are not trained.",
         only_if=OFF_POLICY,
     )

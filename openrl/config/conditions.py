@@ -91,7 +91,7 @@ KL_STARTS = Condition(
     lambda config: config.kl.init_kl_coef == 0 or KL_CONTROLLED.holds(config), KL_CONTROLLED.words
 )
 FULL_KL = Condition(
-    lambda config: full_kl_top_k(config) is not None, "with an estimator of the KL that is full"
+    lambda config: full_kl_top_k(config) is not None, "with a KL estimator that is full"
 )
 RL_LOSS = given("rl_loss_coef")
 
@@ -113,7 +113,7 @@ SHAPED = Condition(
 EVALUATES = Condition(lambda config: config.evaluation.eval_steps > 0, "with --eval_steps 10")
 LOGITS = Condition(
     lambda config: not hasattr(config, "reward_loss"),
-    "with a model that has logits: not a reward model",
+    "with a model that has logits, which a reward model does not",
 )
 PAIRS = Condition(
     lambda config: not hasattr(config, "preference") or not rated(config),

@@ -17,13 +17,13 @@ CorrectionLevel = Literal["token", "geometric", "segment", "sequence"]
 class ImportanceFlags:
     enable_vllm_is_correction: bool = flag(
         False,
-        "Weight losses by w = exp(old_logp - rollout_logp): the engine's other numerics, or older"
-        " weights.",
+        "Weight losses by w = exp(old_logp - rollout_logp), which corrects for the engine's"
+        " different numerics or older weights.",
     )
     vllm_is_correction_type: CorrectionType = flag(
         "tis",
-        "tis: w clamped to [L, H]; icepop: 0 outside; seq-mask-tis: sequences with mean ratio"
-        " outside are dropped.",
+        "tis: w is clamped to [L, H]; icepop: w outside becomes 0; seq-mask-tis: sequences whose"
+        " mean ratio is outside are dropped.",
     )
     use_icepop: bool = flag(False, "Same as --vllm_is_correction_type icepop.")
     vllm_is_truncated_threshold: tuple[float, float] = flag(
@@ -31,14 +31,14 @@ class ImportanceFlags:
     )
     vllm_is_level: CorrectionLevel = flag(
         "token",
-        "What one weight covers: a token, the sequence by its mean log-ratio, a turn, the sequence"
-        " by the sum.",
+        "What one weight covers: a token; geometric: the sequence, by its mean log-ratio;"
+        " segment: a turn; sequence: by the sum of log-ratios.",
         only_if=absent("vllm_is_correction_type", "seq-mask-tis"),
     )
     vllm_is_batch_normalize: bool = flag(
         False,
-        "Divide weights by their mean over the rollout batch: of tokens, or of sequences where each"
-        " has one.",
+        "Divide weights by their mean over the rollout batch, per token, or per sequence if each"
+        " has one weight.",
     )
 
 
@@ -46,21 +46,21 @@ class ImportanceFlags:
 class RolloutCorrectionFlags(ImportanceFlags):
     rollout_rs: tuple[str, ...] = flag(
         (),
-        "Rejection tests; a sample or token failing one gets no loss: token_k1..k3, seq_sum_k1..k3,"
-        " seq_mean_k1..k3, seq_max_k2, seq_max_k3.",
+        "Rejection tests; a sample or token that fails one gets no loss: token_k1..k3,"
+        " seq_sum_k1..k3, seq_mean_k1..k3, seq_max_k2, seq_max_k3.",
     )
     rollout_rs_threshold: tuple[str, ...] = flag(
         (),
-        "One per test or one for all: LO_HI bounds of rollout / old for k1, one upper bound for k2"
-        " and k3.",
+        "One per test or one for all: LO_HI for k1, the bounds of the ratio rollout / old; one"
+        " upper bound for k2 and k3.",
         only_if=given("rollout_rs"),
     )
 
     skip_old_logprob: Literal["auto", "never", "always"] = flag(
         "auto",
-        "Forward pass for old log-probs before the update. auto: left out where one optimizer step"
-        " per rollout makes them the update's own; never: always run; always: the engine's"
-        " log-probs are the old ones.",
+        "Skip the forward pass that computes old log-probs. auto: if each rollout has one"
+        " optimizer step, whose own log-probs are the same; never: always run it; always: use the"
+        " engine's log-probs.",
     )
 
     @property
@@ -94,8 +94,10 @@ def rejection_tests(flags: RolloutCorrectionFlags) -> list[RejectionTest]:
     if not names:
         return []
     if len(thresholds) not in (1, len(names)):
-        message = f"--rollout_rs_threshold has {len(thresholds)} values for {len(names)} tests"
-        raise UserError(message, "give one for all, or one per test")
+        message = (
+            f"--rollout_rs_threshold has {len(thresholds)} values, --rollout_rs {len(names)} tests"
+        )
+        raise UserError(message, "one value for all tests, or one per test")
     if len(thresholds) == 1:
         thresholds = thresholds * len(names)
     return [_rejection_test(name, text) for name, text in zip(names, thresholds, strict=True)]
@@ -127,32 +129,32 @@ def _bounds(name: str, text: str, estimator: str) -> tuple[float, float]:
         return math.log(numbers[0]), math.log(numbers[1])
     if estimator != "k1" and len(numbers) == 1 and numbers[0] > 0:
         return 0.0, numbers[0]
-    raise UserError(f"--rollout_rs_threshold {text} does not fit {name}", f"{wanted}")
+    raise UserError(f"--rollout_rs_threshold: {text} is not a threshold for {name}", f"{wanted}")
 
 
 @group("Dynamic filtering", only_if=given("dynamic_filtering"))
 class DynamicFilteringFlags:
     dynamic_filtering: bool = flag(
         False,
-        "Keep a prompt's group only if its mean score lies in the range; replace rejected ones by"
-        " new prompts.",
+        "Keep a prompt's group only if its mean score is in the range; new prompts replace"
+        " rejected groups.",
     )
     dynamic_filtering_reward_range: tuple[float, float] = flag(
-        (0.0, 1.0), "Keep iff L < mean < H, strictly.", bounds="increasing"
+        (0.0, 1.0), "Keep a group only if L < mean < H.", bounds="increasing"
     )
     dynamic_filtering_key: str = flag(
         "score",
-        "What is averaged: score (the verdict, else the reward), reward, or a named part of the"
-        " reward.",
+        "What is averaged: score (the verdict, else the reward), reward, or the name of a part of"
+        " the reward.",
     )
     dynamic_filtering_max_batches: int = flag(
         20,
-        "Most prompts spent on one step, in multiples of rollout_batch_size, and never more than"
-        " one pass over the data. 0: one pass.",
+        "Most prompts tried for one step, in multiples of rollout_batch_size, but at most one"
+        " pass over the data. 0: one pass.",
         bounds=">= 0",
     )
     dynamic_filtering_shortfall: Literal["train", "skip", "fail"] = flag(
         "train",
-        "When the limit or the data ends first: train on the groups there are, skip the step, or"
-        " stop.",
+        "If the limit or the data ends first: train on the groups collected, skip the step, or"
+        " fail.",
     )

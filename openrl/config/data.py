@@ -12,8 +12,9 @@ PromptOverflow = Literal["filter", "truncate_left", "truncate_right", "truncate_
 
 JINJA_SUFFIXES = (".jinja", ".jinja2", ".j2")
 SOURCES = (
-    "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of such files"
-    " or of save_to_disk. NAME@SUBSET: a split of that name, else a configuration, else a data_dir."
+    "comma separated: Hub name, local json/jsonl/csv/parquet/arrow file, or directory of these"
+    " files or written by save_to_disk. NAME@SUBSET: a split of that name, else a configuration,"
+    " else a data_dir."
 )
 PLAIN_DIALOGUE = "User: {}\nAssistant: "
 """The default --input_template of train_sft; a chat template replaces it."""
@@ -22,12 +23,12 @@ PLAIN_DIALOGUE = "User: {}\nAssistant: "
 @group("Data")
 class PromptDataFlags:
     prompt_data: str | None = flag(
-        None, f"Prompts, {SOURCES} None: with --env_tags, which makes prompts, or --eval_only."
+        None, f"Prompts, {SOURCES} None: only with --env_tags, which makes prompts, or --eval_only."
     )
     prompt_data_probs: str | None = flag(
         None,
         "Comma list of sampling probabilities, one per --prompt_data item, scaled to 1: items are"
-        " drawn until each has given every row at least once. None: one after the other.",
+        " drawn until every row was used at least once. None: one after the other.",
     )
     prompt_split: str = flag(
         "train", "Split used for --prompt_data; ignored for sources without splits."
@@ -41,19 +42,19 @@ class PromptDataFlags:
     )
     label_key: str | None = flag(
         None,
-        "Column with the reference answer, given to rewards as label: any JSON value. Dots reach"
+        "Column with the reference answer, any JSON value, which rewards get as label. Dots reach"
         " into nested columns. None: empty label.",
     )
     datasource_key: str = flag(
         "datasource",
-        "Column naming a row's source; splits metrics. Missing column: data_source, then tag, then"
-        " the item of --prompt_data where there are several.",
+        "Column that names a row's source, by which metrics are split. If missing: data_source,"
+        " then tag, then the item of --prompt_data if there are several.",
     )
     prompt_overflow: PromptOverflow = flag(
         "filter",
-        "What happens to prompts longer than --prompt_max_len. filter: left out and counted."
-        " truncate_*: the row's own text, or its last user message, loses its left end, right end"
-        " or middle; templates stay whole. error: nothing starts.",
+        "What happens to prompts longer than --prompt_max_len. filter: they are left out and"
+        " counted. truncate_*: the row's text, or its last user message, is cut at the left,"
+        " right or middle; templates stay whole. error: nothing starts.",
     )
 
 
@@ -64,8 +65,8 @@ class AnswerDataFlags:
     dataset: str = flag(REQUIRED, f"Training rows, {SOURCES}")
     dataset_probs: str | None = flag(
         None,
-        "Comma list of sampling probabilities, one per --dataset item, scaled to 1: items are drawn"
-        " until each has given every row at least once. None: one after the other.",
+        "Comma list of sampling probabilities, one per --dataset item, scaled to 1: items are"
+        " drawn until every row was used at least once. None: one after the other.",
     )
     dataset_split: str = flag(
         "train", "Split used for --dataset; ignored for sources without splits."
@@ -75,7 +76,7 @@ class AnswerDataFlags:
     )
     max_len: int = flag(
         512,
-        "Tokens of a prompt with its answer; longer rows are cut on the right and get no false"
+        "Most tokens of prompt and answer together; longer rows are cut on the right and get no"
         " end-of-text token.",
         bounds="> 0",
     )
@@ -94,17 +95,18 @@ class SupervisedDataFlags(AnswerDataFlags):
         False, "Rows hold whole dialogues: train on every assistant turn, not only the last."
     )
     pretrain_mode: bool = flag(
-        False, "Continued pre-training: rows are plain text, every token is learned."
+        False, "Continued pre-training: rows are plain text, and every token is trained on."
     )
 
 
 @group("Data")
 class PreferenceDataFlags(AnswerDataFlags):
     prompt_key: str | None = flag(
-        None, "Column with the prompt. None: the columns of answers hold the whole dialogue."
+        None, "Column with the prompt. None: the answer columns hold whole dialogues."
     )
     chosen_key: str = flag(
-        "chosen", "Column with the preferred answer; of rated answers, the only one."
+        "chosen",
+        "Column with the preferred answer, or with the answer if answers are rated one by one.",
     )
     rejected_key: str = flag("rejected", "Column with the worse answer.", only_if=PAIRS)
 
@@ -117,16 +119,16 @@ class ChatTemplateFlags:
     )
     tokenizer_chat_template: str | None = flag(
         None,
-        "Jinja chat template, text or file, that replaces the tokenizer's own and is saved with the"
+        "Jinja chat template, as text or file; replaces the tokenizer's own and is saved with the"
         " model.",
     )
     chat_template_kwargs: dict[str, Any] = flag(
         {},
-        'Extra variables for the chat template, e.g. {"enable_thinking": false}: JSON, or a file'
-        " of it.",
+        'Extra variables for the chat template, as JSON or a JSON file, e.g. {"enable_thinking":'
+        " false}.",
     )
     system_prompt: str | None = flag(
-        None, "System message, text or file, put before every dialogue that has none."
+        None, "System message, as text or file, for every dialogue that has none."
     )
 
 
@@ -134,8 +136,8 @@ class ChatTemplateFlags:
 class TemplateFlags(ChatTemplateFlags):
     input_template: str | None = flag(
         None,
-        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps"
-        " the last user message of a chat. None: unchanged.",
+        "Text around the prompt, with {} in the prompt's place, or a .jinja file rendered with"
+        " content; in a chat it wraps the last user message. None: unchanged.",
     )
 
 
@@ -145,8 +147,8 @@ class DialogueTemplateFlags(TemplateFlags):
 
     input_template: str | None = flag(
         PLAIN_DIALOGUE,
-        "Text around the prompt with {} in its place, or a .jinja file rendered with content; wraps"
-        " the last user message of a chat. None: unchanged.",
+        "Text around the prompt, with {} in the prompt's place, or a .jinja file rendered with"
+        " content; in a chat it wraps the last user message. None: unchanged.",
         only_if=absent("multiturn"),
     )
 
@@ -154,15 +156,15 @@ class DialogueTemplateFlags(TemplateFlags):
 @group("Data")
 class OrderFlags:
     shuffle: bool = flag(
-        True, "Shuffle training rows anew each pass; the order depends on --data_seed alone."
+        True, "Shuffle training rows again on each pass; the order depends only on --data_seed."
     )
     data_seed: int | None = flag(
         None, "Seed of the row order and of blends. None: --seed.", bounds=">= 0"
     )
     preprocess_num_workers: int = flag(
         8,
-        "Most processes that read rows into tokens; small sets are read in the main process. 1:"
-        " always.",
+        "Most processes that tokenize rows; small data sets are read in the main process. 1:"
+        " always there.",
         bounds="> 0",
     )
 
@@ -218,18 +220,19 @@ class PromptEvalFlags:
         None, "Most new tokens in evaluation. None: --generate_max_len.", bounds="> 0"
     )
     eval_batch_size: int = flag(
-        -1, "Prompts submitted at a time in evaluation; -1: all.", bounds="-1 or > 0"
+        -1, "Prompts submitted at a time in evaluation. -1: all.", bounds="-1 or > 0"
     )
-    eval_only: bool = flag(False, "Evaluate once and end; nothing is trained.")
+    eval_only: bool = flag(False, "Evaluate once and exit without training.")
     eval_max_samples: int | None = flag(
         None,
-        "Use at most this many evaluation rows, the same ones each time. None: all; of --env_tags"
-        " 64 seeds, none of them trained on.",
+        "Use at most this many evaluation rows, the same ones each time. None: all rows; with"
+        " --env_tags 64 seeds that are never trained on.",
         bounds="> 0",
     )
     eval_generations_to_log: int = flag(
         0,
-        "Answers of each evaluation written to eval_samples.jsonl, of the same prompts each time.",
+        "Answers that each evaluation writes to eval_samples.jsonl, for the same prompts each"
+        " time.",
         bounds=">= 0",
     )
 

@@ -18,7 +18,7 @@ class Foreign:
     commands: tuple[type, ...] = tuple(COMMANDS.values())
 
 
-DEAD = Foreign("OpenRLHF reads it nowhere")
+DEAD = Foreign("OpenRLHF itself never reads it")
 ALONE = Foreign("one process holds the whole model", commands=(BatchInferenceConfig,))
 
 FOREIGN = {
@@ -30,31 +30,33 @@ FOREIGN = {
     "deepcompile": Foreign("DeepSpeed runs without DeepCompile", commands=TRAINING),
     "dataloader_num_workers": Foreign("rows are tokenised before training", commands=TRAINING),
     "vllm_sync_with_ray": Foreign(
-        "weights travel by vLLM's own weight transfer", commands=(PPOConfig,)
+        "vLLM's own weight transfer moves the weights", commands=(PPOConfig,)
     ),
     "expand_n_samples": Foreign(
-        "each answer to a prompt is a request of its own", commands=(PPOConfig,)
+        "each answer to a prompt is already a separate request", commands=(PPOConfig,)
     ),
     "use_ds_universal_ckpt": Foreign(
-        "a run resumes with the ranks and the ZeRO stage that it was saved with",
-        "leave it out; --pretrain of an export starts with any",
+        "a run resumes only with the ranks and ZeRO stage that it was saved with",
+        "leave it out; with --pretrain EXPORTED_MODEL any ranks and stage work",
         TRAINING,
     ),
     "ref_offload": Foreign(
-        "the reference reads all rows before training begins, and is gone by then",
+        "the reference reads all rows before training begins and is then removed",
         commands=(DPOConfig,),
     ),
     "num_cpus_for_local_task": Foreign(
-        "rewards and agents run beside the engines, and take no place of their own",
+        "rewards and agents run beside the engines and need no CPUs reserved",
         commands=(PPOConfig,),
     ),
     "use_ms": Foreign(
         "models and data come from the Hugging Face Hub or from directories",
-        "`modelscope download`, then its directory",
+        "run `modelscope download` and give the directory",
     ),
-    "dataset": Foreign("its data are prompts", "--prompt_data", (PPOConfig,)),
-    "learning_rate": Foreign("two models learn", "--actor_learning_rate", (PPOConfig,)),
-    "load_model": Foreign("models are directories or Hub names", "--pretrain DIRECTORY"),
+    "dataset": Foreign("this command trains on prompts", "--prompt_data", (PPOConfig,)),
+    "learning_rate": Foreign(
+        "actor and critic have a learning rate each", "--actor_learning_rate", (PPOConfig,)
+    ),
+    "load_model": Foreign("a model is a directory or a Hub name", "--pretrain DIRECTORY"),
 }
 
 
@@ -63,12 +65,12 @@ def flag_of_another(command: type, name: str) -> Problem | None:
     foreign = FOREIGN.get(name.removeprefix("no_"))
     if foreign and command in foreign.commands:
         if foreign.fix:
-            return Problem((name,), f"no flag of this command: {foreign.why}", foreign.fix)
+            return Problem((name,), f"not a flag of this command: {foreign.why}", foreign.fix)
         return Problem((name,), f"ignored: {foreign.why}", fatal=False)
     owners = [
         other
         for other, config in COMMANDS.items()
         if any(name in (spec.name, *spec.alias) for spec in collect_flags(config))
     ]
-    message = f"no flag of this command, but of {', '.join(owners)}"
+    message = f"not a flag of this command, but of {', '.join(owners)}"
     return Problem((name,), message, "leave it out") if owners else None

@@ -23,8 +23,8 @@ class RewardModelFlags:
     )
     max_len: int = flag(
         2048,
-        "Tokens per scored text, at most the model's context; longer ones lose tokens at the start"
-        " and are counted.",
+        "Most tokens of a scored text, limited by the model's context; longer texts are cut at the"
+        " start and counted.",
         bounds="> 0",
         only_if=REWARD_MODEL,
     )
@@ -35,7 +35,7 @@ class ServerFlags:
     host: str = flag("127.0.0.1", "Address the server listens on.")
     port: int = flag(5000, "Port of the server. 0: any free one, printed.", bounds="[0, 65535]")
     require_token: bool = flag(
-        False, "Answer only requests with the bearer token of $OPENRL_RM_TOKEN."
+        False, "Answer only requests that carry the bearer token in $OPENRL_RM_TOKEN."
     )
     batch_size: int = flag(
         32,
@@ -44,7 +44,7 @@ class ServerFlags:
     )
     batch_wait_ms: int = flag(
         5,
-        "Milliseconds a request waits for others to join its batch. 0: none.",
+        "Milliseconds that a request waits for others to join its batch. 0: no wait.",
         bounds=">= 0",
         only_if=given("reward_pretrain"),
     )
@@ -55,12 +55,11 @@ class MergeFlags:
     value_head_prefix: str = scalar_head(only_if=given("is_rm"))
     model_path: str = flag(REQUIRED, "Base model: Hugging Face name or local directory.")
     lora_path: str = flag(REQUIRED, "Directory of the adapter, as peft saves it.")
-    output_path: str = flag(
-        REQUIRED, "Directory for the merged model; it must not exist or be empty."
-    )
+    output_path: str = flag(REQUIRED, "Directory for the merged model; it must be new or empty.")
     is_rm: bool = flag(
         False,
-        "The base is a reward model; its head is the adapter's if that holds one, else the base's.",
+        "The base is a reward model. The merged model gets the adapter's head if it has one, else"
+        " the base's.",
     )
 
 
@@ -68,12 +67,14 @@ class MergeFlags:
 class BatchTaskFlags:
     eval_task: Literal["generate_vllm", "generate", "rm"] = flag(
         REQUIRED,
-        "generate_vllm or generate (transformers): write responses, with rewards if there is a"
-        " source of them. rm: write rewards for responses that the data holds; without another"
-        " source --pretrain is the reward model.",
+        "generate_vllm or generate (transformers): write responses, with rewards if a reward"
+        " source is given. rm: write rewards for the responses in the data; without another"
+        " reward source, --pretrain is the reward model.",
     )
     output_path: str = flag(
-        REQUIRED, "JSONL file that is written; one that this command began is continued."
+        REQUIRED,
+        "JSONL file for the results; a file from an interrupted run of the same command"
+        " is continued.",
     )
     n_samples_per_prompt: int = flag(
         1,
@@ -84,28 +85,31 @@ class BatchTaskFlags:
     )
     post_processor: Literal["rs", "csft", "iter_dpo"] | None = flag(
         None,
-        "What becomes of the scored responses to one prompt. rs: the best one stays. iter_dpo: best"
-        " and worst as a pair. csft: each prompt says the reward of its response.",
+        "What to write for the scored responses to one prompt. rs: the best one. iter_dpo: the"
+        " best and the worst as a pair. csft: all, each with its reward in the prompt.",
     )
     reward_template: str = flag(
         "{input} <rm_score>: {reward} ",
-        "Text with {input} and {reward}, for csft.",
+        "Prompt that csft writes, with {input} and {reward} in their places.",
         only_if=given("post_processor", "csft"),
     )
     enable_csft: bool = flag(
-        False, "Generate after --csft_prompt, which is put behind every prompt.", only_if=GENERATES
+        False, "Append --csft_prompt to every prompt before generating.", only_if=GENERATES
     )
     csft_prompt: str = flag(
-        "<rm_score>: 5.00", "The reward that --enable_csft asks for.", only_if=given("enable_csft")
+        "<rm_score>: 5.00",
+        "Text with the wanted reward that --enable_csft appends.",
+        only_if=given("enable_csft"),
     )
     iter: int | None = flag(
         None,
-        "Take rows iter * rollout_batch_size up to (iter + 1) * rollout_batch_size. None: all.",
+        "Use only rows iter * rollout_batch_size up to (iter + 1) * rollout_batch_size. None: all"
+        " rows.",
         bounds=">= 0",
     )
     rollout_batch_size: int = flag(
         2048,
-        "Rows of one --iter.",
+        "Rows per --iter.",
         bounds="> 0",
         only_if=Condition(lambda config: config.task.iter is not None, "with --iter"),
     )
@@ -114,14 +118,14 @@ class BatchTaskFlags:
 @group("Batch")
 class InferenceBatchFlags:
     micro_batch_size: int = flag(
-        16, "Rows of one forward pass, or of one transformers generation.", bounds="> 0"
+        16, "Rows in one forward pass, or in one call of transformers generation.", bounds="> 0"
     )
 
 
 @group("Data")
 class EvaluateDataFlags(PromptDataFlags):
     output_key: str = flag(
-        "output", "Column of the response in the output, and in data that holds responses."
+        "output", "Column for the response in the output, and in input data that has responses."
     )
 
 
@@ -176,9 +180,11 @@ class EvaluateFlags:
     k: tuple[int, ...] = flag(
         (),
         "Values of k for pass@k and maj@k. Empty: powers of two up to --n_samples_per_prompt, and"
-        " that itself.",
+        " that number itself.",
     )
-    pass_threshold: float = flag(1.0, "An answer is right from this verdict on.")
+    pass_threshold: float = flag(1.0, "An answer counts as right if its verdict is at least this.")
     output_path: str | None = flag(
-        None, "JSON file of the figures; the answers go beside it as .jsonl. None: the table alone."
+        None,
+        "JSON file for the results; the answers go beside it as .jsonl. None: only print"
+        " the table.",
     )

@@ -22,13 +22,13 @@ OptimizerName = Literal["adamw", "adamw_bf16", "adamw_8bit", "muon"]
 @group("Batch")
 class RolloutBatchFlags:
     rollout_batch_size: int = flag(
-        1024, "Prompts per step; samples = this * n_samples_per_prompt.", bounds="> 0"
+        1024, "Prompts per step; a step has this * n_samples_per_prompt samples.", bounds="> 0"
     )
     n_samples_per_prompt: int = flag(
         1, "Responses generated for each prompt: the group size.", bounds="> 0"
     )
     train_batch_size: int = flag(
-        128, "Samples per optimizer step over all ranks; never prompts.", bounds="> 0"
+        128, "Samples (not prompts) per optimizer step, over all ranks.", bounds="> 0"
     )
     micro_train_batch_size: int = flag(
         4,
@@ -45,16 +45,17 @@ class RolloutBatchFlags:
     num_episodes: int = flag(
         1, "Passes over the prompts.", bounds="> 0", only_if=absent("eval_only")
     )
-    max_epochs: int = flag(1, "Passes over each rollout batch, actor and critic.", bounds="> 0")
+    max_epochs: int = flag(1, "Passes over each rollout batch, for actor and critic.", bounds="> 0")
     shuffle_mini_batch: bool = flag(
         True,
-        "Shuffle a rollout's samples before they are cut into optimizer steps, anew each pass; off:"
-        " in the data's order.",
+        "On each pass, shuffle a rollout's samples before splitting them into optimizer steps."
+        " Off: keep the data's order.",
         only_if=SEVERAL_STEPS,
     )
     max_steps: int = flag(
         -1,
-        "Stop after this many steps; the learning-rate schedule ends there too. -1: from episodes.",
+        "Stop after this many steps; the learning-rate schedule ends there too. -1: set by"
+        " --num_episodes.",
         bounds="-1 or > 0",
         only_if=absent("eval_only"),
     )
@@ -74,7 +75,8 @@ class SupervisedBatchFlags:
     max_epochs: int = flag(2, "Passes over the data.", bounds="> 0")
     max_steps: int = flag(
         -1,
-        "Stop after this many optimizer steps; the schedule ends there too. -1: from epochs.",
+        "Stop after this many optimizer steps; the schedule ends there too. -1: set by"
+        " --max_epochs.",
         bounds="-1 or > 0",
     )
 
@@ -84,7 +86,7 @@ class PackingFlags:
     packing_samples: bool = flag(
         False,
         "Run each micro-batch as one row without padding; attention never crosses samples. Needs"
-        " layers of attention alone.",
+        " a model that mixes tokens by attention only.",
     )
 
 
@@ -92,9 +94,9 @@ class PackingFlags:
 class SharedPackingFlags(PackingFlags):
     prefix_grouper: bool = flag(
         False,
-        "Compute what the answers to a prompt begin with, the prompt and maybe more, once for those"
-        " in a micro-batch, forward and backward: the same gradient from fewer tokens. Turns"
-        " --packing_samples on; runs --attn_implementation varlen.",
+        "Compute the common prefix of a prompt's samples (the prompt or more) once per"
+        " micro-batch, forward and backward: the same gradient from fewer tokens. Turns on"
+        " --packing_samples and uses --attn_implementation varlen.",
         only_if=SIBLINGS,
     )
 
@@ -103,11 +105,13 @@ class SharedPackingFlags(PackingFlags):
 class DynamicBatchFlags:
     use_dynamic_batch: bool = flag(
         False,
-        "Cut micro-batches by tokens instead of samples, and deal each optimizer step to the ranks"
-        " by what its rows cost. Turns --packing_samples on.",
+        "Size micro-batches by tokens instead of samples, and distribute the rows of an optimizer"
+        " step over ranks by cost. Turns on --packing_samples.",
     )
     train_max_tokens_per_gpu: int = flag(
-        16384, "Most tokens per rank in one forward and backward pass; a true cap.", bounds="> 0"
+        16384,
+        "Most tokens per rank in one forward and backward pass, never exceeded.",
+        bounds="> 0",
     )
 
 
@@ -127,8 +131,8 @@ class RecomputeFlags:
     )
     gradient_checkpointing_method: Literal["uniform", "block", "selective", "moe"] = flag(
         "uniform",
-        "What is recomputed: uniform every layer, block the first layers alone, selective attention"
-        " alone, moe blocks of experts alone.",
+        "What to recompute. uniform: every layer; block: only the first layers; selective: only"
+        " attention; moe: only expert blocks.",
     )
     gradient_checkpointing_num_layers: int | None = flag(
         None,
@@ -137,7 +141,8 @@ class RecomputeFlags:
         only_if=given("gradient_checkpointing_method", "block"),
     )
     gradient_checkpointing_use_reentrant: bool = flag(
-        False, "Recompute by torch's older, reentrant implementation; of whole layers only."
+        False,
+        "Recompute with torch's older, reentrant implementation, which handles whole layers only.",
     )
 
 
@@ -148,45 +153,45 @@ class DeepSpeedFlags(RecomputeFlags):
     )
     logits_chunk_size: int = flag(
         1024,
-        "Tokens per chunk in which log-probs are computed, so full logits never exist; 0: all at"
-        " once.",
+        "Compute log-probs in chunks of this many tokens, so that full logits never exist. 0: all"
+        " at once.",
         bounds=">= 0",
         only_if=LOGITS,
     )
     adam_offload: bool = flag(
         False,
-        "Masters, gradients' sums and moments of Adam live in host memory, and its step runs on the"
-        " CPU.",
+        "Keep master weights, accumulated gradients and Adam's moments in host memory, and run"
+        " its step on the CPU.",
     )
     param_offload: bool = flag(
         False,
-        "Trained parameters live in host memory and are fetched layer by layer. Needs"
-        " --zero_stage 3.",
+        "Keep trained parameters in host memory and fetch them layer by layer. Needs --zero_stage"
+        " 3.",
     )
     overlap_comm: bool | None = flag(
         None,
-        "Reduce gradients while the backward pass runs; more buffers. None: in stage 3, as"
-        " DeepSpeed.",
+        "Reduce gradients during the backward pass, which needs more buffers. None: only in stage"
+        " 3, as in DeepSpeed.",
         only_if=absent("zero_stage", 0),
     )
     zpg: int = flag(
         1,
-        "Ranks that keep a whole copy of the parameters among themselves, such as those of a node,"
-        " from which the backward pass gathers (ZeRO++ hpZ). 1: off. Needs --zero_stage 3.",
+        "Ranks, such as those of one node, that share a whole copy of the parameters, from which"
+        " the backward pass gathers (ZeRO++ hpZ). 1: off. Needs --zero_stage 3.",
         bounds="> 0",
     )
     grad_accum_dtype: Literal["bf16", "fp16", "fp32"] | None = flag(
         None,
-        "Type in which micro-batches' gradients add up. None: fp32; with --optimizer adamw_bf16"
-        " bf16.",
+        "Type in which the gradients of micro-batches are summed. None: fp32, or bf16 with"
+        " --optimizer adamw_bf16.",
     )
     ds_config_overrides: dict[str, Any] = flag(
         {},
-        'Any other setting of DeepSpeed, merged last, e.g. {"zero_optimization":'
-        ' {"reduce_bucket_size": 5e7}}.',
+        'Other DeepSpeed settings, merged last, e.g. {"zero_optimization": {"reduce_bucket_size":'
+        " 5e7}}.",
     )
     dist_timeout: int = flag(
-        1800, "Seconds a collective may take before its process group aborts.", bounds="> 0"
+        1800, "Seconds that a collective may take before its process group aborts.", bounds="> 0"
     )
 
 
@@ -204,7 +209,7 @@ class OptimizerFlags:
         "adamw",
         "adamw: fp32 masters and moments; adamw_bf16: bf16 weights, gradients and moments with"
         " Kahan compensation, 10 bytes a parameter; adamw_8bit: 8-bit moments of bitsandbytes;"
-        " muon: Muon for the matrices of layers, adamw for the rest.",
+        " muon: Muon for the layers' matrices, adamw for the rest.",
     )
     lr_scheduler: Scheduler = flag(
         "cosine_with_min_lr",
@@ -212,30 +217,31 @@ class OptimizerFlags:
     )
     lr_warmup_ratio: float = flag(
         0.03,
-        "Share of all optimizer steps with rising learning rate.",
+        "Warm-up: share of all optimizer steps in which the learning rate rises.",
         bounds="[0, 1]",
         only_if=absent("lr_scheduler", "constant"),
     )
     lr_warmup_steps: int | None = flag(
         None,
-        "Optimizer steps with rising learning rate. None: by --lr_warmup_ratio.",
+        "Warm-up: optimizer steps in which the learning rate rises. None: set by"
+        " --lr_warmup_ratio.",
         bounds=">= 0",
         only_if=absent("lr_scheduler", "constant"),
     )
     min_lr_ratio: float = flag(
         0.1,
-        "Lowest learning rate as a share of the peak; only schedules with a floor.",
+        "Lowest learning rate, as a share of the peak.",
         bounds="[0, 1]",
         only_if=given("lr_scheduler", *FLOORED_SCHEDULES),
     )
-    l2: float = flag(0.0, "Decoupled weight decay; biases and norms excluded.", bounds=">= 0")
+    l2: float = flag(0.0, "Decoupled weight decay, without biases and norms.", bounds=">= 0")
     adam_betas: tuple[float, float] = flag((0.9, 0.95), "Adam's beta1 and beta2.", bounds="[0, 1)")
     max_norm: float = flag(
         1.0, "Clip the global gradient norm to this; 0: no clipping.", bounds=">= 0"
     )
     max_nonfinite_steps: int = flag(
         5,
-        "A step with a non-finite gradient is skipped and counted; the run stops after this many in"
-        " a row and saves the batch. 0: stops at the first.",
+        "A step with a non-finite gradient is skipped and counted; after this many in a row the"
+        " run saves the batch and stops. 0: stop at the first.",
         bounds=">= 0",
     )

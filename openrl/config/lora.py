@@ -16,12 +16,12 @@ class QuantizationFlags:
 
 @group("LoRA", only_if=(absent("lora_adapter_path"), given("lora_rank")))
 class AdapterFlags(QuantizationFlags):
-    lora_alpha: int = flag(16, "LoRA scale; updates count alpha/rank.", bounds="> 0")
+    lora_alpha: int = flag(16, "LoRA scale; updates are multiplied by alpha/rank.", bounds="> 0")
     lora_dropout: float = flag(0.0, "Dropout before the adapters.", bounds="[0, 1)")
     target_modules: tuple[str, ...] = flag(
         ("all-linear",),
-        "Module names that get adapters; all-linear: every linear layer but the head. Experts of a"
-        " mixture get none.",
+        "Module names that get adapters; all-linear: every linear layer except the head. Experts"
+        " of a mixture never get any.",
     )
     lora_exclude_modules: str | None = flag(None, "Regular expression of modules without adapters.")
 
@@ -48,7 +48,7 @@ class LoRAFlags(AdapterFlags):
 class PolicyLoRAFlags(LoRAFlags):
     lora_sync: Literal["merge", "adapter"] = flag(
         "merge",
-        "What engines get of a policy with adapters: its merged weights, or the adapter alone"
-        " through vLLM's LoRA.",
+        "What a sync sends to engines: the merged weights, or only the adapter, which vLLM"
+        " applies as a LoRA.",
         only_if=ADAPTERS,
     )

@@ -16,7 +16,7 @@ class WeightFlags:
 
     param_dtype: Dtype = flag(
         "bf16",
-        "Type of the weights and of forward and backward; masters stay fp32.",
+        "Type of weights, forward and backward passes; master weights stay fp32.",
         shorthands={"bf16": "bf16"},
     )
     trust_remote_code: bool = flag(
@@ -30,22 +30,20 @@ class LoadFlags(WeightFlags):
 
     attn_implementation: str | None = flag(
         None,
-        "Attention of Hugging Face models. None: on a GPU flash_attention_2 if flash-attn is"
-        " installed, else sdpa, or for packed rows varlen, which computes each sample alone.",
+        "Attention of Hugging Face models. None: flash_attention_2 on a GPU with flash-attn"
+        " installed; else sdpa, or for packed rows varlen, which computes each sample separately.",
         shorthands={"flash_attn": "flash_attention_2"},
     )
     disable_fast_tokenizer: bool = flag(
-        False, "Load the slow (Python) tokenizer, where transformers still has one; else a warning."
+        False, "Load the slow (Python) tokenizer; warns if transformers no longer has one."
     )
 
 
 @group("Model")
 class ModelFlags(LoadFlags):
-    pretrain: str = flag(
-        REQUIRED, "Hugging Face name or local directory of the model that is trained."
-    )
+    pretrain: str = flag(REQUIRED, "Hugging Face name or local directory of the model.")
     tokenizer_path: str | None = flag(
-        None, "Tokenizer to load, directory or Hub name. None: that of --pretrain."
+        None, "Hub name or directory of the tokenizer. None: that of --pretrain."
     )
 
 
@@ -55,23 +53,23 @@ class ModelChangeFlags:
 
     model_config_overrides: dict[str, Any] = flag(
         {},
-        "Fields replaced in the config of --pretrain before it is loaded, in engines too, e.g."
+        "Fields to replace in the config of --pretrain before loading it, in engines too, e.g."
         ' {"rope_theta": 1e6}.',
     )
     freeze_modules: str | None = flag(
         None,
-        "Regular expression: parameters of --pretrain whose name it matches are not trained. None:"
-        " all are.",
+        "Regular expression; parameters of --pretrain whose names match are not trained. None:"
+        " all are trained.",
     )
     experts_implementation: Literal["eager", "batched_mm", "grouped_mm"] | None = flag(
         None,
-        "How a mixture of experts multiplies: one expert after the other, copies of weights in one"
-        " batch, or one grouped product. None: as transformers chooses.",
+        "How a mixture of experts multiplies: one expert after another, one batch with copied"
+        " weights, or one grouped matrix product. None: transformers chooses.",
     )
     use_liger_kernel: bool = flag(
         False,
-        "Norms, rotary embeddings and MLPs of --pretrain run as Liger kernels; the loss stays."
-        " Needs a GPU.",
+        "Use Liger kernels for norms, rotary embeddings and MLPs of --pretrain, but not for the"
+        " loss. Needs a GPU.",
     )
 
 
@@ -81,7 +79,7 @@ def scalar_head(only_if: Conditions = ()) -> Any:
 
 
 def reference_model(only_if: Conditions) -> Any:
-    help = "Frozen reference model. None: the original --pretrain, also on resume."
+    help = "Frozen reference model. None: the original --pretrain, even after a resume."
     return flag(None, help, only_if=only_if)
 
 
@@ -101,11 +99,12 @@ class OtherModelFlags:
     value_head_prefix: str = scalar_head(only_if=HEADS)
     critic_pretrain: str | None = flag(
         None,
-        "Model the critic starts from; gets a fresh scalar head if it has none. None: --pretrain.",
+        "Model that the critic starts from; without a scalar head it gets a fresh one. None:"
+        " --pretrain.",
         only_if=CRITIC,
     )
     reward_pretrain: str | None = flag(
         None,
-        "Reward models with a scalar head, as a Ray role; commas separate them, each is a source of"
-        " rewards.",
+        "Reward models with a scalar head, comma separated; they run as a Ray role, each as one"
+        " reward source.",
     )

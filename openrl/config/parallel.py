@@ -15,19 +15,20 @@ class ParallelFlags:
     )
     ring_attn_size: int = flag(
         1,
-        "Ranks that split each sequence and pass keys and values around (ring attention); turns"
-        " --packing_samples on.",
+        "Ranks that split each sequence and pass keys and values around (ring attention). Turns"
+        " on --packing_samples.",
         bounds="> 0",
     )
     ring_head_stride: int = flag(
         1,
-        "Key-value heads per round of the ring; more are faster and take more memory.",
+        "Key-value heads per round of the ring; more are faster but need more memory.",
         bounds="> 0",
         only_if=RING,
     )
     ds_tensor_parallel_size: int = flag(
         1,
-        "Ranks that split each layer in training (DeepSpeed AutoTP); bf16 and fp16, ZeRO 1 or 2.",
+        "Ranks that split each layer in training (DeepSpeed AutoTP). Needs bf16 or fp16 and ZeRO"
+        " 1 or 2.",
         bounds="> 0",
     )
 

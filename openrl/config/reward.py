@@ -40,18 +40,19 @@ REWARD_MODEL = Condition(
 class RewardFunctionFlags:
     reward_func_kwargs: dict[str, Any] = flag(
         {},
-        'Keyword arguments of reward functions and verifiers: {"name": {...}} by source, or one set'
-        " for all.",
+        'Keyword arguments for reward functions and verifiers: {"name": {...}} for each source,'
+        " or one object for all.",
     )
     reward_num_workers: int = flag(
         16,
-        "Processes of each source that run reward functions and verifiers, over all engines;"
-        " started when needed.",
+        "Most processes that run the reward function or verifier of one source, over all engines;"
+        " they start when needed.",
         bounds="> 0",
     )
     reward_memory_gb: float = flag(
         8.0,
-        "GiB of memory that one reward process and what it starts may take before it is killed.",
+        "GiB of memory that one reward process, including the processes it starts, may use before"
+        " it is killed.",
         bounds="> 0",
     )
 
@@ -62,18 +63,19 @@ class RewardSourceFlags(RewardFunctionFlags):
 
     remote_rm_url: str | None = flag(
         None,
-        "Reward sources outside: Python files (path.py or path.py:function), each a source, and"
-        " HTTP URLs, together one source in rotation; commas separate them.",
+        "External reward sources, comma separated: Python files (path.py or path.py:function),"
+        " each one source, and HTTP URLs, all together one source used in rotation.",
     )
-    reward_funcs: tuple[str, ...] = flag((), "Built-in verifiers by name, each a source.")
+    reward_funcs: tuple[str, ...] = flag((), "Names of built-in verifiers, each one reward source.")
     reward_weights: tuple[float, ...] | None = flag(
         None,
-        "Weight of each source: --reward_funcs, files of --remote_rm_url, its URLs,"
-        " --reward_pretrain, in this order. None: 1 each.",
+        "Weight of each source, in this order: --reward_funcs, the files of --remote_rm_url, its"
+        " URLs, --reward_pretrain. None: 1 each.",
     )
     reward_timeout: float = flag(
         180.0,
-        "Seconds one reward call may take: a process is killed, an HTTP request dropped.",
+        "Seconds for one reward call, after which its process is killed or its HTTP request"
+        " dropped.",
         bounds="> 0",
         only_if=given("reward_funcs") | given("remote_rm_url"),
     )
@@ -89,16 +91,20 @@ class RewardSourceFlags(RewardFunctionFlags):
 class RewardFlags(RewardSourceFlags):
     reward_routing: str | None = flag(
         None,
-        "YAML or JSON file {datasource: {source: weight}}: which sources score which rows. None:"
-        " all score all.",
+        "YAML or JSON file {datasource: {source: weight}} that says which sources score which"
+        " rows. None: every source scores every row.",
     )
     reward_max_retries: int = flag(
-        5, "Attempts for one HTTP reward call, with growing pauses.", bounds="> 0", only_if=SERVERS
+        5,
+        "Attempts at one HTTP reward call, with growing pauses between them.",
+        bounds="> 0",
+        only_if=SERVERS,
     )
     reward_failure_policy: FailurePolicy = flag(
         "drop",
-        "A row that still has no reward after the retries: drop leaves it out of training and"
-        " statistics, zero gives it 0, fail stops the run. It is counted and shown in any case.",
+        "What happens to a row without a reward after all retries. drop: it is left out of"
+        " training and statistics; zero: its reward is 0; fail: the run stops. It is always"
+        " counted and reported.",
     )
     max_reward_failure_rate: float = flag(
         0.2,
@@ -108,7 +114,7 @@ class RewardFlags(RewardSourceFlags):
     )
     reward_skip_special_tokens: bool = flag(
         False,
-        "Leave special tokens out of the text given to reward functions and servers.",
+        "Remove special tokens from the text that reward functions and servers get.",
         only_if=given("reward_funcs") | given("remote_rm_url"),
     )
 

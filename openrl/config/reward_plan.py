@@ -66,9 +66,9 @@ class RewardPlan:
             return
         if unknown := sorted(set(datasources) - self.routes.keys()):
             raise UserError(
-                f"--reward_routing: the data has rows of {', '.join(unknown)}, the file routes"
-                f" {', '.join(self.routes)}",
-                "a line for each data source; --datasource_key names their column",
+                "--reward_routing: the file has no line for the data sources"
+                f" {', '.join(unknown)}; it routes {', '.join(self.routes)}",
+                "add a line for each data source; --datasource_key names their column",
             )
 
 
@@ -91,14 +91,14 @@ def reward_sources(flags: RewardSourceFlags, models: str | None = None) -> tuple
     for kind, address in given:
         if kind == "file" and not address.partition(":")[0].endswith(".py"):
             raise UserError(
-                f"--remote_rm_url: {address} is no Python file and no URL",
+                f"--remote_rm_url: {address} is neither a Python file nor a URL",
                 "path.py:function or http://...",
             )
     if twice := [item for item, n in Counter(given).items() if n > 1]:
         kind, address = twice[0]
         raise UserError(
             f"--{FLAG[kind]}: {address} is given twice",
-            "raise its weight by --reward_weights instead",
+            "give it once and raise its weight with --reward_weights",
         )
     for url in urls:
         _check_url(url)
@@ -120,11 +120,11 @@ def _check_url(url: str) -> None:
     if usable and any(looks_secret(name) for name, _ in parse_qsl(parts.query)):
         raise UserError(
             "--remote_rm_url: a URL with a key in its query would be written to logs",
-            "$OPENRL_RM_TOKEN, which goes along in a header",
+            "$OPENRL_RM_TOKEN, which is sent as a header",
         )
     if not usable:
         raise UserError(
-            f"--remote_rm_url: {url} names no host and port", "http://HOST:PORT/get_reward"
+            f"--remote_rm_url: {url} has no valid host and port", "http://HOST:PORT/get_reward"
         )
 
 
@@ -155,8 +155,8 @@ def source_weights(flags: RewardSourceFlags, sources: tuple[RewardSource, ...]) 
     if len(weights) != len(sources):
         listed = ", ".join(s.name for s in sources)
         raise UserError(
-            f"--reward_weights: {len(weights)} weights for {len(sources)} sources ({listed})",
-            "one for each",
+            f"--reward_weights: got {len(weights)} weights for {len(sources)} sources ({listed})",
+            "give one weight per source",
         )
     return {s.name: weight for s, weight in zip(sources, weights, strict=True)}
 
@@ -175,18 +175,22 @@ def read_routes(path: str, sources: tuple[RewardSource, ...]) -> dict[str, dict[
     routes: dict[str, dict[str, float]] = {}
     for datasource, row in table.items():
         if not isinstance(row, dict) or not row:
-            raise UserError(f"--reward_routing: {path}: {datasource} names no source", shape)
+            raise UserError(
+                f"--reward_routing: {path}: {datasource} has no {{source: weight}} table", shape
+            )
         if unknown := [name for name in row if name not in names]:
             known = ", ".join(s.name for s in sources)
             raise UserError(
-                f"--reward_routing: {path}: {datasource}: no source {unknown[0]!r}",
+                f"--reward_routing: {path}: {datasource}: there is no reward source {unknown[0]!r}",
                 f"one of {known}",
             )
         if bad := [
             w for w in row.values() if isinstance(w, bool) or not isinstance(w, (int, float))
         ]:
             raise UserError(
-                f"--reward_routing: {path}: {datasource}: {json.dumps(bad[0])} is no weight", shape
+                f"--reward_routing: {path}: {datasource}: the weight {json.dumps(bad[0])} is not"
+                " a number",
+                shape,
             )
         routes[str(datasource)] = {names[name]: float(weight) for name, weight in row.items()}
     if unused := [s.name for s in sources if not any(s.name in row for row in routes.values())]:
@@ -210,12 +214,12 @@ def source_kwargs(
         return {name: dict(given) for name in takers}  # one set for all
     if unknown := [key for key in given if key not in takers]:
         raise UserError(
-            f"--reward_func_kwargs: no reward function or verifier {unknown[0]!r}",
-            f"by name: {', '.join(takers) or 'there is none'}, or one set for all",
+            f"--reward_func_kwargs: there is no reward function or verifier {unknown[0]!r}",
+            f"one of {', '.join(takers) or 'none'}, or one object for all",
         )
     if bad := [name for name, kwargs in given.items() if not isinstance(kwargs, dict)]:
         raise UserError(
-            f"--reward_func_kwargs: {bad[0]} has no object of keyword arguments",
+            f"--reward_func_kwargs: the value of {bad[0]} is not an object of keyword arguments",
             '{"name": {"key": value}}',
         )
     return {name: given.get(name, {}) for name in takers}

@@ -23,19 +23,20 @@ SleepState = Literal["param", "optim", "grad"]
 class ClusterFlags:
     ray_address: str | None = flag(
         None,
-        "Ray cluster to join. None: $RAY_ADDRESS, else one is started and stopped with the run.",
+        "Ray cluster to join. None: $RAY_ADDRESS; without it, a cluster starts and stops with the"
+        " run.",
     )
     rpc_timeout: int = flag(
         3600,
-        "Seconds to wait for any answer of a worker; then the missing ones are named and the run"
-        " stops. 0: no limit.",
+        "Seconds to wait for a worker's answer before the run stops and names the missing"
+        " workers. 0: no limit.",
         bounds=">= 0",
         only_if=RAY,
     )
     placement_timeout: int = flag(
         600,
-        "Seconds to wait for the cluster to grant the placement; then an error says what is"
-        " missing. 0: no limit.",
+        "Seconds to wait for the cluster to grant the placement before the run stops and says"
+        " what is missing. 0: no limit.",
         bounds=">= 0",
         only_if=RAY,
     )
@@ -45,14 +46,14 @@ class ClusterFlags:
 class PlacementFlags(ClusterFlags):
     system_envs: tuple[str, ...] = flag(
         (),
-        "Environment variables set in every process of the run, e.g. NCCL_DEBUG=WARN; they go"
-        " before our defaults.",
+        "Environment variables for every process of the run, e.g. NCCL_DEBUG=WARN; they override"
+        " openrl's own.",
     )
     actor_num_nodes: int = flag(1, "Nodes of the actor group.", bounds="> 0")
     actor_num_gpus_per_node: int | None = flag(
         None,
-        "GPUs per node of the actor group. None: every GPU of the node; 1 on a CPU, where it counts"
-        " worker slots.",
+        "GPUs per node of the actor group; on a CPU, worker slots. None: every GPU of the node; 1"
+        " on a CPU.",
         bounds="> 0",
     )
     critic_num_nodes: int | None = flag(
@@ -87,8 +88,9 @@ class PlacementFlags(ClusterFlags):
     )
     placement: str | None = flag(
         None,
-        'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles that share numbers'
-        " are colocated. A place is a GPU, counted through the nodes, or a worker slot.",
+        'Explicit places of every role, e.g. "actor=0-3;ref=0-3;vllm=4-7"; roles with common'
+        " numbers share these places. A place is a GPU, numbered across nodes, or on a CPU a"
+        " worker slot.",
     )
 
 
@@ -97,16 +99,16 @@ class RankFlags(ClusterFlags):
     """Where the ranks of a command with one model run: in this process alone, under a launcher, or
     under Ray."""
 
-    num_nodes: int = flag(1, "Nodes of Ray that the ranks are spread over.", bounds="> 0")
+    num_nodes: int = flag(1, "Ray nodes over which the ranks are spread.", bounds="> 0")
     num_gpus_per_node: int | None = flag(
         None,
-        "Ranks on each node, as workers of Ray: GPUs, or worker slots on a CPU. None: one rank in"
-        " this process, or those that torchrun started, without Ray.",
+        "Ranks per node as Ray workers, one per GPU or, on a CPU, per worker slot. None: no Ray;"
+        " one rank in this process, or the ranks that torchrun started.",
         bounds="> 0",
     )
     local_rank: int = flag(
         -1,
-        "Set by launchers that give it on the command line. -1: $LOCAL_RANK.",
+        "Rank on this node, for launchers that pass it on the command line. -1: $LOCAL_RANK.",
         bounds=">= -1",
         only_if=LAUNCHER,
     )
@@ -115,7 +117,8 @@ class RankFlags(ClusterFlags):
 @group("Hybrid engine")
 class HybridFlags:
     colocate_all_models: bool = flag(
-        False, "All models and the engines share the same GPUs; with --async_train all models."
+        False,
+        "All models and the engines share the same GPUs; with --async_train only the models do.",
     )
     colocate_actor_ref: bool = flag(
         False, "Actor and reference share GPUs.", only_if=(REFERENCE, SECOND_REFERENCE)
@@ -125,31 +128,31 @@ class HybridFlags:
     )
     vllm_enable_sleep: bool = flag(
         False,
-        "Engines free weights and cache while models train; woken in two stages: weights, sync,"
-        " then cache. On a CPU the cache alone is freed.",
+        "Engines free their weights and cache while models train; they wake with weights first,"
+        " then sync, then the cache. On a CPU they free only the cache.",
     )
     vllm_sleep_level: Literal[1, 2] = flag(
         1,
-        "1 keeps a copy of the engine's weights in host memory; 2 drops them and relies on the next"
-        " sync.",
+        "1: a sleeping engine keeps a copy of its weights in host memory; 2: it drops them and"
+        " gets them from the next sync.",
         only_if=(given("vllm_enable_sleep"), VLLM),
     )
     deepspeed_enable_sleep: bool = flag(
         False,
-        "Training state leaves the GPU while others use it; --deepspeed_sleep_states says which"
-        " parts.",
+        "Move training state off the GPU while other roles use it; --deepspeed_sleep_states says"
+        " which parts.",
     )
     deepspeed_sleep_states: tuple[SleepState, ...] = flag(
         ("optim", "grad"),
-        "What --deepspeed_enable_sleep moves to host memory, on a CPU to files under $TMPDIR: optim"
-        " is optimizer states and masters, grad gradient buffers, which are dropped, param working"
-        " weights.",
+        "What --deepspeed_enable_sleep moves to host memory, or on a CPU to files under $TMPDIR."
+        " optim: optimizer states and master weights; grad: gradient buffers, which are dropped;"
+        " param: working weights.",
         only_if=given("deepspeed_enable_sleep"),
     )
     ref_reward_offload: bool = flag(
         False,
-        "Reference and reward weights wait in host memory: with --zero_stage 3 they are streamed in"
-        " layer by layer, else whole for each of their passes.",
+        "Keep reference and reward weights in host memory; each pass loads them layer by layer"
+        " with --zero_stage 3, else whole.",
         only_if=FROZEN_MODEL,
     )
 
@@ -163,7 +166,8 @@ class HybridFlags:
 class DeviceFlags:
     device: Literal["auto", "cuda", "cpu"] = flag(
         "auto",
-        "Where models run. auto: cuda if there is one. cpu: gloo and worker slots instead of GPUs.",
+        "Where models run. auto: cuda if there is a GPU. cpu: gloo, and worker slots instead of"
+        " GPUs.",
     )
 
 
@@ -172,44 +176,50 @@ class OneEngineFlags:
     """Settings of one engine, wherever it runs."""
 
     vllm_tensor_parallel_size: int = flag(
-        1, "GPUs over which one engine splits its tensors.", bounds="> 0"
+        1, "GPUs over which one engine splits each layer.", bounds="> 0"
     )
     vllm_gpu_memory_utilization: float | None = flag(
         None,
-        "Share of GPU memory one engine may take, 0 to 1. None: 0.9 on GPUs of its own, 0.6 beside"
-        " a model.",
+        "Share of GPU memory that one engine may use. None: 0.9 on GPUs of its own, 0.6 beside a"
+        " model.",
         bounds="(0, 1]",
     )
     vllm_max_num_seqs: int | None = flag(
         None,
-        "Sequences one engine decodes at a time. None: vLLM's default.",
+        "Most sequences that one engine decodes at a time. None: vLLM's default.",
         bounds="> 0",
         only_if=absent("full_determinism"),
     )
     vllm_max_num_batched_tokens: int | None = flag(
-        None, "Tokens one engine processes in one step. None: vLLM's default.", bounds="> 0"
+        None,
+        "Most tokens that one engine processes in one step. None: vLLM's default.",
+        bounds="> 0",
     )
     vllm_block_size: int | None = flag(
         None, "Tokens per key-value cache block. None: vLLM's default.", bounds="> 0"
     )
     vllm_max_model_len: int | None = flag(
         None,
-        "Longest sequence the engine accepts. None: the longest prompt and response together.",
+        "Most tokens of a sequence in the engine. None: those of the longest prompt and response"
+        " together.",
         bounds="> 0",
     )
     vllm_dtype: Literal["auto", "bf16", "fp16", "fp32"] = flag(
-        "auto", "Type vLLM computes in. auto: --param_dtype."
+        "auto", "Type that vLLM computes in. auto: --param_dtype."
     )
     vllm_quantization: Literal["fp8"] | None = flag(
-        None, "Quantise the engine's weights at each sync. None: no."
+        None, "Quantise the engine's weights at each sync. None: off."
     )
     vllm_engine_kwargs: dict[str, Any] = flag(
-        {}, 'Any other field of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
+        {}, 'Other fields of vLLM\'s EngineArgs, e.g. {"enable_chunked_prefill": true}.'
     )
-    enforce_eager: bool = flag(False, "Run vLLM without CUDA graphs: less memory, slower.")
+    enforce_eager: bool = flag(
+        False, "Run vLLM without CUDA graphs: slower, but needs less memory."
+    )
     enable_prefix_caching: bool = flag(
         False,
-        "Reuse the key-value cache of equal prompt prefixes; emptied after each weight sync.",
+        "Reuse the key-value cache of equal prompt prefixes; the cache is emptied at each weight"
+        " sync.",
         only_if=absent("full_determinism"),
     )
 
@@ -217,7 +227,7 @@ class OneEngineFlags:
 @group("Rollout engine")
 class ChosenEngineFlags(OneEngineFlags):
     rollout_backend: Literal["vllm", "hf"] = flag(
-        "vllm", "Engine that generates: vLLM, or transformers generation in a worker."
+        "vllm", "Engine that generates: vllm, or hf, transformers generation in a worker."
     )
 
 
@@ -232,7 +242,7 @@ class SyncedEngineFlags(ChosenEngineFlags):
     )
     vllm_data_parallel_size: int = flag(
         1,
-        "Data-parallel replicas inside one engine, for mixtures of experts with"
+        "Data-parallel replicas in one engine, for mixtures of experts with"
         " --vllm_enable_expert_parallel.",
         bounds="> 0",
     )
@@ -242,13 +252,13 @@ class SyncedEngineFlags(ChosenEngineFlags):
     )
     vllm_load_format: Literal["auto", "safetensors", "dummy"] = flag(
         "auto",
-        "How vLLM first loads weights. dummy: random ones, since the first sync comes before the"
-        " first rollout; saves a read.",
+        "How vLLM first loads weights. dummy: random weights, which saves a read; the first sync"
+        " replaces them before the first rollout.",
     )
     vllm_sync_backend: Literal["nccl", "gloo"] | None = flag(
         None,
-        "How weights reach engines: nccl from GPU to GPU (CUDA IPC where they share one), gloo"
-        " through host memory. None: nccl, and gloo on a CPU.",
+        "How weights reach engines: nccl from GPU to GPU (CUDA IPC on a shared GPU), gloo through"
+        " host memory. None: nccl, or gloo on a CPU.",
     )
 
 
@@ -258,27 +268,27 @@ class EngineFlags(SyncedEngineFlags):
 
     vllm_num_engines: int | None = flag(
         None,
-        "Number of engines. None: as many as fill the places that --colocate_all_models or"
+        "Number of engines. None: enough to fill the places that --colocate_all_models or"
         " --placement gives them, else 1.",
         bounds="(0, 4096]",
     )
     weight_sync_interval: int = flag(
         1,
-        "Send weights to the engines after every N-th training step, and before an evaluation or a"
+        "Send weights to the engines every N training steps, and before an evaluation or a"
         " checkpoint. N > 1 makes rollouts up to N-1 steps older.",
         bounds="> 0",
         only_if=absent("eval_only"),
     )
     sync_bucket_mb: int = flag(
         512,
-        "MiB of weights gathered and sent in one call; twice as much at most, or one larger"
+        "MiB of weights gathered and sent in one call; it may reach twice that, or one larger"
         " tensor.",
         bounds="> 0",
     )
     check_weight_sync: bool = flag(
         False,
-        "Send a checksum with every tensor and compare it where the tensor is loaded; one more read"
-        " of all weights.",
+        "Send a checksum with every tensor and compare it when the tensor is loaded; costs one"
+        " more read of all weights.",
     )
 
 
@@ -288,9 +298,9 @@ class CollectFlags:
 
     vllm_generate_batch_size: int | None = flag(
         None,
-        "Prompts running or already accepted at any time while a rollout is filled. None:"
-        " --rollout_batch_size. More: the slowest are given up when there are enough, and counted."
-        " Fewer: rounds of so many, with --dynamic_filtering.",
+        "Most prompts running or accepted while a rollout is filled. None: --rollout_batch_size."
+        " More: once enough are complete, the slowest are dropped and counted. Fewer: rounds of"
+        " this many, with --dynamic_filtering.",
         bounds="> 0",
     )
     vllm_max_inflight_per_engine: int = flag(
@@ -298,16 +308,16 @@ class CollectFlags:
     )
     rollout_scheduler: Literal["stream", "batch"] = flag(
         "stream",
-        "stream: each group is scored, judged and replaced when it finishes. batch: when all have,"
-        " in the order of prompts.",
+        "stream: each group is scored, filtered and replaced as soon as it finishes. batch: once"
+        " all have finished, in the order of the prompts.",
     )
     rollout_dump_dir: str | None = flag(
         None,
-        "Directory for the answers of every step and evaluation, whole, for reading and for"
-        " --rollout_replay_dir. None: none.",
+        "Directory for the complete answers of every step and evaluation, to read or for"
+        " --rollout_replay_dir. None: not written.",
     )
     rollout_replay_dir: str | None = flag(
         None,
-        "Train on the answers that --rollout_dump_dir has kept of another run: no engine and no"
-        " reward is started, and equal flags give equal weights. None: play prompts.",
+        "Train on the answers that another run wrote to its --rollout_dump_dir, without engines"
+        " or rewards; equal flags give equal weights. None: generate answers.",
     )

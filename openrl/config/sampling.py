@@ -22,19 +22,25 @@ class Lengths:
 class DrawFlags:
     temperature: float = flag(
         1.0,
-        "Sampling temperature; training log-probs and KL use logits divided by it.",
+        "Sampling temperature; training divides logits by it too, for log-probs and KL.",
         bounds=">= 0.001",
     )
     top_p: float = flag(
-        1.0, "Nucleus sampling: smallest token set with this probability. 1: off.", bounds="(0, 1]"
+        1.0,
+        "Nucleus sampling: sample from the smallest set of tokens with this probability. 1: off.",
+        bounds="(0, 1]",
     )
     top_k: int = flag(-1, "Sample among the k likeliest tokens. -1: off.", bounds="-1 or > 0")
     min_p: float = flag(
-        0.0, "Drop tokens less likely than this share of the likeliest. 0: off.", bounds="[0, 1)"
+        0.0,
+        "Drop tokens whose probability is below this share of the likeliest token's. 0: off.",
+        bounds="[0, 1)",
     )
     repetition_penalty: float = flag(1.0, "Penalty on repeated tokens. 1: off.", bounds="> 0")
     stop: tuple[str, ...] = flag(
-        (), "Texts that end a response; kept in it, so that training sees what was sampled."
+        (),
+        "Texts that end a response; the response keeps them, so that training sees what"
+        " was sampled.",
     )
 
     @property
@@ -49,18 +55,20 @@ class SamplingFlags(DrawFlags):
     """Sampling in a training run."""
 
     ignore_eos: bool = flag(
-        False, "Go on after the end of a text, up to the length limit: for benchmarks."
+        False,
+        "Keep generating after the end-of-text token, up to the length limit: for benchmarks.",
     )
     prompt_max_len: int | None = flag(
         None,
-        f"Most prompt tokens; --prompt_overflow says what becomes of longer ones. None: {OPEN_LEN},"
-        " or with --max_len what --generate_max_len leaves (half if both are open).",
+        "Most prompt tokens; --prompt_overflow says what happens to longer prompts. None:"
+        f" {OPEN_LEN}, or with --max_len what --generate_max_len leaves (half of it if that is"
+        " not given either).",
         bounds="> 0",
     )
     generate_max_len: int | None = flag(
         None,
-        f"Most new tokens after the prompt. None: {OPEN_LEN}, or with --max_len what the prompt"
-        " leaves.",
+        f"Most new tokens after the prompt. None: {OPEN_LEN}, or with --max_len whatever the"
+        " prompt leaves.",
         bounds="> 0",
         alias=("max_new_tokens",),
     )

@@ -18,30 +18,30 @@ class WholeRewardFlags:
 
     format_penalty: float = flag(
         0.0,
-        "Added to the reward once per turn whose action cannot be read; with one turn the reward"
-        " says so by action_is_valid in its extra_logs.",
+        "Added to the reward once per turn whose action cannot be parsed; with single-turn"
+        " rewards, when extra_logs holds a false action_is_valid.",
         bounds="<= 0",
     )
     len_reward_coef: float = flag(
         0.0,
-        "Adds this times f(length); f falls from 1 at LO to 0 at HI tokens. < 0 favours long"
-        " answers; 0: off.",
+        "Adds this times f(length) to the reward; f falls from 1 at LO to 0 at HI tokens. < 0"
+        " favours long answers; 0: off.",
     )
     overlong_buffer_len: int | None = flag(
         None,
-        "DAPO: a penalty grows from 0 over the last this many generated tokens before the limit."
-        " None: off.",
+        "DAPO: over this many last tokens before the length limit, a penalty grows from 0. None:"
+        " off.",
         bounds="> 0",
     )
     stop_properly_penalty_coef: float | None = flag(
         None,
-        "Truncated samples: in [0, 1] a positive reward is multiplied by it; < 0 the reward is at"
-        " most this. None: off.",
+        "For truncated samples. In [0, 1]: positive rewards are multiplied by it; < 0: rewards"
+        " are at most this. None: off.",
         bounds="<= 1",
     )
     reward_clip_range: tuple[float, float] = flag(
         (-10.0, 10.0),
-        "Clamp each sample's reward, after penalties and before any baseline.",
+        "Clamp each sample's reward to this range, after penalties and before any baseline.",
         bounds="increasing",
     )
 
@@ -50,7 +50,7 @@ class WholeRewardFlags:
 class RewardShapingFlags(WholeRewardFlags):
     len_reward_range: tuple[int, int | None] = flag(
         (0, None),
-        "LO and HI in tokens; HI None: generate_max_len.",
+        "LO and HI of --len_reward_coef in tokens. HI None: generate_max_len.",
         bounds=">= 0 and increasing",
         only_if=given("len_reward_coef"),
     )
@@ -62,31 +62,32 @@ class RewardShapingFlags(WholeRewardFlags):
     )
     reward_norm_mean: NormScope | None = flag(
         None,
-        "Scope of the mean subtracted from rewards; group: samples of one prompt. None: as the"
-        " estimator.",
+        "Scope of the mean that is subtracted from rewards; group: samples of one prompt. None:"
+        " as the estimator suggests.",
     )
     reward_norm_std: NormScope | None = flag(
-        None, "Scope of the (unbiased) std that rewards are divided by. None: as the estimator."
+        None,
+        "Scope of the (unbiased) std that rewards are divided by. None: as the estimator suggests.",
     )
     reward_norm_clip: tuple[float, float] | None = flag(
         None,
-        "Clamp rewards after that normalisation; -1 3 is asymmetric clipping. None: off.",
+        "Clamp normalised rewards to this range, e.g. -1 3. None: off.",
         bounds="increasing",
         only_if=REWARDS_NORMED,
     )
     token_reward_clip: float | None = flag(
-        None, "Clamp token rewards to +-this after the KL was subtracted. None: off.", bounds="> 0"
+        None, "Clamp token rewards to +- this, after the KL is subtracted. None: off.", bounds="> 0"
     )
     whiten_rewards: bool = flag(
         False,
-        "Whiten token rewards, KL included, over all trained tokens of the rollout batch before"
-        " advantages.",
+        "Whiten token rewards, KL included, over all trained tokens of the rollout batch, before"
+        " advantages are computed.",
     )
     advantage_clip: float | None = flag(
-        None, "Clamp advantages to +-this after whitening. None: off.", bounds="> 0"
+        None, "Clamp advantages to +- this, after whitening. None: off.", bounds="> 0"
     )
     mask_truncated: bool = flag(
-        False, "Truncated samples get no loss; they stay in group statistics."
+        False, "Truncated samples get no loss, but still count in group statistics."
     )
     difficulty_loss_weight: bool = flag(
         False,
@@ -94,7 +95,7 @@ class RewardShapingFlags(WholeRewardFlags):
     )
     difficulty_key: str = flag(
         "difficulty",
-        "Column with the difficulty in [0, 1]; auto: 1 - pass rate of the group.",
+        "Column with the difficulty in [0, 1]. auto: 1 - the group's pass rate.",
         only_if=given("difficulty_loss_weight"),
     )
     length_loss_weight: bool = flag(
@@ -115,7 +116,7 @@ def part_weights(words: tuple[str, ...]) -> dict[str, float]:
         except ValueError:
             weight = math.nan
         if not math.isfinite(weight):
-            raise UserError(f"--gdpo_parts {word}: {text!r} is no number", f"{name}=1.0")
+            raise UserError(f"--gdpo_parts {word}: {text!r} is not a finite number", f"{name}=1.0")
         if not name or name in weights:
             raise UserError(
                 f"--gdpo_parts {word}: {'given twice' if name else 'no name'}",

@@ -15,27 +15,27 @@ class PixelFlags:
 
     max_images_per_prompt: int = flag(
         0,
-        "Most images in one prompt. 0: text only; training leaves the vision tower as it is.",
+        "Most images in one prompt. 0: text only, and training leaves the vision tower unchanged.",
         bounds=">= 0",
         alias=("limit_mm_per_prompt",),
     )
     image_min_pixels: int | None = flag(
         None,
-        "Smaller images are scaled up to this many pixels, once for engine and trainer. None:"
+        "Smaller images are scaled up to this many pixels, in engine and trainer alike. None:"
         " unchanged.",
         bounds="> 0",
         only_if=SEES,
     )
     image_max_pixels: int | None = flag(
         None,
-        "Larger images are scaled down to this many pixels, once for engine and trainer. None:"
+        "Larger images are scaled down to this many pixels, in engine and trainer alike. None:"
         " unchanged.",
         bounds="> 0",
         only_if=SEES,
     )
     mm_processor_kwargs: dict[str, Any] = flag(
         {},
-        'Further arguments of the model\'s processor, in engine and trainer, e.g. {"max_pixels":'
+        'More arguments for the model\'s processor, in engine and trainer, e.g. {"max_pixels":'
         " 200704}.",
         only_if=SEES,
     )
@@ -47,12 +47,12 @@ class ImageFlags(PixelFlags):
 
     image_key: str = flag(
         "images",
-        "Column with a row's images: paths, URLs, data: URLs, bytes or pictures of the data set,"
-        " one for each <image> in the prompt. Dots reach into nested columns.",
+        "Column with a row's images, one for each <image> in the prompt: paths, URLs, data: URLs,"
+        " bytes or image objects. Dots reach into nested columns.",
         only_if=SEES,
     )
     image_dir: str | None = flag(
-        None, "Directory put before relative paths of images.", only_if=SEES
+        None, "Directory that relative image paths start from.", only_if=SEES
     )
 
 
@@ -62,7 +62,7 @@ class VisionFlags(ImageFlags):
 
     freeze_visual_encoder: bool = flag(
         False,
-        "Train the language model alone: the vision tower and what joins it to the language model"
-        " stay as they are, and are not sent to engines.",
+        "Train only the language model: the vision tower and its projector stay unchanged and are"
+        " not sent to engines.",
         only_if=SEES,
     )

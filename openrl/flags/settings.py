@@ -44,7 +44,7 @@ def read_settings(owner: str, options: type | None, settings: Mapping[str, Any])
 
 def _unknown(key: str, known: list[str]) -> str:
     near = difflib.get_close_matches(str(key), known, n=1)
-    return f"it has no option {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
+    return f"there is no option {key!r}" + (f", did you mean {near[0]!r}?" if near else "")
 
 
 def _read(value: Any, spec: FlagSpec) -> Any:

@@ -54,7 +54,7 @@ def scan(argv: Iterable[str]) -> tuple[list[Setting], list[Problem]]:
             settings[-1].raw.append(word)
         else:
             fix = "write --flag value, or --flag=value where the value begins with --"
-            problems.append(Problem((), f"{word!r} belongs to no flag", fix))
+            problems.append(Problem((), f"{word!r} stands before any flag", fix))
     return settings, problems
 
 
@@ -70,9 +70,7 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
     if root is None:
         return [], []
     if not isinstance(root, yaml.MappingNode):
-        return [], [
-            Problem(("config",), f"{path} holds no flags", "lines of the form  flag: value")
-        ]
+        return [], [Problem(("config",), f"{path} holds no  flag: value  lines")]
     try:
         settings = [
             Setting(str(k.value), _plain(v), path, k.start_mark.line + 1) for k, v in root.value

@@ -144,7 +144,7 @@ def test_a_cluster_that_does_not_answer(refused):
 def test_a_plugin_that_ends_the_process(refused, tmp_path, monkeypatch):
     (tmp_path / "ending_plugin.py").write_text("import sys\nsys.exit(3)\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    assert "ending_plugin does not import: SystemExit: 3" in refused(plugin="ending_plugin")
+    assert "cannot import ending_plugin: SystemExit: 3" in refused(plugin="ending_plugin")
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])

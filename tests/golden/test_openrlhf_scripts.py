@@ -285,14 +285,14 @@ def test_a_key_is_taken_and_shown_nowhere(monkeypatch):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("train_sft --ref_pretrain m", "--ref_pretrain: no flag of this command, but of train_ppo_ray, train_dpo"),
-        ("train_ppo_ray --margin_loss", "--margin_loss: no flag of this command, but of train_rm"),
-        ("train_ppo_ray --learning_rate 1", "two models learn\n       try: --actor_learning_rate"),
-        ("train_ppo_ray --dataset d", "its data are prompts\n       try: --prompt_data"),
+        ("train_sft --ref_pretrain m", "--ref_pretrain: not a flag of this command, but of train_ppo_ray, train_dpo"),
+        ("train_ppo_ray --margin_loss", "--margin_loss: not a flag of this command, but of train_rm"),
+        ("train_ppo_ray --learning_rate 1", "actor and critic have a learning rate each\n       try: --actor_learning_rate"),
+        ("train_ppo_ray --dataset d", "this command trains on prompts\n       try: --prompt_data"),
         ("train_ppo_ray --vllm_enable_is_correction", "no such flag\n       try: --enable_vllm_is_correction"),
         ("train_ppo_ray --actor.num_nodes 1", "no such flag\n       try: --actor_num_nodes"),
         ("train_rm --ref_offload", "--ref_offload: no such flag"),
-        ("train_sft --use_ms", "from the Hugging Face Hub or from directories\n       try: `modelscope download`"),
+        ("train_sft --use_ms", "from the Hugging Face Hub or from directories\n       try: run `modelscope download`"),
         ("train_sft --frobnicate", "--frobnicate: no such flag"),
     ],
 )  # fmt: skip
@@ -308,4 +308,4 @@ def test_dead_flags_of_openrlhf_are_ignored_with_a_warning():
         "perf",
         "no_expand_n_samples",
     ]
-    assert str(problems[0]).endswith("ignored: OpenRLHF reads it nowhere")
+    assert str(problems[0]).endswith("ignored: OpenRLHF itself never reads it")

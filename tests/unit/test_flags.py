@@ -209,7 +209,7 @@ def test_every_problem_at_once(tmp_path):
         "--no_micro", "--shuffle", "maybe", "--unknown", "1", "2",
     )  # fmt: skip
     for part_of_text in [
-        "'stray' belongs to no flag",
+        "'stray' stands before any flag",
         f"--temprature: no such flag ({file}, line 1)",
         f"--pretrian: no such flag ({file}, line 2)\n       try: --pretrain",
         f"--batch: expected a whole number, got '1' '2' ({file}, line 3)",
@@ -313,9 +313,9 @@ def test_both_spellings_of_a_flag():
     ("text", "problem"),
     [
         ("a: b: c", "is not YAML"),
-        ("- 1\n- 2", "holds no flags"),
+        ("- 1\n- 2", "holds no  flag: value  lines"),
         ("batch: 8\nmicro: 4\nbatch: 16", "given twice in {}, lines 1 and 3"),
-        ("dump_config: x", "--dump_config: can only stand on the command line ({}, line 1)"),
+        ("dump_config: x", "--dump_config: works only on the command line ({}, line 1)"),
         ("batch: {a: 1}", 'expected a whole number, got {{"a": "1"}} ({}, line 1)'),
         ("batch:", "expected a whole number, got None"),
         ("no_shuffle: true", "--no_shuffle: no such flag ({}, line 1)\n       try: --shuffle"),
@@ -536,8 +536,8 @@ def test_plugins_that_do_not_import(tmp_path, monkeypatch):
     (tmp_path / "broken_plugin.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     text = said("--pretrain", "m", "--plugin", "broken_plugin", "absent_plugin")
-    assert "--plugin: broken_plugin does not import: ZeroDivisionError" in text
-    assert "--plugin: absent_plugin does not import: ModuleNotFoundError" in text
+    assert "--plugin: cannot import broken_plugin: ZeroDivisionError" in text
+    assert "--plugin: cannot import absent_plugin: ModuleNotFoundError" in text
 
 
 def test_help_has_sections_choices_and_defaults(monkeypatch):

@@ -181,12 +181,12 @@ def test_chained_tests_must_all_pass():
     [
         (("token_k4",), ("2",), "no such test"),
         (("seq_max_k1",), ("2",), "no such test"),
-        (("token_k1",), ("2_0.5",), "does not fit"),
-        (("token_k1",), ("0.5",), "does not fit"),
-        (("token_k2",), ("0.5_2",), "does not fit"),
-        (("token_k2",), ("much",), "does not fit"),
-        (("token_k1", "token_k2", "token_k3"), ("2", "1"), "2 values for 3 tests"),
-        (("token_k1",), (), "0 values for 1 tests"),
+        (("token_k1",), ("2_0.5",), "not a threshold for token_k1"),
+        (("token_k1",), ("0.5",), "not a threshold for token_k1"),
+        (("token_k2",), ("0.5_2",), "not a threshold for token_k2"),
+        (("token_k2",), ("much",), "not a threshold for token_k2"),
+        (("token_k1", "token_k2", "token_k3"), ("2", "1"), "has 2 values, --rollout_rs 3 tests"),
+        (("token_k1",), (), "has 0 values, --rollout_rs 1 tests"),
     ],
 )
 def test_bad_rejection_flags(names, thresholds, complaint):

@@ -94,7 +94,7 @@ def test_routes(tmp_path):
     assert plan.of("code") == {"run": 2.0}
     plan.check_routes(["code", "gsm8k", "code"])
     with pytest.raises(
-        UserError, match="the data has rows of chess, poetry, the file routes gsm8k, code"
+        UserError, match="no line for the data sources chess, poetry; it routes gsm8k, code"
     ):
         plan.check_routes(["code", "poetry", "chess"])
     plan_of(reward_funcs=("exact",)).check_routes(["whatever"])
@@ -104,11 +104,11 @@ def test_routes(tmp_path):
     ("text", "problem"),
     [
         ("[1, 2]", "holds no routes"),
-        ("a: exact", "a names no source"),
-        ("a: {}", "a names no source"),
-        ("a: {exat: 1}", "a: no source 'exat'"),
-        ("a: {exact: much}", '"much" is no weight'),
-        ("a: {exact: true}", "true is no weight"),
+        ("a: exact", "a has no {source: weight} table"),
+        ("a: {}", "a has no {source: weight} table"),
+        ("a: {exat: 1}", "a: there is no reward source 'exat'"),
+        ("a: {exact: much}", 'the weight "much" is not a number'),
+        ("a: {exact: true}", "the weight true is not a number"),
         ("a: {exact: 1}", "no data source is routed to format"),
         ("a: {", "cannot read"),
     ],
@@ -226,7 +226,9 @@ def test_verifiers_are_checked_before_anything_starts():
     flags = RewardFlags(
         reward_funcs=("countdown",), reward_func_kwargs={"countdown": {"colour": 1}}
     )
-    with pytest.raises(UserError, match=r"--reward_funcs: countdown: .*it has no option 'colour'"):
+    with pytest.raises(
+        UserError, match=r"--reward_funcs: countdown: .*there is no option 'colour'"
+    ):
         check_reward_sources(flags, reward_plan(flags).sources, ())
 
 
