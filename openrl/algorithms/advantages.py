@@ -149,7 +149,7 @@ _GROUP_NORM = {"reward_norm_mean": "group", "reward_norm_std": "group"}
 def minus_group_mean(outcomes: Outcomes) -> Tensor:
     """Return each reward minus the mean over all siblings, (N,). The mean includes the trajectory's
     own reward."""
-    mean, _, _ = outcomes.siblings(outcomes.rewards)
+    mean, _, _ = outcomes.group_moments(outcomes.rewards)
     return (outcomes.rewards.double() - mean).to(outcomes.rewards.dtype)
 
 
@@ -192,7 +192,7 @@ def reinforce_baseline(outcomes: Outcomes, options: None) -> Tensor:
 def rloo(outcomes: Outcomes, options: None) -> Tensor:
     """Reward minus the mean of the other siblings, https://arxiv.org/abs/2402.14740. A trajectory
     alone in its group gets 0."""
-    mean, _, count = outcomes.siblings(outcomes.rewards)
+    mean, _, count = outcomes.group_moments(outcomes.rewards)
     return ((outcomes.rewards - mean) * count / (count - 1).clamp(min=1)).to(outcomes.rewards.dtype)
 
 
@@ -203,8 +203,8 @@ def opo(outcomes: Outcomes, options: None) -> Tensor:
     https://arxiv.org/abs/2505.23585. Under the paper's simplifications this baseline has the least
     variance."""
     lengths = outcomes.lengths
-    mean_product, _, _ = outcomes.siblings(outcomes.rewards * lengths)
-    mean_length, _, _ = outcomes.siblings(lengths)
+    mean_product, _, _ = outcomes.group_moments(outcomes.rewards * lengths)
+    mean_length, _, _ = outcomes.group_moments(lengths)
     return (outcomes.rewards - mean_product / mean_length.clamp(min=1)).to(outcomes.rewards.dtype)
 
 
@@ -220,7 +220,7 @@ def remax(outcomes: Outcomes, options: None) -> Tensor:
 def grpo_passk(outcomes: Outcomes, options: None) -> Tensor:
     """The group's best sample gets its lead over the second best, divided by the group's std, and
     the others get 0; https://arxiv.org/abs/2503.19595. A tie for the best has no lead."""
-    _, std, _ = outcomes.siblings(outcomes.rewards)
+    _, std, _ = outcomes.group_moments(outcomes.rewards)
     result = torch.zeros_like(outcomes.rewards)
     for number in outcomes.group_ids.unique():
         siblings = ((outcomes.group_ids == number) & outcomes.valid).nonzero().flatten()
@@ -235,7 +235,7 @@ def grpo_passk(outcomes: Outcomes, options: None) -> Tensor:
 def gpg(outcomes: Outcomes, options: None) -> Tensor:
     """Reward minus the group mean, scaled up by samples / samples in groups with a signal;
     https://arxiv.org/abs/2504.02546."""
-    mean, std, _ = outcomes.siblings(outcomes.rewards)
+    mean, std, _ = outcomes.group_moments(outcomes.rewards)
     informative = ((std > STD_EPS) & outcomes.valid).sum().clamp(min=1)
     return ((outcomes.rewards - mean) * outcomes.valid.sum() / informative).to(
         outcomes.rewards.dtype
@@ -347,7 +347,7 @@ def gigpo_credit(batch: ExperienceBatch, options: GiGPOOptions) -> tuple[Tensor,
     states = batch.group_ids * (batch.state_ids.max() + 1) + batch.state_ids
     among_steps = standardise(returns, states, batch.valid)
     rows = batch.scores + options.gigpo_step_weight * among_steps
-    penalties = batch.token_rewards - place_scores(batch, batch.scores, on_the_way=False)
+    penalties = batch.token_rewards - place_scores(batch, batch.scores, keep_process_rewards=False)
     to_go, _ = sum_from_the_end(batch.replace(token_rewards=penalties), options)
     advantages = to_go + rows[:, None] * batch.loss_mask
     return advantages, advantages

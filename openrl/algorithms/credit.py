@@ -96,8 +96,8 @@ def assign_credit(
     batch = batch.replace(shaped=trajectories.spread(clipped), scores=trajectories.spread(scores))
 
     # a compared or normalised score is one number, and process rewards are on another scale
-    on_the_way = estimator.scores is as_rewarded and set(plan.norm_scopes) == {"none"}
-    rewards = token_rewards(batch, kl_coef, plan.kl_estimator, on_the_way)
+    keep_process_rewards = estimator.scores is as_rewarded and set(plan.norm_scopes) == {"none"}
+    rewards = token_rewards(batch, kl_coef, plan.kl_estimator, keep_process_rewards)
     if flags.token_reward_clip is not None:
         limited = rewards.clamp(-flags.token_reward_clip, flags.token_reward_clip)
         metrics["token_reward_clip_fraction"] = _share(limited != rewards, batch.loss_mask)
@@ -136,7 +136,7 @@ def _scores(
     if limits is not None:
         scores = scores.clamp(*limits)
     if "group" in scopes or "siblings" in estimator.needs:
-        _, _, sizes = outcomes.siblings(scores)
+        _, _, sizes = outcomes.group_moments(scores)
         metrics["singleton_groups"] = float(((sizes == 1) & outcomes.valid).sum())
     return scores, metrics
 

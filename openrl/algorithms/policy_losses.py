@@ -31,18 +31,18 @@ LOG_RATIO_LIMIT = 20.0  # exp(20) = 4.9e8: absurd but finite
 PolicyLoss = Callable[[LossInputs, Any], TokenLosses]
 
 
-def limited(log_ratios: Tensor) -> Tensor:
+def clamped(log_ratios: Tensor) -> Tensor:
     return log_ratios.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def difference(inputs: LossInputs) -> Tensor:
+def log_ratio(inputs: LossInputs) -> Tensor:
     """Return log(new / old probability) of each token, (b, T), unclamped; 0 outside the mask."""
     return (inputs.logprobs - inputs.old_logprobs).masked_fill(~inputs.loss_mask, 0)
 
 
-def log_ratio(inputs: LossInputs) -> Tensor:
-    """Return ``difference`` clamped to +-20."""
-    return limited(difference(inputs))
+def clamped_log_ratio(inputs: LossInputs) -> Tensor:
+    """Return ``log_ratio`` clamped to +-20."""
+    return clamped(log_ratio(inputs))
 
 
 def squared(log_ratios: Tensor) -> Tensor:
@@ -86,7 +86,9 @@ def ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """Clipped surrogate, https://arxiv.org/abs/1707.06347 eq. 7. Unequal clips are DAPO's
     clip-higher (https://arxiv.org/abs/2503.14476); dual clip is from
     https://arxiv.org/abs/1912.09729."""
-    return clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
+    return clipped_surrogate(
+        clamped_log_ratio(inputs), inputs.advantages, options.low_high, options.dual
+    )
 
 
 def clipped_surrogate(
@@ -125,7 +127,7 @@ def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 
     Useful clips are a thousand times smaller than PPO's: the paper uses 3e-4 and 4e-4.
     """
-    ratio = limited(sequence_mean(difference(inputs), inputs.loss_mask))
+    ratio = clamped(sequence_mean(log_ratio(inputs), inputs.loss_mask))
     return clipped_surrogate(ratio, inputs.advantages, options.low_high)
 
 
@@ -138,7 +140,7 @@ def gspo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """GSPO's ratio with the gradient through each token's own log-prob, for advantages that differ
     between tokens; https://arxiv.org/abs/2507.18071 section 4.3."""
-    ratio = limited(sequence_mean(difference(inputs), inputs.loss_mask)).detach()
+    ratio = clamped(sequence_mean(log_ratio(inputs), inputs.loss_mask)).detach()
     own = (inputs.logprobs - inputs.logprobs.detach()).masked_fill(~inputs.loss_mask, 0)
     return clipped_surrogate(ratio + own, inputs.advantages, options.low_high)
 
@@ -147,7 +149,7 @@ def gspo_token(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
 def segment_ppo(inputs: LossInputs, options: PPOOptions) -> TokenLosses:
     """One ratio per turn, the geometric mean over its tokens, for agents with several turns."""
     turns = inputs.turn_ids.masked_fill(~inputs.loss_mask, -1)
-    ratio = limited(segment_mean(difference(inputs), turns))
+    ratio = clamped(segment_mean(log_ratio(inputs), turns))
     return clipped_surrogate(ratio, inputs.advantages, options.low_high, options.dual)
 
 
@@ -162,9 +164,9 @@ def geo_mean(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     mean advantage. Each token's ratio is first clipped to [exp(-L), exp(H)] on the side where it
     would gain."""
     low, high = options.low_high
-    logs, sign = difference(inputs), inputs.advantages.sign()
+    logs, sign = log_ratio(inputs), inputs.advantages.sign()
     gain, limited_gain = sign * logs, sign * logs.clamp(-low, high)
-    ratio = limited(sequence_mean(torch.minimum(gain, limited_gain) * sign, inputs.loss_mask)).exp()
+    ratio = clamped(sequence_mean(torch.minimum(gain, limited_gain) * sign, inputs.loss_mask)).exp()
     clipped = (limited_gain < gain).to(logs.dtype)
     return TokenLosses(
         -ratio * sequence_mean(inputs.advantages, inputs.loss_mask),
@@ -180,7 +182,7 @@ def cispo(inputs: LossInputs, options: ClipOptions) -> TokenLosses:
     """The clipped ratio only weighs the log-prob, so clipped tokens keep a gradient;
     https://arxiv.org/abs/2506.13585 eq. 4."""
     low, high = options.low_high
-    ratio = log_ratio(inputs).exp().detach()
+    ratio = clamped_log_ratio(inputs).exp().detach()
     weight = ratio.clamp(1 - low, 1 + high)
     clipped = (weight != ratio).to(ratio.dtype)
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": clipped})
@@ -201,7 +203,7 @@ class TISOptions(Options):
 def tis(inputs: LossInputs, options: TISOptions) -> TokenLosses:
     """Truncated importance sampling between new and old policy, as in IMPALA,
     https://arxiv.org/abs/1802.01561."""
-    weight = log_ratio(inputs).exp().detach().clamp(max=options.tis_upper_bound)
+    weight = clamped_log_ratio(inputs).exp().detach().clamp(max=options.tis_upper_bound)
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs)
 
 
@@ -220,7 +222,7 @@ def topr(inputs: LossInputs, options: TOPROptions) -> TokenLosses:
     """Tapered off-policy REINFORCE, https://arxiv.org/abs/2503.14286: imitates samples with
     positive reward, and pushes the others down only as far as the policy still produces them. The
     ratio is the token's, not the sequence's."""
-    tapered = log_ratio(inputs).exp().detach().clamp(max=1)
+    tapered = clamped_log_ratio(inputs).exp().detach().clamp(max=1)
     positive = inputs.rewards[:, None] > 0
     weight = torch.where(
         positive, options.topr_positive_weight, options.topr_negative_weight * tapered
@@ -273,7 +275,7 @@ def dppo_kl(inputs: LossInputs, options: DPPOKLOptions) -> TokenLosses:
 
 
 def _kept_likelihood(inputs: LossInputs, kept: Tensor, ratio_cap: float) -> TokenLosses:
-    weight = log_ratio(inputs).exp().detach().clamp(max=ratio_cap) * kept
+    weight = clamped_log_ratio(inputs).exp().detach().clamp(max=ratio_cap) * kept
     dropped = (~kept).to(weight.dtype)
     return TokenLosses(-weight * inputs.advantages * inputs.logprobs, {"clip_fraction": dropped})
 
@@ -298,7 +300,7 @@ def sapo(inputs: LossInputs, options: SAPOOptions) -> TokenLosses:
     positive = inputs.advantages > 0
     tau = torch.full_like(inputs.advantages, options.sapo_tau_neg)
     tau = tau.masked_fill(positive, options.sapo_tau_pos)
-    gate = torch.sigmoid(tau * (log_ratio(inputs).exp() - 1)) * 4 / tau
+    gate = torch.sigmoid(tau * (clamped_log_ratio(inputs).exp() - 1)) * 4 / tau
     return TokenLosses(-gate * inputs.advantages)
 
 
@@ -311,7 +313,7 @@ class DROOptions(Options):
 def dro(inputs: LossInputs, options: DROOptions) -> TokenLosses:
     """Direct reward optimisation, https://arxiv.org/abs/2405.19107: policy gradient with a squared
     log-ratio penalty. The penalty still pulls where the policy has moved far."""
-    penalty = options.dro_beta / 2 * squared(difference(inputs))
+    penalty = options.dro_beta / 2 * squared(log_ratio(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)
 
 
@@ -324,5 +326,5 @@ class Kimi15Options(Options):
 def kimi15(inputs: LossInputs, options: Kimi15Options) -> TokenLosses:
     """Online mirror descent of Kimi k1.5, https://arxiv.org/abs/2501.12599 section 2.3.2, token by
     token."""
-    penalty = options.kimi15_tau / 2 * squared(difference(inputs))
+    penalty = options.kimi15_tau / 2 * squared(log_ratio(inputs))
     return TokenLosses(penalty - inputs.advantages * inputs.logprobs)

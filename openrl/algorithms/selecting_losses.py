@@ -15,8 +15,8 @@ from openrl.algorithms.masked import masked_mean
 from openrl.algorithms.policy_losses import (
     PolicyLoss,
     PPOOptions,
+    clamped_log_ratio,
     clipped_surrogate,
-    difference,
     log_ratio,
 )
 from openrl.experience import ExperienceBatch, LossInputs, TokenLosses
@@ -90,7 +90,9 @@ def _random_in_range(
 def _clip_cov(inputs: LossInputs, options: ClipCovOptions) -> TokenLosses:
     """PPO without the gradient of a few random tokens of high covariance, which would cost entropy;
     https://arxiv.org/abs/2505.22617."""
-    losses = clipped_surrogate(log_ratio(inputs), inputs.advantages, options.low_high, options.dual)
+    losses = clipped_surrogate(
+        clamped_log_ratio(inputs), inputs.advantages, options.low_high, options.dual
+    )
     return TokenLosses(losses.per_token.masked_fill(inputs.selected, 0), losses.metrics)
 
 
@@ -117,8 +119,8 @@ def _highest(batch: ExperienceBatch, options: KLCovOptions, generator: torch.Gen
 def _kl_cov(inputs: LossInputs, options: KLCovOptions) -> TokenLosses:
     """Unclipped policy gradient with a KL penalty on the tokens of highest covariance;
     https://arxiv.org/abs/2505.22617."""
-    plain = -log_ratio(inputs).exp() * inputs.advantages
-    penalty = options.kl_cov_coef * difference(inputs).abs()
+    plain = -clamped_log_ratio(inputs).exp() * inputs.advantages
+    penalty = options.kl_cov_coef * log_ratio(inputs).abs()
     return TokenLosses(plain + penalty.masked_fill(~inputs.selected, 0))
 
 

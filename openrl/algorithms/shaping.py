@@ -139,28 +139,30 @@ def _moments(
 # -- rewards of tokens, (B, T) ---------------------------------------------------------------------
 
 
-def place_scores(batch: ExperienceBatch, scores: Tensor, on_the_way: bool = True) -> Tensor:
+def place_scores(
+    batch: ExperienceBatch, scores: Tensor, keep_process_rewards: bool = True
+) -> Tensor:
     """Place each score on the last sampled token of its trajectory, (B, T); a trajectory without
     sampled tokens gets none.
 
-    With ``on_the_way``, process rewards stay where they were earned and the last token gets the
-    rest, so that a trajectory still sums to its score. ``scores`` are (B,), equal on the rows of a
-    trajectory.
+    With ``keep_process_rewards``, process rewards stay where they were earned and the last token
+    gets the rest, so that a trajectory still sums to its score. ``scores`` are (B,), equal on the
+    rows of a trajectory.
     """
     mask, trajectories = batch.loss_mask, Trajectories.of(batch)
     earned = torch.zeros(mask.shape, dtype=scores.dtype)
-    if on_the_way and batch.process_rewards is not None:
+    if keep_process_rewards and batch.process_rewards is not None:
         earned = batch.process_rewards.to(scores.dtype).masked_fill(~mask, 0)
     rest = scores - trajectories.spread(trajectories.total(earned.sum(-1)))
     return torch.where(trajectories.last, earned + rest[:, None], earned)
 
 
 def token_rewards(
-    batch: ExperienceBatch, kl_coef: float, kl_estimator: str, on_the_way: bool = True
+    batch: ExperienceBatch, kl_coef: float, kl_estimator: str, keep_process_rewards: bool = True
 ) -> Tensor:
     """Return ``batch.scores`` as ``place_scores`` places them, minus ``kl_coef`` times the KL to
     the reference on each sampled token, (B, T)."""
-    rewards = place_scores(batch, batch.scores, on_the_way)
+    rewards = place_scores(batch, batch.scores, keep_process_rewards)
     if kl_coef:
         kl = reference_kl(batch, kl_estimator)
         if kl is None:
@@ -211,5 +213,5 @@ def difficulty(outcomes: Outcomes, key: str) -> Tensor:
             " is not known",
             "a reward that returns scores in [0, 1], or a column of the data",
         )
-    pass_rate, _, _ = outcomes.siblings(outcomes.passed.nan_to_num())
+    pass_rate, _, _ = outcomes.group_moments(outcomes.passed.nan_to_num())
     return (1 - pass_rate).to(outcomes.rewards.dtype)

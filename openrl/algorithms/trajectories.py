@@ -129,7 +129,7 @@ class Outcomes:
         """(N,) bool: whether the trajectory has a sampled token; a failed one has none."""
         return self.lengths > 0
 
-    def siblings(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def group_moments(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the mean, the unbiased std and the number of ``values`` (N,) in each trajectory's
         group, in float64."""
         return grouped_moments(values, self.group_ids, self.valid)

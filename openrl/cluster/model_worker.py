@@ -15,7 +15,7 @@ from openrl.cluster.group import WorkerContext
 from openrl.config.rollout import SleepState
 from openrl.errors import UserError
 from openrl.experience import ExperienceBatch, StepPlan
-from openrl.models.memory import MemoryUse, memory_use, settle
+from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.models.outputs import Want
 from openrl.tracking.metrics import Metric
 from openrl.training.build import ModelSpec, build_engine
@@ -53,10 +53,11 @@ class ModelWorker:
         )
         if hasattr(self, "engine"):
             del self.engine
-            settle()  # engine and hooks form a reference cycle, and the next model needs the memory
+            # engine and hooks form a reference cycle, and the next model needs the memory
+            freeze_gc_heap()
         self.engine: TrainEngine = build_engine(spec or self.spec)
         self.others: list[TrainEngine] = [build_engine(other) for other in self.other_specs]
-        settle()
+        freeze_gc_heap()
 
     def sleep(self, *parts: SleepState) -> None:
         """Free the device memory of these parts of all models here."""
@@ -90,7 +91,7 @@ class ModelWorker:
         """Compute a model's output for the rows of this rank's shard. Returns it as "column", fp32
         of shape (rows, width) or (rows,), and each output in ``want`` under its own name."""
         if model == "start":
-            return self.engine.columns(batch, micro_batches, *want, at_start=True)
+            return self.engine.columns(batch, micro_batches, *want, as_reference=True)
         return [self.engine, *self.others][model].columns(batch, micro_batches, *want)
 
     def update(

@@ -19,7 +19,7 @@ from openrl.config.reward_plan import FLAG
 from openrl.data.images import row_images
 from openrl.data.tokenizer import policy_tokenizer
 from openrl.errors import UserError
-from openrl.models.memory import MemoryUse, memory_use, settle
+from openrl.models.memory import MemoryUse, freeze_gc_heap, memory_use
 from openrl.rewards.build import RewardSetup, build_reward
 from openrl.rollout.asleep import EnginePart
 from openrl.rollout.build import start_engine
@@ -131,7 +131,7 @@ class RolloutWorker:
         images = row_images(self.agents.vision, self.model)
         agent = open_agent(self.agents, self.tokenizer, self.context.rank, images)
         self.agent = await self._open.enter_async_context(agent)
-        settle()
+        freeze_gc_heap()
 
     async def play(self, prompt: Prompt, request: RolloutRequest) -> Group:
         """Play a prompt and return its group, scored by the reward sources of this worker. Images

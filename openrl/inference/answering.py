@@ -57,7 +57,7 @@ Config = BatchInferenceConfig | EvaluateConfig
 WIDTH = 256  # prompts that are answered or scored concurrently
 # Flags that decide how an output is computed but not what it holds: they may change when a run is
 # resumed.
-HOW = [
+RUNTIME_FLAGS = [
     "device",
     "plugin",
     "micro_batch_size",
@@ -163,7 +163,9 @@ def units_of(rows: Iterable[list[Prompt]]) -> list[Unit]:
 def settings_of(config: Config, besides: frozenset[str] = frozenset()) -> dict[str, Any]:
     """Return the flags that decide what the output holds, with their values."""
     values = yaml.safe_load(dump_yaml(config))
-    return {name: value for name, value in values.items() if name not in besides.union(HOW)}
+    return {
+        name: value for name, value in values.items() if name not in besides.union(RUNTIME_FLAGS)
+    }
 
 
 async def work_through(

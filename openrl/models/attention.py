@@ -87,7 +87,7 @@ def _installed(module: str) -> bool:
     return any((Path(place) / part).exists() for place in found.submodule_search_locations or ())
 
 
-def pack_attention(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
+def use_varlen(hf: PreTrainedModel, flags: LoadFlags, device: str) -> None:
     """Switch a model for packed rows from sdpa to ``varlen``, unless the user asked for sdpa."""
     plain = (
         hf.config.get_text_config() is hf.config

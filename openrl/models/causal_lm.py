@@ -15,14 +15,14 @@ from transformers.core_model_loading import revert_weight_conversion
 from openrl.config.model import LoadFlags
 from openrl.config.vision import VisionFlags
 from openrl.errors import UserError
-from openrl.models.attention import VARLEN, asked_attention, pack_attention
+from openrl.models.attention import VARLEN, asked_attention, use_varlen
 from openrl.models.headed import HeadedModel
 from openrl.models.logprobs import LogprobHead, of_next, to_next
 from openrl.models.lora import keep_differentiable, nf4, peft_name
 from openrl.models.outputs import LogitTransform, Want
 from openrl.models.towers import language_model_at
 from openrl.models.trial import Trial
-from openrl.models.vision import Media, open_eyes
+from openrl.models.vision import Media, build_vision
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -121,7 +121,7 @@ def load_causal_lm(path: str, loading: Loading, temperature: float, chunk_size: 
     """
     flags = loading.flags
     hf = load_pretrained(language_model_at(path, flags.trust_remote_code), path, loading)
-    with torch.no_grad(), attention_of_a_cpu(hf):
+    with torch.no_grad(), eager_attention(hf):
         tokens = Trial.of(hf.config, DTYPES[flags.param_dtype]).tokens[None].to(hf.device)
         expected = _plain_logprobs(hf, tokens)
         model = CausalLM(hf, 1.0, chunk_size, loading.packing).eval()
@@ -133,7 +133,7 @@ def load_causal_lm(path: str, loading: Loading, temperature: float, chunk_size: 
             f" forward: {type(hf).__name__} changes its logits in a way that is not known here",
             "use another architecture, or add its rule to logit_transform",
         )
-    model.vision = open_eyes(hf, path, loading.vision, flags.trust_remote_code)
+    model.vision = build_vision(hf, path, loading.vision, flags.trust_remote_code)
     banned = model.vision.media_tokens if model.vision else ()
     hf.get_output_embeddings().transform = logit_transform(hf.config, temperature, banned)
     return model
@@ -175,7 +175,7 @@ def load_pretrained(
             "point the flag at a complete checkpoint of this architecture",
         )
     if loading.packing:
-        pack_attention(model, flags, device)
+        use_varlen(model, flags, device)
     _disable_dropout(model)
     keep_differentiable(model)
     return model.eval()
@@ -196,7 +196,7 @@ def logit_transform(
 
 
 @contextmanager
-def attention_of_a_cpu(hf: PreTrainedModel) -> Iterator[None]:
+def eager_attention(hf: PreTrainedModel) -> Iterator[None]:
     """Use eager attention inside: the model is still on the CPU, where flash attention does not
     run."""
     chosen = hf.config._attn_implementation

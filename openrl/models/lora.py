@@ -59,7 +59,7 @@ class Adapters:
         }
 
     @contextmanager
-    def at_start(self) -> Iterator[None]:
+    def as_reference(self) -> Iterator[None]:
         """Inside, the model is as it was before training: with the adapters off, or with those that
         it started from."""
         given = START in next(iter(self.layers.values())).scaling

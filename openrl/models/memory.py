@@ -35,7 +35,7 @@ def memory_use(device: str) -> MemoryUse:
     )
 
 
-def settle() -> None:
+def freeze_gc_heap() -> None:
     """Tell the garbage collector to leave alone everything that exists now. Call it once a process
     has started: these objects live as long as the process, and one full scan of the objects of vLLM
     and Ray takes up to a second in the middle of a rollout."""

@@ -195,8 +195,10 @@ def check_packing(path: str, run: Callable[[Tensor, Tensor], Tensor], trial: Tri
     alone, after = (run(x, torch.ones_like(x, dtype=torch.bool)) for x in (pair[1:], context))
     tail = slice(1, None) if alone.dim() > 1 else slice(None)  # the first token has no prediction
     after = after[:, 6:] if after.dim() > 1 else after
-    if apart := trial.apart(*(x[..., tail] for x in (beside, alone, after))):
-        raise _unpackable(path, f"attention crosses from one packed row into the next ({apart})")
+    if discrepancy := trial.discrepancy(*(x[..., tail] for x in (beside, alone, after))):
+        raise _unpackable(
+            path, f"attention crosses from one packed row into the next ({discrepancy})"
+        )
 
 
 @torch.no_grad()
@@ -222,10 +224,10 @@ def check_sharing(path: str, run: Callable[..., Tensor], trial: Trial) -> None:
         why = error.message if isinstance(error, UserError) else error
         raise UserError(f"--prefix_grouper: {path}: {why}", "leave --prefix_grouper out") from error
     tail = slice(6, None) if alone.dim() > 1 else slice(None)
-    if apart := trial.apart(*(x[..., tail] for x in (shared, alone, other))):
+    if discrepancy := trial.discrepancy(*(x[..., tail] for x in (shared, alone, other))):
         raise UserError(
             f"--prefix_grouper: rows of {path} cannot share their beginning: results differ"
-            f" ({apart})",
+            f" ({discrepancy})",
             "leave --prefix_grouper out",
         )
 

@@ -21,7 +21,7 @@ from openrl.models.logprobs import of_next, to_next
 from openrl.models.lora import peft_name
 from openrl.models.outputs import Want, placed
 from openrl.models.packing import Rows
-from openrl.models.vision import Media, open_eyes
+from openrl.models.vision import Media, build_vision
 
 HEAD_FIELD = "value_head_prefix"  # field in the config.json of a saved scalar model
 
@@ -173,7 +173,7 @@ def load_scalar_model(
     setattr(hf.config, HEAD_FIELD, head_name)
     hf.config.num_labels = 1
     model = kind(hf, head_name, weight.to(hf.dtype), fp32_head=fp32_head, packing=loading.packing)
-    model.vision = open_eyes(hf, path, loading.vision, flags.trust_remote_code)
+    model.vision = build_vision(hf, path, loading.vision, flags.trust_remote_code)
     return model
 
 

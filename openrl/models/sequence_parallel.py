@@ -312,8 +312,8 @@ def differ(found: Tensor, expected: Tensor, trial: Trial) -> str | None:
     with what the first half changes in the second."""
     # the results of six tokens or, from a reward model, of the row
     halves = [x.reshape(2, -1)[:, -6:] for x in (found, expected, expected.flip(0))]
-    apart = trial.apart(*halves)
-    return None if apart is None else f"parts do not add up to the whole ({apart})"
+    discrepancy = trial.discrepancy(*halves)
+    return None if discrepancy is None else f"parts do not add up to the whole ({discrepancy})"
 
 
 def check_split(path: str, model: Any, run: Run, trial: Trial) -> None:

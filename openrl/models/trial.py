@@ -25,7 +25,7 @@ class Trial:
         size = config.get_text_config().vocab_size
         return cls(torch.linspace(size // 4, 3 * size // 4, 12).long(), dtype)
 
-    def apart(self, found: Tensor, expected: Tensor, other: Tensor) -> str | None:
+    def discrepancy(self, found: Tensor, expected: Tensor, other: Tensor) -> str | None:
         """Return how far ``found`` is from ``expected``, which should be equal; None if they are
         close enough.
 

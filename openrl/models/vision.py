@@ -143,7 +143,7 @@ def _tensors(nested: Any) -> Iterator[Tensor]:
             yield from _tensors(value)
 
 
-def open_eyes(
+def build_vision(
     hf: PreTrainedModel, path: str, flags: VisionFlags | None, trust_remote_code: bool
 ) -> Vision | None:
     """Return what lets ``hf`` see; None if it should read only text. A tower that is not used, or

@@ -20,7 +20,7 @@ from openrl.config.model import ModelChangeFlags, ModelFlags
 from openrl.config.parallel import ParallelFlags
 from openrl.config.vision import VisionFlags
 from openrl.experience import ParallelLayout
-from openrl.models.causal_lm import DTYPES, Loading, attention_of_a_cpu, load_causal_lm
+from openrl.models.causal_lm import DTYPES, Loading, eager_attention, load_causal_lm
 from openrl.models.changes import freeze, load_settings, use_liger_kernels
 from openrl.models.headed import HeadedModel
 from openrl.models.lora import add_adapters
@@ -153,7 +153,7 @@ def build_engine(spec: ModelSpec) -> DeepSpeedEngine:
         dist.get_rank(), dist.get_world_size(), spec.parallel.sequence_size, tp_size
     )
     if tp_size > 1:
-        with attention_of_a_cpu(model.hf):
+        with eager_attention(model.hf):
             of_whole_layers = probe(lambda ids, mask: model(ids, mask)[0], trial)
     if layout.sp_size > 1:
         group = own_group(layout.sequence_groups(), spec.deepspeed.dist_timeout)

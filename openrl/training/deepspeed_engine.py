@@ -152,9 +152,9 @@ class DeepSpeedEngine:
     # ---- running the model
 
     def forward(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], as_reference: bool = False
     ) -> Tensor:
-        return self.columns(batch, micro_batches, at_start=at_start)["column"]
+        return self.columns(batch, micro_batches, as_reference=as_reference)["column"]
 
     @needs("param")
     @torch.no_grad()
@@ -163,14 +163,14 @@ class DeepSpeedEngine:
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
         *want: Want,
-        at_start: bool = False,
+        as_reference: bool = False,
     ) -> dict[str, Tensor]:
         self.model.eval()
         found: dict[str, Tensor] = {}
         for rows in micro_batches:
             with (
-                self.model.adapters.at_start()
-                if at_start and self.model.adapters
+                self.model.adapters.as_reference()
+                if as_reference and self.model.adapters
                 else nullcontext()
             ):
                 column, more = self._run(batch.select(rows), *want)

@@ -54,19 +54,19 @@ class TrainEngine(Protocol):
         """Restore these parts bit for bit. Raises RuntimeError if one is already awake."""
 
     def forward(
-        self, batch: ExperienceBatch, micro_batches: list[list[int]], at_start: bool = False
+        self, batch: ExperienceBatch, micro_batches: list[list[int]], as_reference: bool = False
     ) -> Tensor:
         """Compute the model's column for all rows of the shard, without gradient: log-probs or
         values (B, T), or rewards (B,), depending on the kind of model. The result is fp32 on the
         CPU, and 0 on tokens that are not trained and in rows that no micro-batch holds. With
-        ``at_start`` the model runs as it was before its adapters were trained."""
+        ``as_reference`` the model runs as it was before its adapters were trained."""
 
     def columns(
         self,
         batch: ExperienceBatch,
         micro_batches: list[list[int]],
         *want: Want,
-        at_start: bool = False,
+        as_reference: bool = False,
     ) -> dict[str, Tensor]:
         """Compute the column of ``forward``, returned as "column", and the outputs in ``want``,
         each (B, T, ...) under its own name."""

@@ -80,7 +80,7 @@ def test_adapters_learn_and_the_base_stays(checkpoint, tmp_path, stage):
     fresh = build_engine(engine_spec(checkpoint))
     now, before = engine.forward(batch, ROWS), fresh.forward(batch, ROWS)
     assert float((now - before).abs().max()) > 1e-2
-    torch.testing.assert_close(engine.forward(batch, ROWS, at_start=True), before)
+    torch.testing.assert_close(engine.forward(batch, ROWS, as_reference=True), before)
     assert torch.equal(engine.forward(batch, ROWS), now)  # the look back changed nothing
 
     engine.export(tmp_path)
@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_a_save_and_from_an_exported_adapter(checkpoint, tmp_
     started.train_step(batch, plan, POLICY)
     assert float((started.forward(batch, ROWS) - saved).abs().max()) > 1e-3
     # the reference is what it began with
-    torch.testing.assert_close(started.forward(batch, ROWS, at_start=True), saved)
+    torch.testing.assert_close(started.forward(batch, ROWS, as_reference=True), saved)
 
 
 @pytest.mark.parametrize(("arch", "stage"), [("qwen3_moe", 3), ("gpt2", 2)])
@@ -126,7 +126,7 @@ def test_other_layers_export_what_they_compute(tmp_path, arch, stage):
         tiny_model_dir(tmp_path, arch=arch), zero_stage=stage, optim=optim_spec(), lora=LORA
     )
     engine, batch = trained(spec), batch_of()
-    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, at_start=True)
+    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, as_reference=True)
     engine.export(tmp_path / "out")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     torch.testing.assert_close(hf_logprobs(merged, batch), now, atol=2e-5, rtol=1e-5)
@@ -171,7 +171,7 @@ def test_4_bit_weights_carry_adapters(checkpoint, tmp_path):
         trained(engine_spec(checkpoint, zero_stage=2, dtype="bf16", optim=optim_spec(), lora=lora)),
         batch_of(),
     )
-    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, at_start=True)
+    now, start = engine.forward(batch, ROWS), engine.forward(batch, ROWS, as_reference=True)
     assert float((now - start).abs().max()) > 1e-2
     quantized = AutoModelForCausalLM.from_pretrained(
         checkpoint,
@@ -202,7 +202,10 @@ def test_adapters_over_4_bit_weights_learn_as_over_the_same_weights_unpacked(che
         trained(spec(checkpoint, lora=packed)),
         trained(spec(tmp_path, lora=LORA)),
     )
-    start, whole = over_whole.forward(batch, ROWS, at_start=True), over_whole.forward(batch, ROWS)
+    start, whole = (
+        over_whole.forward(batch, ROWS, as_reference=True),
+        over_whole.forward(batch, ROWS),
+    )
     gap = (over_4_bit.forward(batch, ROWS) - whole).abs().mean()
     assert float(gap) < 0.1 * float((whole - start).abs().mean())
 

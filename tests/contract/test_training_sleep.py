@@ -138,14 +138,14 @@ def test_adapters_and_a_frozen_base_sleep_too(checkpoint):
     engine.train_step(batch, plan, SupervisedUpdate())
     before = (
         engine.forward(batch, [[*range(8)]]),
-        engine.forward(batch, [[*range(8)]], at_start=True),
+        engine.forward(batch, [[*range(8)]], as_reference=True),
     )
     engine.sleep(*STATES)
     assert held(engine) == dict.fromkeys(STATES, 0)
     engine.wake(*STATES)
     after = (
         engine.forward(batch, [[*range(8)]]),
-        engine.forward(batch, [[*range(8)]], at_start=True),
+        engine.forward(batch, [[*range(8)]], as_reference=True),
     )
     assert torch.equal(before[0], after[0]) and torch.equal(before[1], after[1])
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from openrl.models.memory import settle
+from openrl.models.memory import freeze_gc_heap
 from tests.e2e.runs import make_task, metrics, ppo_flags, run
 from tests.tiny import tiny_model_dir, tiny_reward_model_dir
 
@@ -95,5 +95,5 @@ def test_a_colocation_with_little_room(tmp_path, model_dir, record_property):
         trained(tmp_path, record_property, pretrain=model_dir, micro_train_batch_size=16, **flags)
     finally:
         del taken
-        settle()
+        freeze_gc_heap()
         torch.cuda.empty_cache()

@@ -10,7 +10,7 @@ import torch
 
 from openrl.config.lora import LoRAFlags
 from openrl.experience import StepPlan
-from openrl.models.memory import memory_use, settle
+from openrl.models.memory import freeze_gc_heap, memory_use
 from openrl.training.build import build_engine
 from openrl.training.distributed import init_distributed
 from openrl.training.updates import SupervisedUpdate
@@ -38,7 +38,7 @@ def trained(model_dir, steps=3, **fields):
         report = engine.train_step(batch, StepPlan(ROWS, counts_of(batch)), SupervisedUpdate())
         assert report["nonfinite_steps"].value == 0
     after = engine.forward(batch, ROWS)
-    settle()
+    freeze_gc_heap()
     torch.cuda.empty_cache()
     return engine, before, after, (memory_use("cuda").allocated or 0) / GIB
 
@@ -53,7 +53,7 @@ def test_4_bit_weights_load_onto_the_gpu_and_carry_adapters(model_dir, tmp_path,
     engine, before, after, packed = trained(model_dir, optim=optim_spec(**OPTIM), lora=PACKED)
     devices = {p.device.type for p in engine.model.parameters()}
     engine.export(tmp_path)
-    start = engine.forward(ragged_batch(), ROWS, at_start=True)
+    start = engine.forward(ragged_batch(), ROWS, as_reference=True)
     del engine
     _, whole_before, _, whole = trained(model_dir, optim=optim_spec(**OPTIM), lora=ADAPTERS)
     record_property("GiB with 4-bit weights and with whole ones", f"{packed:.2f}, {whole:.2f}")
@@ -68,7 +68,7 @@ def test_4_bit_weights_load_onto_the_gpu_and_carry_adapters(model_dir, tmp_path,
 def test_adapters_alone_take_steps(model_dir, tmp_path):
     """What the start was stays readable, and the merged export answers as the engine."""
     engine, before, after, _ = trained(model_dir, optim=optim_spec(**OPTIM), lora=ADAPTERS)
-    torch.testing.assert_close(engine.forward(ragged_batch(), ROWS, at_start=True), before)
+    torch.testing.assert_close(engine.forward(ragged_batch(), ROWS, as_reference=True), before)
     assert distance(after, before) > 1e-4
     engine.export(tmp_path)
     merged = build_engine(replace(engine_spec(tmp_path, dtype="bf16"), device="cuda"))
@@ -78,7 +78,7 @@ def test_adapters_alone_take_steps(model_dir, tmp_path):
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_an_8_bit_optimizer_goes_the_way_of_adamw(model_dir, record_property, stage):
     _, start, plain, of_plain = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
-    settle()
+    freeze_gc_heap()
     small = optim_spec(optimizer="adamw_8bit", **OPTIM)
     _, _, found, of_small = trained(model_dir, zero_stage=stage, optim=small)
     record_property("GiB with AdamW and in 8 bits", f"{of_plain:.2f}, {of_small:.2f}")
@@ -97,7 +97,7 @@ def test_an_8_bit_optimizer_goes_the_way_of_adamw(model_dir, record_property, st
 )
 def test_what_waits_on_the_host_changes_no_number(model_dir, record_property, stage, flags):
     _, start, plain, of_plain = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM))
-    settle()
+    freeze_gc_heap()
     _, _, found, on_host = trained(model_dir, zero_stage=stage, optim=optim_spec(**OPTIM), **flags)
     record_property("GiB on the GPU, without and with", f"{of_plain:.2f}, {on_host:.2f}")
     assert on_host < of_plain

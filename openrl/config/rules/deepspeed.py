@@ -38,17 +38,17 @@ RESERVED = (
 """Settings that the training engine depends on."""
 
 
-def leaves(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def dotted_names(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield the dotted names of everything in nested settings, branches and leaves alike."""
     for key, value in settings.items():
         yield prefix + key
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{key}.")
+            yield from dotted_names(value, f"{prefix}{key}.")
 
 
 @check(*TRAINING)
 def overrides_are_further_settings(config: TrainingConfig, given: Given) -> Problems:
-    for name in leaves(config.deepspeed.ds_config_overrides):
+    for name in dotted_names(config.deepspeed.ds_config_overrides):
         if flag := OWN_FLAGS.get(name):
             yield Problem(
                 ("ds_config_overrides", flag), f"{name} has a flag of its own", f"--{flag}"

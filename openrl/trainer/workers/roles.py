@@ -28,7 +28,7 @@ from openrl.config.rules.batches import ranks_share_a_step
 from openrl.config.rules.parallel import shards_divide
 from openrl.errors import UserError
 from openrl.models.device import Device
-from openrl.models.memory import settle
+from openrl.models.memory import freeze_gc_heap
 from openrl.rewards.build import RewardSetup
 from openrl.rollout.build import engine_spec, seeing
 from openrl.rollout.engine import EngineSpec
@@ -279,7 +279,7 @@ async def start_roles(
                 groups |= dict(zip(wave, await all_or_first_error(starting), strict=True))
                 for role in wave:
                     await residency.started(role, groups[role])
-        settle()
+        freeze_gc_heap()
         yield roles_of(config, groups, residency, can_replace(plan, residency.table))
     finally:
         await all_or_first_error(group.close() for group in groups.values())

@@ -18,7 +18,7 @@ from openrl.models.attention import (
     _one_by_one,
     asked_attention,
     check_attention,
-    pack_attention,
+    use_varlen,
     varlen_attention,
 )
 from openrl.models.causal_lm import Loading, load_pretrained
@@ -94,7 +94,7 @@ def test_what_packed_rows_run(
         AutoModelForCausalLM, str(tiny_model_dir(tmp_path, arch=arch)), Loading(flags, "cpu")
     )
     assert hf.config._attn_implementation == "sdpa"
-    pack_attention(hf, flags, device)
+    use_varlen(hf, flags, device)
     assert hf.config._attn_implementation == expected
 
 

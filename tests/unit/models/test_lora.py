@@ -87,7 +87,7 @@ def test_a_failure_while_adapters_are_off_leaves_them_on(base):
     adapters = randomized(hf)
     with torch.no_grad():
         before = hf(ids).logits
-        with pytest.raises(RuntimeError, match="on the way"), adapters.at_start():
+        with pytest.raises(RuntimeError, match="on the way"), adapters.as_reference():
             assert not torch.allclose(hf(ids).logits, before)
             raise RuntimeError("on the way")
         assert torch.equal(hf(ids).logits, before)

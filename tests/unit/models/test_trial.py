@@ -32,7 +32,7 @@ def test_tokens_are_from_the_middle_and_differ():
 def test_a_gap_is_held_against_reach_and_rounding(gap, reach, dtype, said):
     expected = torch.tensor([-16.0, -16.0])
     away = torch.tensor([1.0, -1.0])
-    found = Trial(torch.arange(12), dtype).apart(
+    found = Trial(torch.arange(12), dtype).discrepancy(
         expected + gap * away, expected, expected + reach * away
     )
     assert found == said
