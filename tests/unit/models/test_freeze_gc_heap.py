@@ -6,7 +6,7 @@ import sys
 CODE = """
 import atexit, gc, weakref
 atexit.register(lambda: print(gc.get_freeze_count()))  # runs last
-from openrl.models.memory import settle
+from openrl.models.memory import freeze_gc_heap
 
 class Node:
     pass
@@ -16,13 +16,13 @@ def ring():
     node.self = node
     return weakref.ref(node)
 
-settle()
+freeze_gc_heap()
 print(gc.get_freeze_count() > 10_000, len(gc.get_objects()) < 1_000)
 later = ring()
 gc.collect()
 print(later() is None)
 before = ring()
-settle()
+freeze_gc_heap()
 print(before() is None)
 """
 
