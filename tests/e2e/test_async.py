@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -44,7 +45,8 @@ class Cases(Bench):
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     """One engine, policy, critic and reference, each in a process of its own."""
-    task, out = make_task(tmp_path_factory.mktemp("task")), tmp_path_factory.mktemp("start")
+    task = make_task(tmp_path_factory.mktemp("task"), rows=100)
+    out = tmp_path_factory.mktemp("start")
     flags = {"advantage_estimator": "gae", "full_determinism": True}
     with started(task, out, **(SMALL | flags)) as alive:
         yield Cases(alive.runner, task, alive.groups, alive.residency)
@@ -136,48 +138,40 @@ KILLS = 20 if os.environ.get("OPENRL_FULL_MATRIX") else 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("flags", [{"async_train": True, "async_queue_size": 2}])
-def test_killed_at_any_moment_a_run_goes_on_with_the_same_prompts(tmp_path, flags):
-    """SIGKILL of the driver at random moments, until the run ends: every step is trained on the
-    prompts of the uninterrupted run, in their order."""
-    task = make_task(tmp_path / "task", rows=100)
-    settings = SMALL | flags | {"advantage_estimator": "group_norm", "save_steps": 1}
-    settings |= {"max_steps": 8 + 4 * KILLS, "load_checkpoint": True}
-    whole = tmp_path / "whole"
-    run("train_ppo_ray", ppo_flags(task, whole, **settings))
-    words, moments = ppo_flags(task, tmp_path / "cut", **settings), random.Random(7)
+def test_killed_and_interrupted_at_any_moment_a_run_goes_on_with_the_same_prompts(bench, tmp_path):
+    """SIGKILL of the driver at random moments, then Ctrl-C in mid-step, with answers under way:
+    every step is trained on the prompts of the uninterrupted run, in their order. Ctrl-C leaves a
+    checkpoint and no process."""
+    settings = SMALL | {"advantage_estimator": "group_norm", "save_steps": 1}
+    settings |= {"async_train": True, "async_queue_size": 2, "max_steps": 12 + 4 * KILLS}
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    bench(whole, **settings)
+    words, moments = ppo_flags(bench.task, cut, **settings, load_checkpoint=True), random.Random(7)
     for _ in range(KILLS):
-        process = start("train_ppo_ray", words)
-        steps_before = steps_in(tmp_path / "cut")
-        deadline = time.monotonic() + PATIENCE
-        while steps_in(tmp_path / "cut") == steps_before and process.poll() is None:
-            assert time.monotonic() < deadline, "no step in a long time"
-            time.sleep(0.05)
+        process = one_step_later(words, cut)
         time.sleep(moments.random() * 2)  # any moment of the steps that follow
         assert process.poll() is None, f"it ended before it was killed:\n{process.stdout.read()}"
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    run("train_ppo_ray", words)
-    assert prompts_of_steps(tmp_path / "cut") == prompts_of_steps(whole)
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_a_checkpoint_and_no_process(tmp_path):
-    """Interrupted in mid-step, with answers under way; the run goes on from its checkpoint."""
-    task = make_task(tmp_path / "task", rows=100)
-    settings = SMALL | {"async_train": True, "advantage_estimator": "group_norm", "save_steps": 1}
-    words = ppo_flags(task, tmp_path / "out", **settings, load_checkpoint=True)
-    process = start("train_ppo_ray", words)
-    children: list[psutil.Process] = []
-    while steps_in(tmp_path / "out") < 2:
-        assert process.poll() is None, process.stdout.read()
-        children = psutil.Process(process.pid).children(recursive=True)
-        time.sleep(0.05)
+    process = one_step_later(words, cut)
+    children = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGINT)
     output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130 and "SIGINT: stopped after step" in output
     assert not psutil.wait_procs(children, timeout=PATIENCE)[1]
     assert "resumed from" in run("train_ppo_ray", words)
+    assert prompts_of_steps(cut) == prompts_of_steps(whole)
+
+
+def one_step_later(words: list[str], out: Path) -> subprocess.Popen[str]:
+    """The run with these flags, started, once it has trained a step."""
+    process, steps_before = start("train_ppo_ray", words), steps_in(out)
+    deadline = time.monotonic() + PATIENCE
+    while steps_in(out) == steps_before:
+        assert process.poll() is None, process.stdout.read()
+        assert time.monotonic() < deadline, "no step in a long time"
+        time.sleep(0.05)  # polling a file of another process
+    return process
 
 
 def steps_in(out: Path) -> int:
