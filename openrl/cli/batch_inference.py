@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
-from openrl.cli.run import command
+from openrl.cli.run import command, of_module
 from openrl.config.commands import BatchInferenceConfig
 
-
-def prepare(config: BatchInferenceConfig) -> Any:
-    """Read and check everything that can be wrong before a model is loaded."""
-    # imported after the flags have been checked
-    from openrl.inference.batch import prepare_batch
-
-    return prepare_batch(config)
-
-
-def run(config: BatchInferenceConfig, inputs: Any) -> None:
-    import asyncio
-
-    from openrl.inference.batch import run_batch
-
-    asyncio.run(run_batch(config, inputs))
-
+prepare, run = of_module("openrl.inference.batch")
 
 if __name__ == "__main__":
     sys.exit(

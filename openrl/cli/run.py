@@ -13,6 +13,7 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 import openrl.config.all_rules  # noqa: F401
@@ -74,6 +75,21 @@ def command(
             return 128 + user_error.number
         return 1 if started else 2
     return 0
+
+
+def of_module(home: str) -> tuple[Callable[[Any], Any], Callable[[Any, Any], None]]:
+    """Return ``prepare`` and ``run`` of a module. The module loads heavy libraries, so it is
+    imported only after the flags have been checked."""
+
+    def prepare(config: Any) -> Any:
+        return import_module(home).prepare(config)
+
+    def run(config: Any, inputs: Any) -> None:
+        import asyncio
+
+        asyncio.run(import_module(home).run(config, inputs))
+
+    return prepare, run
 
 
 def _end(number: int, frame: object) -> None:

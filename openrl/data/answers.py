@@ -122,7 +122,8 @@ class ExampleBuilder(ABC, Generic[Example]):
                 "--disable_fast_tokenizer: loss masks come from the offsets of a fast tokenizer",
                 "leave it out",
             )
-        self.tokenizer, self.workers, self.max_len = tokenizer, workers, flags.max_len
+        self.flags, self.max_len = flags, flags.max_len
+        self.tokenizer, self.workers = tokenizer, workers
         self.images = images
         self.templates = Templates(templates, tokenizer, bool(images and images.processor))
 

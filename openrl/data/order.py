@@ -50,6 +50,22 @@ def fingerprint(rows: Iterable[tuple[list[int], str]]) -> str:
     return digest.hexdigest()
 
 
+class SeededStream:
+    """What streams in seeded order share: ``state`` and ``load_state`` are exact even within a
+    pass."""
+
+    def __init__(self, order: SeededOrder) -> None:
+        self._order = order
+
+    def state(self) -> OrderState:
+        return self._order.state()
+
+    def load_state(self, state: OrderState) -> None:
+        """Continue where ``state`` was taken. Raises UserError if it belongs to other data or
+        another seed."""
+        self._order.load_state(state)
+
+
 class SeededOrder:
     """Row numbers below ``size``, without end. With ``shuffle``, each pass has an order of its own
     that depends only on (seed, pass).

@@ -45,16 +45,7 @@ class PreferenceExample:
 class PreferenceBuilder(ExampleBuilder[PreferenceExample]):
     """What pairs and rated answers share: where a row holds an answer and its prompt."""
 
-    def __init__(
-        self,
-        flags: PreferenceDataFlags,
-        templates: TemplateFlags,
-        tokenizer: PreTrainedTokenizerBase,
-        workers: int = 1,
-        images: RowImages | None = None,
-    ) -> None:
-        super().__init__(flags, templates, tokenizer, workers, images)
-        self.flags = flags
+    flags: PreferenceDataFlags
 
     def answer(self, row: dict[str, Any], key: str) -> MarkedText:
         """Return the answer in column ``key`` with its prompt. The prompt is that of --prompt_key

@@ -13,7 +13,7 @@ from openrl.config.data import PromptDataFlags, PromptEvalFlags, TemplateFlags
 from openrl.data.blend import Datasets, Report, load_blend
 from openrl.data.images import RowImages, flat
 from openrl.data.loading import RowSource, load_sources
-from openrl.data.order import OrderState, SeededOrder, fingerprint
+from openrl.data.order import SeededOrder, SeededStream, fingerprint
 from openrl.data.overflow import KEEP, shorten
 from openrl.data.reading import Chunk, Numbered, read_rows, refuse_bad_rows
 from openrl.data.rows import MISSING, BadRow, as_chat, as_messages, column, value_of
@@ -304,14 +304,13 @@ def _identity(prompt: Prompt) -> str:
     return " ".join([f"{prompt.id} {prompt.label!r}", *(p.image.sha256 for p in prompt.images)])
 
 
-class PromptStream:
-    """Prompts without end, in seeded order; ``state`` and ``load_state`` are exact even within a
-    pass."""
+class PromptStream(SeededStream):
+    """Prompts without end, in seeded order."""
 
     def __init__(self, prompts: list[Prompt], seed: int, *, shuffle: bool = True) -> None:
         self.prompts = prompts
         data = fingerprint((p.token_ids, _identity(p)) for p in prompts)
-        self._order = SeededOrder(len(prompts), seed, shuffle=shuffle, data=data)
+        super().__init__(SeededOrder(len(prompts), seed, shuffle=shuffle, data=data))
 
     def take(self, count: int) -> list[Prompt]:
         """Return the next prompts. Across the end of a pass the same prompt may come twice."""
@@ -324,11 +323,3 @@ class PromptStream:
             return self.take(count)
         finally:
             self._order.load_state(state)
-
-    def state(self) -> OrderState:
-        return self._order.state()
-
-    def load_state(self, state: OrderState) -> None:
-        """Continue where ``state`` was taken. Raises UserError if it belongs to other data or
-        another seed."""
-        self._order.load_state(state)

@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from openrl.algorithms.collate import inside, pad
-from openrl.config.data import SupervisedDataFlags, TemplateFlags
+from openrl.config.data import SupervisedDataFlags
 from openrl.data.answers import Draft, ExampleBuilder, MarkedText, SupervisedRow
-from openrl.data.images import RowImages
-from openrl.data.order import OrderState, SeededOrder, fingerprint
+from openrl.data.order import SeededOrder, SeededStream, fingerprint
 from openrl.data.rows import BadRow, as_chat, as_text, value_of
 from openrl.experience import ExperienceBatch
 from openrl.types import Message
@@ -21,16 +19,7 @@ from openrl.types import Message
 class SupervisedBuilder(ExampleBuilder[SupervisedRow]):
     """Examples in which the answer is learned, or every turn of the assistant, or everything."""
 
-    def __init__(
-        self,
-        flags: SupervisedDataFlags,
-        templates: TemplateFlags,
-        tokenizer: PreTrainedTokenizerBase,
-        workers: int = 1,
-        images: RowImages | None = None,
-    ) -> None:
-        super().__init__(flags, templates, tokenizer, workers, images)
-        self.flags = flags
+    flags: SupervisedDataFlags
 
     def columns(self) -> dict[str, str | None]:
         return {"input_key": self.flags.input_key, "output_key": self.flags.output_key}
@@ -89,9 +78,8 @@ def collate_rows(rows: Sequence[SupervisedRow], pad_id: int) -> ExperienceBatch:
     )
 
 
-class SupervisedStream:
-    """Batches without end, in seeded order; ``state`` and ``load_state`` are exact even within a
-    pass.
+class SupervisedStream(SeededStream):
+    """Batches without end, in seeded order.
 
     ``collate`` makes rows from examples; ``rows`` of an example distinguish it from others.
     """
@@ -107,16 +95,8 @@ class SupervisedStream:
     ) -> None:
         self.examples, self.pad_id, self.collate = examples, pad_id, collate
         data = fingerprint((row.token_ids, row.identity) for e in examples for row in e.rows)
-        self._order = SeededOrder(len(examples), seed, shuffle=shuffle, data=data)
+        super().__init__(SeededOrder(len(examples), seed, shuffle=shuffle, data=data))
 
     def take(self, count: int) -> ExperienceBatch:
         """Return the next ``count`` examples as one batch."""
         return self.collate([self.examples[i] for i in self._order.take(count)], self.pad_id)
-
-    def state(self) -> OrderState:
-        return self._order.state()
-
-    def load_state(self, state: OrderState) -> None:
-        """Continue where ``state`` was taken. Raises UserError if it belongs to other data or
-        another seed."""
-        self._order.load_state(state)

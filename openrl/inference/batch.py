@@ -48,7 +48,7 @@ class BatchInputs:
     output: Output
 
 
-def prepare_batch(config: BatchInferenceConfig) -> BatchInputs:
+def prepare(config: BatchInferenceConfig) -> BatchInputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     task = config.task
     limit = NO_LIMIT if task.eval_task == "rm" else config.sampling.prompt_max_len
@@ -122,7 +122,7 @@ def competing(prompts: list[Prompt]) -> list[list[Prompt]]:
     return list(found.values())
 
 
-async def run_batch(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
+async def run(config: BatchInferenceConfig, inputs: BatchInputs) -> None:
     """Work through the units that are not done. Each is on disk as soon as all units before it
     are."""
     console, output, units = PlainConsole(), inputs.output, inputs.units

@@ -44,7 +44,7 @@ class EvaluateInputs:
     output: Output | None
 
 
-def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
+def prepare(config: EvaluateConfig) -> EvaluateInputs:
     """Read and check all inputs, and find out what is already done. Raises UserError."""
     read = read_inputs(config, config.rm.reward_pretrain, config.sampling.prompt_max_len)
     units = units_of([prompt] for prompt in read.prompts)
@@ -56,7 +56,7 @@ def prepare_evaluation(config: EvaluateConfig) -> EvaluateInputs:
     return EvaluateInputs(read, units, output)
 
 
-async def run_evaluation(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
+async def run(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
     """Answer, score and count; print the table and write the figures."""
     console = PlainConsole()
     for report in inputs.read.reports:

@@ -47,7 +47,7 @@ class ServeInputs:
     images: RowImages | None = None  # of a reward model that sees
 
 
-def prepare_server(config: ServeConfig) -> ServeInputs:
+def prepare(config: ServeConfig) -> ServeInputs:
     """Bind the port, look at the model and try the reward functions. Raises one UserError for
     everything that does not fit."""
     device, gathered = resolve_device(config.device), Gathered()
@@ -80,7 +80,7 @@ def shown_images(config: ServeConfig) -> RowImages | None:
     return RowImages(ImageFlags(**vars(flags)), processor)
 
 
-async def run_server(config: ServeConfig, inputs: ServeInputs) -> None:
+async def run(config: ServeConfig, inputs: ServeInputs) -> None:
     """Load the model, print the server's address and answer until SIGTERM."""
     scorer = build_scorer(config, inputs)
     token = bearer_token() if config.server.require_token else None

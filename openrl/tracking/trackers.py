@@ -40,6 +40,10 @@ class TrackedRun:
     def project(self) -> str:
         return self.flags.wandb_project or "openrl"
 
+    @property
+    def named(self) -> dict[str, Any]:
+        return {"project": self.project, "name": self.name, "config": dict(self.config)}
+
 
 @trackers.register("tensorboard", needs=("tensorboard",))
 class TensorBoardTracker:
@@ -96,8 +100,20 @@ class WandbTracker:
         self._run.finish()
 
 
+class RunTracker:
+    """A tracker whose library hands out an object for the run."""
+
+    _run: Any
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self._run.log(dict(values), step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
 @trackers.register("swanlab", needs=("swanlab",))
-class SwanLabTracker:
+class SwanLabTracker(RunTracker):
     """Logs to SwanLab. The key is $SWANLAB_API_KEY; {"mode": "offline"} keeps everything on this
     machine."""
 
@@ -106,19 +122,8 @@ class SwanLabTracker:
     def __init__(self, run: TrackedRun) -> None:
         import swanlab
 
-        defaults: dict[str, Any] = {
-            "project": run.project,
-            "name": run.name,
-            "config": dict(run.config),
-        }
-        defaults["log_dir"] = str(run.directory / "swanlab")
-        self._run = swanlab.init(**{**defaults, **run.arguments})
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+        directory = {"log_dir": str(run.directory / "swanlab")}
+        self._run = swanlab.init(**{**run.named, **directory, **run.arguments})
 
 
 @trackers.register("mlflow", needs=("mlflow",))
@@ -164,7 +169,7 @@ class MLflowTracker:
 
 
 @trackers.register("trackio", needs=("trackio",))
-class TrackioTracker:
+class TrackioTracker(RunTracker):
     """Writes to $TRACKIO_DIR or, with {"space_id": NAME}, to a Hugging Face Space."""
 
     name = "trackio"
@@ -172,15 +177,4 @@ class TrackioTracker:
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        defaults: dict[str, Any] = {
-            "project": run.project,
-            "name": run.name,
-            "config": dict(run.config),
-        }
-        self._run = trackio.init(**{**defaults, **run.arguments})
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
-
-    def close(self) -> None:
-        self._run.finish()
+        self._run = trackio.init(**{**run.named, **run.arguments})

@@ -222,31 +222,18 @@ def balanced(update: U, coef: float) -> U | BalancedUpdate:
 
 @dataclass(frozen=True)
 class SupervisedUpdate:
-    """Mean negative log-likelihood of the tokens in ``loss_mask``."""
+    """``coef`` times the mean negative log-likelihood of the tokens in ``loss_mask``. The metric
+    ``name`` is the mean itself."""
 
-    def __call__(
-        self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
-    ) -> tuple[Tensor, dict[str, Metric]]:
-        logprobs, _ = forward(batch)
-        return step_loss(-logprobs, batch.loss_mask, counts, "token-mean"), _means(
-            {"loss": -logprobs}, batch.loss_mask
-        )
-
-
-@dataclass(frozen=True)
-class PtxUpdate:
-    """``coef`` times the mean negative log-likelihood of given answers at the policy's sampling
-    temperature: the pretraining term of InstructGPT's objective (https://arxiv.org/abs/2203.02155
-    eq. 2)."""
-
-    coef: float
+    coef: float = 1.0
+    name: str = "loss"
 
     def __call__(
         self, forward: Forward, batch: ExperienceBatch, counts: StepCounts
     ) -> tuple[Tensor, dict[str, Metric]]:
         logprobs, _ = forward(batch)
         loss = step_loss(-logprobs, batch.loss_mask, counts, "token-mean")
-        return self.coef * loss, _means({"ptx_loss": -logprobs}, batch.loss_mask)
+        return self.coef * loss, _means({self.name: -logprobs}, batch.loss_mask)
 
 
 def _needed(batch: ExperienceBatch, column: str) -> Tensor:

@@ -22,7 +22,7 @@ from openrl.training.build import build_engine
 from openrl.training.engine import StepPart
 from openrl.training.optimizers import build_optimizer, build_scheduler
 from openrl.training.preference_updates import PairRewardUpdate
-from openrl.training.updates import PolicyUpdate, PtxUpdate, SupervisedUpdate, ValueUpdate, balanced
+from openrl.training.updates import PolicyUpdate, SupervisedUpdate, ValueUpdate, balanced
 from openrl.weights.transport import Route
 from tests.experience import alike, counts_of, engine_spec, optim_spec, poison, ragged_batch
 from tests.invariance.test_preferences import batch_of_pairs
@@ -538,7 +538,9 @@ def test_rows_that_join_a_step_add_their_gradient(checkpoint, batch, stage):
     other = ragged_batch((6, 11, 8), seed=5)
     optim = optim_spec(max_norm=0.5)
     engine = build_engine(engine_spec(checkpoint, zero_stage=stage, optim=optim))
-    also = StepPart(other, StepPlan([[2, 0], [1], [-1]], counts_of(other)), PtxUpdate(0.3))
+    also = StepPart(
+        other, StepPlan([[2, 0], [1], [-1]], counts_of(other)), SupervisedUpdate(0.3, "ptx_loss")
+    )
     metrics = engine.train_step(
         batch, StepPlan(halves(batch), counts_of(batch)), SupervisedUpdate(), also
     )

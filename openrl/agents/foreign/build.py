@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,19 +12,23 @@ from pathlib import Path
 from openrl.agents.base import Agent, TurnLimits
 from openrl.agents.conversation import Play
 from openrl.agents.endpoint.server import Endpoint
+from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Facts
-from openrl.agents.foreign.environment import FileAgent, RawText
+from openrl.agents.foreign.environment import FileAgent, ProcessEnvironment, RawText
 from openrl.agents.foreign.executor_agent import ExecutorAgent
 from openrl.agents.foreign.own_agent import OwnAgent
 from openrl.agents.foreign.player import AgentFile
+from openrl.agents.foreign.process_tools import ProcessTools
 from openrl.agents.foreign.program_agent import ProgramAgent
 from openrl.agents.foreign.recognise import find_class
-from openrl.agents.foreign.tool_agent import FileToolAgent
+from openrl.agents.tool_agent import ToolAgent
+from openrl.agents.tools.toolbox import Toolbox
 from openrl.config.agents import split_agent_path
 from openrl.errors import UserError
 from openrl.processes.child import ChildProcess, Limits
-from openrl.processes.pool import ProcessPool
+from openrl.processes.pool import Lease, ProcessPool
 from openrl.processes.worker import load_module
+from openrl.types import Sampling
 
 SIZE = 64  # processes of one engine's worker, unless the flags say how many
 MEMORY = 8 * 2**30  # bytes of one process
@@ -49,6 +53,22 @@ def recognise(file: AgentFile) -> Facts:
 
 def process_limits(limits: TurnLimits, memory: int = MEMORY) -> Limits:
     return Limits(limits.step_timeout, memory, "--env_step_timeout", "--env_memory_gb")
+
+
+def environment_agent_of(play: Play) -> Callable[[Lease, Sampling], Agent]:
+    def made(process: Lease, sampling: Sampling) -> Agent:
+        environment = ProcessEnvironment(process, sampling)
+        return EnvironmentAgent(lambda _: environment, play)
+
+    return made
+
+
+def tool_agent_of(play: Play, facts: Facts) -> Callable[[Lease, Sampling], Agent]:
+    def made(process: Lease, sampling: Sampling) -> Agent:
+        tools = ProcessTools(process, facts.schemas, sampling)
+        return ToolAgent(lambda: Toolbox([tools], play.limits.step_timeout), play)
+
+    return made
 
 
 @asynccontextmanager
@@ -82,12 +102,12 @@ async def open_file_agent(
             made = find_class(load_module(file.path, "agent_file"), file.class_name).made
             yield OwnAgent(made(play), play.limits.episode_timeout)
         elif facts.kind == "trl":
-            yield FileToolAgent(pool, play)
+            yield FileAgent(pool, tool_agent_of(play, facts))
         else:
             if facts.kind == "turns":
                 raw = RawText(play.chat.tokenizer, templated=play.chat.chat)
                 play = replace(play, chat=raw)
-            yield FileAgent(pool, play)
+            yield FileAgent(pool, environment_agent_of(play))
     finally:
         await pool.close()
         await asyncio.to_thread(threads.shutdown)

@@ -3,15 +3,13 @@ hangs, crashes or eats memory costs only its episode."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from openrl.agents.base import Generate, Step
+from openrl.agents.base import Agent, Generate, Step
 from openrl.agents.chat import ChatFormat
-from openrl.agents.conversation import Play
-from openrl.agents.environment_agent import EnvironmentAgent
 from openrl.agents.foreign.calls import Call, Row
 from openrl.processes.pool import Lease, ProcessPool
 from openrl.types import Message, Prompt, Sampling, Trajectory
@@ -47,18 +45,20 @@ class ProcessEnvironment:
 
 
 class FileAgent:
-    """Plays the environment of a file. An episode's time begins once it has a process."""
+    """Plays what a file brings, in a process that is lent to each episode. The episode's time
+    begins once it has one. ``of_process`` makes the agent of an episode."""
 
-    def __init__(self, pool: ProcessPool, play: Play) -> None:
-        self.pool, self.how = pool, play
+    def __init__(self, pool: ProcessPool, of_process: Callable[[Lease, Sampling], Agent]) -> None:
+        self.pool, self.of_process = pool, of_process
 
-    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. Raises EnvironmentFailure, and UserError if the file does not load."""
+    async def run(
+        self, prompt: Prompt, generate: Generate, sampling: Sampling
+    ) -> Trajectory | list[Trajectory]:
+        """Play an episode. Raises UserError if the file does not load, and what the agent
+        raises."""
         async with self.pool.lease() as process:
             await process.start()
-            environment = ProcessEnvironment(process, sampling)
-            agent = EnvironmentAgent(lambda _: environment, self.how)
-            return await agent.run(prompt, generate, sampling)
+            return await self.of_process(process, sampling).run(prompt, generate, sampling)
 
 
 class RawText(ChatFormat):

@@ -12,7 +12,7 @@ from openrl.data.answers import SupervisedReport, SupervisedRow
 from openrl.data.loading import load_sources
 from openrl.data.supervised import SupervisedBuilder, SupervisedStream
 from openrl.trainer.learning.rows import BatchingSpec, Training
-from openrl.training.updates import PtxUpdate
+from openrl.training.updates import SupervisedUpdate
 
 
 def load_ptx(
@@ -42,7 +42,9 @@ class SupervisedMix:
     resume."""
 
     def __init__(self, rows: list[SupervisedRow], pad_id: int, seed: int, coef: float) -> None:
-        self.stream, self.update = SupervisedStream(rows, pad_id, seed), PtxUpdate(coef)
+        self.stream = SupervisedStream(rows, pad_id, seed)
+        # at the sampling temperature, as in InstructGPT (https://arxiv.org/abs/2203.02155 eq. 2)
+        self.update = SupervisedUpdate(coef, "ptx_loss")
 
     def rows_for(
         self, plan: TrainingPlan, dp_size: int, train_batch_size: int, spec: BatchingSpec

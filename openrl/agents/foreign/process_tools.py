@@ -6,15 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openrl.agents.base import Generate, ToolError, Toolset
-from openrl.agents.conversation import Play
+from openrl.agents.base import ToolError, Toolset
 from openrl.agents.foreign.calls import Call
 from openrl.agents.foreign.environment import row_of
-from openrl.agents.tool_agent import ToolAgent
-from openrl.agents.tools.toolbox import Toolbox
 from openrl.processes.child import CallFailed
-from openrl.processes.pool import Lease, ProcessPool
-from openrl.types import Prompt, Sampling, Trajectory
+from openrl.processes.pool import Lease
+from openrl.types import Prompt, Sampling
 from openrl.vision.parts import Content
 
 
@@ -45,19 +42,3 @@ class ProcessTools(Toolset):
             if not self._process.is_alive:
                 raise CallFailed("the agent process has ended, and what the episode was with it")
             return await self._process.call(Call(method, arguments))
-
-
-class FileToolAgent:
-    """Plays with the tools of a file. An episode's time begins once it has a process."""
-
-    def __init__(self, pool: ProcessPool, play: Play) -> None:
-        self.pool, self.how = pool, play
-
-    async def run(self, prompt: Prompt, generate: Generate, sampling: Sampling) -> Trajectory:
-        """Play an episode. Raises CallFailed, and UserError if the file does not load."""
-        async with self.pool.lease() as process:
-            await process.start()
-            tools = ProcessTools(process, self.pool.facts.schemas, sampling)
-            timeout = self.how.limits.step_timeout
-            agent = ToolAgent(lambda: Toolbox([tools], timeout), self.how)
-            return await agent.run(prompt, generate, sampling)
