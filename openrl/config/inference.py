@@ -182,7 +182,11 @@ class EvaluateFlags:
         "Values of k for pass@k and maj@k. Empty: powers of two up to --n_samples_per_prompt, and"
         " that number itself.",
     )
-    pass_threshold: float = flag(1.0, "An answer counts as right if its verdict is at least this.")
+    pass_threshold: float | None = flag(
+        None,
+        "An answer counts as right if its verdict, or its reward if it has no verdict, is at least"
+        " this. None: if its verdict is 1; without verdicts there is no pass@k and maj@k.",
+    )
     output_path: str | None = flag(
         None,
         "JSON file for the results; the answers go beside it as .jsonl. None: only print"

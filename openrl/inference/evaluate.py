@@ -71,6 +71,8 @@ async def run(config: EvaluateConfig, inputs: EvaluateInputs) -> None:
             f"{failed} of {len(rows)} answers have no reward, first {first['id']}:"
             f" {first['failure']}"
         )
+    if config.evaluate.pass_threshold is None and not any("passed" in row for row in rows):
+        console.print("no answer has a verdict: --pass_threshold says which rewards are right")
     if config.evaluate.output_path is not None:
         path = Path(config.evaluate.output_path)
         flags = yaml.safe_load(dump_yaml(config))
@@ -113,14 +115,16 @@ def ks(config: EvaluateConfig) -> list[int]:
 
 
 def summarise(
-    rows: Sequence[Row], ks: Sequence[int], threshold: float, response: str
+    rows: Sequence[Row], ks: Sequence[int], threshold: float | None, response: str
 ) -> dict[str, dict[str, Any]]:
     """Return the figures of each data source and of all together, {source: {"prompts": 3, "mean@4":
     0.5, "pass@1": ..., "maj@1": ...}}.
 
-    An answer's verdict is ``passed`` or else its reward; it counts as right from ``threshold`` on.
-    Answers whose reward failed are left out. Prompts with fewer than k other answers are left out
-    of the figures of k (``prompts@k`` says how many remain). If no answer votes there is no maj@k.
+    The mean is of each answer's verdict ``passed``, or else of its reward. An answer is right from
+    ``threshold`` on; without one it is right from the verdict 1, and answers that have only a
+    reward are left out of pass@k and maj@k. Answers whose reward failed are left out. Prompts with
+    fewer than k other answers are left out of the figures of k (``prompts@k`` says how many
+    remain). If no answer votes there is no maj@k.
     """
     voted = any(vote(row[response]) is not None for row in rows)
     by_prompt: dict[str, list[Row]] = {}
@@ -150,16 +154,20 @@ def summarise(
 
 
 def prompt_figures(
-    answers: Sequence[Row], ks: Sequence[int], threshold: float, response: str
+    answers: Sequence[Row], ks: Sequence[int], threshold: float | None, response: str
 ) -> dict[str, float]:
     """Return the figures of one prompt."""
+
+    def verdict(row: Row) -> float:
+        return float(row["passed"] if "passed" in row else row["reward"])
+
     judged = [row for row in answers if row.get("reward") is not None]
     if not judged:
         return {}
-    verdicts = [float(row["passed"] if "passed" in row else row["reward"]) for row in judged]
-    votes = [vote(row[response]) for row in judged]
-    mean = {f"mean@{max(ks)}": mean_at(verdicts)}
-    return mean | figures_at(ks, votes, verdicts, threshold)
+    mean = {f"mean@{max(ks)}": mean_at([verdict(row) for row in judged])}
+    counted = [row for row in judged if threshold is not None or "passed" in row]
+    votes, verdicts = [vote(row[response]) for row in counted], [verdict(row) for row in counted]
+    return mean | figures_at(ks, votes, verdicts, 1.0 if threshold is None else threshold)
 
 
 def table(figures: dict[str, dict[str, Any]], title: str) -> Table:

@@ -133,6 +133,17 @@ def test_figures_when_no_answer_has_a_reward():
     assert summarise([], [1], 1.0, "output") == {"all": {"prompts": 0}}
 
 
+def test_a_reward_is_no_verdict_unless_a_threshold_says_so():
+    right = {"id": "a", "source": "x", "output": "5", "reward": 3.0, "passed": 1.0}
+    rewarded = {"id": "b", "source": "y", "output": "5", "reward": 3.0}
+    figures = summarise([right, rewarded], [1], None, "output")
+    assert figures["x"] == {"prompts": 1, "mean@1": 1, "pass@1": 1, "maj@1": 1}
+    assert figures["y"] == {"prompts": 1, "mean@1": 3}
+    assert figures["all"]["pass@1"] == 1 and figures["all"]["prompts@1"] == 1
+    assert summarise([rewarded], [1], 2.5, "output")["y"]["pass@1"] == 1
+    assert summarise([rewarded], [1], 3.5, "output")["y"]["pass@1"] == 0
+
+
 @pytest.mark.parametrize("sources", [1, 3, 20])
 def test_the_table_of_figures_fits_a_terminal(sources):
     names = [f"a source {n}" for n in range(sources)]
